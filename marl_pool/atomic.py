@@ -1,0 +1,52 @@
+"""Writing so that a crash leaves the old content or the new, never a part."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+
+@contextmanager
+def new_file(file: Path) -> Iterator[TextIO]:
+    """Yield an open text file that takes the place of ``file`` when left."""
+    beside = file.with_name(f".{file.name}.new")
+    try:
+        with beside.open("w", newline="", encoding="utf-8") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of ``folder`` when left.
+
+    A crash between the two renames leaves the old content aside; see `recover`.
+    """
+    beside, old = folder.with_name(f".{folder.name}.new"), _aside(folder)
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        beside.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Put a folder back that a crash in `new_folder` left aside."""
+    if _aside(folder).is_dir() and not folder.exists():
+        _aside(folder).rename(folder)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")

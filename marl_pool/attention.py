@@ -1,0 +1,105 @@
+"""Multi-head attention with padding, shared by the encoders and the pooling heads."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from marl_pool.errors import InputError
+
+AttentionScale = Literal["model", "head"]
+"""Divide scores by √dim, as the AdaPool paper does, or by √(dim / heads)."""
+
+
+class MultiHeadAttention(nn.Module):
+    """softmax(Q Kᵀ · scale) V, then an output projection.
+
+    Source: Vaswani et al. (2017); the AdaPool paper, section 3.5 and B.2. That paper
+    scales by the model width, which for several heads is a softer softmax than the
+    usual head width; both are here.
+
+    Args:
+        dim: D, the width of queries, keys, values and output.
+        num_heads: H, a divisor of ``dim``.
+        scale: divide scores by √dim ("model") or √(dim / num_heads) ("head").
+        bias: of the four projections.
+
+    Raises:
+        InputError: ``num_heads`` does not divide ``dim``, or an unknown scale.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 1,
+        *,
+        scale: AttentionScale = "model",
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise InputError(
+                f"num_heads: expected a divisor of dim = {dim}, got {num_heads}"
+            )
+        if scale not in ("model", "head"):
+            raise InputError(
+                f"attention_scale: expected 'model' or 'head', got {scale!r}"
+            )
+        self.num_heads = num_heads
+        self.scale = 1 / math.sqrt(dim if scale == "model" else dim // num_heads)
+        self.to_query = nn.Linear(dim, dim, bias=bias)
+        self.to_key = nn.Linear(dim, dim, bias=bias)
+        self.to_value = nn.Linear(dim, dim, bias=bias)
+        self.to_out = nn.Linear(dim, dim, bias=bias)
+
+    def forward(
+        self, query: Tensor, context: Tensor, padding: Tensor | None = None
+    ) -> Tensor:
+        """Attend from ``query`` to ``context``.
+
+        Args:
+            query: ``(B, M, D)``.
+            context: ``(B, N, D)``, finite also under padding.
+            padding: ``(B, N)`` bool, True = ignore. A row that is all padding gives
+                the output for a zero mixture.
+
+        Returns:
+            ``(B, M, D)``.
+        """
+        out = F.scaled_dot_product_attention(
+            self._split(self.to_query(query)),
+            self._split(self.to_key(context)),
+            self._split(self.to_value(context)),
+            attn_mask=None if padding is None else self._keep(padding),
+            scale=self.scale,
+        )
+        if padding is not None:
+            # A row without any key is undefined in softmax; we define it as zero.
+            empty = padding.all(-1)[:, None, None, None]
+            out = out.masked_fill(empty, 0.0)
+        return self.to_out(out.transpose(1, 2).flatten(2))
+
+    def weights(
+        self, query: Tensor, context: Tensor, padding: Tensor | None = None
+    ) -> Tensor:
+        """Return the softmax weights, ``(B, H, M, N)``; zero under padding."""
+        queries = self._split(self.to_query(query))
+        keys = self._split(self.to_key(context))
+        scores = queries @ keys.transpose(-1, -2) * self.scale
+        if padding is None:
+            return scores.softmax(-1)
+        ignore = padding[:, None, None, :]
+        lowest = torch.finfo(scores.dtype).min
+        return scores.masked_fill(ignore, lowest).softmax(-1).masked_fill(ignore, 0.0)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    @staticmethod
+    def _keep(padding: Tensor) -> Tensor:
+        # torch's attention wants True = attend: turned round here and nowhere else.
+        # Rows without a key keep them all, so that no NaN enters the gradient.
+        keep = ~padding | padding.all(-1, keepdim=True)
+        return keep[:, None, None, :]

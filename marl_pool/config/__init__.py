@@ -1,0 +1,18 @@
+"""Configurations: composed by Hydra, checked against constructors' signatures."""
+
+from marl_pool.config.checks import check
+from marl_pool.config.compose import assign, compose, compose_only, parse
+from marl_pool.config.describe import commented
+from marl_pool.config.sections import VERBS, files_of, registry
+
+__all__ = [
+    "VERBS",
+    "assign",
+    "check",
+    "commented",
+    "compose",
+    "compose_only",
+    "files_of",
+    "parse",
+    "registry",
+]

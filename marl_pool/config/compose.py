@@ -1,0 +1,139 @@
+"""Compose a configuration from the packaged YAML files and a user's overrides.
+
+Hydra composes and nothing else. It would refuse a misspelt key before it could be
+compared with a signature, and look for a YAML file named like a plug-in; so every
+override of a key may add it, and the check that follows knows which keys there are.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from marl_pool import names
+from marl_pool.config.checks import check, show
+from marl_pool.config.sections import CONFIGS, GROUPS, VERBS, files_of
+from marl_pool.errors import InputError
+
+
+def compose(
+    verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
+) -> dict[str, Any]:
+    """Compose and check the configuration of ``verb``.
+
+    Args:
+        verb: a key of `VERBS`.
+        overrides: ``group=option`` or ``key=value``, Hydra's syntax. The option of a
+            group with a registry may be ``package.module:Class``.
+        config_dir: a folder of the user's own YAML files, laid out like the package's.
+
+    Returns:
+        All keys as plain data: sections first, then settings.
+
+    Raises:
+        InputError: bad syntax, an unknown option or key, a wrong type or range.
+    """
+    return check(verb, compose_only(verb, overrides, config_dir)[0])
+
+
+def compose_only(
+    verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Compose without the check; return also which option each group took."""
+    folder = _folder(config_dir)
+    lines = [line for text in overrides for line in _translate(verb, text, folder)]
+    if folder:
+        lines.append(f"hydra.searchpath=['file://{folder}']")
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = hydra_compose(verb, lines, return_hydra_config=True)
+        chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
+        del composed._content["hydra"]  # type: ignore[union-attr]
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{error.full_key or verb}: {reason}") from error
+    except (HydraException, yaml.YAMLError) as error:
+        raise InputError(f"configuration of {verb}: {_one_line(error)}") from error
+    return _keyed(plain), _keyed(chosen)
+
+
+def parse(text: str) -> Override:
+    """Read one ``key=value``.
+
+    Raises:
+        InputError: it is none, or asks for a sweep or a deletion.
+    """
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise InputError(
+            f"{text!r}: expected key=value in Hydra's syntax "
+            f"(quote special characters): {_one_line(error)}"
+        ) from error
+    if override.is_delete() or not override.key_or_group:
+        raise InputError(f"{text!r}: expected key=value")
+    if override.is_sweep_override():
+        raise InputError(
+            f"{override.key_or_group}: expected one value, got several: {text!r}. "
+            "Write a list as key=[a,b]"
+        )
+    return override
+
+
+def assign(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return ``config``, composed earlier, with some keys set anew, unchecked."""
+    lines = [parse(text) for text in overrides]
+    changed = OmegaConf.create(dict(config))
+    for override in lines:
+        OmegaConf.update(
+            changed, override.key_or_group, override.value(), force_add=True
+        )
+    return _keyed(OmegaConf.to_container(changed, resolve=True))
+
+
+def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
+    override = parse(text)
+    key, value = override.key_or_group, override.value()
+    if key.split(".")[0] == "hydra":
+        raise InputError(f"{key}: Hydra's own settings have no effect here")
+    if key not in VERBS[verb].config_groups:
+        return [f"++{text.lstrip('+')}"]
+    options = files_of(key, folder)
+    if isinstance(value, str) and value in options:
+        return [text.lstrip("+")]
+    registry = GROUPS[key].names() if key in GROUPS else {}
+    if not isinstance(value, str):
+        raise InputError(
+            f"{key}: expected one of {', '.join(sorted(options))}, got {show(value)}"
+        )
+    if key not in GROUPS:
+        raise names.unknown(key, value, options)
+    names.target(value, {**registry, **dict.fromkeys(options, "")}, key)
+    # No YAML file stands behind this name: leave the group out, then write it by hand.
+    return [f"~{key}", f"++{key}.name='{value}'"]
+
+
+def _folder(config_dir: str | Path | None) -> Path | None:
+    if config_dir is None:
+        return None
+    folder = Path(config_dir).resolve()
+    if not folder.is_dir():
+        raise InputError(f"--config-dir: no such folder: {config_dir}")
+    return folder
+
+
+def _keyed(container: Any) -> dict[str, Any]:
+    return {str(key): value for key, value in container.items()}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).partition("\n\n")[0].split())

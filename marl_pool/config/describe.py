@@ -1,0 +1,81 @@
+"""Print a composed configuration as YAML, each key under its comment.
+
+The comments are those of the packaged YAML files, where one stands above every key.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marl_pool.config.sections import CONFIGS, GROUPS, VERBS, files_of
+
+KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[\w/ ]+):")
+
+
+def commented(
+    verb: str,
+    config: Mapping[str, Any],
+    chosen: Mapping[str, str | None],
+    config_dir: Path | None = None,
+) -> str:
+    """Write a checked configuration as YAML with comments.
+
+    Args:
+        verb: whose configuration it is.
+        config: from `check`.
+        chosen: the option that each config group took.
+        config_dir: the user's own YAML files.
+    """
+    notes = dict(comments(CONFIGS / f"{verb}.yaml"))
+    for group in VERBS[verb].config_groups:
+        options = files_of(group, config_dir)
+        plugin = " or package.module:Class" if group in GROUPS else ""
+        text = notes.pop(f"defaults.{group}", [])
+        notes[group] = [*text, f"# {group}={'|'.join(options)}{plugin}"]
+        file = options.get(str(chosen.get(group)))
+        for key, lines in comments(file) if file else ():
+            notes[f"{group}.{key}"] = lines
+    return "\n".join(_lines(config, notes)) + "\n"
+
+
+def comments(file: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each key of a YAML file, dotted, with the comment lines right above it."""
+    parents: list[tuple[int, str]] = []
+    above: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.lstrip().startswith("#"):
+            above.append(line.strip())
+            continue
+        if found := KEY.match(line):
+            depth = len(found["indent"])
+            parents = [parent for parent in parents if parent[0] < depth]
+            parents.append((depth, found["key"]))
+            yield ".".join(key for _, key in parents), above
+        above = []
+
+
+def _lines(
+    config: Mapping[str, Any], notes: Mapping[str, list[str]], path: str = ""
+) -> Iterator[str]:
+    indent = "  " * path.count(".")
+    for key, value in config.items():
+        for note in notes.get(path + key, ()):
+            yield f"{indent}{note}"
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:"
+            yield from _lines(value, notes, f"{path}{key}.")
+        elif isinstance(value, list) and any(isinstance(v, Mapping) for v in value):
+            yield f"{indent}{key}:"
+            yield from (f"{indent}  - {_flow(item)}" for item in value)
+        else:
+            yield f"{indent}{key}: {_flow(value)}"
+
+
+def _flow(value: Any) -> str:
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, width=10_000
+    )
+    return text.removesuffix("...\n").rstrip()

@@ -1,0 +1,24 @@
+"""The contract of an encoder: a set of vectors in, a set of vectors out."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+
+class Encoder(nn.Module, ABC):
+    """Map N vectors to N vectors, equivariant under permutation.
+
+    Attributes:
+        dim: D, the width of the vectors in and out.
+    """
+
+    dim: int
+
+    @abstractmethod
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Encode ``(B, N, D)`` to ``(B, N, D)``.
+
+        Args:
+            x: the vectors; finite also under padding.
+            padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
+        """

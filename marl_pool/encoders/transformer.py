@@ -1,0 +1,90 @@
+"""The pre-norm transformer encoder."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from marl_pool.attention import AttentionScale, MultiHeadAttention
+from marl_pool.encoders.base import Encoder
+from marl_pool.types import PositiveInt, Probability
+
+ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
+Activation = Literal["gelu", "relu"]
+
+
+class TransformerLayer(nn.Module):
+    """``x + attention(norm(x))``, then ``x + feedforward(norm(x))``.
+
+    Args: see `TransformerEncoder`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        dim_ff: int,
+        dropout: float,
+        attention_scale: AttentionScale,
+        activation: Activation,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = MultiHeadAttention(dim, num_heads, scale=attention_scale)
+        self.feedforward_norm = nn.LayerNorm(dim)
+        self.feedforward = nn.Sequential(
+            nn.Linear(dim, dim_ff),
+            ACTIVATIONS[activation](),
+            nn.Linear(dim_ff, dim),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Encode ``(B, N, D)``."""
+        normed = self.attention_norm(x)
+        x = x + self.attention(normed, normed, padding)
+        return x + self.feedforward(self.feedforward_norm(x))
+
+
+class TransformerEncoder(Encoder):
+    """A stack of pre-norm layers, without a final normalisation.
+
+    Source: the AdaPool paper, C.2 and Tables 9, 10, 12 and 14: biases in the
+    feed-forward parts only, dropout after them only. The published parameter counts
+    leave no room for a final LayerNorm.
+
+    Args:
+        dim: D, the width.
+        num_layers: of attention and feed-forward.
+        num_heads: H, a divisor of ``dim``.
+        dim_ff: width of the feed-forward part.
+        dropout: probability in the feed-forward part, in [0, 1).
+        attention_scale: divide scores by the square root of the model width, as the
+            paper does, or of the head width.
+        activation: of the feed-forward part.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: PositiveInt = 8,
+        num_layers: PositiveInt = 3,
+        num_heads: PositiveInt = 8,
+        dim_ff: PositiveInt = 32,
+        dropout: Probability = 0.0,
+        attention_scale: AttentionScale = "model",
+        activation: Activation = "gelu",
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                dim, num_heads, dim_ff, dropout, attention_scale, activation
+            )
+            for _ in range(num_layers)
+        )
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Encode ``(B, N, D)``; see `Encoder.forward`."""
+        for layer in self.layers:
+            x = layer(x, padding)
+        return x

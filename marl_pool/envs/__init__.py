@@ -1,0 +1,81 @@
+"""Worlds written for a batch, their heuristics, and PettingZoo and Gymnasium views."""
+
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.envs.registration import register_ids
+from marl_pool.names import build
+
+if TYPE_CHECKING:
+    from marl_pool.envs.base import Group, World
+    from marl_pool.envs.parallel import ParallelView
+    from marl_pool.policies.base import Policy
+
+ENVS: dict[str, str] = {
+    "simple_centroid": "marl_pool.envs.simple_centroid:SimpleCentroid",
+}
+
+HEURISTICS: dict[str, str] = {
+    "simple_centroid": "marl_pool.envs.simple_centroid_heuristic:CentroidHeuristic",
+}
+
+register_ids()
+
+
+def env_names() -> list[str]:
+    """The registered worlds."""
+    return sorted(ENVS)
+
+
+def make_batched_env(name: str, num_envs: int, **options: Any) -> "World":
+    """Build a batch of worlds.
+
+    Args:
+        name: one of `env_names`, or ``package.module:Class`` of your own.
+        num_envs: how many worlds, at least 1.
+        **options: of the world's constructor.
+
+    Raises:
+        InputError: an unknown name, a wrong option or a number out of range.
+    """
+    from marl_pool.envs.base import World
+
+    return build(name, ENVS, "env", World, {"num_envs": num_envs, **options})
+
+
+def make_env(
+    name: str, *, render_mode: str | None = None, **options: Any
+) -> "ParallelView":
+    """Build one world as a PettingZoo ``ParallelEnv``.
+
+    Args:
+        name: one of `env_names`, or ``package.module:Class`` of your own.
+        render_mode: ``"rgb_array"`` or None.
+        **options: of the world's constructor.
+
+    Raises:
+        InputError: an unknown name or mode, a wrong option or a number out of range.
+    """
+    from marl_pool.envs.parallel import ParallelView
+
+    return ParallelView(name, render_mode=render_mode, **options)
+
+
+def heuristic_names() -> list[str]:
+    """The worlds that have a heuristic policy."""
+    return sorted(HEURISTICS)
+
+
+def make_heuristic(name: str, group: "Group", **options: Any) -> "Policy":
+    """Build the scripted policy that shows that a world can be solved.
+
+    Args:
+        name: one of `heuristic_names`, or ``package.module:Class`` of your own.
+        group: whose agents it controls, from ``world.groups``.
+        **options: of the heuristic's constructor.
+
+    Raises:
+        InputError: no heuristic of that name.
+    """
+    from marl_pool.policies.base import Policy
+
+    return build(name, HEURISTICS, "heuristic", Policy, options, {"group": group})

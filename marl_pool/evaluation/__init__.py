@@ -1,0 +1,1 @@
+"""Evaluation: robustness, its statistics, videos. Nothing loads until asked for."""

@@ -1,0 +1,60 @@
+"""What an evaluation and a video can be told, as dataclasses without torch."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from marl_pool.types import (
+    Device,
+    NonNegativeInt,
+    PositiveInt,
+    Seed,
+)
+
+Checkpoint = Literal["best", "last"] | NonNegativeInt
+"""Which of a run's saved policies: the best, the last or that of an iteration."""
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """How a trained policy is measured."""
+
+    episodes: PositiveInt = 256
+    """Episodes for each perturbation and severity."""
+    stochastic: bool = False
+    """Sample actions instead of taking the most likely one."""
+    perturbations: list[dict[str, Any]] = field(default_factory=list)
+    """``{"name": …, "severities": [...], **options}``; clean runs in any case."""
+    checkpoint: Checkpoint = "best"
+    """Which of the run's policies."""
+    seed: Seed = 0
+    """Of the evaluation's worlds, which training never meets."""
+    device: Device = "cpu"
+    """Where worlds and policy live."""
+    threads: PositiveInt = 2
+    """CPU threads of torch."""
+
+
+@dataclass(frozen=True)
+class RenderSettings:
+    """How a video of a trained policy is made."""
+
+    episodes: PositiveInt = 1
+    """Episodes, one after the other."""
+    attention: bool = True
+    """Draw the pooling head's weights as lines, where it has any."""
+    head: Literal["mean"] | NonNegativeInt = "mean"
+    """Which attention head is drawn: the mean of all, or the number of one."""
+    stochastic: bool = False
+    """Sample actions instead of taking the most likely one."""
+    checkpoint: Checkpoint = "best"
+    """Which of the run's policies."""
+    seed: Seed = 0
+    """Of the video's worlds."""
+    size: PositiveInt = 512
+    """Height and width in pixels."""
+    fps: PositiveInt = 20
+    """Frames a second."""
+    device: Device = "cpu"
+    """Where worlds and policy live."""
+    threads: PositiveInt = 2
+    """CPU threads of torch."""

@@ -1,0 +1,104 @@
+"""Statistics of episode returns: robust means, and intervals by the bootstrap."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Reduces the last axis."""
+
+
+class Interval(NamedTuple):
+    """An estimate and the confidence interval around it."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Summary(NamedTuple):
+    """Returns of one policy under one condition."""
+
+    episodes: int
+    mean: Interval
+    std: float
+    """Of the sample (n - 1); NaN for a single episode."""
+    iqm: Interval
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis."""
+    return values.mean(-1)
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis without its lowest and highest ``floor(n / 4)``.
+
+    Source: Agarwal et al., *Deep Reinforcement Learning at the Edge of the
+    Statistical Precipice* (2021), which is scipy's ``trim_mean`` at 0.25. Their means
+    are over runs and tasks, ours over the episodes of one run.
+    """
+    count = values.shape[-1]
+    cut = count // 4
+    return np.sort(values, axis=-1)[..., cut : count - cut].mean(-1)
+
+
+def bootstrap(
+    values: ArrayLike,
+    statistic: Statistic = mean,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """Estimate a statistic and its percentile bootstrap interval.
+
+    Source: Efron and Tibshirani, *An Introduction to the Bootstrap* (1993), chapter
+    13.
+
+    Args:
+        values: ``(n,)`` independent observations.
+        statistic: of them.
+        seed: of the resampling.
+        resamples: how often to draw n of n with replacement.
+        confidence: of the interval, in (0, 1).
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    generator = np.random.default_rng(seed)
+    chosen = generator.integers(len(sample), size=(resamples, len(sample)))
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(statistic(sample[chosen]), (tail, 100 - tail))
+    return Interval(float(statistic(sample)), float(low), float(high))
+
+
+def summarize(returns: ArrayLike, *, seed: int = 0) -> Summary:
+    """Summarise the returns ``(n,)`` of independent episodes."""
+    sample = np.asarray(returns, dtype=np.float64)
+    return Summary(
+        episodes=len(sample),
+        mean=bootstrap(sample, seed=seed),
+        std=float(sample.std(ddof=1)) if len(sample) > 1 else float("nan"),
+        iqm=bootstrap(sample, interquartile_mean, seed=seed),
+    )
+
+
+def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:
+    """By how much the return falls, episode by episode, with its interval.
+
+    The worlds of both are the same, so that what differs between worlds cancels: the
+    interval is narrower than that of a difference of two means.
+
+    Args:
+        clean: ``(n,)`` returns.
+        perturbed: ``(n,)`` returns in the same worlds.
+        seed: of the resampling.
+
+    Returns:
+        The mean of ``clean - perturbed``: positive where the perturbation harms.
+    """
+    return bootstrap(np.subtract(clean, perturbed), seed=seed)

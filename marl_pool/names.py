@@ -1,0 +1,104 @@
+"""From a name to a class: literal registries, plug-ins, helpful refusals.
+
+A registry maps a short name to ``"package.module:Class"``, so that a listing loads
+nothing heavy. Wherever a registered name is accepted, ``package.module:Class`` of
+the user's own is too.
+"""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from marl_pool.errors import InputError
+
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
+    """Build the refusal of an unknown name, with the choices and the nearest one."""
+    known = sorted(choices)
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return InputError(f"unknown {kind} {name!r}: choose from {', '.join(known)}.{hint}")
+
+
+def target(name: str, registry: Mapping[str, str], kind: str) -> str:
+    """Return the ``package.module:Class`` that ``name`` stands for.
+
+    Raises:
+        InputError: ``name`` is neither registered nor of that form.
+    """
+    if name in registry:
+        return registry[name]
+    module, _, attribute = str(name).partition(":")
+    if all(part.isidentifier() for part in (*module.split("."), attribute)):
+        return name
+    raise unknown(kind, name, registry)
+
+
+def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> type:
+    """Import the class behind ``name`` and check that it is a ``base``.
+
+    Args:
+        name: a key of ``registry`` or ``package.module:Class``.
+        registry: short name to ``package.module:Class``.
+        kind: what is being looked for, for messages ("pooling", "env", …).
+        base: the class that the result must derive from.
+
+    Raises:
+        InputError: nothing of that name, or it is no ``base``.
+    """
+    module_name, _, attribute = target(name, registry, kind).partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"{kind} {name!r} cannot be imported: {error}") from error
+    if not hasattr(module, attribute):
+        raise InputError(f"{kind} {name!r}: {module_name} has no {attribute!r}")
+    found = getattr(module, attribute)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise InputError(
+            f"{kind} {name!r} must be a subclass of "
+            f"{base.__module__}.{base.__name__}, got {found!r}"
+        )
+    return found
+
+
+def build(
+    name: str,
+    registry: Mapping[str, str],
+    kind: str,
+    base: type,
+    options: Mapping[str, Any],
+    context: Mapping[str, Any] | None = None,
+) -> Any:
+    """Construct what ``name`` stands for.
+
+    Args:
+        name: a key of ``registry`` or ``package.module:Class``.
+        registry: short name to ``package.module:Class``.
+        kind: what is being built, for messages.
+        base: the class that the result must derive from.
+        options: the user's keyword arguments.
+        context: what the program knows (N, the width, …); an entry is passed on
+            where the constructor has such a parameter and the user gave none.
+
+    Raises:
+        InputError: an unknown name, an unknown option, or a missing one.
+    """
+    cls = resolve(name, registry, kind, base)
+    parameters = inspect.signature(cls).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for option in options:
+        if option not in parameters and not takes_any:
+            raise unknown(f"option of {kind} {name!r}:", option, parameters)
+    known = {k: v for k, v in (context or {}).items() if k in parameters}
+    arguments = {**known, **options}
+    for parameter in parameters.values():
+        needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if needed and parameter.name not in arguments:
+            raise InputError(f"{kind} {name!r} needs the option {parameter.name!r}")
+    return cls(**arguments)

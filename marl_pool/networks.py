@@ -1,0 +1,172 @@
+"""SetNetwork: tokens → embedding → encoder → pooling → one vector."""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.encoders import ENCODERS
+from marl_pool.encoders.base import Encoder
+from marl_pool.errors import InputError
+from marl_pool.names import build
+from marl_pool.pooling import POOLING
+from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Tokens, TokenSpec
+
+Part = Mapping[str, Any]
+"""A ``name`` and the keyword options of what it names."""
+
+
+@contextmanager
+def seeded(seed: int | None, part: str) -> Iterator[None]:
+    """Draw initial weights from a generator that (seed, part) alone decides.
+
+    So a network's parts don't shift each other's numbers: at one seed the base is the
+    same for every pooling head, as the AdaPool paper requires (section 4.3).
+    """
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(((seed % (1 << 31)) << 32) ^ zlib.crc32(part.encode()))
+        yield
+
+
+def init_weights(module: nn.Module, std: float) -> None:
+    """Set weight matrices, embeddings and extra tokens to N(0, std), biases to 0.
+
+    Source: the AdaPool paper, C.2 (std 0.02); its published centroid and tag
+    configurations use 0.2. LayerNorms keep 1 and 0.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=std)
+            if getattr(part, "bias", None) is not None:
+                nn.init.zeros_(part.bias)
+        for name in ("tokens", "learned_query"):
+            if isinstance(getattr(part, name, None), nn.Parameter):
+                nn.init.normal_(getattr(part, name), std=std)
+
+
+class TokenEmbedding(nn.Module):
+    """Concatenate a learned type embedding to the features and project.
+
+    Source: the AdaPool paper, section 4.3 (four features and a four-dimensional
+    embedding of the type, one projection for all tokens).
+
+    Args:
+        spec: of the tokens.
+        dim: D, the width to project to.
+        type_embedding: width of the type embedding; 0 for none.
+    """
+
+    def __init__(self, spec: TokenSpec, dim: int, type_embedding: int) -> None:
+        super().__init__()
+        self.num_features = spec.num_features
+        self.types = (
+            nn.Embedding(spec.num_types, type_embedding) if type_embedding else None
+        )
+        self.project = nn.Linear(spec.num_features + type_embedding, dim)
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
+        features = tokens.features.to(self.project.weight.dtype)
+        if tokens.features.dtype == torch.uint8:
+            features = features / 255
+        if self.types is None:
+            return self.project(features)
+        # Projecting K types instead of B·N copies of them is the same sum, sooner.
+        on_features, on_types = self.project.weight.split(
+            [self.num_features, self.types.embedding_dim], dim=1
+        )
+        table = self.types.weight @ on_types.T + self.project.bias
+        return features @ on_features.T + nn.functional.embedding(tokens.types, table)
+
+
+class SetNetwork(nn.Module):
+    """From a set of tokens to one vector, for policies and supervised tasks.
+
+    Args:
+        spec: of the tokens.
+        encoder: ``{"name": …, **options}``.
+        pooling: ``{"name": …, **options}``.
+        type_embedding: width of the learned type embedding; 0 for none.
+        dropout: probability in the encoder, in [0, 1).
+        init_std: standard deviation of the initial weights.
+        seed: of the initial weights; None draws from torch's global generator.
+
+    Raises:
+        InputError: an unknown name or option, or a head that does not fit the tokens.
+    """
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        *,
+        encoder: Part,
+        pooling: Part,
+        type_embedding: int = 4,
+        dropout: float = 0.0,
+        init_std: float = 0.02,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        with seeded(seed, "encoder"):
+            self.encoder = _build(
+                "encoder", encoder, ENCODERS, Encoder, {"dropout": dropout}
+            )
+            init_weights(self.encoder, init_std)
+        dim = self.encoder.dim
+        with seeded(seed, "embedding"):
+            self.embedding = TokenEmbedding(spec, dim, type_embedding)
+            init_weights(self.embedding, init_std)
+        with seeded(seed, "pooling"):
+            context = {
+                "dim": dim,
+                "num_tokens": spec.num_tokens,
+                "has_self": spec.has_self,
+            }
+            self.pooling = _build("pooling", pooling, POOLING, Pooling, context)
+            init_weights(self.pooling, init_std)
+        self.dim_out = self.pooling.dim_out
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """Summarise tokens of batch ``(B,)`` as ``(B, dim_out)``."""
+        return self.pooling(*self.encode(tokens))
+
+    def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return what the pooling head takes: vectors, padding and types."""
+        features, types, padding = tokens
+        masked: Tensor | None = padding
+        if not torch.compiler.is_compiling() and not padding.any():
+            masked = None  # attention without a mask is about twice as fast
+        if masked is not None:
+            features = features.masked_fill(padding[..., None], 0)
+            types = types.masked_fill(padding, 0)
+        x = self.embedding(Tokens(features, types, padding))
+        x, masked, types = self.pooling.prepend(x, masked, types)
+        return self.encoder(x, masked), masked, types
+
+    def weights(self, tokens: Tokens) -> Tensor | None:
+        """Return the head's weights on the tokens, ``(B, heads, N)``, or None."""
+        weights = self.pooling.weights(*self.encode(tokens))
+        if weights is None:
+            return None
+        return weights[..., self.pooling.extra_tokens :]
+
+
+def _build(
+    kind: str,
+    part: Part,
+    registry: Mapping[str, str],
+    base: type,
+    context: Mapping[str, Any],
+) -> Any:
+    options = dict(part)
+    if "name" not in options:
+        raise InputError(f"{kind}: expected a mapping with a name, got {dict(part)}")
+    return build(options.pop("name"), registry, kind, base, options, context)

@@ -1,0 +1,150 @@
+"""Inject: there are more things to see than matter."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from marl_pool.errors import InputError
+from marl_pool.names import unknown
+from marl_pool.perturbations.base import (
+    DrawnPerturbation,
+    PerturbationState,
+    uniform_like,
+)
+from marl_pool.perturbations.selection import take_features
+from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
+
+
+class Inject(DrawnPerturbation):
+    """Append distractors of a stated type that move as the world does.
+
+    A perturbation doesn't see the world, so a distractor takes its motion from an
+    *anchor*: a token, drawn at reset, of the type that it pretends to be. It copies
+    the anchor's features at every step and stands at a fixed offset from it. Since
+    an offset between two entities doesn't depend on who looks at them, the distractor
+    obeys the world's relative coordinates: it stands still where its anchor does and
+    approaches when the observer does. Many of them spread like the tokens of their
+    type, each blurred by ``spread``.
+
+    Where no token of the type is present, anchors are any tokens but self, and the
+    distractor moves as they do. Where there is none either, or the anchor vanishes,
+    the distractor is padded. Each agent is shown distractors of its own.
+
+    N grows by ``round(severity * count)``, halves rounded to even, so a head for a
+    fixed N cannot be measured under it.
+
+    Args:
+        token_type: number of the type, or its name if ``type_names`` are given.
+        severity: share of ``count``.
+        count: how many distractors there are at severity 1.
+        spread: half side of the square that offsets are uniform in, in the features'
+            own units (in simple-centroid the world's lengths divided by 5).
+        position_features: how many features, from the first, are a position.
+        type_names: of the types that the policy knows.
+
+    Raises:
+        InputError: an unknown type or a number out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        token_type: NonNegativeInt | str,
+        severity: UnitInterval = 1.0,
+        count: PositiveInt = 32,
+        spread: NonNegativeFloat = 0.1,
+        position_features: NonNegativeInt = 2,
+        type_names: Sequence[str] = (),
+    ) -> None:
+        super().__init__(severity=severity)
+        if count < 1:
+            raise InputError(
+                f"perturbation.count: expected at least 1 at severity 1, got {count}"
+            )
+        if not spread >= 0:
+            raise InputError(
+                f"perturbation.spread: expected a number of at least 0, got {spread}"
+            )
+        self.token_type = _type_number(token_type, type_names)
+        self.count, self.spread = round(severity * count), spread
+        self.position_features = position_features
+
+    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+        """Draw anchors and offsets; see `DrawnPerturbation.draw`."""
+        self._check(tokens)
+        agents, places = tokens.types.shape[1:]
+        shape = (agents, self.count, 1 + self.position_features)
+        choice, offset = uniform_like(keys, turn, shape).split(
+            [1, self.position_features], -1
+        )
+        anchor = _pick(self._candidates(tokens), choice[..., 0])
+        own = torch.arange(places, device=anchor.device).expand(len(keys), agents, -1)
+        return {
+            "anchor": anchor,
+            "offset": ((2 * offset - 1) * self.spread).to(tokens.features.dtype),
+            "origin": torch.cat([own, torch.full_like(anchor, -1)], -1),
+        }
+
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+        """Append the distractors; see `DrawnPerturbation.apply`."""
+        anchor = state["anchor"].clamp(min=0)
+        features = take_features(tokens.features, anchor)
+        features[..., : self.position_features] += state["offset"]
+        types = torch.full_like(anchor, self.token_type)
+        padding = tokens.padding.gather(-1, anchor) | (state["anchor"] < 0)
+        added = (features, types, padding)
+        dims = (-2, -1, -1)
+        return Tokens(*map(torch.cat, zip(tokens, added, strict=True), dims))
+
+    def _candidates(self, tokens: Tokens) -> Tensor:
+        """Tokens that may be anchors, ``(num_envs, agents, N)`` bool."""
+        present = ~tokens.padding
+        alike = present & (tokens.types == self.token_type)
+        others = present & (tokens.types != SELF_TYPE)
+        return torch.where(alike.any(-1, keepdim=True), alike, others)
+
+    def _check(self, tokens: Tokens) -> None:
+        features = tokens.features
+        if not features.dtype.is_floating_point:
+            raise InputError("perturbation inject: expected features with positions")
+        if self.position_features > features.shape[-1]:
+            raise InputError(
+                f"perturbation.position_features: expected at most "
+                f"{features.shape[-1]}, got {self.position_features}"
+            )
+
+
+def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
+    """Draw candidates with replacement.
+
+    Args:
+        candidates: ``(*B, N)`` bool.
+        choice: ``(*B, C)`` uniform in (0, 1).
+
+    Returns:
+        ``(*B, C)`` int64 places in N, -1 where the row has no candidate.
+    """
+    first = (~candidates).byte().argsort(dim=-1, stable=True)
+    number = candidates.sum(-1, keepdim=True)
+    picked = first.gather(-1, (choice * number).long())
+    return picked.masked_fill(number == 0, -1)
+
+
+def _type_number(token_type: int | str, type_names: Sequence[str]) -> int:
+    if isinstance(token_type, str):
+        if not type_names:
+            raise InputError(
+                f"perturbation.token_type: expected a number, or type_names with it, "
+                f"got {token_type!r}"
+            )
+        if token_type not in type_names:
+            raise unknown("perturbation.token_type", token_type, type_names)
+        return list(type_names).index(token_type)
+    most = len(type_names) - 1 if type_names else token_type
+    if not 0 <= token_type <= most:
+        raise InputError(
+            f"perturbation.token_type: expected 0 to {most}, got {token_type}"
+        )
+    return token_type

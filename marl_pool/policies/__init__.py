@@ -1,0 +1,39 @@
+"""Policies: tokens in, actions out; how they are built, saved and loaded."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from marl_pool.policies.token_policy import TokenPolicy
+    from marl_pool.tokens import TokenSpec
+
+
+def make_policy(
+    spec: "TokenSpec",
+    action_space: "spaces.Space",
+    *,
+    pooling: str | Mapping[str, Any] = "ada",
+    encoder: str | Mapping[str, Any] = "transformer",
+    **options: Any,
+) -> "TokenPolicy":
+    """Build a policy on sets of tokens.
+
+    Args:
+        spec: of the tokens.
+        action_space: Discrete, or a bounded Box of one dimension.
+        pooling: a name, or ``{"name": …, **options}``.
+        encoder: a name, or ``{"name": …, **options}``.
+        **options: of `TokenPolicy`.
+
+    Raises:
+        InputError: an unknown name or a wrong option.
+    """
+    from marl_pool.policies.token_policy import TokenPolicy
+
+    parts = {
+        key: {"name": part} if isinstance(part, str) else dict(part)
+        for key, part in (("encoder", encoder), ("pooling", pooling))
+    }
+    return TokenPolicy(spec, action_space, **parts, **options)

@@ -1,0 +1,97 @@
+"""Action spaces and the distributions over them."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.errors import InputError
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """A box with bounds or a choice of ``n``; JSON-ready.
+
+    Attributes:
+        n: number of choices; 0 for a box.
+        low: lower bounds of a box; empty for a choice.
+        high: upper bounds of a box.
+    """
+
+    n: int = 0
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, space: spaces.Space) -> "ActionSpec":
+        """Read a space.
+
+        Raises:
+            InputError: neither a bounded one-dimensional Box nor a Discrete at 0.
+        """
+        if isinstance(space, spaces.Discrete) and space.start == 0:
+            return cls(n=int(space.n))
+        if isinstance(space, spaces.Box) and len(space.shape) == 1:
+            if np.isfinite(space.low).all() and np.isfinite(space.high).all():
+                low, high = space.low.tolist(), space.high.tolist()
+                return cls(low=tuple(low), high=tuple(high))
+        raise InputError(
+            "action space: expected Discrete(n) or a bounded Box of one dimension, "
+            f"got {space}"
+        )
+
+    @property
+    def discrete(self) -> bool:
+        """Whether it is a choice."""
+        return self.n > 0
+
+    @property
+    def num_logits(self) -> int:
+        """L: the choices, or a mean and a log-std for each dimension of the box."""
+        return self.n if self.discrete else 2 * len(self.low)
+
+    @property
+    def noise_size(self) -> int:
+        """Uniform numbers that one sample takes."""
+        return 1 if self.discrete else len(self.low)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form that ``ActionSpec(**…)`` reads back."""
+        return asdict(self)
+
+
+def sample(spec: ActionSpec, logits: Tensor, noise: Tensor) -> Tensor:
+    """Sample by inverting the distribution function at ``noise`` in (0, 1).
+
+    Args:
+        spec: of the action space.
+        logits: ``(*B, L)``.
+        noise: ``(*B, noise_size)``.
+
+    Returns:
+        ``(*B, A)`` float, unclipped, or ``(*B,)`` int64.
+    """
+    if spec.discrete:
+        cumulative = logits.softmax(-1).cumsum(-1)
+        below = (cumulative < noise * cumulative[..., -1:]).sum(-1)
+        return below.clamp(max=spec.n - 1)
+    mean, log_std = logits.chunk(2, dim=-1)
+    return mean + log_std.exp() * torch.special.ndtri(noise)
+
+
+def mode(spec: ActionSpec, logits: Tensor) -> Tensor:
+    """The most likely action; shapes as in `sample`."""
+    return logits.argmax(-1) if spec.discrete else logits.chunk(2, dim=-1)[0]
+
+
+def log_prob(spec: ActionSpec, logits: Tensor, action: Tensor) -> Tensor:
+    """Log-probability of ``action``, ``(*B,)``."""
+    if spec.discrete:
+        return logits.log_softmax(-1).gather(-1, action[..., None])[..., 0]
+    mean, log_std = logits.chunk(2, dim=-1)
+    squares = ((action - mean) * (-log_std).exp()).square()
+    constant = 0.5 * mean.shape[-1] * float(np.log(2 * np.pi))
+    return -(0.5 * squares + log_std).sum(-1) - constant

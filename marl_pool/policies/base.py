@@ -1,0 +1,72 @@
+"""What every policy is: one call, for every caller, recurrent or not."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.randomness import Stream
+from marl_pool.tokens import Tokens
+
+State = Any
+"""A policy's memory: a pytree of tensors, ``(num_envs, agents, …)``, or ()."""
+
+
+class Decision(NamedTuple):
+    """What a policy returns; ``B`` are the tokens' batch dimensions."""
+
+    action: Tensor
+    """``(*B, A)`` float before scaling to the action space, or ``(*B,)`` int64."""
+    log_prob: Tensor
+    """``(*B,)`` log-probability of ``action``."""
+    value: Tensor
+    """``(*B,)`` estimated return; 0 where the policy has no value head."""
+    logits: Tensor
+    """``(*B, L)`` parameters of the action distribution."""
+    state: State
+    """The memory for the next call."""
+
+
+class Policy(nn.Module, ABC):
+    """From tokens to actions.
+
+    Attributes:
+        noise_size: uniform numbers that one decision takes when it explores.
+    """
+
+    noise_size: int = 0
+
+    @abstractmethod
+    def act(
+        self,
+        tokens: Tokens,
+        state: State = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        """Decide for every row of the batch.
+
+        Args:
+            tokens: what the agents observe, batch dimensions ``(num_envs, agents)``.
+            state: the memory, from `initial_state` or the last `Decision`.
+            generator: the policy's random stream of ``agents * noise_size`` numbers;
+                None takes torch's global generator.
+            explore: sample from the distribution; otherwise take its mode.
+        """
+
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        """The memory at an episode's start; () for a policy without memory."""
+        return ()
+
+    def scale(self, action: Tensor) -> Tensor:
+        """From the policy's own units to those of the env's action space."""
+        return action
+
+    def noise(self, tokens: Tokens, generator: Stream | None) -> Tensor:
+        """Draw ``(*B, noise_size)`` uniform numbers in (0, 1)."""
+        shape = (*tokens.batch_shape, self.noise_size)
+        if generator is not None:
+            return generator.next().view(shape)
+        eps = torch.finfo(torch.float32).eps
+        return torch.rand(shape, device=tokens.types.device).clamp(eps, 1 - eps)

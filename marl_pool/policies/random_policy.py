@@ -1,0 +1,51 @@
+"""The random policy: the floor of every comparison."""
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.randomness import Stream
+from marl_pool.tokens import Tokens
+
+
+class RandomPolicy(Policy):
+    """Uniform over the action space, whether or not it is asked to explore.
+
+    Args:
+        action_space: Discrete, or a bounded Box of one dimension.
+    """
+
+    def __init__(self, action_space: spaces.Space | ActionSpec) -> None:
+        super().__init__()
+        if isinstance(action_space, ActionSpec):
+            self.actions = action_space
+        else:
+            self.actions = ActionSpec.of(action_space)
+        self.noise_size = self.actions.noise_size
+        self.config: dict[str, Any] = {"action_space": self.actions.to_json()}
+
+    def act(
+        self,
+        tokens: Tokens,
+        state: State = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        """Draw an action in the env's own units; see `Policy.act`."""
+        noise = self.noise(tokens, generator)
+        logits = noise.new_zeros(*tokens.batch_shape, self.actions.num_logits)
+        if self.actions.discrete:
+            action = (noise[..., 0] * self.actions.n).long()
+            volume = torch.tensor(float(self.actions.n))
+        else:
+            low, high = (
+                noise.new_tensor(self.actions.low),
+                noise.new_tensor(self.actions.high),
+            )
+            action = low + noise * (high - low)
+            volume = (high - low).prod()
+        log_probs = -volume.log().expand(tokens.batch_shape).to(noise)
+        return Decision(action, log_probs, torch.zeros_like(log_probs), logits, state)

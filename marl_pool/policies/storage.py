@@ -1,0 +1,162 @@
+"""Policies on disk: JSON and safetensors, nothing that can run code.
+
+A folder holds ``config.json`` (format, package version, the modules and which group
+each of them drives) and ``model.safetensors`` (their weights, named module/parameter).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from marl_pool import __version__
+from marl_pool.errors import InputError
+from marl_pool.names import target
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.base import Policy
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.tokens import TokenSpec
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save_policy(policy: TokenPolicy, path: str | Path) -> None:
+    """Write one policy to the folder ``path``; see `save_policies`."""
+    save_policies({"policy": policy}, {}, path)
+
+
+def save_policies(
+    modules: Mapping[str, TokenPolicy], groups: Mapping[str, str], path: str | Path
+) -> None:
+    """Write a folder that `load_policy` and `load_policies` read.
+
+    Args:
+        modules: the policies, by module name.
+        groups: for each group of agents, the module that drives it.
+        path: made if need be; earlier policy files in it are replaced.
+    """
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "format": FORMAT,
+        "package_version": __version__,
+        "modules": {
+            name: {"class": "token", **policy.config}
+            for name, policy in modules.items()
+        },
+        "groups": dict(groups),
+    }
+    weights = {
+        f"{name}/{key}": tensor.detach().cpu().contiguous()
+        for name, policy in modules.items()
+        for key, tensor in policy.state_dict().items()
+    }
+    save_file(weights, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> TokenPolicy:
+    """Read the only policy in the folder ``path``.
+
+    Nothing is unpickled, ray is not needed, and a class outside the package is
+    imported only if the caller names it.
+
+    Args:
+        path: a folder written by `save_policy` or by training (``RUN/policy``).
+        plugins: ``package.module:Class`` names that the file may use.
+
+    Raises:
+        InputError: a missing, truncated or foreign file; a plug-in not allowed;
+            several policies in one folder (use `load_policies`).
+    """
+    modules, _ = _read(Path(path), set(plugins))
+    if len(modules) != 1:
+        raise InputError(
+            f"{path}: expected one policy, found {', '.join(sorted(modules))}; "
+            "use load_policies"
+        )
+    return next(iter(modules.values()))
+
+
+def load_policies(
+    path: str | Path, *, plugins: Iterable[str] = ()
+) -> dict[str, Policy]:
+    """Read the policies in the folder ``path``, by group; see `load_policy`."""
+    modules, groups = _read(Path(path), set(plugins))
+    return {group: modules[module] for group, module in groups.items()}
+
+
+def _read(
+    folder: Path, plugins: set[str]
+) -> tuple[dict[str, TokenPolicy], dict[str, str]]:
+    config = _read_config(folder)
+    weights = _read_weights(folder / WEIGHTS)
+    modules = {}
+    for name, options in config["modules"].items():
+        own = {
+            key.removeprefix(f"{name}/"): tensor
+            for key, tensor in weights.items()
+            if key.startswith(f"{name}/")
+        }
+        modules[name] = _build(folder, options, own, plugins)
+    return modules, config["groups"]
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"no policy in {folder}: {CONFIG} is missing") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else config
+        raise InputError(f"{path}: expected policy format {FORMAT}, got {found!r}")
+    if not isinstance(config.get("modules"), dict) or "groups" not in config:
+        raise InputError(f"{path} is damaged: it names no modules and groups")
+    return config
+
+
+def _read_weights(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"no policy in {path.parent}: {WEIGHTS} is missing")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+
+
+def _build(
+    folder: Path, options: Mapping[str, Any], weights: dict[str, Any], plugins: set[str]
+) -> TokenPolicy:
+    options = dict(options)
+    options.pop("class", None)
+    for part in ("encoder", "pooling"):
+        _check_plugin(folder, part, options.get(part), plugins)
+    try:
+        spec = TokenSpec(**options.pop("spec"))
+        action_space = ActionSpec(**options.pop("action_space"))
+        policy = TokenPolicy(spec, action_space, **options)
+        policy.load_state_dict(weights)
+    except (KeyError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{folder} is damaged or foreign: {reason}") from None
+    return policy.eval()
+
+
+def _check_plugin(folder: Path, kind: str, part: Any, plugins: set[str]) -> None:
+    from marl_pool.encoders import ENCODERS
+    from marl_pool.pooling import POOLING
+
+    name = part.get("name") if isinstance(part, dict) else part
+    known = {"encoder": ENCODERS, "pooling": POOLING}[kind]
+    if name not in known and target(str(name), known, kind) not in plugins:
+        raise InputError(
+            f"{folder} uses the {kind} {name!r}, which is not part of marl_pool; "
+            f"if you trust it, allow it: plugins=[{name!r}] or --plugin {name}"
+        )

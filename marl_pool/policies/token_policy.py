@@ -1,0 +1,164 @@
+"""TokenPolicy: a SetNetwork with an action head and a value head."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from marl_pool.errors import InputError
+from marl_pool.networks import Part, SetNetwork, init_weights, seeded
+from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
+from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.randomness import Stream
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
+
+
+def mlp(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [nn.Linear(dim_in, width), nn.ReLU()]
+        dim_in = width
+    return nn.Sequential(*layers, nn.Linear(dim_in, dim_out))
+
+
+class TokenPolicy(Policy):
+    """A memoryless policy on a set of tokens.
+
+    Source: the AdaPool paper, section 4.3 and Tables 10, 12 and 14: two heads of
+    three linear layers on one pooled vector. A continuous action is a diagonal
+    Gaussian whose log-std depends on the state and is clamped (the published code
+    meant to do so, but its slice clamps rows of the batch instead). Its unit interval
+    [-1, 1] is scaled to the bounds of the action space, where the world clips.
+
+    Args:
+        spec: of the tokens.
+        action_space: Discrete, or a bounded Box of one dimension.
+        encoder: ``{"name": …, **options}``.
+        pooling: ``{"name": …, **options}``.
+        type_embedding: width of the learned type embedding; 0 for none.
+        head_hidden: widths of the hidden layers of both heads.
+        trunk: one network for both heads ("shared") or one for each ("separate").
+        init_std: standard deviation of the initial weights.
+        log_std_range: bounds of the Gaussian's log-std.
+        dropout: probability in the encoder while training, in [0, 1).
+        seed: of the initial weights; at one seed all parts but the pooling head are
+            the same for every pooling head.
+
+    Raises:
+        InputError: an unknown name, a wrong option, an action space of another kind.
+    """
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        action_space: spaces.Space | ActionSpec,
+        *,
+        encoder: Part,
+        pooling: Part,
+        type_embedding: NonNegativeInt = 4,
+        head_hidden: Sequence[PositiveInt] = (32, 32),
+        trunk: Literal["shared", "separate"] = "shared",
+        init_std: PositiveFloat = 0.2,
+        log_std_range: tuple[float, float] = (-1.0, 1.0),
+        dropout: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if trunk not in ("shared", "separate"):
+            raise InputError(f"policy.trunk: expected shared or separate, got {trunk}")
+        if not log_std_range[0] < log_std_range[1]:
+            raise InputError(
+                "policy.log_std_range: expected two increasing numbers, "
+                f"got {log_std_range}"
+            )
+        self.spec = spec
+        if isinstance(action_space, ActionSpec):
+            self.actions = action_space
+        else:
+            self.actions = ActionSpec.of(action_space)
+        self.noise_size = self.actions.noise_size
+        self.log_std_range = tuple(log_std_range)
+        network: dict[str, Any] = {
+            "encoder": dict(encoder),
+            "pooling": dict(pooling),
+            "type_embedding": type_embedding,
+            "init_std": init_std,
+        }
+        self.config = {
+            "spec": spec.to_json(),
+            "action_space": self.actions.to_json(),
+            **network,
+            "head_hidden": list(head_hidden),
+            "trunk": trunk,
+            "log_std_range": list(log_std_range),
+        }
+        self.network = SetNetwork(spec, **network, dropout=dropout, seed=seed)
+        self.value_network = (
+            SetNetwork(spec, **network, dropout=dropout, seed=seed)
+            if trunk == "separate"
+            else None
+        )
+        dim = self.network.dim_out
+        with seeded(seed, "action"):
+            self.action_head = mlp(dim, head_hidden, self.actions.num_logits)
+            init_weights(self.action_head, init_std)
+        with seeded(seed, "value"):
+            self.value_head = mlp(dim, head_hidden, 1)
+            init_weights(self.value_head, init_std)
+        self.register_buffer("low", torch.tensor(self.actions.low), persistent=False)
+        self.register_buffer("high", torch.tensor(self.actions.high), persistent=False)
+
+    def forward(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Logits ``(*B, L)`` and values ``(*B,)`` of tokens of batch ``B``."""
+        flat, shape = tokens.flatten_batch(), tokens.batch_shape
+        pooled = self.network(flat)
+        logits, values = self.logits(pooled), self.values(flat, pooled)
+        return logits.view(*shape, -1), values.view(shape)
+
+    def values(self, tokens: Tokens, pooled: Tensor) -> Tensor:
+        """Values ``(B,)``; ``pooled`` is the action network's vector."""
+        if self.value_network is not None:
+            pooled = self.value_network(tokens)
+        return self.value_head(pooled)[:, 0]
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        """Parameters of the action distribution, log-std clamped."""
+        logits = self.action_head(pooled)
+        if self.actions.discrete:
+            return logits
+        mean, log_std = logits.chunk(2, dim=-1)
+        return torch.cat([mean, log_std.clamp(*self.log_std_range)], dim=-1)
+
+    def act(
+        self,
+        tokens: Tokens,
+        state: State = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        """Decide for every row; see `Policy.act`."""
+        logits, values = self(tokens)
+        if explore:
+            action = sample(self.actions, logits, self.noise(tokens, generator))
+        else:
+            action = mode(self.actions, logits)
+        return Decision(
+            action, log_prob(self.actions, logits, action), values, logits, state
+        )
+
+    def scale(self, action: Tensor) -> Tensor:
+        """From [-1, 1] to the bounds of the box; a choice stays as it is."""
+        if self.actions.discrete:
+            return action
+        return self.low + (action + 1) * ((self.high - self.low) / 2)
+
+    def weights(self, tokens: Tokens) -> Tensor | None:
+        """The pooling head's weights, ``(*B, heads, N)``, or None if it has none."""
+        weights = self.network.weights(tokens.flatten_batch())
+        if weights is None:
+            return None
+        return weights.view(*tokens.batch_shape, *weights.shape[1:])

@@ -1,0 +1,37 @@
+"""Pooling heads: from a set of vectors to one vector."""
+
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.names import build
+
+if TYPE_CHECKING:
+    from marl_pool.pooling.base import Pooling
+
+POOLING: dict[str, str] = {
+    "ada": "marl_pool.pooling.ada:AdaPool",
+    "avg": "marl_pool.pooling.reduce:AvgPool",
+    "cls": "marl_pool.pooling.cls_token:ClsToken",
+    "flatten": "marl_pool.pooling.flatten:Flatten",
+    "max": "marl_pool.pooling.reduce:MaxPool",
+}
+
+
+def pooling_names() -> list[str]:
+    """The registered pooling heads."""
+    return sorted(POOLING)
+
+
+def make_pooling(name: str, *, dim: int, **options: Any) -> "Pooling":
+    """Build a pooling head.
+
+    Args:
+        name: one of `pooling_names`, or ``package.module:Class`` of your own.
+        dim: D, the width of the vectors to be pooled.
+        **options: of the head's constructor.
+
+    Raises:
+        InputError: an unknown name or a wrong option.
+    """
+    from marl_pool.pooling.base import Pooling
+
+    return build(name, POOLING, "pooling", Pooling, {"dim": dim, **options})

@@ -1,0 +1,403 @@
+"""The one loop: observe → perturb → act → step.
+
+PPO's runner, evaluation and rendering are short callers of it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from marl_pool.envs.base import Step, World
+from marl_pool.errors import InputError
+from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.randomness import Purpose, Stream, stream_keys
+from marl_pool.tokens import Tokens
+
+
+class Moment(NamedTuple):
+    """One step of the loop, by group where there are several agents."""
+
+    world: World
+    """After the step."""
+    tokens: dict[str, Tokens]
+    """What the policies saw."""
+    decisions: dict[str, Decision]
+    step: Step
+
+
+class Final(NamedTuple):
+    """What was seen last in some worlds: at an episode's or the fragment's end."""
+
+    time: int
+    rows: Tensor
+    tokens: dict[str, Tokens]
+    states: dict[str, State]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Steps of one group; leading dimensions ``(T, num_envs, agents)``.
+
+    Attributes:
+        tokens: what the policy saw.
+        actions: in the policy's own units.
+        log_probs: of the actions.
+        logits: of the action distributions.
+        values: estimated returns of the observations.
+        next_values: of the observations that followed, an episode's final one and
+            the fragment's last one included; after a termination they mean nothing.
+        rewards: of the steps.
+        terminated: ``(T, num_envs)`` the world ended by itself.
+        truncated: ``(T, num_envs)`` the world ran out of time.
+        active: bool, the agent lived when it acted.
+        next_active: bool, it lived after the step.
+    """
+
+    tokens: Tokens
+    actions: Tensor
+    log_probs: Tensor
+    logits: Tensor
+    values: Tensor
+    next_values: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    active: Tensor
+    next_active: Tensor
+
+
+class Episodes(NamedTuple):
+    """Finished episodes."""
+
+    returns: dict[str, Tensor]
+    """For each group ``(episodes, agents)``, undiscounted."""
+    lengths: Tensor
+    """``(episodes,)`` int64."""
+
+
+class Rollout:
+    """Policies in a world, and where they stand.
+
+    Args:
+        world: reset here; the rollout owns it from now on.
+        policies: for each group of the world.
+        perturbation: between the world and the policies.
+        explore: sample actions; otherwise take the most likely.
+
+    Raises:
+        InputError: a group without a policy, or a policy without a group.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        policies: Mapping[str, Policy],
+        *,
+        perturbation: Perturbation | None = None,
+        explore: bool = False,
+    ) -> None:
+        if set(policies) != set(world.groups):
+            raise InputError(
+                f"policies: expected one for each group {sorted(world.groups)}, "
+                f"got {sorted(policies)}"
+            )
+        self.world, self.policies = world, dict(policies)
+        self.perturbation, self.explore = perturbation, explore
+        self.noise = {
+            name: Stream(
+                world.seed,
+                world.worlds,
+                Purpose.POLICY,
+                world.groups[name].num_agents * policy.noise_size,
+                part=part,
+            )
+            for part, (name, policy) in enumerate(self.policies.items())
+        }
+        self.states: dict[str, State] = {}
+        self.perturbed: dict[str, PerturbationState] = {}
+        self.tokens: dict[str, Tokens] = {}
+        self._finished: list[Episodes] = []
+        world.reset()
+        self._begin(None)
+
+    @torch.no_grad()
+    def steps(self, count: int) -> dict[str, Trajectory]:
+        """Take ``count`` steps in every world; an ended world begins anew.
+
+        Returns:
+            For each group, its steps. They cut no episode: the next call goes on.
+        """
+        moments, active, next_active = [], [], []
+        finals: list[Final] = []
+        for t in range(count):
+            active.append(self.world.active)
+            moment = self._step()
+            moments.append(moment)
+            next_active.append(self.world.active)
+            ended = moment.step.terminated | moment.step.truncated
+            if ended.any():
+                self._look()
+                rows = ended.nonzero()[:, 0]
+                finals.append(Final(t, rows, *self._seen(rows)))
+                self._finish(ended)
+                self.world.reset(ended)
+                self._begin(ended)
+            else:
+                self._look()
+        rows = torch.arange(self.world.num_envs, device=self.world.device)
+        finals.append(Final(count - 1, rows, *self._seen(rows)))
+        return {
+            name: self._trajectory(name, moments, active, next_active, finals)
+            for name in self.policies
+        }
+
+    @torch.no_grad()
+    def episodes(self, on_step: Callable[[Moment], None] | None = None) -> Episodes:
+        """Play one episode in every world; an ended world is dropped.
+
+        One episode a world is unbiased; the first n that finish would favour short
+        ones. The rollout has no worlds left afterwards.
+
+        Args:
+            on_step: called after each step with the worlds still running.
+
+        Returns:
+            The episodes in the order of the worlds.
+        """
+        worlds = torch.arange(self.world.num_envs, device=self.world.device)
+        order, parts = [], []
+        while len(worlds):
+            moment = self._step()
+            if on_step is not None:
+                on_step(moment)
+            ended = moment.step.terminated | moment.step.truncated
+            if ended.any():
+                self._finish(ended)
+                order.append(worlds[ended])
+                parts.append(self._finished.pop())
+                worlds = worlds[~ended]
+                self._keep((~ended).nonzero()[:, 0])
+            if len(worlds):
+                self._look()
+        back = torch.cat(order).argsort()
+        returns = {
+            name: torch.cat([part.returns[name] for part in parts])[back]
+            for name in self.policies
+        }
+        return Episodes(returns, torch.cat([part.lengths for part in parts])[back])
+
+    def pop_finished(self) -> list[Episodes]:
+        """Return the episodes that ended in `steps` since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to continue exactly."""
+        return {
+            "world": self.world.state_dict(),
+            "noise": {name: noise.state_dict() for name, noise in self.noise.items()},
+            "states": self.states,
+            "perturbed": self.perturbed,
+            "tokens": {name: tuple(tokens) for name, tokens in self.tokens.items()},
+            "returns": self._returns,
+            "lengths": self._lengths,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state`` was taken from a rollout built alike."""
+        self.world.load_state_dict(state["world"])
+        for name, noise in self.noise.items():
+            noise.load_state_dict(state["noise"][name])
+        self.states, self.perturbed = state["states"], state["perturbed"]
+        self.tokens = {name: Tokens(*parts) for name, parts in state["tokens"].items()}
+        self._returns, self._lengths = state["returns"], state["lengths"]
+
+    def _step(self) -> Moment:
+        decisions = {
+            name: policy.act(
+                self.tokens[name],
+                self.states[name],
+                self.noise[name] if policy.noise_size else None,
+                self.explore,
+            )
+            for name, policy in self.policies.items()
+        }
+        step = self.world.step(
+            {
+                name: self.policies[name].scale(decision.action)
+                for name, decision in decisions.items()
+            }
+        )
+        moment = Moment(self.world, self.tokens, decisions, step)
+        self.states = {name: decision.state for name, decision in decisions.items()}
+        for name, rewards in step.rewards.items():
+            self._returns[name] = self._returns[name] + rewards
+        self._lengths = self._lengths + 1
+        return moment
+
+    def _look(self) -> None:
+        """Observe, through the perturbation."""
+        tokens = self.world.observe()
+        if self.perturbation is not None:
+            for name in tokens:
+                tokens[name], self.perturbed[name] = self.perturbation(
+                    tokens[name], self.perturbed[name]
+                )
+        self.tokens = tokens
+
+    def _begin(self, where: Tensor | None) -> None:
+        """Start the worlds ``where`` anew: memories, noise, running sums."""
+        world, tokens = self.world, self.world.observe()
+        fresh: dict[str, Tokens] = {}
+        for part, (name, policy) in enumerate(self.policies.items()):
+            group = world.groups[name]
+            self.noise[name].restart(world.episodes, where)
+            start = policy.initial_state(
+                world.num_envs, group.num_agents, group.tokens.num_tokens
+            )
+            self.states[name] = _where(where, start, self.states.get(name, start))
+            fresh[name] = tokens[name]
+            if self.perturbation is not None:
+                keys = stream_keys(
+                    world.seed, world.worlds, world.episodes, Purpose.PERTURBATION, part
+                )
+                self.perturbed[name] = self.perturbation.start(
+                    tokens[name], keys, self.perturbed.get(name), where
+                )
+        self._zero(where)
+        self._show(where, fresh)
+
+    def _show(self, where: Tensor | None, fresh: dict[str, Tokens]) -> None:
+        # A running world was already looked at in this step: its tokens stay.
+        for name, tokens in fresh.items():
+            if self.perturbation is not None:
+                tokens, state = self.perturbation(tokens, self.perturbed[name])
+                self.perturbed[name] = _where(where, state, self.perturbed[name])
+            if where is not None and name in self.tokens:
+                tokens = Tokens(*_where(where, tuple(tokens), tuple(self.tokens[name])))
+            self.tokens = {**self.tokens, name: tokens}
+
+    def _zero(self, where: Tensor | None) -> None:
+        world = self.world
+        if where is None:
+            self._lengths = torch.zeros_like(world.steps)
+            self._returns = {
+                name: torch.zeros(
+                    world.num_envs,
+                    group.num_agents,
+                    dtype=torch.float64,
+                    device=world.device,
+                )
+                for name, group in world.groups.items()
+            }
+            return
+        self._lengths = self._lengths.masked_fill(where, 0)
+        self._returns = {
+            name: returns.masked_fill(where[:, None], 0.0)
+            for name, returns in self._returns.items()
+        }
+
+    def _finish(self, ended: Tensor) -> None:
+        returns = {name: total[ended] for name, total in self._returns.items()}
+        self._finished.append(Episodes(returns, self._lengths[ended]))
+
+    def _keep(self, rows: Tensor) -> None:
+        self.world = self.world.take(rows)
+        self.noise = {name: noise.take(rows) for name, noise in self.noise.items()}
+        self.states = _take(self.states, rows)
+        self.perturbed = _take(self.perturbed, rows)
+        self._returns = _take(self._returns, rows)
+        self._lengths = self._lengths[rows]
+
+    def _seen(self, rows: Tensor) -> tuple[dict[str, Tokens], dict[str, State]]:
+        """What the policies of the worlds ``rows`` see now, and their memories."""
+        tokens = {name: tokens.at(rows) for name, tokens in self.tokens.items()}
+        return tokens, _take(self.states, rows)
+
+    def _next_values(self, name: str, values: Tensor, finals: list[Final]) -> Tensor:
+        # All final observations together in one pass: one by one, worlds that end at
+        # different times would cost a second pass a step.
+        tokens = _concatenate([tuple(final.tokens[name]) for final in finals])
+        states = _concatenate([final.states[name] for final in finals])
+        final_values = self.policies[name].act(Tokens(*tokens), states).value
+        next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
+        *ends, last = final_values.split([len(final.rows) for final in finals])
+        next_values[-1] = last
+        for final, value in zip(finals, ends, strict=False):
+            next_values[final.time, final.rows] = value
+        return next_values
+
+    def _trajectory(
+        self,
+        name: str,
+        moments: list[Moment],
+        active: list[dict[str, Tensor]],
+        next_active: list[dict[str, Tensor]],
+        finals: list[Final],
+    ) -> Trajectory:
+        decisions = [moment.decisions[name] for moment in moments]
+        values = torch.stack([decision.value for decision in decisions])
+        tokens = [moment.tokens[name] for moment in moments]
+        steps = [moment.step for moment in moments]
+        return Trajectory(
+            tokens=Tokens(*(torch.stack(parts) for parts in zip(*tokens, strict=True))),
+            actions=torch.stack([decision.action for decision in decisions]),
+            log_probs=torch.stack([decision.log_prob for decision in decisions]),
+            logits=torch.stack([decision.logits for decision in decisions]),
+            values=values,
+            next_values=self._next_values(name, values, finals),
+            rewards=torch.stack([step.rewards[name] for step in steps]),
+            terminated=torch.stack([step.terminated for step in steps]),
+            truncated=torch.stack([step.truncated for step in steps]),
+            active=torch.stack([living[name] for living in active]),
+            next_active=torch.stack([living[name] for living in next_active]),
+        )
+
+
+def collect(
+    world: World,
+    policies: Mapping[str, Policy],
+    *,
+    steps: int,
+    perturbation: Perturbation | None = None,
+    explore: bool = False,
+) -> dict[str, Trajectory]:
+    """Reset ``world``, take ``steps`` steps and return each group's trajectory.
+
+    For several calls that go on where the last ended, keep a `Rollout`.
+    """
+    rollout = Rollout(world, policies, perturbation=perturbation, explore=explore)
+    return rollout.steps(steps)
+
+
+def _where(where: Tensor | None, new: Any, old: Any) -> Any:
+    """Choose rows of pytrees of tensors: ``new`` where True, ``old`` elsewhere."""
+    if where is None:
+        return new
+    if isinstance(new, Tensor):
+        return torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old)
+    if isinstance(new, dict):
+        return {key: _where(where, new[key], old[key]) for key in new}
+    return tuple(_where(where, a, b) for a, b in zip(new, old, strict=True))
+
+
+def _take(tree: Any, rows: Tensor) -> Any:
+    """Index the leading dimension of every tensor of a pytree."""
+    if isinstance(tree, Tensor):
+        return tree[rows]
+    if isinstance(tree, dict):
+        return {key: _take(part, rows) for key, part in tree.items()}
+    return tuple(_take(part, rows) for part in tree)
+
+
+def _concatenate(trees: list[Any]) -> Any:
+    """Concatenate pytrees of tensors along the leading dimension."""
+    if isinstance(trees[0], Tensor):
+        return torch.cat(trees)
+    if isinstance(trees[0], dict):
+        return {key: _concatenate([tree[key] for tree in trees]) for key in trees[0]}
+    return tuple(_concatenate(list(parts)) for parts in zip(*trees, strict=True))

@@ -1,0 +1,344 @@
+"""Run folders, written by this module alone.
+
+    RUN/config.yaml           every key of the run, and the package's version
+    RUN/metrics.csv           one row an iteration; the same as TensorBoard events
+    RUN/events.out.tfevents…
+    RUN/checkpoints/iter_…    what training resumes from; best.json names the best
+    RUN/policy/               the best policy, for `marl_pool.load_policy`
+    RUN/evaluation/           results of `marl-pool evaluate`
+    RUN/videos/               results of `marl-pool render`
+
+What a crash must not spoil is written aside and then renamed.
+"""
+
+import csv
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from marl_pool import __version__
+from marl_pool.atomic import new_file, new_folder, recover
+from marl_pool.errors import InputError
+
+CONFIG, METRICS, LOCK = "config.yaml", "metrics.csv", ".lock"
+VERSION = "package_version"
+ITERATION = "iteration"
+
+
+class Best(NamedTuple):
+    """The best checkpoint so far."""
+
+    iteration: int
+    score: float
+
+
+class Run:
+    """One run's folder.
+
+    Made by `create` or `open`, which check it.
+
+    Attributes:
+        path: of the folder.
+        config: the checked configuration, as plain data.
+        version: of the package that wrote ``config``.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], version: str) -> None:
+        self.path, self.config, self.version = path, config, version
+        self._first_event = 0
+        self._events: Any = None
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any]) -> "Run":
+        """Make the folder of a new run.
+
+        Raises:
+            InputError: it exists and is not empty, or cannot be made.
+        """
+        path = Path(path)
+        if path.is_dir() and any(path.iterdir()):
+            raise InputError(
+                f"{path} exists; choose another --run-dir or `marl-pool resume {path}`"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{path} cannot be made: {error.strerror}") from error
+        run = cls(path, {}, __version__)
+        run.write_config(config)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """Open the folder of an earlier run.
+
+        Raises:
+            InputError: no such folder, or its ``config.yaml`` is missing or broken.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise InputError(f"{path}: no such run folder")
+        file = path / CONFIG
+        if not file.is_file():
+            raise InputError(f"{path} is no run folder: it has no {CONFIG}")
+        try:
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{file} cannot be read: {reason}") from error
+        # The version stands last, so a file that was cut short lacks it.
+        if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
+            raise InputError(f"{file} is truncated or none of ours: no {VERSION}")
+        run = cls(path, config, config.pop(VERSION))
+        recover(run.policy_dir)
+        return run
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Replace ``config.yaml``."""
+        self.config, self.version = dict(config), __version__
+        content = {**self.config, VERSION: self.version}
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        with new_file(self.path / CONFIG) as out:
+            out.write(text)
+
+    def discard_if_unused(self) -> None:
+        """Remove the folder if nothing but the configuration was ever written."""
+        if {item.name for item in self.path.iterdir()} <= {CONFIG, LOCK}:
+            shutil.rmtree(self.path)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing the same run.
+
+        Raises:
+            InputError: another process holds the lock.
+        """
+        import fcntl  # POSIX only; everything else here runs anywhere
+
+        with (self.path / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"{self.path}: another process is training this run"
+                ) from error
+            yield
+
+    # Metrics
+
+    @property
+    def metrics_path(self) -> Path:
+        """Of ``metrics.csv``; it exists once a row was logged."""
+        return self.path / METRICS
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """Append a row to ``metrics.csv`` and to the TensorBoard events.
+
+        Args:
+            row: numbers by name, ``iteration`` among them. The first row fixes the
+                names; a later one may leave some out.
+        """
+        file = self.metrics_path
+        header = _header(file) or list(row)
+        with file.open("a", newline="", encoding="utf-8") as out:
+            writer = csv.DictWriter(out, header, lineterminator="\n")
+            if not out.tell():
+                writer.writeheader()
+            writer.writerow(row)
+        for name, value in row.items():
+            if name != ITERATION:
+                self._writer().add_scalar(name, value, int(row[ITERATION]))
+        self._writer().flush()
+
+    def rows(self) -> list[dict[str, float]]:
+        """All logged rows; NaN where a row left a name out."""
+        file = self.metrics_path
+        if not file.is_file():
+            return []
+        with file.open(newline="", encoding="utf-8") as lines:
+            # A line without its end was cut off by a crash.
+            whole = [line for line in lines if line.endswith("\n")]
+        return [
+            {name: _number(text) for name, text in row.items()}
+            for row in csv.DictReader(whole)
+        ]
+
+    def resume_at(self, iteration: int) -> None:
+        """Drop what was logged after ``iteration``, where training goes on.
+
+        Call it before the first `log` of a resumed run.
+        """
+        self.close()
+        self._first_event = iteration + 1
+        file = self.metrics_path
+        header = _header(file)
+        if header is None:
+            file.unlink(missing_ok=True)
+            return
+        kept = [row for row in self.rows() if row[ITERATION] <= iteration]
+        with new_file(file) as out:
+            writer = csv.DictWriter(out, header, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(kept)
+
+    def close(self) -> None:
+        """Close the event file; a later `log` opens another."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def _writer(self) -> Any:
+        if self._events is None:
+            from tensorboardX import SummaryWriter
+
+            first = self._first_event
+            # The file's own name ends in whole seconds; a quick resume is another.
+            self._events = SummaryWriter(
+                str(self.path), purge_step=first or None, filename_suffix=f".{first}"
+            )
+        return self._events
+
+    # Checkpoints
+
+    @contextmanager
+    def checkpoint(self, iteration: int) -> Iterator[Path]:
+        """Yield a folder that becomes the checkpoint of ``iteration`` when left.
+
+        If the block raises, nothing of it stays.
+        """
+        final = self._checkpoints / f"iter_{iteration:06d}"
+        with new_folder(final) as folder:
+            yield folder
+
+    def checkpoints(self) -> list[Path]:
+        """The complete checkpoints, oldest first."""
+        return sorted(self._checkpoints.glob("iter_*"), key=iteration_of)
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint, or None."""
+        return next(reversed(self.checkpoints()), None)
+
+    @property
+    def best(self) -> Best | None:
+        """The best checkpoint, as the last `mark_best` says."""
+        try:
+            return Best(**json.loads(self._best_file.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{self._best_file} cannot be read: {error}") from error
+
+    def mark_best(self, iteration: int, score: float) -> None:
+        """Say that the checkpoint of ``iteration`` is the best, with what score."""
+        self._checkpoints.mkdir(exist_ok=True)
+        with new_file(self._best_file) as out:
+            json.dump(Best(iteration, score)._asdict(), out)
+
+    def prune(self, keep: int) -> None:
+        """Remove all checkpoints but the newest ``keep`` and the best one."""
+        best = self.best
+        for folder in self.checkpoints()[:-keep]:
+            if best is None or iteration_of(folder) != best.iteration:
+                shutil.rmtree(folder)
+
+        for unfinished in self._checkpoints.glob(".iter_*"):
+            shutil.rmtree(unfinished)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def _best_file(self) -> Path:
+        return self._checkpoints / "best.json"
+
+    # Policies
+
+    @property
+    def policy_dir(self) -> Path:
+        """Where the best policy is, once there is one."""
+        return self.path / "policy"
+
+    @contextmanager
+    def save_policy_dir(self) -> Iterator[Path]:
+        """Yield a folder that takes the place of `policy_dir` when left."""
+        with new_folder(self.policy_dir) as folder:
+            yield folder
+
+    def policy_path(self, which: Literal["best", "last"] | int = "best") -> Path:
+        """Folder of a saved policy.
+
+        Args:
+            which: the best; that of the last checkpoint (its folder ``policy``); or
+                that of the checkpoint of an iteration.
+
+        Raises:
+            InputError: there is none.
+        """
+        saved = {iteration_of(folder): folder for folder in self.checkpoints()}
+        if which == "best":
+            found = self.policy_dir
+        elif which == "last":
+            found = saved[max(saved)] / "policy" if saved else self.path / "none"
+        else:
+            found = saved.get(which, self.path / "none") / "policy"
+        if not found.is_dir():
+            known = ", ".join(map(str, saved)) or "none yet"
+            raise InputError(
+                f"{self.path} has no policy {which!r}; checkpoints: {known}"
+            )
+        return found
+
+    # Results
+
+    @property
+    def evaluation_dir(self) -> Path:
+        """Where evaluations are written; made when asked for."""
+        folder = self.path / "evaluation"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
+        """A path in ``videos/`` that no file has; ``stem-2`` and so on if taken."""
+        folder = self.path / "videos"
+        folder.mkdir(exist_ok=True)
+        path, number = folder / f"{stem}{suffix}", 1
+        while path.exists():
+            number += 1
+            path = folder / f"{stem}-{number}{suffix}"
+        return path
+
+
+def default_path(config: Mapping[str, Any]) -> Path:
+    """``runs/<date-time>-<env>-<pooling>-s<seed>`` for a new run of ``config``."""
+    env, pooling = (
+        config[part]["name"].rpartition(":")[2] for part in ("env", "pooling")
+    )
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{now}-{env}-{pooling}-s{config['seed']}"
+
+
+def iteration_of(checkpoint: Path) -> int:
+    """The iteration that a checkpoint's folder is named after."""
+    return int(checkpoint.name.removeprefix("iter_"))
+
+
+def _header(file: Path) -> list[str] | None:
+    if not file.is_file():
+        return None
+    with file.open(newline="", encoding="utf-8") as lines:
+        first = lines.readline()
+    return next(csv.reader([first])) if first.endswith("\n") else None
+
+
+def _number(text: str | None) -> float:
+    if not text:
+        return math.nan
+    return int(text) if text.lstrip("-").isdigit() else float(text)

@@ -1,0 +1,119 @@
+"""What flows through the package: sets of tokens, and their description."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.errors import InputError
+
+SELF_TYPE = 0
+"""The type of the observing agent's own token, where there is one."""
+
+
+class Tokens(NamedTuple):
+    """A batch of sets of tokens; a pytree of tensors, batch dimensions first.
+
+    ``padding`` has the sense of torch's ``key_padding_mask`` everywhere in the
+    package: True means *no token here, ignore the slot*.
+    """
+
+    features: Tensor
+    """``(*B, N, F)`` float32, or uint8 for images (scaled in the embedding)."""
+    types: Tensor
+    """``(*B, N)`` int64 in ``[0, K)``; 0 is the observer's own token."""
+    padding: Tensor
+    """``(*B, N)`` bool, True where the slot holds no token."""
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch dimensions ``B``."""
+        return self.types.shape[:-1]
+
+    @property
+    def num_tokens(self) -> int:
+        """``N``, padded slots included."""
+        return self.types.shape[-1]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Tokens":
+        """Apply ``function`` to each of the three tensors."""
+        return Tokens(*(function(tensor) for tensor in self))
+
+    def at(self, index: Any) -> "Tokens":
+        """Index the batch dimensions of all three tensors."""
+        return self.map(lambda tensor: tensor[index])
+
+    def flatten_batch(self) -> "Tokens":
+        """Merge all batch dimensions into one."""
+        dims = len(self.batch_shape)
+        if dims == 1:
+            return self
+        return self.map(lambda tensor: tensor.flatten(0, dims - 1))
+
+
+@dataclass(frozen=True)
+class TokenSpec:
+    """Sizes and type names of the tokens that an agent observes.
+
+    Args:
+        num_tokens: N, the number of slots, at least 1.
+        num_features: F, the features of a token, at least 1.
+        type_names: a name for each type, ``type_names[0]`` is the observer's own
+            where ``has_self``.
+        has_self: whether a token of type 0 is the observer's own. Sensor channels
+            and image patches have none.
+        dtype: of the features.
+
+    Raises:
+        InputError: a size below 1 or no type name.
+    """
+
+    num_tokens: int
+    num_features: int
+    type_names: tuple[str, ...]
+    has_self: bool = True
+    dtype: Literal["float32", "uint8"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("num_tokens", "num_features"):
+            if getattr(self, name) < 1:
+                raise InputError(
+                    f"TokenSpec.{name}: expected at least 1, got {getattr(self, name)}"
+                )
+        if not self.type_names:
+            raise InputError("TokenSpec.type_names: expected at least one name, got ()")
+        object.__setattr__(self, "type_names", tuple(self.type_names))
+
+    @property
+    def num_types(self) -> int:
+        """K, the number of token types."""
+        return len(self.type_names)
+
+    def space(self) -> spaces.Dict:
+        """The observation space of one agent."""
+        shape = (self.num_tokens, self.num_features)
+        if self.dtype == "uint8":
+            features = spaces.Box(0, 255, shape, np.uint8)
+        else:
+            features = spaces.Box(-np.inf, np.inf, shape, np.float32)
+        count = (self.num_tokens,)
+        return spaces.Dict(
+            features=features,
+            types=spaces.Box(0, self.num_types - 1, count, np.int64),
+            padding=spaces.Box(0, 1, count, np.bool_),
+        )
+
+    def check(self, tokens: Tokens, where: str = "tokens") -> None:
+        """Raise InputError if ``tokens`` do not have this form."""
+        expected = (self.num_tokens, self.num_features)
+        got = tuple(tokens.features.shape[-2:])
+        if got != expected:
+            raise InputError(f"{where}: expected (..., {expected}), got (..., {got})")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form that ``TokenSpec(**…)`` reads back."""
+        return asdict(self)

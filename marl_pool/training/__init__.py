@@ -1,0 +1,1 @@
+"""Training: PPO on RLlib. Nothing here loads until it is asked for."""

@@ -1,0 +1,5 @@
+"""PPO on RLlib's new API stack, with a runner for batched worlds."""
+
+from marl_pool.training.ppo.train import train
+
+__all__ = ["train"]

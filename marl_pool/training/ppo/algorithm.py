@@ -1,0 +1,197 @@
+"""From a run's configuration to an RLlib algorithm."""
+
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
+
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import Group
+from marl_pool.errors import InputError
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.training.ppo.batch import TrainBatch
+from marl_pool.training.ppo.learner import BatchedPPOLearner
+from marl_pool.training.ppo.module import TokenRLModule
+from marl_pool.training.ppo.runner import BatchedEnvRunner
+from marl_pool.training.settings import PPOSettings
+
+MAX_RESTARTS = 3
+"""How often RLlib restarts a failed runner before the run ends."""
+RETURN_WINDOW = 128
+"""Episodes over which the logged mean return is taken."""
+
+
+class BatchedPPO(PPO):
+    """PPO that leaves no folder of its own in the user's home directory."""
+
+    def _setup_logdir(self) -> None:
+        self._logdir = tempfile.gettempdir()
+
+
+def assign_modules(
+    groups: Mapping[str, Group], modules: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return which module drives each group; by default one for each group.
+
+    Raises:
+        InputError: a group without a module, a module for no group, or groups of
+            different spaces that share a module.
+    """
+    if modules is None:
+        return {name: name for name in groups}
+    if set(modules) != set(groups):
+        raise InputError(
+            f"modules: expected an entry for each group {sorted(groups)}, "
+            f"got {sorted(modules)}"
+        )
+    for name, module in modules.items():
+        for other, its in modules.items():
+            mine, theirs = groups[name], groups[other]
+            same = (mine.tokens, mine.action_space) == (
+                theirs.tokens,
+                theirs.action_space,
+            )
+            if module == its and not same:
+                raise InputError(
+                    f"modules: groups {name!r} and {other!r} have different spaces, "
+                    f"so they cannot share the module {module!r}"
+                )
+    return dict(modules)
+
+
+def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
+    """Translate a composed and checked configuration.
+
+    Raises:
+        InputError: parts that don't fit each other; raised before a process starts.
+    """
+    settings = PPOSettings(**config["ppo"])
+    world = make_batched_env(**config["env"], num_envs=1, seed=config["seed"])
+    modules = assign_modules(world.groups, config["modules"])
+    agents = sum(group.num_agents for group in world.groups.values())
+    resources = config["resources"]
+    fragment = fragment_length(settings, resources["num_env_runners"], agents)
+    steps = fragment * settings.num_envs * max(1, resources["num_env_runners"])
+    learners = max(1, resources["num_learners"])
+    result = PPOConfig(algo_class=BatchedPPO)
+    result.api_stack(
+        enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True
+    )
+    result.environment(
+        env_config={
+            "world": dict(config["env"]),
+            "modules": modules,
+            "perturbation": _perturbation(config),
+            "device": config["device"],
+            "threads": 1,
+        }
+    )
+    result.env_runners(
+        env_runner_cls=BatchedEnvRunner,
+        num_env_runners=resources["num_env_runners"],
+        num_envs_per_env_runner=settings.num_envs,
+        num_gpus_per_env_runner=resources["num_gpus_per_env_runner"],
+        rollout_fragment_length=fragment,
+    )
+    result.fault_tolerance(
+        max_num_env_runner_restarts=MAX_RESTARTS,
+        delay_between_env_runner_restarts_s=1.0,
+    )
+    result.learners(
+        num_learners=resources["num_learners"],
+        num_gpus_per_learner=resources["num_gpus_per_learner"],
+        learner_class=BatchedPPOLearner,
+        learner_connector=lambda observation_space, action_space: TrainBatch(),
+        add_default_connectors_to_learner_pipeline=False,
+    )
+    result.multi_agent(
+        policies=set(modules.values()),
+        policy_mapping_fn=lambda agent, *args, **kwargs: modules[
+            agent.rpartition("_")[0]
+        ],
+    )
+    result.rl_module(rl_module_spec=_module_spec(config, world.groups, modules))
+    _set_ppo(result, settings, batch=steps // learners)
+    result.reporting(
+        metrics_num_episodes_for_smoothing=RETURN_WINDOW,
+        min_time_s_per_iteration=0,
+        min_sample_timesteps_per_iteration=0,
+    )
+    result.debugging(seed=config["seed"], log_level="ERROR")
+    return result
+
+
+def fragment_length(settings: PPOSettings, num_env_runners: int, agents: int) -> int:
+    """Steps of every world in one iteration.
+
+    Raises:
+        InputError: the batch is no multiple of what one step of all worlds gives.
+    """
+    each = settings.num_envs * max(1, num_env_runners) * agents
+    if settings.fragment_steps is not None:
+        return settings.fragment_steps
+    if settings.batch_size % each:
+        raise InputError(
+            f"ppo.batch_size: expected a multiple of {each} (ppo.num_envs × runners × "
+            f"agents), got {settings.batch_size}"
+        )
+    return settings.batch_size // each
+
+
+def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
+    result.training(
+        lr=settings.lr,
+        gamma=settings.gamma,
+        lambda_=settings.gae_lambda,
+        use_gae=True,
+        train_batch_size_per_learner=batch,
+        minibatch_size=min(settings.minibatch_size or batch, batch),
+        num_epochs=settings.num_epochs,
+        shuffle_batch_per_epoch=True,
+        clip_param=settings.clip,
+        vf_loss_coeff=settings.value_coeff,
+        vf_clip_param=float("inf")
+        if settings.value_clip is None
+        else settings.value_clip,
+        entropy_coeff=settings.entropy_coeff,
+        use_kl_loss=settings.kl_coeff > 0,
+        kl_coeff=settings.kl_coeff,
+        kl_target=settings.kl_target,
+        grad_clip=settings.grad_clip,
+        grad_clip_by="global_norm",
+    )
+    # The learner refuses a step that is not finite before it gets so far.
+    result.torch_skip_nan_gradients = True
+
+
+def _module_spec(
+    config: Mapping[str, Any], groups: Mapping[str, Group], modules: Mapping[str, str]
+) -> MultiRLModuleSpec:
+    specs = {}
+    for name, module in modules.items():
+        group = groups[name]
+        policy = {
+            **{
+                key: option for key, option in config["policy"].items() if key != "name"
+            },
+            "spec": group.tokens.to_json(),
+            "action_space": ActionSpec.of(group.action_space).to_json(),
+            "encoder": dict(config["encoder"]),
+            "pooling": dict(config["pooling"]),
+            "dropout": config["ppo"]["dropout"],
+            "seed": config["seed"],
+        }
+        specs[module] = RLModuleSpec(
+            module_class=TokenRLModule,
+            observation_space=group.tokens.space(),
+            action_space=group.action_space,
+            model_config={"policy": policy},
+        )
+    return MultiRLModuleSpec(rl_module_specs=specs)
+
+
+def _perturbation(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    options = dict(config.get("perturbation") or {})
+    return None if options.get("name", "none") == "none" else options

@@ -1,0 +1,137 @@
+"""The learner connector and the minibatch iterator."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+
+from marl_pool.training.ppo.episodes import RECORDED
+
+Rows = dict[str, Any]
+"""A module's batch: columns of tensors; the observations are a dict of tensors."""
+
+
+class TrainBatch(ConnectorV2):
+    """Concatenate episode chunks by module, standardise advantages, move to device.
+
+    It takes the place of RLlib's whole default pipeline, which loops over single
+    steps, adds a phantom step to each chunk and runs the value function again.
+    """
+
+    def __call__(
+        self, *, rl_module: Any, episodes: list[SingleAgentEpisode], **kwargs: Any
+    ) -> dict[str, Rows]:
+        """Return for each module its rows, on the module's device."""
+        by_module: dict[str, list[SingleAgentEpisode]] = {}
+        for episode in episodes:
+            by_module.setdefault(episode.module_id, []).append(episode)
+        batch = {}
+        for module_id, chunks in by_module.items():
+            device = next(rl_module[module_id].parameters()).device
+            rows = map_rows(
+                lambda array: torch.from_numpy(array).to(device), _concatenate(chunks)
+            )
+            advantages = rows[Postprocessing.ADVANTAGES]
+            spread = advantages.std(correction=0).clamp(min=1e-4)
+            rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
+            batch[module_id] = rows
+        return batch
+
+
+class EpochIterator:
+    """Minibatches in which every module passes over its own rows ``num_epochs`` times.
+
+    RLlib's own iterator goes on until the largest module has had its epochs, so a
+    module with fewer rows is trained more often than asked. Here an epoch has as many
+    minibatches as the largest module needs, and every module splits its rows evenly
+    into that number.
+
+    Args:
+        batch: rows of each module.
+        num_epochs: passes over the rows.
+        minibatch_size: rows of the largest module in one minibatch.
+        generator: draws the order of the rows; None keeps their order.
+        num_minibatches: in all; 0 means as many as the rows need. Several learners
+            must agree on it.
+    """
+
+    def __init__(
+        self,
+        batch: MultiAgentBatch,
+        *,
+        num_epochs: int,
+        minibatch_size: int,
+        generator: torch.Generator | None,
+        num_minibatches: int = 0,
+    ) -> None:
+        self.rows: dict[str, Rows] = {
+            module_id: dict(rows) for module_id, rows in batch.policy_batches.items()
+        }
+        self.counts = {
+            module_id: len(rows[Columns.ACTIONS])
+            for module_id, rows in self.rows.items()
+        }
+        needed = -(-max(self.counts.values()) // minibatch_size)
+        self.per_epoch = max(1, num_minibatches // num_epochs) or needed
+        if not num_minibatches:
+            self.per_epoch = needed
+        self.num_epochs, self.generator = num_epochs, generator
+
+    def __iter__(self) -> Iterator[MultiAgentBatch]:
+        for _ in range(self.num_epochs):
+            parts = {
+                module_id: self._order(count).tensor_split(self.per_epoch)
+                for module_id, count in self.counts.items()
+            }
+            for index in range(self.per_epoch):
+                yield self._minibatch({m: part[index] for m, part in parts.items()})
+
+    def _order(self, count: int) -> torch.Tensor:
+        if self.generator is None or self.per_epoch == 1:
+            return torch.arange(count)
+        return torch.randperm(count, generator=self.generator)
+
+    def _minibatch(self, chosen: dict[str, torch.Tensor]) -> MultiAgentBatch:
+        batches = {}
+        for module_id, rows in chosen.items():
+            if not len(rows):
+                continue
+            whole = self.rows[module_id]
+            if self.per_epoch > 1:
+                index = rows.to(whole[Columns.ACTIONS].device)
+                whole = map_rows(lambda column: column[index], whole)
+            batches[module_id] = SampleBatch(whole)
+        steps = max(len(rows) for rows in chosen.values())
+        return MultiAgentBatch(batches, env_steps=steps)
+
+
+def map_rows(function: Any, rows: Rows) -> Rows:
+    """Apply ``function`` to every column of a module's batch."""
+    return {
+        key: (
+            {name: function(part) for name, part in column.items()}
+            if isinstance(column, dict)
+            else function(column)
+        )
+        for key, column in rows.items()
+    }
+
+
+def _concatenate(chunks: list[SingleAgentEpisode]) -> Rows:
+    names = chunks[0].observations.data
+    rows: Rows = {
+        Columns.OBS: {
+            name: np.concatenate([c.observations.data[name][: len(c)] for c in chunks])
+            for name in names
+        },
+        Columns.ACTIONS: np.concatenate([c.actions.data for c in chunks]),
+    }
+    for key in RECORDED:
+        rows[key] = np.concatenate([c.extra_model_outputs[key].data for c in chunks])
+    return rows

@@ -1,0 +1,109 @@
+"""From trajectories to RLlib's episodes, as slices of whole arrays."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from torch import Tensor
+
+from marl_pool.rollout import Trajectory
+
+RECORDED = (
+    Columns.ACTION_LOGP,
+    Columns.ACTION_DIST_INPUTS,
+    Columns.VF_PREDS,
+    Postprocessing.ADVANTAGES,
+    Postprocessing.VALUE_TARGETS,
+)
+"""Columns that travel as an episode's extra model outputs."""
+
+
+def to_episodes(
+    trajectory: Trajectory,
+    advantages: Tensor,
+    value_targets: Tensor,
+    *,
+    group: str,
+    module_id: str,
+    prefix: str,
+    first_steps: np.ndarray,
+) -> list[SingleAgentEpisode]:
+    """Cut a trajectory into one episode chunk for each life of each agent.
+
+    Args:
+        trajectory: of one group, ``(T, num_envs, agents)``.
+        advantages: of the same shape.
+        value_targets: of the same shape.
+        group: name of the group; agents are called ``group_0``, ….
+        module_id: of the module that acted.
+        prefix: makes the chunks' ids unique.
+        first_steps: ``(num_envs,)`` steps that each world's episode had before.
+    """
+    observations = {
+        # RLlib wants T + 1 observations; nothing reads the last one, because the
+        # values are recorded, so the one before stands in for it.
+        name: _by_agent(tensor, repeat_last=True)
+        for name, tensor in trajectory.tokens._asdict().items()
+    }
+    actions, rewards = _by_agent(trajectory.actions), _by_agent(trajectory.rewards)
+    tensors = (
+        trajectory.log_probs,
+        trajectory.logits,
+        trajectory.values,
+        advantages,
+        value_targets,
+    )
+    outputs = {
+        key: _by_agent(tensor) for key, tensor in zip(RECORDED, tensors, strict=True)
+    }
+    terminated, truncated = (
+        flag.cpu().numpy() for flag in (trajectory.terminated, trajectory.truncated)
+    )
+    active = _by_agent(trajectory.active)
+    steps, num_envs, num_agents = trajectory.rewards.shape
+    infos: list[dict] = [{} for _ in range(steps + 1)]
+    episodes = []
+    for env in range(num_envs):
+        ends = (terminated[:, env] | truncated[:, env]).nonzero()[0]
+        for agent in range(num_agents):
+            for start, stop in _lives(active[env, agent], ends):
+                earlier = ends[ends < start]
+                began = earlier[-1] + 1 if len(earlier) else -int(first_steps[env])
+                index = (env, agent, slice(start, stop))
+                seen = (env, agent, slice(start, stop + 1))
+                episodes.append(
+                    SingleAgentEpisode(
+                        id_=f"{prefix}-{env}-{group}-{agent}-{start}",
+                        observations={k: v[seen] for k, v in observations.items()},
+                        infos=infos[: stop - start + 1],
+                        actions=actions[index],
+                        rewards=rewards[index],
+                        terminated=bool(terminated[stop - 1, env]),
+                        truncated=bool(truncated[stop - 1, env]),
+                        extra_model_outputs={k: v[index] for k, v in outputs.items()},
+                        t_started=start - began,
+                        len_lookback_buffer=0,
+                        agent_id=f"{group}_{agent}",
+                        module_id=module_id,
+                    )
+                )
+    return episodes
+
+
+def _by_agent(tensor: Tensor, repeat_last: bool = False) -> np.ndarray:
+    """From ``(T, num_envs, agents, …)`` to a ``(num_envs, agents, T, …)`` array."""
+    array = tensor.detach().cpu().numpy()
+    if repeat_last:
+        array = np.concatenate([array, array[-1:]])
+    return np.ascontiguousarray(np.moveaxis(array, 0, 2))
+
+
+def _lives(active: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield ``(start, stop)`` of the stretches in which an agent lived."""
+    changes = (active[1:] != active[:-1]).nonzero()[0] + 1
+    cuts = np.unique(np.concatenate([[0], changes, ends + 1, [len(active)]]))
+    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        if active[start]:
+            yield int(start), int(stop)

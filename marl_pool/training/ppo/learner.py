@@ -1,0 +1,149 @@
+"""The PPO learner: RLlib's loss, our minibatches, gradients in cache-sized pieces."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.columns import Columns
+from ray.rllib.policy.sample_batch import SampleBatch
+from torch import Tensor
+
+from marl_pool.training.ppo.batch import EpochIterator, Rows, map_rows
+
+PIECE = 512
+"""Rows whose activations stay in a core's cache; on a CPU a fifth faster than 8192."""
+
+FIRST_RATIO_ERROR = "first_ratio_error"
+"""Metric: largest |ratio - 1| in an update's first pass, before any step."""
+FIRST_KL = "first_kl"
+"""Metric: mean KL divergence from the sampling policy in an update's first pass."""
+NON_FINITE_LOSS = "non_finite_loss"
+"""Metric: 1 if a loss or gradient was NaN or infinite; that step was not taken."""
+
+
+class BatchedPPOLearner(PPOTorchLearner):
+    """PPO as RLlib computes it, with these differences.
+
+    - Every module passes over its own rows exactly ``num_epochs`` times.
+    - On a CPU the gradient of a minibatch is summed over pieces that fit the cache;
+      the sum is that of the whole minibatch.
+    - The order of the rows and dropout depend on the seed and the number of the
+      update alone, so that a resumed run goes on as if it had not stopped.
+    - A loss or gradient that is not finite skips its step and is reported.
+    """
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        """Register Adam in its fused form: small networks are all overhead."""
+        parameters = self.get_parameters(self._module[module_id])
+        self.register_optimizer(
+            module_id=module_id,
+            optimizer=torch.optim.Adam(parameters, fused=True),
+            params=parameters,
+            lr_or_lr_schedule=config.lr,
+        )
+
+    def _create_iterator_if_necessary(
+        self,
+        *,
+        training_data: Any,
+        num_total_minibatches: int = 0,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle_batch_per_epoch: bool = False,
+        **kwargs: Any,
+    ) -> EpochIterator:
+        batch = self._make_batch_if_necessary(training_data=training_data)
+        for module_id in list(batch.policy_batches):
+            if not self.should_module_be_updated(module_id, batch):
+                del batch.policy_batches[module_id]
+        seed = (self.config.seed or 0) * 1_000_003 + self._weights_seq_no
+        torch.manual_seed(seed)
+        self._first_pass = True
+        generator = torch.Generator().manual_seed(seed)
+        return EpochIterator(
+            batch,
+            num_epochs=num_epochs,
+            minibatch_size=minibatch_size or batch.count,
+            generator=generator if shuffle_batch_per_epoch else None,
+            num_minibatches=num_total_minibatches,
+        )
+
+    def _uncompiled_update(
+        self, batch: dict[str, Any], **kwargs: Any
+    ) -> tuple[Any, dict[str, Tensor], dict]:
+        for optimizer in self._optimizer_parameters:
+            optimizer.zero_grad(set_to_none=True)
+        losses: dict[str, Tensor] = {}
+        fwd_out: Any = {}
+        for piece, shares in self._pieces(batch):
+            fwd_out = self.module.forward_train(piece)
+            parts = self.compute_losses(fwd_out=fwd_out, batch=piece)
+            weighted = {mid: loss * shares[mid] for mid, loss in parts.items()}
+            sum(weighted.values()).backward()
+            for mid, loss in weighted.items():
+                losses[mid] = losses.get(mid, 0.0) + loss.detach()
+        self._first_pass = False
+        self._step(losses)
+        return fwd_out, losses, {}
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: Rows, fwd_out: dict[str, Tensor]
+    ) -> Tensor:
+        """RLlib's PPO loss; the first pass also logs how far it is off policy."""
+        if self._first_pass:
+            self._log_first_pass(module_id, batch, fwd_out)
+        return super().compute_loss_for_module(
+            module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
+        )
+
+    def _pieces(
+        self, batch: dict[str, Any]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+        counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
+        on_cpu = torch.device(self._device).type == "cpu"
+        # Several learners average their gradients in the backward pass: one only.
+        if not on_cpu or self.config.num_learners > 1:
+            yield batch, dict.fromkeys(counts, 1.0)
+            return
+        number = -(-max(counts.values()) // PIECE)
+        bounds = {
+            mid: [count * i // number for i in range(number + 1)]
+            for mid, count in counts.items()
+        }
+        for i in range(number):
+            piece, shares = {}, {}
+            for mid, rows in batch.items():
+                start, stop = bounds[mid][i : i + 2]
+                if stop > start:
+                    piece[mid] = SampleBatch(
+                        map_rows(lambda c, a=start, b=stop: c[a:b], dict(rows))
+                    )
+                    shares[mid] = (stop - start) / counts[mid]
+            yield piece, shares
+
+    def _step(self, losses: dict[str, Tensor]) -> None:
+        gradients = {ref: p.grad for ref, p in self._params.items()}
+        present = [gradient for gradient in gradients.values() if gradient is not None]
+        norm = torch.nn.utils.get_total_norm(present)
+        finite = bool(torch.isfinite(norm + sum(losses.values())))
+        for mid in losses:
+            self.metrics.log_value(
+                (mid, NON_FINITE_LOSS), int(not finite), reduce="max"
+            )
+        if finite:
+            self.apply_gradients(self.postprocess_gradients(gradients))
+
+    def _log_first_pass(
+        self, module_id: str, batch: Rows, fwd_out: dict[str, Tensor]
+    ) -> None:
+        module = self.module[module_id].unwrapped()
+        distribution = module.get_train_action_dist_cls()
+        with torch.no_grad():
+            now = distribution.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS])
+            then = distribution.from_logits(batch[Columns.ACTION_DIST_INPUTS])
+            log_probs = now.logp(batch[Columns.ACTIONS])
+            error = ((log_probs - batch[Columns.ACTION_LOGP]).exp() - 1).abs().max()
+            kl = then.kl(now).mean()
+        self.metrics.log_value((module_id, FIRST_RATIO_ERROR), error, reduce="max")
+        self.metrics.log_value((module_id, FIRST_KL), kl, reduce="mean")

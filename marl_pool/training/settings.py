@@ -1,0 +1,114 @@
+"""What a training run can be told, as typed dataclasses without torch or RLlib."""
+
+from dataclasses import dataclass, field
+
+from marl_pool.errors import InputError
+from marl_pool.types import (
+    Device,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Seed,
+    UnitInterval,
+)
+
+
+@dataclass(frozen=True)
+class PPOSettings:
+    """Settings of PPO; the defaults are ``ppo=fast``, tuned for time on a CPU.
+
+    The AdaPool paper's (Table 11) are ``ppo=paper``.
+
+    Raises:
+        InputError: a minibatch larger than the batch.
+    """
+
+    num_envs: PositiveInt = 64
+    """Worlds that each runner steps together."""
+    fragment_steps: PositiveInt | None = None
+    """Steps of every world in one iteration; None: as many as ``batch_size`` needs."""
+    batch_size: PositiveInt = 4096
+    """Agent steps of one iteration, over all runners."""
+    minibatch_size: PositiveInt | None = 2048
+    """Agent steps of one gradient step; None: the whole batch."""
+    num_epochs: PositiveInt = 4
+    """Passes over each batch."""
+    lr: PositiveFloat = 2.5e-3
+    """Learning rate of Adam."""
+    gamma: UnitInterval = 0.95
+    """Discount of a later reward, for each step."""
+    gae_lambda: UnitInterval = 0.95
+    """λ of the generalised advantage estimate."""
+    clip: PositiveFloat = 0.2
+    """How far the probability ratio may leave 1 before its gradient stops."""
+    value_coeff: NonNegativeFloat = 0.05
+    """Weight of the value loss."""
+    entropy_coeff: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    kl_coeff: NonNegativeFloat = 0.0
+    """Initial weight of the KL penalty; 0 leaves it out."""
+    kl_target: PositiveFloat = 0.01
+    """KL divergence that the penalty's weight is adapted to."""
+    grad_clip: PositiveFloat | None = 10.0
+    """Largest global norm of the gradient; None: no limit."""
+    dropout: Probability = 0.0
+    """Dropout of the encoder, in the learner only; above 0 the ratio starts off 1."""
+    value_clip: PositiveFloat | None = None
+    """Largest squared error of a value that is counted; None: no limit."""
+
+    def __post_init__(self) -> None:
+        if self.minibatch_size is not None and self.minibatch_size > self.batch_size:
+            raise InputError(
+                f"ppo.minibatch_size: expected at most ppo.batch_size = "
+                f"{self.batch_size}, got {self.minibatch_size}"
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """When a run saves itself, and how often it keeps what it saved."""
+
+    every: PositiveInt = 20
+    """Iterations between two checkpoints."""
+    keep: PositiveInt = 3
+    """The newest so many are kept, and the best one."""
+
+
+@dataclass(frozen=True)
+class ResourceSettings:
+    """Processes and GPUs of a run, in RLlib's terms."""
+
+    num_env_runners: NonNegativeInt = 0
+    """Processes that sample; 0: the main process does."""
+    num_learners: NonNegativeInt = 0
+    """Processes that learn; 0: the main process does."""
+    num_gpus_per_env_runner: NonNegativeFloat = 0
+    """GPUs of each runner; a share is allowed."""
+    num_gpus_per_learner: NonNegativeFloat = 0
+    """GPUs of each learner; a share is allowed."""
+    address: str | None = None
+    """Of an existing Ray cluster ("auto", "host:port"); None starts a local one."""
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What belongs to the run itself, not to one of its parts."""
+
+    modules: dict[str, str] | None = None
+    """Group of agents → name of the module that plays it; None: one for each."""
+    seed: Seed = 0
+    """Of worlds, initial weights, exploration and the order of minibatches."""
+    total_steps: PositiveInt = 1_000_000
+    """Environment steps, summed over all worlds, after which training ends."""
+    time_limit: PositiveFloat | None = None
+    """Seconds after which training ends; None: no limit."""
+    threads: PositiveInt = 2
+    """CPU threads of torch in the main process."""
+    device: Device = "cpu"
+    """Where a local runner's worlds and policy live."""
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """When a run saves itself."""
+    resources: ResourceSettings = field(default_factory=ResourceSettings)
+    """Processes and GPUs."""

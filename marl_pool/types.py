@@ -1,0 +1,24 @@
+"""Annotated types of options: the signature that uses them is the schema.
+
+It imports no torch, so that a typing error in a configuration is answered at once.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
+"""A share, in [0, 1]."""
+Probability = Annotated[float, Field(ge=0, lt=1)]
+"""A dropout probability, in [0, 1)."""
+Seed = Annotated[int, Field(ge=0, lt=1 << 63, description="an integer in [0, 2**63)")]
+"""Of the random streams."""
+Device = Annotated[
+    str,
+    Field(pattern=r"^(cpu|mps|cuda(:\d+)?)$", description="cpu, cuda, cuda:N or mps"),
+]
+"""Where tensors live, by torch's name."""

@@ -1,0 +1,574 @@
+"""Configurations: composed from YAML, held to the constructors' signatures."""
+
+import json
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_pool import InputError, names
+from marl_pool.config import VERBS, assign, check, commented, compose, compose_only
+from marl_pool.config.checks import check_value, describe
+from marl_pool.config.describe import KEY, comments
+from marl_pool.config.sections import CONFIGS, GROUPS, POLICY, SECTIONS, files_of
+from marl_pool.config.signatures import (
+    ANY_OTHER,
+    Option,
+    options_in_source,
+    options_of,
+    options_of_class,
+    summary,
+)
+from marl_pool.evaluation.settings import EvaluateSettings, RenderSettings
+from marl_pool.training.settings import PPOSettings, TrainSettings
+from marl_pool.types import Device, PositiveInt, Probability, Seed
+
+REGISTERED = [
+    (group, name, target)
+    for group, entry in GROUPS.items()
+    for name, target in entry.names().items()
+    if target
+]
+TARGETS = [
+    *((target, GROUPS[group].context) for group, _, target in REGISTERED),
+    (POLICY.target, POLICY.context),
+]
+"""Every class that a configuration can construct, and what the program fills."""
+YAML_FILES = sorted(CONFIGS.rglob("*.yaml"))
+OTHER_DEFAULTS = {
+    # A library user's vectors need not have a width that eight heads divide.
+    ("pooling/ada", "num_heads"): 8,
+}
+"""Where a YAML file departs from its signature, on purpose."""
+
+
+def refusal(verb: str, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        compose(verb, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    """A folder on sys.path in which a test writes modules of a user's own."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+
+    return write
+
+
+# Signatures
+
+
+@pytest.mark.parametrize(("target", "context"), TARGETS)
+def test_source_and_class_have_the_same_options(target, context):
+    module, _, name = target.partition(":")
+    cls = names.resolve(target, {}, "class", object)
+    read = options_in_source(module, name, context)
+    assert read == options_of_class(cls, context)
+    assert list(read) == list(options_of_class(cls, context))
+
+
+@pytest.mark.parametrize(("target", "context"), TARGETS)
+def test_every_option_of_our_own_classes_is_named_and_typed(target, context):
+    for name, option in options_of(target, context).items():
+        assert name != ANY_OTHER
+        assert option.annotation is not Any, name
+
+
+def test_context_is_part_of_some_constructor():
+    for group, entry in GROUPS.items():
+        known = set()
+        for other, _, target in REGISTERED:
+            if other == group:
+                known |= set(options_of_class(names.resolve(target, {}, group, object)))
+        assert entry.context <= known
+
+
+def test_source_reader_follows_bases_aliases_and_imports(plugins, monkeypatch):
+    plugins(
+        "read_me",
+        '''
+        """A module that is read and, to compare, imported."""
+
+        from collections.abc import Sequence
+        from typing import Annotated, Literal
+
+        from annotated_types import Ge
+
+        Colour = Literal["red", "green"]
+        WIDTHS = (1, 2)
+
+        class Base:
+            """Base.
+
+            More.
+            """
+
+            def __init__(self, a, /, b: int, *rest: int, c: Colour = "red",
+                         d: Sequence[int] = WIDTHS, **others: float) -> None:
+                self.all = (a, b, rest, c, d, others)
+
+        class Child(Base):
+            pass
+
+        class Own(Child):
+            def __init__(self, *, share: Annotated[float, Ge(0)] | None = -1):
+                self.share = share
+
+        class Nothing(dict):
+            pass
+        ''',
+    )
+    for name in ("Base", "Child", "Own"):
+        cls = names.resolve(f"read_me:{name}", {}, "class", object)
+        assert options_in_source("read_me", name) == options_of_class(cls)
+    assert set(options_in_source("read_me", "Child")) == {"a", "b", "c", "d", "**"}
+    assert options_in_source("read_me", "Own")["share"].default == -1
+    assert options_in_source("read_me", "Nothing") == {}
+    assert summary("read_me:Base") == "Base."
+
+
+# The packaged YAML
+
+
+@pytest.mark.parametrize("file", YAML_FILES, ids=lambda f: str(f.relative_to(CONFIGS)))
+def test_a_comment_stands_above_every_key(file):
+    bare = [key for key, above in comments(file) if not above]
+    assert not bare
+    found = {key.rpartition(".")[2].split(" ")[-1] for key, _ in comments(file)}
+    content = yaml.safe_load(file.read_text())
+    assert {str(key) for key in content if key != "defaults"} <= found
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_registered_name_has_a_file_of_its_own(group):
+    assert set(files_of(group)) == set(GROUPS[group].names())
+
+
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [(group, option) for group in SECTIONS for option in files_of(group)],
+)
+def test_group_file_agrees_with_the_signature(group, option):
+    content = yaml.safe_load(files_of(group)[option].read_text())
+    section = SECTIONS[group]
+    if group in GROUPS:
+        target = section.names()[content.pop("name")]
+        options = options_of(target, section.context) if target else {}
+    elif group == "policy":
+        options = options_of(section.target, section.context)
+    else:
+        options = {k: Option(default=v) for k, v in asdict(PPOSettings()).items()}
+    assert list(content) == list(options)
+    if (group, option) == ("ppo", "paper"):
+        return
+    for key, chosen in content.items():
+        default = options[key].default
+        default = list(default) if isinstance(default, tuple) else default
+        expected = OTHER_DEFAULTS.get((f"{group}/{option}", key), default)
+        assert options[key].required or chosen == expected, key
+
+
+@pytest.mark.parametrize(
+    ("verb", "settings"),
+    [
+        ("train", TrainSettings),
+        ("evaluate", EvaluateSettings),
+        ("render", RenderSettings),
+    ],
+)
+def test_primary_file_agrees_with_the_settings(verb, settings):
+    content = yaml.safe_load((CONFIGS / f"{verb}.yaml").read_text())
+    content.pop("defaults", None)
+    expected = asdict(settings())
+    if verb == "evaluate":
+        # The suite is written once, in YAML; another test holds it to signatures.
+        assert content.pop("perturbations")
+        expected.pop("perturbations")
+    assert content == expected
+    assert list(content) == list(expected)
+
+
+def test_ppo_paper_is_table_11():
+    ppo = compose("train", ["ppo=paper"])["ppo"]
+    table = {
+        "batch_size": 8192,
+        "minibatch_size": None,
+        "num_epochs": 16,
+        "lr": 2.5e-3,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "kl_coeff": 0.0,
+        "value_coeff": 0.05,
+        "entropy_coeff": 0.0,
+        "clip": 0.2,
+        "grad_clip": 10.0,
+        "dropout": 0.1,
+    }
+    assert {key: ppo[key] for key in table} == table
+
+
+def test_experiment_simple_centroid_is_table_10():
+    config = compose("train", ["experiment=simple_centroid"])
+    encoder = {"dim": 8, "num_layers": 3, "num_heads": 8, "dim_ff": 32}
+    policy = {"type_embedding": 4, "head_hidden": [32, 32], "init_std": 0.2}
+    env = {"num_agents": 1, "num_signal": 3, "num_noise": 28, "max_steps": 128}
+    for section, table in (("encoder", encoder), ("policy", policy), ("env", env)):
+        assert {key: config[section][key] for key in table} == table
+    assert config["env"]["continuous_actions"] is True
+    assert config["pooling"]["num_heads"] == 8
+
+
+def test_experiment_leaves_pooling_and_ppo_to_choose():
+    config = compose(
+        "train", ["experiment=simple_centroid", "pooling=max", "ppo=paper"]
+    )
+    assert config["pooling"] == {"name": "max"}
+    assert config["ppo"]["num_epochs"] == 16
+    assert config["total_steps"] == 500 * 8192
+
+
+# Composition
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_composed_config_is_complete_plain_and_stable(verb):
+    config = compose(verb)
+    assert json.loads(json.dumps(config)) == config
+    assert check(verb, config) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "expected"),
+    [
+        ("env.num_noise=3", "env.num_noise", 3),
+        ("+env.num_noise=3", "env.num_noise", 3),
+        ("total_steps=1e6", "total_steps", 1_000_000),
+        ("pooling.query=[0,2]", "pooling.query", [0, 2]),
+        ("pooling.query=mean", "pooling.query", "mean"),
+        ("pooling=max", "pooling", {"name": "max"}),
+        ("policy.head_hidden=[]", "policy.head_hidden", []),
+        ("ppo.lr=1", "ppo.lr", 1.0),
+        ("ppo.minibatch_size=null", "ppo.minibatch_size", None),
+        ("modules={agent: shared}", "modules", {"agent": "shared"}),
+        ("checkpoint.every=5", "checkpoint.every", 5),
+        ("resources.address='10.0.0.1:6379'", "resources.address", "10.0.0.1:6379"),
+        ("resources.num_gpus_per_learner=0.5", "resources.num_gpus_per_learner", 0.5),
+        ("device=cuda:1", "device", "cuda:1"),
+        ("perturbation=noise", "perturbation.severity", 0.1),
+        ("seed=${env.num_noise}", "seed", 28),
+    ],
+)
+def test_an_override_sets_its_key(override, path, expected):
+    value = compose("train", [override])
+    for key in path.split("."):
+        value = value[key]
+    assert value == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("env.num_noise=many", "env.num_noise: expected an integer >= 0, got 'many'"),
+        ("env.num_noise=true", "env.num_noise: expected an integer >= 0, got true"),
+        ("env.num_noise='3'", "env.num_noise: expected an integer >= 0, got '3'"),
+        ("env.num_noise=-1", "env.num_noise: expected an integer >= 0, got -1"),
+        ("seed=1.5", "seed: expected an integer in [0, 2**63), got 1.5"),
+        ("time_limit=0", "time_limit: expected a number > 0 or null, got 0"),
+        ("ppo.lr=.inf", "ppo.lr: expected a number > 0, got "),
+        ("ppo.dropout=1", "ppo.dropout: expected a number in [0, 1), got 1"),
+        ("policy.trunk=both", "policy.trunk: expected shared or separate, got 'both'"),
+        (
+            "pooling.query=slef",
+            "pooling.query: expected self, mean, learned, a list (each an integer) "
+            "or null, got 'slef'",
+        ),
+        (
+            "policy.log_std_range=[1]",
+            "policy.log_std_range: expected a list of 2 (a number, a number), got [1]",
+        ),
+        ("device=gpu", "device: expected cpu, cuda, cuda:N or mps, got 'gpu'"),
+        ("checkpoint=3", "checkpoint: expected a mapping of keys, got 3"),
+        ("ppo.minibatch_size=9999", "ppo.minibatch_size: expected at most ppo.batch_s"),
+        ("pooling=adda", "unknown pooling 'adda': choose from ada, avg, cls, "),
+        ("pooling=adda", "Did you mean 'ada'?"),
+        ("pooling.name=adda", "unknown pooling 'adda': choose from ada, avg, cls, "),
+        ("pooling.name=[ada]", "pooling: expected one of ada, avg, cls, flatten, max"),
+        ("ppo=slow", "unknown ppo 'slow': choose from fast, paper."),
+        ("experiment=x", "unknown experiment 'x': choose from simple_centroid."),
+        ("env={num_noise: 3}", "env: expected one of simple_centroid, got {"),
+        ("env.num_nois=3", "env.num_nois: unknown key 'num_nois': choose from "),
+        ("env.num_nois=3", "Did you mean 'num_noise'?"),
+        ("env.seed=3", "env.seed: unknown key 'seed'"),
+        ("pooling.dim=8", "pooling.dim: unknown key 'dim'"),
+        ("seeed=3", "seeed: unknown key 'seeed': choose from "),
+        ("pool=ada", "Did you mean 'pooling'?"),
+        ("checkpoint.evry=3", "checkpoint.evry: unknown key 'evry'"),
+        ("hydra.verbose=true", "hydra.verbose: "),
+        ("seed=1,2", "seed: expected one value, got several"),
+        ("a b=3", "'a b=3': expected key=value"),
+        ("=3", "'=3': expected key=value"),
+        ("~env", "'~env': expected key=value"),
+        ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
+        ("env@here=simple_centroid", "configuration of train: Could not override"),
+        (
+            "pooling=no.such:Pool",
+            "pooling 'no.such:Pool' cannot be imported: No module",
+        ),
+        ("pooling=marl_pool.tokens:Tokens", "must be a subclass of marl_pool.pooling"),
+    ],
+)
+def test_a_wrong_override_is_refused_in_one_line(override, message):
+    assert message in refusal("train", override)
+
+
+def test_options_left_over_from_another_head_are_refused():
+    assert refusal("train", "pooling=max", "pooling.num_heads=2") == (
+        "pooling.num_heads: this pooling takes no options"
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("occlude", "perturbations: expected a list (each a mapping), got ['occlude']"),
+        ("{severities: [1]}", "perturbations[0]: expected one of inject, noise"),
+        ("{name: occlud, severities: [1]}", "Did you mean 'occlude'?"),
+        ("{name: occlude}", "perturbations[0].severities: expected a list of numbers"),
+        ("{name: occlude, severities: 1}", "perturbations[0].severities: expected a"),
+        ("{name: occlude, severities: []}", "perturbations[0].severities: expected a"),
+        (
+            "{name: occlude, severities: [0, 2]}",
+            "perturbations[0].severity: expected a number in [0, 1], got 2",
+        ),
+        (
+            "{name: occlude, severities: [1], mod: zero}",
+            "perturbations[0].mod: unknown key 'mod'",
+        ),
+    ],
+)
+def test_a_wrong_perturbation_of_the_suite_is_refused(entry, message):
+    assert message in refusal("evaluate", f"perturbations=[{entry}]")
+
+
+def test_the_standard_suite_fits_and_is_filled_in():
+    suite = compose("evaluate")["perturbations"]
+    assert {entry["name"] for entry in suite} == {
+        "shuffle",
+        "rewire",
+        "occlude",
+        "noise",
+        "inject",
+    }
+    for entry in suite:
+        options = options_of(GROUPS["perturbation"].names()[entry["name"]])
+        options = set(options) - GROUPS["perturbation"].context
+        assert set(entry) == options - {"severity"} | {"name", "severities"}
+
+
+# Plug-ins
+
+
+POOL = """
+    from torch import Tensor
+
+    from marl_pool.pooling.base import Pooling
+    from marl_pool.types import PositiveInt
+
+    class MyPool(Pooling):
+        def __init__(self, dim: int, *, power: PositiveInt, eps: float = 1e-6):
+            super().__init__(dim)
+
+        def forward(self, x, padding=None, types=None):
+            return x[:, 0]
+
+    class Open(MyPool):
+        def __init__(self, dim: int, untyped=3, *, lazy: "Unknown" = 4, **more: float):
+            super().__init__(dim, power=2)
+
+    class NoPool:
+        pass
+"""
+
+
+def test_a_plugin_is_checked_against_its_own_signature(plugins):
+    plugins("plug_pools", POOL)
+    config = compose("train", ["pooling=plug_pools:MyPool", "pooling.power=3"])
+    assert config["pooling"] == {"name": "plug_pools:MyPool", "power": 3, "eps": 1e-6}
+    assert check("train", config) == config
+    with_plus = ["experiment=simple_centroid", "+pooling.power=3"]
+    assert (
+        compose("train", [*with_plus, "pooling=plug_pools:MyPool"])["pooling"]
+        == (config["pooling"])
+    )
+
+
+def test_a_plugin_with_any_other_options_takes_them_by_their_type(plugins):
+    plugins("open_pools", POOL)
+    chosen = ["pooling=open_pools:Open", "pooling.untyped=[1,a]", "pooling.extra=2"]
+    assert compose("train", chosen)["pooling"] == {
+        "name": "open_pools:Open",
+        "untyped": [1, "a"],
+        "lazy": 4,
+        "extra": 2.0,
+    }
+    assert "pooling.extra: expected a number, got 'x'" in refusal(
+        "train", "pooling=open_pools:Open", "pooling.extra=x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["wrong_pools:MyPool"],
+            "pooling.power: expected an integer >= 1; it has no d",
+        ),
+        (
+            ["wrong_pools:MyPool", "pooling.power=0"],
+            "pooling.power: expected an integer",
+        ),
+        (["wrong_pools:MyPool", "pooling.num_heads=8"], "unknown key 'num_heads'"),
+        (["wrong_pools:Missing"], "wrong_pools has no 'Missing'"),
+        (
+            ["wrong_pools:NoPool"],
+            "must be a subclass of marl_pool.pooling.base.Pooling",
+        ),
+    ],
+)
+def test_a_wrong_plugin_is_refused(plugins, overrides, message):
+    plugins("wrong_pools", POOL)
+    assert message in refusal("train", f"pooling={overrides[0]}", *overrides[1:])
+
+
+# A user's own folder of YAML
+
+
+def test_config_dir_adds_options_and_goes_first(tmp_path):
+    (tmp_path / "pooling").mkdir()
+    (tmp_path / "pooling" / "corner.yaml").write_text("name: ada\nquery: [0]\n")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /pooling: corner\nseed: 7\n"
+    )
+    config = compose("train", ["experiment=mine"], tmp_path)
+    assert config["pooling"]["query"] == [0]
+    assert config["pooling"]["num_heads"] == 1
+    assert config["seed"] == 7
+    assert compose("train", ["pooling=corner"], tmp_path)["pooling"]["query"] == [0]
+    with pytest.raises(InputError, match="choose from ada, avg, cls, corner, "):
+        compose("train", ["pooling=corn"], tmp_path)
+
+
+def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
+    with pytest.raises(InputError, match="--config-dir: no such folder"):
+        compose("train", [], tmp_path / "none")
+    (tmp_path / "pooling").mkdir()
+    (tmp_path / "pooling" / "bad.yaml").write_text("name: [ada\n")
+    with pytest.raises(InputError, match="configuration of train: ") as caught:
+        compose("train", ["pooling=bad"], tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+# Printing and changing
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_commented_config_reads_back_and_explains_every_key(verb):
+    composed, chosen = compose_only(verb)
+    config = check(verb, composed)
+    text = commented(verb, config, chosen)
+    assert yaml.safe_load(text) == config
+    lines = text.splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        if KEY.match(line) and not line.lstrip().startswith(("#", "-")):
+            assert above.strip().startswith("#"), line
+
+
+def test_commented_config_takes_the_comments_of_the_chosen_options():
+    composed, chosen = compose_only("train", ["pooling=max", "perturbation=noise"])
+    text = commented("train", check("train", composed), chosen)
+    assert "# Maximum of each feature.\n  name: max" in text
+    assert "# Gaussian noise on every feature." in text
+
+
+def test_assign_changes_only_the_keys_given():
+    config = compose("train")
+    changed = assign(config, ["total_steps=5", "checkpoint.keep=1"])
+    assert changed["total_steps"] == 5
+    assert changed["checkpoint"] == {**config["checkpoint"], "keep": 1}
+    assert {**changed, "total_steps": 0, "checkpoint": 0} == {
+        **config,
+        "total_steps": 0,
+        "checkpoint": 0,
+    }
+
+
+# Values
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(PLAIN)
+def test_a_value_is_taken_as_it_is_or_refused(value):
+    for annotation in (
+        int,
+        PositiveInt,
+        Probability,
+        Seed,
+        Device,
+        bool | None,
+        list[int] | str,
+        tuple[float, float],
+    ):
+        try:
+            taken = check_value("key", value, annotation)
+        except InputError:
+            continue
+        assert taken == value
+        assert isinstance(taken, bool) == isinstance(value, bool)
+
+
+@given(st.integers(-3, 3), st.integers(-2, 2))
+def test_bounds_are_those_of_the_annotation(whole, tenths):
+    def fits(value, annotation):
+        try:
+            check_value("key", value, annotation)
+        except InputError:
+            return False
+        return True
+
+    assert fits(whole, PositiveInt) == (whole >= 1)
+    share = whole + tenths / 10
+    assert fits(share, Probability) == (0 <= share < 1)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (PositiveInt | None, "an integer >= 1 or null"),
+        (Probability, "a number in [0, 1)"),
+        (list[PositiveInt], "a list (each an integer >= 1)"),
+        (tuple[int, ...], "a list (each an integer)"),
+        (dict[str, int], "a mapping"),
+        (Path, "Path"),
+        (Any, "anything"),
+    ],
+)
+def test_describe_says_which_values_fit(annotation, words):
+    assert describe(annotation) == words

@@ -1,0 +1,511 @@
+"""Perturbations: identity at 0, their own streams, and what each one promises."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from marl_pool.errors import InputError
+from marl_pool.networks import SetNetwork
+from marl_pool.perturbations import (
+    PERTURBATIONS,
+    make_perturbation,
+    perturbation_names,
+)
+from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.randomness import Purpose, stream_keys
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+
+NOISE = 3
+OPTIONS: dict[str, dict[str, Any]] = {"inject": {"token_type": NOISE, "count": 6}}
+"""Options that a perturbation cannot do without."""
+
+VARIANTS = [
+    ("shuffle", {}),
+    ("shuffle", {"every": 2}),
+    ("rewire", {}),
+    ("rewire", {"every": 2}),
+    ("occlude", {}),
+    ("occlude", {"mode": "zero", "every": 2}),
+    ("noise", {}),
+    ("noise", {"protect_self": False}),
+    ("inject", {}),
+]
+variants = pytest.mark.parametrize(
+    ("name", "options"), VARIANTS, ids=[f"{n}-{o}" for n, o in VARIANTS]
+)
+severities = st.floats(0, 1)
+seeds = st.integers(0, 2**31)
+
+
+def build(name: str, **options: Any) -> Perturbation:
+    return make_perturbation(name, **{**OPTIONS.get(name, {}), **options})
+
+
+def make_tokens(seed: int, envs: int = 3, agents: int = 2, places: int = 9) -> Tokens:
+    """Tokens with one self, some padding, and NaN under it."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(envs, agents, places, 4, generator=generator)
+    types = torch.randint(1, 4, (envs, agents, places), generator=generator)
+    types[..., 0] = SELF_TYPE
+    padding = torch.rand(envs, agents, places, generator=generator) < 0.2
+    padding[..., 0] = False
+    features[padding] = torch.nan
+    return Tokens(features, types, padding)
+
+
+def keys(envs: int = 3, seed: int = 0, first: int = 0, episode: int = 0) -> Tensor:
+    worlds = torch.arange(envs) + first
+    episodes = torch.full_like(worlds, episode)
+    return stream_keys(seed, worlds, episodes, Purpose.PERTURBATION)
+
+
+def play(
+    perturbation: Perturbation, tokens: Tokens, steps: int = 5, **options: Any
+) -> list[Tokens]:
+    """What a policy would see at some steps, if the world stood still."""
+    return [seen for seen, _ in states(perturbation, tokens, steps, **options)]
+
+
+def states(
+    perturbation: Perturbation, tokens: Tokens, steps: int = 5, **options: Any
+) -> Iterator[tuple[Tokens, PerturbationState]]:
+    state = perturbation.start(tokens, keys(len(tokens.types), **options))
+    for _ in range(steps):
+        seen, state = perturbation(tokens, state)
+        yield seen, state
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor
+
+
+def same(a: Tokens, b: Tokens) -> bool:
+    """Equal bit for bit, NaN and the sign of zero included."""
+    return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
+
+
+def present_bag(tokens: Tokens) -> list[list[tuple[float, ...]]]:
+    """Each row's unpadded tokens as a sorted list: the set that they are."""
+    flat = tokens.flatten_batch()
+    return [
+        sorted(
+            (*map(float, features), int(kind))
+            for features, kind, padded in zip(*row, strict=True)
+            if not padded
+        )
+        for row in zip(*flat, strict=True)
+    ]
+
+
+# All of them
+
+
+def test_every_registered_perturbation_is_tried_here() -> None:
+    assert {name for name, _ in VARIANTS} == set(PERTURBATIONS)
+    assert perturbation_names() == sorted(PERTURBATIONS)
+
+
+@variants
+@given(seed=seeds)
+def test_severity_0_is_the_identity_bit_for_bit(
+    name: str, options: dict[str, Any], seed: int
+) -> None:
+    tokens = make_tokens(seed)
+    tokens.features[0, 0, 0, 0] = -0.0
+    for seen in play(build(name, severity=0.0, **options), tokens):
+        assert same(seen, tokens)
+
+
+@variants
+def test_it_leaves_the_worlds_own_tensors_alone(
+    name: str, options: dict[str, Any]
+) -> None:
+    tokens = make_tokens(0)
+    before = tokens.map(torch.clone)
+    play(build(name, severity=1.0, **options), tokens)
+    assert same(tokens, before)
+
+
+@variants
+@given(seed=seeds, severity=severities)
+def test_same_keys_same_perturbation(
+    name: str, options: dict[str, Any], seed: int, severity: float
+) -> None:
+    tokens = make_tokens(seed)
+    perturbation = build(name, severity=severity, **options)
+    pairs = zip(play(perturbation, tokens), play(perturbation, tokens), strict=True)
+    assert all(same(a, b) for a, b in pairs)
+
+
+@variants
+@pytest.mark.parametrize("other", [{"seed": 1}, {"first": 9}, {"episode": 1}])
+def test_other_seeds_worlds_and_episodes_differ(
+    name: str, options: dict[str, Any], other: dict[str, int]
+) -> None:
+    tokens, perturbation = make_tokens(0), build(name, severity=0.5, **options)
+    here, there = play(perturbation, tokens)[0], play(perturbation, tokens, **other)[0]
+    assert not same(here, there)
+
+
+@variants
+@given(seed=seeds, severity=severities)
+def test_a_row_is_the_same_alone_and_among_others(
+    name: str, options: dict[str, Any], seed: int, severity: float
+) -> None:
+    tokens = make_tokens(seed, envs=4)
+    perturbation = build(name, severity=severity, **options)
+    together = play(perturbation, tokens)
+    alone = play(perturbation, tokens.at(slice(2, 3)), first=2)
+    for many, one in zip(together, alone, strict=True):
+        assert same(many.at(slice(2, 3)), one)
+
+
+@variants
+def test_agents_of_a_world_are_perturbed_apart(
+    name: str, options: dict[str, Any]
+) -> None:
+    twins = make_tokens(0).at((slice(None), slice(0, 1)))
+    twins = twins.map(lambda tensor: tensor.expand(-1, 2, *tensor.shape[2:]).clone())
+    seen = play(build(name, severity=0.5, **options), twins)[0]
+    assert not same(seen.at((slice(None), 0)), seen.at((slice(None), 1)))
+
+
+@variants
+def test_a_restart_touches_the_worlds_that_begin_anew(
+    name: str, options: dict[str, Any]
+) -> None:
+    tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
+    where = torch.tensor([False, True, False])
+    state = perturbation.start(tokens, keys())
+    for _ in range(3):
+        _, state = perturbation(tokens, state)
+    fresh = perturbation.start(tokens, keys(episode=1))
+    merged = perturbation.start(tokens, keys(episode=1), state, where)
+    assert merged.keys() == state.keys()
+    for part, tensor in merged.items():
+        assert tensor.dtype == state[part].dtype
+        assert torch.equal(tensor[~where], state[part][~where])
+        assert torch.equal(tensor[where], fresh[part][where])
+    assert not torch.equal(merged["steps"], state["steps"])
+
+
+@variants
+def test_its_memory_can_be_taken_apart_by_rows(
+    name: str, options: dict[str, Any]
+) -> None:
+    tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
+    state = perturbation.start(tokens, keys())
+    rows = torch.tensor([2, 0])
+    part = {key: tensor[rows] for key, tensor in state.items()}
+    for _ in range(4):
+        seen, state = perturbation(tokens, state)
+        seen_part, part = perturbation(tokens.at(rows), part)
+        assert same(seen.at(rows), seen_part)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "rewire", "occlude"])
+def test_every_k_steps_or_at_reset_only(name: str) -> None:
+    tokens = make_tokens(0, places=20)
+    once = play(build(name, severity=0.5), tokens, steps=7)
+    assert all(same(seen, once[0]) for seen in once)
+    thrice = play(build(name, severity=0.5, every=3), tokens, steps=7)
+    changed = [not same(a, b) for a, b in itertools.pairwise(thrice)]
+    assert changed == [False, False, True, False, False, True]
+    assert same(thrice[0], once[0])
+
+
+@variants
+@pytest.mark.parametrize("severity", [-0.1, 1.1, float("nan")])
+def test_a_severity_out_of_range_is_refused(
+    name: str, options: dict[str, Any], severity: float
+) -> None:
+    with pytest.raises(InputError, match=r"severity: expected a number in \[0, 1\]"):
+        build(name, severity=severity, **options)
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(InputError, match=r"unknown perturbation 'shufle'.*'shuffle'"):
+        make_perturbation("shufle")
+    with pytest.raises(InputError, match="every: expected null or at least 1, got 0"):
+        build("shuffle", every=0)
+    with pytest.raises(InputError, match="mode: expected drop or zero, got 'cut'"):
+        build("occlude", mode="cut")
+    with pytest.raises(InputError, match="scale: expected a number of at least 0"):
+        build("noise", scale=-1.0)
+    with pytest.raises(InputError, match="count: expected at least 1"):
+        build("inject", count=0)
+    with pytest.raises(InputError, match="spread: expected a number of at least 0"):
+        build("inject", spread=-1.0)
+
+
+@variants
+def test_it_reaches_the_policy(name: str, options: dict[str, Any]) -> None:
+    """Each changes a network's output, but the shuffle of an invariant one's."""
+    spec = TokenSpec(9, 4, ("self", "agent", "signal", "noise"))
+    network = SetNetwork(
+        spec,
+        encoder={"name": "transformer"},
+        pooling={"name": "ada"},
+        init_std=0.5,
+        seed=0,
+    ).double()
+    tokens = make_tokens(1)
+    seen = play(build(name, severity=0.8, **options), tokens)[0]
+    with torch.no_grad():
+        clean, perturbed = (network(t.flatten_batch()) for t in (tokens, seen))
+    change = (clean - perturbed).abs().amax(-1)
+    if name == "shuffle":
+        assert not same(seen, tokens)
+        assert change.max() < 1e-12
+    else:
+        assert change.min() > 1e-6
+
+
+# Shuffle and rewire
+
+
+@given(seed=seeds, severity=severities)
+def test_shuffle_moves_whole_tokens(seed: int, severity: float) -> None:
+    tokens = make_tokens(seed)
+    for seen, state in states(build("shuffle", severity=severity, every=1), tokens):
+        assert present_bag(seen) == present_bag(tokens)
+        places = state["origin"].sort(-1).values
+        assert torch.equal(places, torch.arange(9).expand_as(places))
+        moved = state["origin"] != torch.arange(9)
+        assert moved.sum(-1).max() <= round(severity * 9)
+
+
+@given(seed=seeds, severity=severities)
+def test_rewire_moves_features_and_keeps_types(seed: int, severity: float) -> None:
+    tokens = make_tokens(seed)
+    present = ~tokens.padding
+    for seen, state in states(build("rewire", severity=severity, every=1), tokens):
+        assert torch.equal(seen.types, tokens.types)
+        assert torch.equal(seen.padding, tokens.padding)
+        # The NaN under padding stays there.
+        assert torch.isfinite(seen.features[present]).all()
+        sums = [t.features.nan_to_num().sum(-2) for t in (seen, tokens)]
+        torch.testing.assert_close(*sums)
+        moved = state["origin"] != torch.arange(9)
+        most = (present.sum(-1) * severity).round()
+        assert (moved.sum(-1) <= most).all()
+
+
+def test_rewire_crosses_most_wires_at_severity_1() -> None:
+    tokens = make_tokens(0, envs=64, places=16)
+    _, state = next(states(build("rewire"), tokens))
+    moved = (state["origin"] != torch.arange(16))[~tokens.padding]
+    # A random permutation of n leaves one element in place on average.
+    assert 0.8 < moved.float().mean() < 1
+
+
+def test_a_wire_to_a_token_that_vanished_is_dead() -> None:
+    tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
+    perturbation = build("rewire")
+    state = perturbation.start(tokens, keys())
+    gone = tokens.padding.clone()
+    gone[..., 4] = True
+    seen, state = perturbation(tokens._replace(padding=gone), state)
+    assert torch.equal(seen.padding, gone | (state["origin"] == 4))
+
+
+def test_all_permutations_are_equally_likely() -> None:
+    tokens = make_tokens(0, envs=6000, agents=1, places=3)
+    _, state = next(states(build("shuffle"), tokens))
+    code = (state["origin"][:, 0] * torch.tensor([9, 3, 1])).sum(-1)
+    counts = code.unique(return_counts=True)[1]
+    assert len(counts) == 6
+    # Each count has mean 1000 and standard deviation 29.
+    assert (counts - 1000).abs().max() < 130
+
+
+# Occlude
+
+
+@given(seed=seeds, severity=severities, mode=st.sampled_from(["drop", "zero"]))
+def test_occlusion_takes_the_exact_count_and_spares_self(
+    seed: int, severity: float, mode: str
+) -> None:
+    tokens = make_tokens(seed)
+    free = ~tokens.padding & (tokens.types != SELF_TYPE)
+    for seen in play(build("occlude", severity=severity, mode=mode), tokens):
+        zeroed = (seen.features == 0).all(-1) & ~seen.padding
+        missing = (seen.padding & ~tokens.padding) if mode == "drop" else zeroed
+        counts, removed = (mask.sum(-1).flatten().tolist() for mask in (free, missing))
+        assert removed == [round(severity * count) for count in counts]
+        assert not (missing & ~free).any()
+        if mode == "zero":
+            assert torch.equal(seen.padding, tokens.padding)
+        kept = ~missing[..., None] & ~tokens.padding[..., None]
+        assert torch.equal(
+            seen.features.masked_fill(~kept, 0), tokens.features.masked_fill(~kept, 0)
+        )
+
+
+def test_occlusion_of_all_takes_self_only_if_told() -> None:
+    tokens = make_tokens(0)
+    assert play(build("occlude", severity=1.0), tokens)[0].padding[..., 1:].all()
+    assert not play(build("occlude", severity=1.0), tokens)[0].padding[..., 0].any()
+    for options in ({"protect_self": False}, {"has_self": False}):
+        seen = play(build("occlude", severity=1.0, **options), tokens)[0]
+        assert seen.padding.all()
+
+
+def test_more_occlusion_takes_the_same_tokens_and_more() -> None:
+    tokens = make_tokens(0)
+    less, more = (
+        play(build("occlude", severity=s), tokens)[0].padding for s in (0.3, 0.8)
+    )
+    assert (less <= more).all()
+    assert less.sum() < more.sum()
+
+
+# Noise
+
+
+def test_noise_is_gaussian_and_fresh_at_each_step() -> None:
+    tokens = make_tokens(0, envs=400, places=16)
+    errors = torch.stack(
+        [
+            seen.features - tokens.features
+            for seen in play(build("noise", severity=0.5, scale=3.0), tokens, steps=3)
+        ]
+    )[:, ~tokens.padding & (tokens.types != SELF_TYPE)]
+    assert abs(float(errors.mean())) < 0.01
+    assert float(errors.std()) == pytest.approx(1.5, rel=0.01)
+    # Gaussian: the fourth moment is three times the variance squared.
+    kurtosis = (errors**4).mean() / errors.var() ** 2
+    assert float(kurtosis) == pytest.approx(3.0, abs=0.1)
+    across = torch.corrcoef(errors.flatten(1))
+    assert (across - torch.eye(3)).abs().max() < 0.02
+
+
+def test_noise_spares_self_by_default() -> None:
+    tokens = make_tokens(0)
+    own = tokens.types == SELF_TYPE
+    seen = play(build("noise", severity=1.0), tokens)[0]
+    assert torch.equal(seen.features[own], tokens.features[own])
+    for options in ({"protect_self": False}, {"has_self": False}):
+        seen = play(build("noise", severity=1.0, **options), tokens)[0]
+        assert (seen.features[own] != tokens.features[own]).all()
+
+
+def test_noise_on_an_image_stays_an_image() -> None:
+    tokens = make_tokens(0)
+    images = (tokens.features.nan_to_num().abs() * 120).clamp(max=255).byte()
+    noise = build("noise", severity=1.0, scale=50.0, has_self=False)
+    seen = play(noise, tokens._replace(features=images))[0]
+    assert seen.features.dtype == torch.uint8
+    assert not torch.equal(seen.features, images)
+    # What would fall below 0 is cut there; it doesn't wrap round to 255.
+    dark = images < 5
+    assert seen.features[dark].float().mean() < 50
+
+
+# Inject
+
+
+@given(seed=seeds, severity=severities)
+def test_injection_appends_tokens_of_the_type(seed: int, severity: float) -> None:
+    tokens = make_tokens(seed)
+    added = round(severity * 6)
+    for seen, state in states(build("inject", severity=severity), tokens):
+        assert seen.num_tokens == 9 + added
+        assert same(seen.map(lambda tensor: tensor[:, :, :9]), tokens)
+        assert (seen.types[..., 9:] == NOISE).all()
+        present = ~seen.padding[..., 9:]
+        assert torch.isfinite(seen.features[..., 9:, :][present]).all()
+        assert (state["origin"][..., 9:] == -1).all()
+        assert torch.equal(state["origin"][0, 0, :9], torch.arange(9))
+
+
+def moving_world(time: int) -> tuple[Tokens, Tensor]:
+    """An observer that moves among landmarks (noise), and one that moves (signal)."""
+    observer = torch.tensor([0.3, -0.1]) * time
+    landmarks = torch.tensor([[1.0, 1.0], [-2.0, 0.5]])
+    signal = torch.tensor([[0.0, 3.0]]) + 0.2 * time
+    places = torch.cat([observer[None], landmarks, signal]) - observer
+    velocities = torch.tensor([[0.0, 0], [-3, 1], [-3, 1], [-1, 3]])
+    features = torch.cat([places, velocities], -1)[None, None]
+    types = torch.tensor([SELF_TYPE, NOISE, NOISE, 2])[None, None]
+    padding = torch.zeros_like(types, dtype=torch.bool)
+    return Tokens(features, types, padding), observer
+
+
+def test_distractors_stand_still_in_the_world() -> None:
+    perturbation = build("inject", spread=0.5)
+    state = perturbation.start(moving_world(0)[0], keys(1))
+    places = []
+    for time in range(4):
+        tokens, observer = moving_world(time)
+        seen, state = perturbation(tokens, state)
+        places.append(seen.features[0, 0, 4:, :2] + observer)
+        # Seen from the observer they move as the landmarks do.
+        assert torch.equal(
+            seen.features[0, 0, 4:, 2:], torch.tensor([[-3.0, 1.0]]).expand(6, 2)
+        )
+    for place in places[1:]:
+        torch.testing.assert_close(place, places[0])
+    assert len(places[0].unique(dim=0)) == 6
+    landmarks = torch.tensor([[1.0, 1.0], [-2.0, 0.5]])
+    offsets = (places[0][:, None] - landmarks).abs().amax(-1).amin(-1)
+    assert offsets.max() <= 0.5
+
+
+def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> None:
+    tokens, _ = moving_world(0)
+    seen = play(build("inject", token_type=1, spread=0.0), tokens)[0]
+    others = tokens.features[0, 0, 1:]
+    distances = (seen.features[0, 0, 4:, None] - others).abs().amax(-1).amin(-1)
+    assert (distances == 0).all()
+    assert not seen.padding.any()
+
+
+def test_without_any_anchor_the_distractors_are_padded() -> None:
+    tokens, _ = moving_world(0)
+    alone = tokens._replace(padding=torch.tensor([[[False, True, True, True]]]))
+    seen = play(build("inject"), alone)[0]
+    assert seen.padding[0, 0, 1:].all()
+    assert torch.equal(seen.padding[0, 0, :1], torch.tensor([False]))
+
+
+def test_a_distractor_vanishes_with_its_anchor() -> None:
+    tokens, _ = moving_world(0)
+    perturbation = build("inject")
+    state = perturbation.start(tokens, keys(1))
+    gone = tokens._replace(padding=torch.tensor([[[False, True, False, False]]]))
+    seen, state = perturbation(gone, state)
+    assert torch.equal(seen.padding[0, 0, 4:], state["anchor"][0, 0] == 1)
+
+
+def test_a_type_by_name() -> None:
+    names = ("self", "agent", "signal", "noise")
+    perturbation = build("inject", token_type="noise", type_names=names)
+    assert (play(perturbation, make_tokens(0))[0].types[..., 9:] == NOISE).all()
+    with pytest.raises(
+        InputError, match=r"'nois'.*agent, noise, self, signal.*'noise'"
+    ):
+        build("inject", token_type="nois", type_names=names)
+    with pytest.raises(InputError, match="expected a number, or type_names"):
+        build("inject", token_type="noise")
+    with pytest.raises(InputError, match="token_type: expected 0 to 3, got 4"):
+        build("inject", token_type=4, type_names=names)
+    with pytest.raises(InputError, match="needs the option 'token_type'"):
+        make_perturbation("inject")
+
+
+def test_positions_that_the_features_cannot_hold() -> None:
+    with pytest.raises(
+        InputError, match="position_features: expected at most 4, got 5"
+    ):
+        play(build("inject", position_features=5), make_tokens(0))
+    images = make_tokens(0)
+    images = images._replace(features=images.features.nan_to_num().byte())
+    with pytest.raises(InputError, match="expected features with positions"):
+        play(build("inject"), images)

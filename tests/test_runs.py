@@ -1,0 +1,424 @@
+"""Run folders: nothing is overwritten, a crash leaves the old or the new."""
+
+import io
+import math
+import multiprocessing
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from marl_pool import InputError, __version__, atomic, runs
+from marl_pool.progress import Progress, duration
+from marl_pool.runs import Run, default_path, iteration_of
+
+CONFIG = {"env": {"name": "simple_centroid"}, "lr": 1e-05, "seed": 3, "limit": None}
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run.create(tmp_path / "a" / "run", CONFIG)
+    yield run
+    run.close()
+
+
+def fill(run: Run, *iterations: int) -> None:
+    for iteration in iterations:
+        with run.checkpoint(iteration) as folder:
+            (folder / "policy").mkdir()
+            (folder / "policy" / "config.json").write_text(str(iteration))
+
+
+# Creating and opening
+
+
+def test_a_run_reads_back_its_config_and_version(run):
+    again = Run.open(run.path)
+    assert again.config == CONFIG
+    assert again.version == __version__
+    again.write_config({**CONFIG, "seed": 4})
+    assert Run.open(run.path).config["seed"] == 4
+
+
+def test_an_existing_run_is_not_clobbered(run):
+    before = (run.path / "config.yaml").read_bytes()
+    with pytest.raises(
+        InputError, match="exists; choose another --run-dir or `marl-po"
+    ):
+        Run.create(run.path, {"seed": 9})
+    assert (run.path / "config.yaml").read_bytes() == before
+
+
+def test_an_empty_folder_becomes_a_run_and_a_file_does_not(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert Run.create(tmp_path / "empty", CONFIG).config == CONFIG
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be made"):
+        Run.create(tmp_path / "file", CONFIG)
+    with pytest.raises(InputError, match="cannot be made"):
+        Run.create(tmp_path / "file" / "run", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is no run folder: it has no config.yaml"),
+        (b"", "is truncated or none of ours"),
+        (b"seed: 3\n", "is truncated or none of ours"),
+        (b"- 3\n", "is truncated or none of ours"),
+        (b"seed: [3\n", "cannot be read: while parsing"),
+        (b"\xff\xfe\x00", "cannot be read: "),
+    ],
+)
+def test_a_broken_config_is_one_clear_line(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        Run.open(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_run_is_one_clear_line(tmp_path):
+    with pytest.raises(InputError, match="no such run folder"):
+        Run.open(tmp_path / "none")
+
+
+@given(st.data())
+def test_a_config_cut_short_anywhere_never_reads_as_whole(tmp_path_factory, data):
+    run = Run.create(tmp_path_factory.mktemp("run"), CONFIG)
+    text = (run.path / "config.yaml").read_text()
+    last = text.index("package_version") + len("package_version: ")
+    cut = data.draw(st.integers(0, last))
+    (run.path / "config.yaml").write_text(text[:cut])
+    with pytest.raises(InputError):
+        Run.open(run.path)
+
+
+def test_only_a_run_that_wrote_nothing_is_discarded(run):
+    with run.lock():
+        pass
+    fill(run, 1)
+    run.discard_if_unused()
+    assert run.checkpoints()
+    other = Run.create(run.path.parent / "other", CONFIG)
+    with other.lock():
+        pass
+    other.discard_if_unused()
+    assert not other.path.exists()
+
+
+def test_default_path_names_env_pooling_and_seed():
+    config = {"env": {"name": "simple_centroid"}, "pooling": {"name": "a.b:My"}}
+    path = default_path({**config, "seed": 5})
+    assert path.parent.name == "runs"
+    assert path.name.endswith("-simple_centroid-My-s5")
+
+
+# Locking
+
+
+def _try_lock(path, answer):
+    try:
+        with Run.open(path).lock():
+            answer.put("free")
+    except InputError as error:
+        answer.put(str(error))
+
+
+def test_two_processes_cannot_train_one_run(run):
+    spawn = multiprocessing.get_context("spawn")
+
+    def ask() -> str:
+        answer = spawn.Queue()
+        process = spawn.Process(target=_try_lock, args=(run.path, answer))
+        process.start()
+        text = answer.get(timeout=60)
+        process.join()
+        return text
+
+    with run.lock():
+        assert "another process is training this run" in ask()
+    assert ask() == "free"
+
+
+# Metrics
+
+
+@given(st.lists(st.floats() | st.integers(-(2**60), 2**60), max_size=5))
+def test_metrics_read_back_as_they_were_logged(tmp_path_factory, values):
+    run = Run.create(tmp_path_factory.mktemp("run"), CONFIG)
+    run._events = _NoEvents()
+    for iteration, value in enumerate(values):
+        run.log({"iteration": iteration, "value": value})
+    rows = run.rows()
+    assert [row["iteration"] for row in rows] == list(range(len(values)))
+    for row, value in zip(rows, values, strict=True):
+        same = row["value"] == value
+        assert same or (math.isnan(row["value"]) and math.isnan(value))
+
+
+class _NoEvents:
+    def add_scalar(self, name, value, step): ...
+
+    def flush(self): ...
+
+    def close(self): ...
+
+
+def test_the_first_row_fixes_the_columns(run):
+    run.log({"iteration": 1, "loss": 0.5, "kl": 0.1})
+    run.log({"iteration": 2, "loss": 0.25})
+    assert run.metrics_path.read_text() == "iteration,loss,kl\n1,0.5,0.1\n2,0.25,\n"
+    assert math.isnan(run.rows()[1]["kl"])
+    with pytest.raises(ValueError, match="surprise"):
+        run.log({"iteration": 3, "surprise": 1.0})
+
+
+def test_rows_are_on_disk_at_once_and_a_cut_row_is_ignored(run):
+    run.log({"iteration": 1, "loss": 0.5})
+    with run.metrics_path.open("a") as out:
+        out.write("2,0.1")
+    assert Run.open(run.path).rows() == [{"iteration": 1, "loss": 0.5}]
+    assert Run.create(run.path.parent / "new", CONFIG).rows() == []
+
+
+def test_resuming_drops_later_rows_and_goes_on(run):
+    for iteration in range(1, 6):
+        run.log({"iteration": iteration, "loss": iteration / 10})
+    with run.metrics_path.open("a") as out:
+        out.write("6,0.")
+    again = Run.open(run.path)
+    again.resume_at(3)
+    again.log({"iteration": 4, "loss": 40.0})
+    again.close()
+    assert [(row["iteration"], row["loss"]) for row in again.rows()] == [
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+        (4, 40.0),
+    ]
+
+
+def test_resuming_before_the_first_row_starts_a_new_file(run):
+    run.resume_at(0)
+    run.metrics_path.write_text("iterat")
+    run.resume_at(0)
+    run.log({"iteration": 1, "loss": 1.0})
+    assert run.rows() == [{"iteration": 1, "loss": 1.0}]
+
+
+def test_a_crash_while_trimming_loses_no_row(run, monkeypatch):
+    for iteration in (1, 2, 3):
+        run.log({"iteration": iteration, "loss": 1.0})
+
+    def crash(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(atomic.os, "fsync", crash)
+    with pytest.raises(OSError, match="disk full"):
+        run.resume_at(1)
+    assert len(run.rows()) == 3
+    assert not list(run.path.glob(".metrics*"))
+
+
+def test_tensorboard_shows_the_rows_of_a_resumed_run_once(run):
+    for iteration in (1, 2, 3):
+        run.log({"iteration": iteration, "loss": float(iteration)})
+    run.resume_at(2)
+    run.log({"iteration": 3, "loss": 30.0})
+    run.close()
+    events = EventAccumulator(str(run.path))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert shown == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+# Checkpoints
+
+
+def test_checkpoints_are_listed_by_iteration(run):
+    assert run.latest_checkpoint() is None
+    fill(run, 20, 1_000_000, 3)
+    assert [iteration_of(path) for path in run.checkpoints()] == [3, 20, 1_000_000]
+    assert run.latest_checkpoint().name == "iter_1000000"
+    assert run.checkpoints()[0].name == "iter_000003"
+
+
+def test_a_checkpoint_that_fails_leaves_nothing(run):
+    fill(run, 1)
+
+    def fail() -> None:
+        with run.checkpoint(2) as folder:
+            (folder / "half").touch()
+            assert run.latest_checkpoint().name == "iter_000001"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert [path.name for path in (run.path / "checkpoints").iterdir()] == [
+        "iter_000001"
+    ]
+
+
+def test_a_killed_writer_leaves_nothing_that_counts(run):
+    fill(run, 1)
+    (run.path / "checkpoints" / ".iter_000002.new").mkdir()
+    assert iteration_of(run.latest_checkpoint()) == 1
+    run.prune(1)
+    assert not list((run.path / "checkpoints").glob(".*"))
+
+
+def test_a_checkpoint_of_the_same_iteration_is_replaced(run):
+    fill(run, 1)
+    with run.checkpoint(1) as folder:
+        (folder / "new").touch()
+    assert [path.name for path in run.checkpoints()[0].iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [2, 5]), (2, [2, 4, 5]), (9, None)])
+def test_pruning_keeps_the_newest_and_the_best(run, keep, left):
+    fill(run, 1, 2, 3, 4, 5)
+    run.mark_best(2, -1.5)
+    run.prune(keep)
+    kept = [iteration_of(path) for path in run.checkpoints()]
+    assert kept == (left or [1, 2, 3, 4, 5])
+
+
+def test_the_best_is_remembered(run):
+    assert run.best is None
+    run.mark_best(7, -1.25)
+    assert Run.open(run.path).best == (7, -1.25)
+    (run.path / "checkpoints" / "best.json").write_text("{")
+    with pytest.raises(InputError, match=r"best\.json cannot be read"):
+        assert run.best
+
+
+# Policies
+
+
+def test_policy_is_replaced_whole_or_not_at_all(run):
+    with run.save_policy_dir() as folder:
+        (folder / "first").touch()
+
+    def fail() -> None:
+        with run.save_policy_dir() as folder:
+            (folder / "second").touch()
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert [path.name for path in run.policy_dir.iterdir()] == ["first"]
+    with run.save_policy_dir() as folder:
+        (folder / "third").touch()
+    assert [path.name for path in run.policy_dir.iterdir()] == ["third"]
+    assert not list(run.path.glob(".policy*"))
+
+
+def test_policy_survives_a_crash_between_the_renames(run):
+    with run.save_policy_dir() as folder:
+        (folder / "first").touch()
+    run.policy_dir.rename(run.path / ".policy.old")
+    assert (Run.open(run.path).policy_dir / "first").is_file()
+
+
+def test_policy_path_finds_best_last_and_numbered(run):
+    for which in ("best", "last", 3):
+        with pytest.raises(InputError, match="checkpoints: none yet"):
+            run.policy_path(which)
+    fill(run, 3, 7)
+    with run.save_policy_dir() as folder:
+        (folder / "config.json").write_text("best")
+    read = {
+        which: (run.policy_path(which) / "config.json").read_text()
+        for which in ("best", "last", 3)
+    }
+    assert read == {"best": "best", "last": "7", 3: "3"}
+    with pytest.raises(InputError, match="no policy 4; checkpoints: 3, 7"):
+        run.policy_path(4)
+
+
+# Results
+
+
+def test_results_have_their_places_and_videos_never_overwrite(run):
+    assert run.evaluation_dir.is_dir()
+    names = []
+    for _ in range(3):
+        path = run.new_video_path("clean")
+        path.touch()
+        names.append(path.name)
+    assert names == ["clean.webm", "clean-2.webm", "clean-3.webm"]
+
+
+def test_config_yaml_is_plain_yaml_for_people(run):
+    text = (run.path / "config.yaml").read_text()
+    assert yaml.safe_load(text) == {**CONFIG, "package_version": __version__}
+    assert text.index("env:") < text.index("seed:") < text.index(runs.VERSION)
+
+
+# Progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_counts_only_the_steps_of_this_session():
+    clock = Clock()
+    progress = Progress(1000, done=400, clock=clock, stream=io.StringIO())
+    assert progress.seconds_left is None
+    clock.now += 10
+    progress.update(500, return_mean=-1.25)
+    assert progress.rate == pytest.approx(10)
+    assert progress.seconds_left == pytest.approx(50)
+    assert progress.line() == (
+        "500 / 1,000 steps  10 steps/s  0:50 left  return mean -1.25"
+    )
+
+
+def test_progress_knows_the_time_limit():
+    clock = Clock()
+    progress = Progress(10**9, time_limit=30, clock=clock, stream=io.StringIO())
+    clock.now += 10
+    progress.update(100)
+    assert progress.seconds_left == pytest.approx(20)
+    clock.now += 100
+    assert progress.seconds_left == 0
+
+
+def test_progress_writes_plain_lines_now_and_then():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(100, clock=clock, stream=stream, interval=10) as progress:
+        for done in range(1, 31):
+            clock.now += 1
+            progress.update(done)
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "11", "21", "30"]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_progress_moves_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with Progress(100, stream=stream) as progress:
+        progress.update(50)
+    assert "\x1b[" in stream.getvalue()
+    assert "50 / 100 steps" in stream.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")],
+)
+def test_duration_is_hours_minutes_seconds(seconds, text):
+    assert duration(seconds) == text
