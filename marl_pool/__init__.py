@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.errors import InputError
+from marl_pool.version import __version__
 
 if TYPE_CHECKING:
     from marl_pool.encoders import encoder_names, make_encoder
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from marl_pool.pooling.base import Pooling
     from marl_pool.rollout import collect
     from marl_pool.tokens import Tokens, TokenSpec
-
-__version__ = "0.1.0"
 
 __all__ = [
     "InputError",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool import names
 from marl_pool.arguments import KINDS, RESOURCES, parse, print_help
-from marl_pool.errors import InputError
+from marl_pool.errors import InputError, StoppedError
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -76,6 +76,8 @@ def _train(arguments: Namespace, overrides: list[str]) -> int:
     run = Run.create(arguments.run_dir or default_path(config), config)
     try:
         return _run_training(run)
+    except StoppedError:
+        raise
     except InputError:
         run.discard_if_unused()
         raise

@@ -44,8 +44,8 @@ def init_weights(module: nn.Module, std: float) -> None:
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=std)
-            if getattr(part, "bias", None) is not None:
-                nn.init.zeros_(part.bias)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
         for name in ("tokens", "learned_query"):
             if isinstance(getattr(part, name, None), nn.Parameter):
                 nn.init.normal_(getattr(part, name), std=std)

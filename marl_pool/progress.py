@@ -42,6 +42,7 @@ class Progress:
         self.time_limit, self.interval, self.clock = time_limit, interval, clock
         self._first, self._began = done, clock()
         self._last_line, self._numbers = -float("inf"), ""
+        self._printed: int | None = None
         self._stream = sys.stderr if stream is None else stream
         self._console = Console(file=self._stream)
         self._live: Live | None = None
@@ -60,7 +61,8 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        print(self.line(), file=self._stream, flush=True)
+        if self._printed != self.done:
+            self._print()
 
     def update(self, done: int, **numbers: float) -> None:
         """Show that ``done`` units are done, and some numbers by name.
@@ -76,8 +78,7 @@ class Progress:
         if self._live is not None:
             self._live.update(self._bar())
         elif self.clock() - self._last_line >= self.interval:
-            self._last_line = self.clock()
-            print(self.line(), file=self._stream, flush=True)
+            self._print()
 
     @property
     def rate(self) -> float:
@@ -102,6 +103,10 @@ class Progress:
             f"{self.done:,} / {self.total:,} {self.unit}"
             f"  {self.rate:,.0f} {self.unit}/s{until}{self._numbers}"
         )
+
+    def _print(self) -> None:
+        self._last_line, self._printed = self.clock(), self.done
+        print(self.line(), file=self._stream, flush=True)
 
     def _bar(self) -> Table:
         row = Table.grid(padding=(0, 1))

@@ -23,9 +23,9 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from marl_pool import __version__
 from marl_pool.atomic import new_file, new_folder, recover
 from marl_pool.errors import InputError
+from marl_pool.version import __version__
 
 CONFIG, METRICS, LOCK = "config.yaml", "metrics.csv", ".lock"
 VERSION = "package_version"
@@ -153,7 +153,7 @@ class Run:
                 writer.writeheader()
             writer.writerow(row)
         for name, value in row.items():
-            if name != ITERATION:
+            if name != ITERATION and math.isfinite(value):
                 self._writer().add_scalar(name, value, int(row[ITERATION]))
         self._writer().flush()
 

@@ -104,7 +104,7 @@ class TokenSpec:
         return spaces.Dict(
             features=features,
             types=spaces.Box(0, self.num_types - 1, count, np.int64),
-            padding=spaces.Box(0, 1, count, np.bool_),
+            padding=spaces.Box(0, 1, count, np.bool_),  # type: ignore[arg-type]
         )
 
     def check(self, tokens: Tokens, where: str = "tokens") -> None:

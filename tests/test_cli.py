@@ -13,6 +13,7 @@ import yaml
 import marl_pool
 from marl_pool import InputError, cli
 from marl_pool.config import compose
+from marl_pool.errors import StoppedError
 from marl_pool.runs import Run
 
 HEAVY = ("torch", "ray", "scipy", "matplotlib", "cv2")
@@ -313,10 +314,12 @@ def test_a_run_that_never_began_leaves_no_folder(refused, provide):
     assert not Path("new").exists()
 
 
-def test_a_run_that_failed_later_is_kept(refused, provide):
+@pytest.mark.parametrize("iterations", [0, 1])
+def test_a_run_that_failed_later_is_kept(refused, provide, iterations):
     def train(run, config):
-        run.metrics_path.touch()
-        raise InputError("loss is nan")
+        if iterations:
+            run.metrics_path.touch()
+        raise StoppedError("loss is nan")
 
     provide("marl_pool.training.ppo", train=train)
     assert "loss is nan" in refused("train", "--run-dir", "new")

@@ -454,7 +454,7 @@ def test_a_wrong_plugin_is_refused(plugins, overrides, message):
 # A user's own folder of YAML
 
 
-def test_config_dir_adds_options_and_goes_first(tmp_path):
+def test_config_dir_adds_options(tmp_path):
     (tmp_path / "pooling").mkdir()
     (tmp_path / "pooling" / "corner.yaml").write_text("name: ada\nquery: [0]\n")
     (tmp_path / "experiment").mkdir()
@@ -478,6 +478,9 @@ def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
     with pytest.raises(InputError, match="configuration of train: ") as caught:
         compose("train", ["pooling=bad"], tmp_path)
     assert "\n" not in str(caught.value)
+    (tmp_path / "pooling" / "ada.yaml").write_text("name: max\n")
+    with pytest.raises(InputError, match="is the package's name; rename it"):
+        compose("train", [], tmp_path)
 
 
 # Printing and changing

@@ -392,14 +392,15 @@ def test_progress_knows_the_time_limit():
     assert progress.seconds_left == 0
 
 
-def test_progress_writes_plain_lines_now_and_then():
+@pytest.mark.parametrize(("last", "count"), [(30, 4), (21, 3)])
+def test_progress_writes_plain_lines_now_and_then(last, count):
     clock, stream = Clock(), io.StringIO()
     with Progress(100, clock=clock, stream=stream, interval=10) as progress:
-        for done in range(1, 31):
+        for done in range(1, last + 1):
             clock.now += 1
             progress.update(done)
     lines = stream.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["1", "11", "21", "30"]
+    assert [line.split()[0] for line in lines] == ["1", "11", "21", str(last)][:count]
     assert "\x1b" not in stream.getvalue()
 
 

@@ -33,7 +33,8 @@ def compose(
         verb: a key of `VERBS`.
         overrides: ``group=option`` or ``key=value``, Hydra's syntax. The option of a
             group with a registry may be ``package.module:Class``.
-        config_dir: a folder of the user's own YAML files, laid out like the package's.
+        config_dir: a folder of the user's own YAML files, laid out like the package's
+            but with names of their own.
 
     Returns:
         All keys as plain data: sections first, then settings.
@@ -128,6 +129,10 @@ def _folder(config_dir: str | Path | None) -> Path | None:
     folder = Path(config_dir).resolve()
     if not folder.is_dir():
         raise InputError(f"--config-dir: no such folder: {config_dir}")
+    for file in sorted(folder.rglob("*.yaml")):
+        # Hydra would take the package's own and say nothing.
+        if (CONFIGS / file.relative_to(folder)).exists():
+            raise InputError(f"--config-dir: {file} is the package's name; rename it")
     return folder
 
 

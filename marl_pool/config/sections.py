@@ -134,11 +134,10 @@ def load(target: str) -> Any:
 
 
 def files_of(group: str, config_dir: Path | None = None) -> dict[str, Path]:
-    """The YAML files of a config group, by option; the user's folder goes first."""
-    folders = [CONFIGS] if config_dir is None else [config_dir, CONFIGS]
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in sorted((folder / group).rglob("*.yaml")):
-            option = path.relative_to(folder / group).with_suffix("").as_posix()
-            found.setdefault(option, path)
-    return found
+    """The YAML files of a config group, by option, the user's own included."""
+    folders = [CONFIGS] if config_dir is None else [CONFIGS, config_dir]
+    return {
+        path.relative_to(folder / group).with_suffix("").as_posix(): path
+        for folder in folders
+        for path in sorted((folder / group).rglob("*.yaml"))
+    }

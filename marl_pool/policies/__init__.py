@@ -32,8 +32,10 @@ def make_policy(
     """
     from marl_pool.policies.token_policy import TokenPolicy
 
-    parts = {
-        key: {"name": part} if isinstance(part, str) else dict(part)
-        for key, part in (("encoder", encoder), ("pooling", pooling))
-    }
-    return TokenPolicy(spec, action_space, **parts, **options)
+    return TokenPolicy(
+        spec, action_space, encoder=_part(encoder), pooling=_part(pooling), **options
+    )
+
+
+def _part(part: str | Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": part} if isinstance(part, str) else dict(part)

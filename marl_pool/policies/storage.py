@@ -12,13 +12,13 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from marl_pool import __version__
 from marl_pool.errors import InputError
 from marl_pool.names import target
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import TokenSpec
+from marl_pool.version import __version__
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

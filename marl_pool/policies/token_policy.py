@@ -109,6 +109,8 @@ class TokenPolicy(Policy):
         with seeded(seed, "value"):
             self.value_head = mlp(dim, head_hidden, 1)
             init_weights(self.value_head, init_std)
+        self.low: Tensor
+        self.high: Tensor
         self.register_buffer("low", torch.tensor(self.actions.low), persistent=False)
         self.register_buffer("high", torch.tensor(self.actions.high), persistent=False)
 

@@ -1,6 +1,8 @@
 """The learner connector and the minibatch iterator."""
 
-from collections.abc import Iterator
+import functools
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,9 +36,8 @@ class TrainBatch(ConnectorV2):
         batch = {}
         for module_id, chunks in by_module.items():
             device = next(rl_module[module_id].parameters()).device
-            rows = map_rows(
-                lambda array: torch.from_numpy(array).to(device), _concatenate(chunks)
-            )
+            move = functools.partial(torch.as_tensor, device=device)
+            rows = map_rows(move, _concatenate(chunks))
             advantages = rows[Postprocessing.ADVANTAGES]
             spread = advantages.std(correction=0).clamp(min=1e-4)
             rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
@@ -77,10 +78,9 @@ class EpochIterator:
             module_id: len(rows[Columns.ACTIONS])
             for module_id, rows in self.rows.items()
         }
-        needed = -(-max(self.counts.values()) // minibatch_size)
-        self.per_epoch = max(1, num_minibatches // num_epochs) or needed
-        if not num_minibatches:
-            self.per_epoch = needed
+        self.per_epoch = -(-max(self.counts.values()) // minibatch_size)
+        if num_minibatches:
+            self.per_epoch = max(1, num_minibatches // num_epochs)
         self.num_epochs, self.generator = num_epochs, generator
 
     def __iter__(self) -> Iterator[MultiAgentBatch]:
@@ -105,13 +105,13 @@ class EpochIterator:
             whole = self.rows[module_id]
             if self.per_epoch > 1:
                 index = rows.to(whole[Columns.ACTIONS].device)
-                whole = map_rows(lambda column: column[index], whole)
+                whole = map_rows(operator.itemgetter(index), whole)
             batches[module_id] = SampleBatch(whole)
         steps = max(len(rows) for rows in chosen.values())
         return MultiAgentBatch(batches, env_steps=steps)
 
 
-def map_rows(function: Any, rows: Rows) -> Rows:
+def map_rows(function: Callable[[Any], Any], rows: Rows) -> Rows:
     """Apply ``function`` to every column of a module's batch."""
     return {
         key: (

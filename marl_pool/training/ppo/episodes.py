@@ -1,5 +1,6 @@
 """From trajectories to RLlib's episodes, as slices of whole arrays."""
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -104,6 +105,6 @@ def _lives(active: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield ``(start, stop)`` of the stretches in which an agent lived."""
     changes = (active[1:] != active[:-1]).nonzero()[0] + 1
     cuts = np.unique(np.concatenate([[0], changes, ends + 1, [len(active)]]))
-    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, stop in itertools.pairwise(cuts):
         if active[start]:
             yield int(start), int(stop)

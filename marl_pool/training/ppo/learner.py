@@ -1,5 +1,7 @@
 """The PPO learner: RLlib's loss, our minibatches, gradients in cache-sized pieces."""
 
+import operator
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +9,7 @@ import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.utils.metrics import ALL_MODULES
 from torch import Tensor
 
 from marl_pool.training.ppo.batch import EpochIterator, Rows, map_rows
@@ -18,6 +21,8 @@ FIRST_RATIO_ERROR = "first_ratio_error"
 """Metric: largest |ratio - 1| in an update's first pass, before any step."""
 FIRST_KL = "first_kl"
 """Metric: mean KL divergence from the sampling policy in an update's first pass."""
+LEARN_SECONDS = "learn_seconds"
+"""Metric: of one update, all its epochs."""
 NON_FINITE_LOSS = "non_finite_loss"
 """Metric: 1 if a loss or gradient was NaN or infinite; that step was not taken."""
 
@@ -42,6 +47,17 @@ class BatchedPPOLearner(PPOTorchLearner):
             params=parameters,
             lr_or_lr_schedule=config.lr,
         )
+
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Start the clock of the update."""
+        super().before_gradient_based_update(timesteps=timesteps)
+        self._began = time.perf_counter()
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Stop the clock of the update."""
+        super().after_gradient_based_update(timesteps=timesteps)
+        seconds = time.perf_counter() - self._began
+        self.metrics.log_value((ALL_MODULES, LEARN_SECONDS), seconds, reduce="max")
 
     def _create_iterator_if_necessary(
         self,
@@ -117,7 +133,7 @@ class BatchedPPOLearner(PPOTorchLearner):
                 start, stop = bounds[mid][i : i + 2]
                 if stop > start:
                     piece[mid] = SampleBatch(
-                        map_rows(lambda c, a=start, b=stop: c[a:b], dict(rows))
+                        map_rows(operator.itemgetter(slice(start, stop)), dict(rows))
                     )
                     shares[mid] = (stop - start) / counts[mid]
             yield piece, shares

@@ -1,6 +1,7 @@
 """BatchedEnvRunner: RLlib's interface around the one rollout loop."""
 
 import math
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -23,7 +24,6 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
     NUM_MODULE_STEPS_SAMPLED,
     NUM_MODULE_STEPS_SAMPLED_LIFETIME,
-    SAMPLE_TIMER,
     WEIGHTS_SEQ_NO,
 )
 
@@ -38,6 +38,10 @@ from marl_pool.training.ppo.episodes import to_episodes
 ROLLOUT = "rollout"
 """Component of a checkpoint: worlds, memories and random streams."""
 
+EPISODE_RETURNS = "episode_returns"
+"""Metric: the return of each episode that ended, summed over its agents."""
+SAMPLE_SECONDS = "sample_seconds"
+"""Metric: of the slowest runner; RLlib's own timers are smoothed."""
 NON_FINITE = "non_finite"
 """Metrics: how many numbers of a sample were NaN or infinite, by kind."""
 NON_FINITE_WORLD, NON_FINITE_STEP = "non_finite_world", "non_finite_step"
@@ -106,16 +110,18 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             random_actions: act uniformly at random instead.
             force_reset: begin all worlds anew.
         """
-        with self.metrics.log_time(SAMPLE_TIMER):
-            rollout = self._prepare(explore, random_actions, force_reset)
-            steps = self.config.get_rollout_fragment_length(self.worker_index)
-            if num_timesteps is not None:
-                steps = math.ceil(num_timesteps / self.env.num_envs)
-            chunks, finished = self._fragment(rollout, steps)
-            while num_episodes is not None and finished < num_episodes:
-                more, count = self._fragment(rollout, steps)
-                chunks, finished = chunks + more, finished + count
+        began = time.perf_counter()
+        rollout = self._prepare(explore, random_actions, force_reset)
+        steps = self.config.get_rollout_fragment_length(self.worker_index)
+        if num_timesteps is not None:
+            steps = math.ceil(num_timesteps / self.env.num_envs)
+        chunks, finished = self._fragment(rollout, steps)
+        while num_episodes is not None and finished < num_episodes:
+            more, count = self._fragment(rollout, steps)
+            chunks, finished = chunks + more, finished + count
         self.metrics.log_value(WEIGHTS_SEQ_NO, self._weights_seq_no, window=1)
+        seconds = time.perf_counter() - began
+        self.metrics.log_value(SAMPLE_SECONDS, seconds, reduce="max")
         return chunks
 
     def get_metrics(self) -> Any:
@@ -309,9 +315,10 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             for value in torch.stack(parts).mean(0).tolist():
                 key = ("module_episode_return_mean", module)
                 self.metrics.log_value(key, value, window=window)
-        total = sum(returns.sum(1) for returns in finished.returns.values())
-        for value in total.tolist():
+        totals = torch.stack([part.sum(1) for part in finished.returns.values()])
+        for value in totals.sum(0).tolist():
             self.metrics.log_value(EPISODE_RETURN_MEAN, value, window=window)
+            self.metrics.log_value(EPISODE_RETURNS, value, reduce="item_series")
 
 
 def _non_finite(trajectory: Trajectory) -> dict[str, torch.Tensor]:

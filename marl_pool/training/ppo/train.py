@@ -3,10 +3,12 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -16,15 +18,11 @@ import ray
 import torch
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.utils.metrics import (
+    ALL_MODULES,
     ENV_RUNNER_RESULTS,
-    ENV_RUNNER_SAMPLING_TIMER,
-    EPISODE_LEN_MEAN,
-    EPISODE_RETURN_MEAN,
     LEARNER_RESULTS,
-    LEARNER_UPDATE_TIMER,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_EPISODES_LIFETIME,
-    TIMERS,
 )
 
 from marl_pool.errors import StoppedError
@@ -32,13 +30,24 @@ from marl_pool.policies.storage import save_policies
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.progress import Progress
 from marl_pool.runs import Run
-from marl_pool.training.ppo.algorithm import MAX_RESTARTS, BatchedPPO, algorithm_config
-from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR, NON_FINITE_LOSS
+from marl_pool.training.ppo.algorithm import (
+    MAX_RESTARTS,
+    RETURN_WINDOW,
+    algorithm_config,
+)
+from marl_pool.training.ppo.learner import (
+    FIRST_KL,
+    FIRST_RATIO_ERROR,
+    LEARN_SECONDS,
+    NON_FINITE_LOSS,
+)
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.ppo.runner import (
+    EPISODE_RETURNS,
     NON_FINITE,
     NON_FINITE_STEP,
     NON_FINITE_WORLD,
+    SAMPLE_SECONDS,
 )
 
 LOSSES = {
@@ -92,6 +101,7 @@ class Driver:
         self.iteration = self.steps = self.empty = 0
         self.seconds = 0.0
         self.stopping = False
+        self.returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def loop(self) -> None:
         """Iterate; see `train`."""
@@ -131,10 +141,9 @@ class Driver:
             "env_steps": steps,
             "episodes": int(sampled.get(NUM_EPISODES_LIFETIME, 0)),
             "seconds": self.seconds,
-            "return_mean": float(sampled.get(EPISODE_RETURN_MEAN, float("nan"))),
-            "length_mean": float(sampled.get(EPISODE_LEN_MEAN, float("nan"))),
-            "sample_seconds": float(result[TIMERS][ENV_RUNNER_SAMPLING_TIMER]),
-            "learn_seconds": float(result[TIMERS][LEARNER_UPDATE_TIMER]),
+            "return_mean": self._return_mean(sampled),
+            "sample_seconds": float(sampled[SAMPLE_SECONDS]),
+            "learn_seconds": float(result[LEARNER_RESULTS][ALL_MODULES][LEARN_SECONDS]),
             "steps_per_second": taken / seconds,
         }
         for module in sorted(set(self.modules.values())):
@@ -144,9 +153,13 @@ class Driver:
                     row[f"{module}/{ours}"] = float(metrics[theirs])
         self.run.log(row)
         progress.update(steps, return_mean=row["return_mean"])
-        self.return_mean = row["return_mean"]
         if self.iteration % self.config["checkpoint"]["every"] == 0:
             self._save()
+
+    def _return_mean(self, sampled: Mapping[str, Any]) -> float:
+        """Mean return of the last episodes; NaN before the first one has ended."""
+        self.returns.extend(sampled.get(EPISODE_RETURNS, ()))
+        return sum(self.returns) / len(self.returns) if self.returns else float("nan")
 
     def _check(self, result: Mapping[str, Any]) -> None:
         sampled = result[ENV_RUNNER_RESULTS]
@@ -186,14 +199,19 @@ class Driver:
         with self.run.checkpoint(self.iteration) as folder:
             self.algo.save_to_path(str((folder / "algorithm").absolute()))
             self._save_policy(folder / "policy")
-            progress = {"steps": self.steps, "seconds": self.seconds}
+            progress = {
+                "steps": self.steps,
+                "seconds": self.seconds,
+                "returns": list(self.returns),
+            }
             (folder / "progress.json").write_text(json.dumps(progress))
         best = self.run.best
-        # NaN, before the first episode has ended, is not better than anything.
-        if best is None or self.return_mean > best.score:
+        # Before the first episode has ended any later checkpoint is better.
+        score = sum(self.returns) / len(self.returns) if self.returns else -math.inf
+        if best is None or score > best.score:
             with self.run.save_policy_dir() as folder:
                 self._save_policy(folder)
-            self.run.mark_best(self.iteration, self.return_mean)
+            self.run.mark_best(self.iteration, score)
         self.run.prune(self.config["checkpoint"]["keep"])
 
     def _saved(self) -> int | None:
@@ -236,6 +254,7 @@ class Driver:
             ) from error
         self.iteration = int(checkpoint.name.removeprefix("iter_"))
         self.steps, self.seconds = progress["steps"], progress["seconds"]
+        self.returns.extend(progress["returns"])
         self.run.resume_at(self.iteration)
 
     @contextlib.contextmanager
