@@ -34,10 +34,12 @@ class ActionSpec:
         """
         if isinstance(space, spaces.Discrete) and space.start == 0:
             return cls(n=int(space.n))
-        if isinstance(space, spaces.Box) and len(space.shape) == 1:
-            if np.isfinite(space.low).all() and np.isfinite(space.high).all():
-                low, high = space.low.tolist(), space.high.tolist()
-                return cls(low=tuple(low), high=tuple(high))
+        if (
+            isinstance(space, spaces.Box)
+            and len(space.shape) == 1
+            and np.isfinite([space.low, space.high]).all()
+        ):
+            return cls(low=tuple(space.low.tolist()), high=tuple(space.high.tolist()))
         raise InputError(
             "action space: expected Discrete(n) or a bounded Box of one dimension, "
             f"got {space}"

@@ -172,7 +172,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
     def assert_healthy(self) -> None:
         """Raise if the constructor did not finish."""
-        assert self.env is not None and self.module is not None
+        assert self.module is not None
 
     def stop(self) -> None:
         """Let go of the worlds."""

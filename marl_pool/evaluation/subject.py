@@ -1,0 +1,165 @@
+"""What is evaluated or rendered: a run's policies, the worlds for them, and baselines."""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from marl_pool.envs import HEURISTICS, make_batched_env, make_heuristic
+from marl_pool.envs.base import World
+from marl_pool.errors import InputError
+from marl_pool.names import build
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.policies.base import Policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.policies.storage import load_policies
+from marl_pool.randomness import EVALUATION_WORLDS
+from marl_pool.runs import iteration_of
+
+if TYPE_CHECKING:
+    from marl_pool.runs import Run
+
+Policies = dict[str, Policy]
+"""A policy for each group of agents."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run's policies, and the worlds to measure them in.
+
+    Attributes:
+        policies: by group, in float64; see `in_double`.
+        env: ``{"name": …, **options}``.
+        seed: of the worlds.
+        device: of policies and worlds.
+        checkpoint: which of the run's policies: best, last or an iteration.
+        iteration: of training, where it is known.
+    """
+
+    policies: Policies
+    env: dict[str, Any]
+    seed: int
+    device: str
+    checkpoint: str | int
+    iteration: int | None
+
+    @classmethod
+    def load(
+        cls, run: "Run", settings: Mapping[str, Any], plugins: Iterable[str] = ()
+    ) -> "Subject":
+        """Read a run.
+
+        Args:
+            run: an earlier run.
+            settings: with ``checkpoint``, ``seed`` and ``device``.
+            plugins: ``package.module:Class`` names that the policy may use.
+
+        Raises:
+            InputError: no such policy, or no such device.
+        """
+        which, device = settings["checkpoint"], settings["device"]
+        _check_device(device)
+        policies = load_policies(run.policy_path(which), plugins=plugins)
+        return cls(
+            in_double(policies, device),
+            dict(run.config["env"]),
+            settings["seed"],
+            device,
+            which,
+            _iteration(run, which),
+        )
+
+    def worlds(self, count: int, first: int = 0) -> World:
+        """Evaluation worlds ``first`` to ``first + count - 1``, not yet reset."""
+        return make_batched_env(
+            num_envs=count,
+            seed=self.seed,
+            first_world=EVALUATION_WORLDS + first,
+            device=self.device,
+            **self.env,
+        )
+
+    def baselines(self) -> dict[str, Policies]:
+        """The random policy, and the heuristic of the env if it has one."""
+        groups = self.worlds(1).groups
+        found: dict[str, Policies] = {
+            "random": {
+                name: RandomPolicy(group.action_space) for name, group in groups.items()
+            }
+        }
+        env = self.env["name"]
+        if env in HEURISTICS:
+            found["heuristic"] = {
+                name: make_heuristic(env, group) for name, group in groups.items()
+            }
+        return {name: in_double(played, self.device) for name, played in found.items()}
+
+
+def in_double(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
+    """Copy policies in float64, for evaluation.
+
+    The world stays in float32. So the order in which a policy sums is lost when its
+    action is rounded, and a permutation of what it sees changes nothing that it does.
+    In float32 the last bits of the actions would depend on the order, and after some
+    steps the trajectory too.
+    """
+    copies = copy.deepcopy(dict(policies))
+    return {name: policy.double().to(device).eval() for name, policy in copies.items()}
+
+
+def perturb(options: Mapping[str, Any], world: World) -> Perturbation:
+    """Build the perturbation ``{"name": …, **options}`` for the groups of a world.
+
+    Type names and whether there is a self token come from the groups where they
+    agree on them.
+
+    Raises:
+        InputError: an unknown name or a wrong option.
+    """
+    specs = [group.tokens for group in world.groups.values()]
+    context = {
+        key: getattr(specs[0], key)
+        for key in ("has_self", "type_names")
+        if all(getattr(spec, key) == getattr(specs[0], key) for spec in specs)
+    }
+    rest = dict(options)
+    name = rest.pop("name")
+    perturbation: Perturbation = build(
+        name, PERTURBATIONS, "perturbation", Perturbation, rest, context
+    )
+    return perturbation
+
+
+@contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Let torch use ``count`` threads for a while; None leaves it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(1, dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"device: expected one that is here and computes in float64, "
+            f"got {device!r}: {reason}"
+        ) from error
+
+
+def _iteration(run: "Run", which: str | int) -> int | None:
+    if which == "best":
+        return run.best.iteration if run.best else None
+    if which == "last":
+        newest = run.latest_checkpoint()
+        return iteration_of(newest) if newest else None
+    return int(which)

@@ -1,0 +1,262 @@
+"""The parts of PPO that need no running algorithm."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("ray")
+
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.torch.torch_distribution import (
+    TorchCategorical,
+    TorchDiagGaussian,
+)
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+
+from marl_pool.policies import make_policy
+from marl_pool.policies.actions import ActionSpec, log_prob
+from marl_pool.rollout import Rollout, Trajectory
+from marl_pool.training.ppo.advantages import estimate_advantages
+from marl_pool.training.ppo.batch import EpochIterator, TrainBatch
+from marl_pool.training.ppo.episodes import to_episodes
+from tests.toy import FoxAndHens
+
+
+def trajectory(steps=9, num_envs=3, seed=0, **options):
+    torch.manual_seed(seed)
+    world = FoxAndHens(num_envs, seed=seed, end_chance=0.15, max_steps=5, **options)
+    policies = {
+        name: make_policy(
+            group.tokens,
+            group.action_space,
+            encoder={"name": "transformer", "num_layers": 1},
+            seed=seed,
+        )
+        for name, group in world.groups.items()
+    }
+    rollout = Rollout(world, policies, explore=True)
+    return rollout.steps(steps), rollout
+
+
+def brute_force(part: Trajectory, gamma: float, lam: float) -> np.ndarray:
+    """Sum the discounted temporal differences, one agent and one start at a time."""
+    steps, num_envs, agents = part.rewards.shape
+    result = np.zeros((steps, num_envs, agents))
+    for env in range(num_envs):
+        for agent in range(agents):
+            for start in range(steps):
+                weight = 1.0
+                for t in range(start, steps):
+                    follow = float(part.next_values[t, env, agent])
+                    if part.terminated[t, env]:
+                        follow = 0.0
+                    error = (
+                        float(part.rewards[t, env, agent])
+                        + gamma * follow
+                        - float(part.values[t, env, agent])
+                    )
+                    result[start, env, agent] += weight * error
+                    weight *= gamma * lam
+                    if part.terminated[t, env] or part.truncated[t, env]:
+                        break
+    return result
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(0.9, 0.8), (1.0, 1.0), (0.5, 0.0)])
+def test_advantages_equal_the_sum_of_temporal_differences(gamma, lam):
+    parts, _ = trajectory()
+    ended = parts["hen"].terminated | parts["hen"].truncated
+    assert parts["hen"].terminated.any()
+    assert (parts["hen"].truncated & ~parts["hen"].terminated).any()
+    assert ended.any(0).all()
+    for part in parts.values():
+        advantages, targets = estimate_advantages(part, gamma, lam)
+        expected = brute_force(part, gamma, lam)
+        np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(targets, advantages + part.values)
+
+
+def test_a_truncation_bootstraps_and_a_termination_does_not():
+    parts, _ = trajectory(steps=1)
+    part = parts["fox"]
+    values = {"next_values": torch.full_like(part.next_values, 100.0)}
+    flags = torch.tensor([[True, False, False]])
+    changed = Trajectory(
+        **{**part.__dict__, **values, "terminated": flags, "truncated": flags.roll(1)}
+    )
+    advantages, _ = estimate_advantages(changed, 0.9, 0.95)
+    plain = (part.rewards - part.values)[0, :, 0]
+    expected = plain + torch.tensor([0.0, 90.0, 90.0])
+    torch.testing.assert_close(advantages[0, :, 0], expected)
+
+
+def test_a_dead_agent_gets_nothing_from_after_its_death():
+    parts, _ = trajectory(steps=2)
+    part = parts["hen"]
+    off = torch.zeros_like(part.terminated)
+    lives = torch.ones_like(part.next_active)
+    lives[0, 0, 0] = False
+    changed = Trajectory(
+        **{
+            **part.__dict__,
+            "terminated": off,
+            "truncated": off,
+            "next_active": lives,
+        }
+    )
+    advantages, _ = estimate_advantages(changed, 0.9, 0.95)
+    expected = (part.rewards - part.values)[0, 0, 0]
+    torch.testing.assert_close(advantages[0, 0, 0], expected)
+
+
+def episodes_of(parts, rollout=None, first=(0, 0, 0)):
+    episodes = []
+    for name, part in parts.items():
+        advantages, targets = estimate_advantages(part, 0.9, 0.9)
+        episodes += to_episodes(
+            part,
+            advantages,
+            targets,
+            group=name,
+            module_id=f"module_{name}",
+            prefix="p",
+            first_steps=np.array(first),
+        )
+    return episodes
+
+
+def test_episodes_hold_every_row_once_and_rllib_accepts_them():
+    parts, _ = trajectory()
+    episodes = episodes_of(parts)
+    for name, part in parts.items():
+        own = [e for e in episodes if e.module_id == f"module_{name}"]
+        assert sum(map(len, own)) == part.rewards.numel()
+        rewards = np.concatenate([e.get_rewards() for e in own])
+        assert sorted(rewards) == sorted(part.rewards.flatten().tolist())
+    assert len({episode.id_ for episode in episodes}) == len(episodes)
+    for episode in episodes:
+        episode.validate()
+        assert len(episode.get_observations()["types"]) == len(episode) + 1
+
+
+def test_episodes_end_where_worlds_ended_and_count_their_steps():
+    parts, _ = trajectory()
+    hens = [e for e in episodes_of(parts) if e.agent_id == "hen_1"]
+    part = parts["hen"]
+    assert sum(e.is_terminated for e in hens) == int(part.terminated.sum())
+    cut = part.truncated & ~part.terminated
+    assert sum(e.is_truncated and not e.is_terminated for e in hens) == int(cut.sum())
+    later = [e for e in episodes_of(parts, first=(2, 2, 2)) if e.agent_id == "hen_1"]
+    firsts = [e for e in later if e.id_.endswith("-0")]
+    assert [e.t_started for e in firsts] == [2, 2, 2]
+    assert all(e.t_started == 0 for e in later if not e.id_.endswith("-0"))
+
+
+def test_dead_agents_leave_no_rows():
+    parts, _ = trajectory(steps=4)
+    part = parts["hen"]
+    active = torch.ones_like(part.active)
+    active[1:3, 0, 2] = False
+    changed = Trajectory(**{**part.__dict__, "active": active})
+    episodes = episodes_of({"hen": changed})
+    dead = [e for e in episodes if e.agent_id == "hen_2" and "-0-hen" in e.id_]
+    assert sum(map(len, dead)) == 2
+    assert sum(map(len, episodes)) == part.rewards.numel() - 2
+
+
+def test_train_batch_concatenates_by_module_and_standardises():
+    parts, rollout = trajectory()
+    modules = {f"module_{name}": rollout.policies[name] for name in parts}
+    batch = TrainBatch()(rl_module=modules, episodes=episodes_of(parts))
+    assert set(batch) == {"module_fox", "module_hen"}
+    for name, part in parts.items():
+        rows = batch[f"module_{name}"]
+        count = part.rewards.numel()
+        assert rows[Columns.OBS]["features"].shape == (count, 4, 2)
+        advantages = rows[Postprocessing.ADVANTAGES]
+        assert abs(advantages.mean()) < 1e-5
+        torch.testing.assert_close(advantages.std(correction=0), torch.tensor(1.0))
+        # Rows stay together: each row's action has its own log-probability.
+        policy = rollout.policies[name]
+        again = log_prob(
+            policy.actions, rows[Columns.ACTION_DIST_INPUTS], rows[Columns.ACTIONS]
+        )
+        torch.testing.assert_close(again, rows[Columns.ACTION_LOGP])
+
+
+def multi_batch(counts):
+    return MultiAgentBatch(
+        {
+            name: SampleBatch({Columns.ACTIONS: torch.arange(count)})
+            for name, count in counts.items()
+        },
+        env_steps=max(counts.values()),
+    )
+
+
+@given(
+    counts=st.dictionaries(st.sampled_from("abc"), st.integers(1, 60), min_size=1),
+    epochs=st.integers(1, 4),
+    size=st.integers(1, 70),
+    shuffle=st.booleans(),
+)
+@settings(deadline=None)
+def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
+    counts, epochs, size, shuffle
+):
+    generator = torch.Generator().manual_seed(0) if shuffle else None
+    iterator = EpochIterator(
+        multi_batch(counts), num_epochs=epochs, minibatch_size=size, generator=generator
+    )
+    seen = {name: Counter() for name in counts}
+    number = 0
+    for minibatch in iterator:
+        number += 1
+        for name, rows in minibatch.policy_batches.items():
+            assert len(rows[Columns.ACTIONS]) <= size
+            seen[name].update(rows[Columns.ACTIONS].tolist())
+    assert number == epochs * -(-max(counts.values()) // size)
+    for name, count in counts.items():
+        assert seen[name] == dict.fromkeys(range(count), epochs)
+
+
+def test_learners_agree_on_the_number_of_minibatches():
+    iterator = EpochIterator(
+        multi_batch({"a": 10}),
+        num_epochs=2,
+        minibatch_size=5,
+        generator=None,
+        num_minibatches=6,
+    )
+    assert len(list(iterator)) == 6
+
+
+def test_a_shuffle_changes_the_order_and_its_seed_fixes_it():
+    def order(seed):
+        iterator = EpochIterator(
+            multi_batch({"a": 40}),
+            num_epochs=2,
+            minibatch_size=20,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        parts = [m.policy_batches["a"][Columns.ACTIONS] for m in iterator]
+        return torch.cat(parts).tolist()
+
+    assert order(1) == order(1) != order(2)
+    assert order(1)[:40] != order(1)[40:]
+
+
+def test_our_log_probabilities_are_those_of_rllibs_distributions():
+    torch.manual_seed(0)
+    logits, action = torch.randn(7, 6), torch.randn(7, 3)
+    box = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3)
+    theirs = TorchDiagGaussian.from_logits(logits).logp(action)
+    torch.testing.assert_close(log_prob(box, logits, action), theirs)
+    choice = torch.randint(6, (7,))
+    theirs = TorchCategorical.from_logits(logits).logp(choice)
+    torch.testing.assert_close(log_prob(ActionSpec(n=6), logits, choice), theirs)

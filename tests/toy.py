@@ -1,0 +1,87 @@
+"""A small world with two groups, for tests that simple_centroid is too plain for."""
+
+import torch
+from gymnasium import spaces
+
+from marl_pool.envs.base import Group, World
+from marl_pool.tokens import Tokens, TokenSpec
+
+TOKENS = TokenSpec(4, 2, ("self", "fox", "hen"))
+
+
+class FoxAndHens(World):
+    """One fox and three hens on a line; a lucky fox ends the episode.
+
+    ``poison`` makes the observations or rewards NaN from a given step on.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        end_chance: float = 0.05,
+        poison: str | None = None,
+        poison_step: int = 3,
+        max_steps: int = 12,
+        seed: int = 0,
+        first_world: int = 0,
+        first_episode: int = 0,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(
+            num_envs,
+            max_steps=max_steps,
+            seed=seed,
+            first_world=first_world,
+            first_episode=first_episode,
+            device=device,
+            dtype=dtype,
+            dynamics_size=5,
+        )
+        self.end_chance, self.poison, self.poison_step = end_chance, poison, poison_step
+        self.places = torch.zeros(num_envs, 4, dtype=dtype, device=device)
+
+    @property
+    def groups(self):
+        return {
+            "fox": Group(1, TOKENS, spaces.Box(-1.0, 1.0, (1,))),
+            "hen": Group(3, TOKENS, spaces.Discrete(3)),
+        }
+
+    def observe(self):
+        seen = self.places
+        if self.poison == "observations":
+            seen = torch.where(self.steps[:, None] >= self.poison_step, torch.nan, seen)
+        relative = seen[:, None, :] - seen[:, :, None]
+        features = torch.stack([relative, relative.square()], dim=-1)
+        types = torch.tensor([1, 2, 2, 2]).repeat(4, 1).fill_diagonal_(0)
+        types = types.expand(self.num_envs, 4, 4)
+        tokens = Tokens(features, types, torch.zeros_like(types, dtype=torch.bool))
+        return {
+            "fox": tokens.map(lambda tensor: tensor[:, :1]),
+            "hen": tokens.map(lambda tensor: tensor[:, 1:]),
+        }
+
+    def _place(self, rows, keys):
+        self.places = self.places.clone()
+        self.places[rows] = 2 * self.draw(keys, 4) - 1
+
+    def _advance(self, actions):
+        chance = self.dynamics.next()
+        fox = actions["fox"][..., 0].clamp(-1, 1)
+        hens = actions["hen"].to(self.dtype) - 1
+        moves = torch.cat([fox, hens], dim=1)
+        self.places = (self.places + 0.1 * moves + 0.02 * (chance[:, :4] - 0.5)).clamp(
+            -2, 2
+        )
+        gap = (self.places[:, 1:] - self.places[:, :1]).abs()
+        rewards = {"fox": -gap.amin(1, keepdim=True), "hen": gap}
+        if self.poison == "rewards":
+            bad = self.steps[:, None] >= self.poison_step
+            rewards["fox"] = torch.where(bad, torch.inf, rewards["fox"])
+        return rewards, chance[:, 4] < self.end_chance
+
+    def _tensors(self):
+        return {"places": self.places}
+
