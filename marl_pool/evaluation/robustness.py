@@ -1,44 +1,264 @@
 """How much of its return a policy keeps when what it sees is perturbed."""
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError
-from marl_pool.evaluation.results import CLEAN, TRAINED, Result, print_table, write
+from marl_pool.evaluation.episodes import Played, play
+from marl_pool.evaluation.results import (
+    CLEAN,
+    TRAINED,
+    Result,
+    new_paths,
+    print_table,
+    write_csv,
+    write_json,
+)
 from marl_pool.evaluation.statistics import paired_drop, summarize
-from marl_pool.evaluation.subject import Policies, Subject, cpu_threads, perturb
+from marl_pool.evaluation.subject import Subject, cpu_threads, perturb
 from marl_pool.names import resolve
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.progress import Progress
-from marl_pool.rollout import Moment, Rollout
-from marl_pool.tokens import SELF_TYPE
+from marl_pool.version import __version__
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 
 @dataclass(frozen=True)
-class Condition:
-    """What is done to observations.
+class Case:
+    """Who plays, and what is done to what they see.
 
     Attributes:
-        name: of the perturbation, or "clean".
-        options: those that differ from its defaults, severity left out.
-        severity: in [0, 1].
+        policy: the name of who plays.
+        policies: by group.
+        explore: sample actions.
         perturbation: None for clean.
+        name: of the perturbation, or "clean".
+        options: of it, without severity.
     """
 
-    name: str = CLEAN
-    options: Mapping[str, Any] = inspect.Parameter.empty
-    severity: float = 0.0
+    policy: str
+    policies: Mapping[str, Policy]
+    explore: bool = False
     perturbation: Perturbation | None = None
+    name: str = CLEAN
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def result(self, group: str, **numbers: Any) -> Result:
+        """A record for one of the groups."""
+        severity = self.perturbation.severity if self.perturbation else 0.0
+        return Result(
+            group=group,
+            policy=self.policy,
+            stochastic=self.explore,
+            perturbation=self.name,
+            label=label(self.name, self.options),
+            severity=severity,
+            options=dict(self.options),
+            **numbers,
+        )
+
+
+Watch = Callable[[Sequence[Case]], Iterable[Case]]
+"""Passes the cases on one by one, and may show how far they are."""
+
+
+def evaluate(
+    policies: Mapping[str, Policy],
+    make_world: Callable[[], World],
+    perturbations: Sequence[Mapping[str, Any]] = (),
+    *,
+    baselines: Mapping[str, Mapping[str, Policy]] | None = None,
+    stochastic: bool = False,
+    seed: int = 0,
+    watch: Watch = iter,
+) -> list[Result]:
+    """Measure policies clean and under perturbations.
+
+    Every case plays one episode in each world, all in the same worlds with the same
+    random numbers: the clean and the perturbed return of a world are a pair.
+
+    A head for a fixed number of tokens cannot be measured with more of them: such a
+    case is reported as a gap.
+
+    Args:
+        policies: for each group, in eval mode; in float64 if a permutation is to
+            change exactly nothing (`in_double`).
+        make_world: makes the same worlds at each call.
+        perturbations: ``{"name": …, "severities": […], **options}``.
+        baselines: other policies by name, which play clean episodes.
+        stochastic: measure the sampled policies beside the deterministic ones.
+        seed: of the bootstrap.
+        watch: wraps the list of cases, as a progress bar does.
+
+    Raises:
+        InputError: a wrong perturbation, or policies that don't fit the worlds.
+    """
+    world = make_world()
+    cases = [
+        Case(TRAINED, policies, explore, **condition)
+        for explore in ((False, True) if stochastic else (False,))
+        for condition in ({}, *conditions(perturbations, world))
+    ]
+    cases += [Case(name, played) for name, played in (baselines or {}).items()]
+    results: list[Result] = []
+    clean: dict[bool, Played] = {}
+    for case in watch(cases):
+        try:
+            played = play(
+                case.policies, make_world(), case.perturbation, explore=case.explore
+            )
+        except InputError as error:
+            if case.perturbation is None:
+                raise
+            results += [case.result(name, gap=str(error)) for name in policies]
+            continue
+        if case.name == CLEAN and case.policy == TRAINED:
+            clean[case.explore] = played
+        reference = clean[case.explore].returns if case.perturbation else None
+        results += _measure(case, played, reference, seed)
+    return results
+
+
+def conditions(
+    perturbations: Sequence[Mapping[str, Any]], world: World
+) -> list[dict[str, Any]]:
+    """Build each perturbation at each of its severities.
+
+    Raises:
+        InputError: an unknown name, a wrong option, no severities.
+    """
+    built = []
+    for entry in perturbations:
+        options = {k: v for k, v in entry.items() if k not in ("name", "severities")}
+        for severity in entry["severities"]:
+            perturbation = perturb(
+                {"name": entry["name"], **options, "severity": severity}, world
+            )
+            built.append(
+                {
+                    "name": entry["name"],
+                    "options": options,
+                    "perturbation": perturbation,
+                }
+            )
+    return built
+
+
+def label(name: str, options: Mapping[str, Any]) -> str:
+    """A perturbation's name and those of its options that are not the default."""
+    if name == CLEAN:
+        return name
+    known = inspect.signature(
+        resolve(name, PERTURBATIONS, "perturbation", Perturbation)
+    ).parameters
+    telling = [
+        f"{key}={value}"
+        for key, value in options.items()
+        if key not in known or known[key].default != value
+    ]
+    return " ".join([name, *telling])
+
+
+def evaluate_run(
+    run: "Run", settings: Mapping[str, Any], *, plugins: Iterable[str] = ()
+) -> list[Path]:
+    """Measure a run's policy and write table, CSV, JSON and plot.
+
+    The files go to the run's ``evaluation/``; earlier ones stay (`new_paths`).
+
+    Args:
+        run: an earlier run.
+        settings: of `EvaluateSettings`, as plain data.
+        plugins: ``package.module:Class`` names that the policy may use.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: no policy in the run, a wrong perturbation, no such device.
+    """
+    episodes = settings["episodes"]
+    with cpu_threads(settings["threads"]):
+        subject = Subject.load(run, settings, plugins)
+        results = evaluate(
+            subject.policies,
+            lambda: subject.worlds(episodes),
+            settings["perturbations"],
+            baselines=subject.baselines(),
+            stochastic=settings["stochastic"],
+            seed=settings["seed"],
+            watch=lambda cases: _watched(cases, episodes),
+        )
+    about = {
+        "run": run.path.name,
+        "env": subject.env,
+        "seed": subject.seed,
+        "checkpoint": subject.checkpoint,
+        "iteration": subject.iteration,
+        "package_version": __version__,
+    }
+    title = (
+        f"{run.path.name}: {subject.env['name']}, {episodes} episodes, "
+        f"checkpoint {subject.name}"
+    )
+    print_table(results, title)
+    return _write(run.evaluation_dir, results, about, title)
+
+
+def _measure(
+    case: Case, played: Played, clean: Mapping[str, np.ndarray] | None, seed: int
+) -> list[Result]:
+    """Records of one case, for each group; ``clean`` are the returns to pair with."""
+    results = []
+    for name, returns in played.returns.items():
+        summary = summarize(returns, seed=seed)
+        numbers = {
+            "episodes": summary.episodes,
+            "std": summary.std,
+            "self_query_lost": played.self_query_lost[name],
+            **_columns("mean", summary.mean),
+            **_columns("iqm", summary.iqm),
+        }
+        if clean is not None:
+            numbers |= _columns("drop", paired_drop(clean[name], returns, seed=seed))
+        results.append(case.result(name, **numbers))
+    return results
+
+
+def _columns(name: str, interval: Sequence[float]) -> dict[str, float]:
+    keys = (name, f"{name}_low", f"{name}_high")
+    return dict(zip(keys, interval, strict=True))
+
+
+def _watched(cases: Sequence[Case], episodes: int) -> Iterator[Case]:
+    with Progress(len(cases) * episodes, unit="episodes") as progress:
+        for done, case in enumerate(cases):
+            progress.update(done * episodes)
+            yield case
+        progress.update(progress.total)
+
+
+def _write(
+    folder: Path, results: Sequence[Result], about: Mapping[str, Any], title: str
+) -> list[Path]:
+    table, document, picture = new_paths(folder)
+    write_csv(table, results, about)
+    write_json(document, results, about)
+    if importlib.util.find_spec("matplotlib") is None:
+        print('no plot: pip install "marl-pool[plots]"')
+        return [table, document]
+    from marl_pool.evaluation.plots import plot_robustness
+
+    plot_robustness(results, picture, title)
+    return [table, document, picture]

@@ -1,4 +1,4 @@
-"""What is evaluated or rendered: a run's policies, the worlds for them, and baselines."""
+"""What is evaluated or rendered: a run's policies, its worlds, and baselines."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
@@ -72,6 +72,13 @@ class Subject:
             which,
             _iteration(run, which),
         )
+
+    @property
+    def name(self) -> str:
+        """The checkpoint in words."""
+        if self.iteration is None or self.iteration == self.checkpoint:
+            return str(self.checkpoint)
+        return f"{self.checkpoint} (iteration {self.iteration})"
 
     def worlds(self, count: int, first: int = 0) -> World:
         """Evaluation worlds ``first`` to ``first + count - 1``, not yet reset."""

@@ -63,6 +63,10 @@ class Policy(nn.Module, ABC):
         """From the policy's own units to those of the env's action space."""
         return action
 
+    def weights(self, tokens: Tokens) -> Tensor | None:
+        """What share each token has in the decision, ``(*B, heads, N)``, or None."""
+        return None
+
     def noise(self, tokens: Tokens, generator: Stream | None) -> Tensor:
         """Draw ``(*B, noise_size)`` uniform numbers in (0, 1)."""
         shape = (*tokens.batch_shape, self.noise_size)

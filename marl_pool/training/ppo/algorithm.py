@@ -13,7 +13,7 @@ from marl_pool.errors import InputError
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.learner import BatchedPPOLearner
-from marl_pool.training.ppo.module import TokenRLModule
+from marl_pool.training.ppo.module import TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import BatchedEnvRunner
 from marl_pool.training.settings import PPOSettings
 
@@ -183,6 +183,7 @@ def _module_spec(
             "dropout": config["ppo"]["dropout"],
             "seed": config["seed"],
         }
+        build_policy({"policy": policy})  # what does not fit is refused here
         specs[module] = RLModuleSpec(
             module_class=TokenRLModule,
             observation_space=group.tokens.space(),

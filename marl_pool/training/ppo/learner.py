@@ -21,6 +21,8 @@ FIRST_RATIO_ERROR = "first_ratio_error"
 """Metric: largest |ratio - 1| in an update's first pass, before any step."""
 FIRST_KL = "first_kl"
 """Metric: mean KL divergence from the sampling policy in an update's first pass."""
+KL_COEFFICIENTS = "kl_coefficients"
+"""Component of the learner's state."""
 LEARN_SECONDS = "learn_seconds"
 """Metric: of one update, all its epochs."""
 NON_FINITE_LOSS = "non_finite_loss"
@@ -34,7 +36,8 @@ class BatchedPPOLearner(PPOTorchLearner):
     - On a CPU the gradient of a minibatch is summed over pieces that fit the cache;
       the sum is that of the whole minibatch.
     - The order of the rows and dropout depend on the seed and the number of the
-      update alone, so that a resumed run goes on as if it had not stopped.
+      update alone, and the state holds the KL coefficients, so that a resumed run
+      goes on as if it had not stopped.
     - A loss or gradient that is not finite skips its step and is reported.
     """
 
@@ -58,6 +61,20 @@ class BatchedPPOLearner(PPOTorchLearner):
         super().after_gradient_based_update(timesteps=timesteps)
         seconds = time.perf_counter() - self._began
         self.metrics.log_value((ALL_MODULES, LEARN_SECONDS), seconds, reduce="max")
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state, and the KL coefficients, which it forgets."""
+        coefficients = {
+            module_id: float(coefficient)
+            for module_id, coefficient in self.curr_kl_coeffs_per_module.items()
+        }
+        return {**super().get_state(*args, **kwargs), KL_COEFFICIENTS: coefficients}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take over a state of `get_state`."""
+        super().set_state(state)
+        for module_id, coefficient in state.get(KL_COEFFICIENTS, {}).items():
+            self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
 
     def _create_iterator_if_necessary(
         self,

@@ -1,0 +1,95 @@
+"""One episode in every world: what evaluations and the choice of checkpoints play."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_pool.envs.base import World
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.policies.base import Policy
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.rollout import Moment, Rollout
+from marl_pool.tokens import SELF_TYPE
+
+
+class Played(NamedTuple):
+    """Finished episodes, by group."""
+
+    returns: dict[str, np.ndarray]
+    """``(episodes,)`` float64, mean over the group's agents, in the worlds' order."""
+    self_query_lost: dict[str, float | None]
+    """Share of decisions in which AdaPool's self token was padded; None elsewhere."""
+
+
+def play(
+    policies: Mapping[str, Policy],
+    world: World,
+    perturbation: Perturbation | None = None,
+    *,
+    explore: bool = False,
+) -> Played:
+    """Play one episode in every world.
+
+    Args:
+        policies: for each group; taken as they are, so put them into eval mode.
+        world: reset here; two of the same numbers and seed play the same episodes.
+        perturbation: between the world and the policies.
+        explore: sample actions; otherwise take the most likely.
+    """
+    rollout = Rollout(world, policies, perturbation=perturbation, explore=explore)
+    lost = LostQueries(policies)
+    episodes = rollout.episodes(on_step=lost)
+    returns = {
+        name: returns.mean(1).cpu().numpy()
+        for name, returns in episodes.returns.items()
+    }
+    return Played(returns, {name: lost.share(name) for name in policies})
+
+
+def mean_return(
+    policies: Mapping[str, Policy], world: World, explore: bool = False
+) -> dict[str, float]:
+    """Mean return of one episode in every world, for each group; see `play`."""
+    returns = play(policies, world, explore=explore).returns
+    return {name: float(values.mean()) for name, values in returns.items()}
+
+
+class LostQueries:
+    """Count the decisions in which a query "self" found no self token.
+
+    AdaPool then falls back to the mean of the tokens present, which is another
+    function than the one trained. A hook for `Rollout.episodes`.
+
+    Args:
+        policies: by group; those without such a query are not counted.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy]) -> None:
+        self.asking = {name for name, policy in policies.items() if asks_self(policy)}
+        self.lost: dict[str, Tensor] = {}
+        self.decisions = dict.fromkeys(policies, 0)
+
+    def __call__(self, moment: Moment) -> None:
+        """Look at one step."""
+        for name in self.asking:
+            tokens = moment.tokens[name]
+            own = (tokens.types == SELF_TYPE) & ~tokens.padding
+            lost = (~own.any(-1)).sum()
+            self.lost[name] = self.lost.get(name, torch.zeros_like(lost)) + lost
+            self.decisions[name] += own[..., 0].numel()
+
+    def share(self, name: str) -> float | None:
+        """The share of a group's decisions, None if it asks no such query."""
+        if name not in self.asking:
+            return None
+        return float(self.lost[name]) / self.decisions[name]
+
+
+def asks_self(policy: Policy) -> bool:
+    """Whether the policy's pooling head takes the self token as its query."""
+    if not isinstance(policy, TokenPolicy):
+        return False
+    return getattr(policy.network.pooling, "query", None) == "self"

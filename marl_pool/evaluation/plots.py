@@ -1,0 +1,130 @@
+"""Pictures of an evaluation."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.evaluation.results import CLEAN, TRAINED, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = 4
+INK, GRID = "#333333", "#e4e4e0"
+COLORS = {False: "#0b5fa5", True: "#e07b00"}
+"""Of the trained policy, deterministic and sampled."""
+BASELINES = {"random": "#b03a2e", "heuristic": "#2e8b57"}
+
+
+def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
+    """Draw return against severity, a panel for each perturbation.
+
+    Bands are 95 % bootstrap intervals of the mean; horizontal lines are the random
+    policy and the heuristic on clean episodes. What could not be measured is said in
+    its panel. Several groups of agents are drawn below each other.
+
+    Args:
+        results: of `evaluate`.
+        path: of the PNG.
+        title: above all panels.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    groups = list(dict.fromkeys(result.group for result in results))
+    labels = [r.label for r in results if r.perturbation != CLEAN] or [CLEAN]
+    labels = list(dict.fromkeys(labels))
+    columns = min(COLUMNS, len(labels))
+    rows = math.ceil(len(labels) / columns)
+    figure = Figure(
+        figsize=(3.0 * columns + 0.6, 2.5 * rows * len(groups) + 1.1),
+        layout="constrained",
+    )
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows * len(groups), columns, squeeze=False)
+    legend: dict[str, Any] = {}
+    for place, group in enumerate(groups):
+        own = [result for result in results if result.group == group]
+        cells = list(panels[place * rows : (place + 1) * rows].flatten())
+        used, unused = cells[: len(labels)], cells[len(labels) :]
+        for axes, name in zip(used, labels, strict=True):
+            _panel(axes, own, name)
+            handles, names = axes.get_legend_handles_labels()
+            legend |= dict(zip(names, handles, strict=True))
+        for axes in unused:
+            axes.set_axis_off()
+        _share_range(used, own)
+        prefix = f"{group}: " if len(groups) > 1 else ""
+        for axes in cells[::columns]:
+            axes.set_ylabel(f"{prefix}mean return", color=INK)
+    figure.legend(
+        list(legend.values()),
+        list(legend),
+        loc="outside lower center",
+        ncols=len(legend),
+        frameon=False,
+    )
+    figure.suptitle(title, color=INK)
+    figure.savefig(path, dpi=150)
+
+
+def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
+    axes.set_title("\n".join(textwrap.wrap(label, 34)), fontsize=10, color=INK)
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("severity", color=INK)
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK)
+    for result in results:
+        if result.policy != TRAINED:
+            axes.axhline(
+                result.mean,
+                color=BASELINES.get(result.policy, INK),
+                linestyle="--",
+                linewidth=1.2,
+                label=f"{result.policy}, clean",
+            )
+    for stochastic, color in COLORS.items():
+        curve = [
+            result
+            for result in results
+            if result.policy == TRAINED
+            and result.stochastic == stochastic
+            and result.label in (CLEAN, label)
+            and not result.gap
+        ]
+        if curve:
+            _curve(axes, sorted(curve, key=lambda result: result.severity), color)
+    gaps = [result.gap for result in results if result.label == label and result.gap]
+    if gaps:
+        text = "\n".join(textwrap.wrap(f"not measured: {gaps[0]}", 30))
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=INK)
+
+
+def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
+    severities = [result.severity for result in curve]
+    low = [result.mean_low for result in curve]
+    high = [result.mean_high for result in curve]
+    axes.fill_between(severities, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.plot(
+        severities,
+        [result.mean for result in curve],
+        color=color,
+        marker="o",
+        markersize=4,
+        clip_on=False,
+        label=curve[0].who,
+    )
+
+
+def _share_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
+    """Give the panels of a group the range of all that they show."""
+    seen = [r for r in results if not r.gap]
+    low = min(result.mean_low for result in seen)
+    high = max(result.mean_high for result in seen)
+    margin = 0.06 * (high - low) or 0.1
+    for axes in cells:
+        axes.set_ylim(low - margin, high + margin)

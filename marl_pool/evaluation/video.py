@@ -1,0 +1,301 @@
+"""Videos of a policy at work, with its attention drawn in."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_pool.envs.base import World
+from marl_pool.envs.drawing import INK, PAPER, opencv
+from marl_pool.errors import InputError
+from marl_pool.evaluation.results import CLEAN
+from marl_pool.evaluation.robustness import label
+from marl_pool.evaluation.subject import Subject, cpu_threads, perturb
+from marl_pool.perturbations.base import PerturbationState
+from marl_pool.policies.base import Policy
+from marl_pool.progress import Progress
+from marl_pool.rollout import Moment, Rollout
+from marl_pool.tokens import Tokens
+
+if TYPE_CHECKING:
+    from marl_pool.runs import Run
+
+CODEC = "VP90"  # VP9: what OpenCV's wheels can write and browsers can play
+
+Head = str | int
+"""``"mean"`` of all attention heads, or the number of one."""
+
+
+class Attention(NamedTuple):
+    """One agent's attention to what the world shows it."""
+
+    weights: Tensor
+    """``(N,)`` of the tokens in the world's own order."""
+    injected: float
+    """The share on tokens that are not of the world."""
+
+
+def attention_of(
+    policy: Policy,
+    tokens: Tokens,
+    state: PerturbationState,
+    num_tokens: int,
+    *,
+    agent: int = 0,
+    head: Head = "mean",
+) -> Attention | None:
+    """Read one agent's attention and lead it back to the world's tokens.
+
+    Args:
+        policy: of the agent.
+        tokens: what it saw, in one world.
+        state: of the perturbation in between; its ``origin`` says where each token
+            came from. Empty without one.
+        num_tokens: N, how many tokens the world shows.
+        agent: its number in its group.
+        head: the mean of the heads, or one of them.
+
+    Returns:
+        None if the policy's pooling head has no weights.
+
+    Raises:
+        InputError: no such head.
+    """
+    with torch.no_grad():
+        heads = policy.weights(tokens)
+    if heads is None:
+        return None
+    weights = _choose_head(heads[0, agent], head)
+    if "origin" not in state:
+        return Attention(weights, 0.0)
+    origin = state["origin"][0, agent]
+    known = origin >= 0
+    own = weights.new_zeros(num_tokens).index_add(0, origin[known], weights[known])
+    return Attention(own, float(weights[~known].sum()))
+
+
+class Film:
+    """Draw an episode as it is played: a hook for `Rollout.episodes`.
+
+    A frame shows the world as it was when the policy decided, and what it attended
+    to then; after the last step another shows how the episode ended.
+
+    Args:
+        rollout: of one world.
+        show: takes each frame, ``(height, width, 3)`` uint8 RGB.
+        about: a line of text for all frames.
+        head: whose attention is drawn; None for none.
+        size: width of a frame in pixels; it is a little higher.
+        group: whose return is counted and attention drawn; None for the first.
+        agent: its number in the group.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        show: Callable[[np.ndarray], None],
+        *,
+        about: str = "",
+        head: Head | None = "mean",
+        size: int = 512,
+        group: str | None = None,
+        agent: int = 0,
+    ) -> None:
+        self.rollout, self.show, self.about = rollout, show, about
+        self.head, self.size, self.agent = head, size, agent
+        self.group = group or next(iter(rollout.world.groups))
+        self.num_tokens = rollout.world.groups[self.group].tokens.num_tokens
+        self.before = _copy(rollout.world)
+        self.total, self.steps = 0.0, 0
+
+    def __call__(self, moment: Moment) -> None:
+        """Draw the frame of one step."""
+        self._draw(self._attention(moment.tokens[self.group]))
+        self.total += float(moment.step.rewards[self.group][0, self.agent])
+        self.steps += 1
+        self.before = _copy(moment.world)
+        if moment.step.terminated[0] | moment.step.truncated[0]:
+            self._draw(None)
+
+    def _attention(self, tokens: Tokens) -> Attention | None:
+        if self.head is None:
+            return None
+        return attention_of(
+            self.rollout.policies[self.group],
+            tokens,
+            self.rollout.perturbed.get(self.group, {}),
+            self.num_tokens,
+            agent=self.agent,
+            head=self.head,
+        )
+
+    def _draw(self, attention: Attention | None) -> None:
+        image = self.before.frame(
+            attention=None if attention is None else attention.weights,
+            group=self.group,
+            agent=self.agent,
+            size=self.size,
+        )
+        state = f"step {self.steps}   return {self.total:.3f}"
+        if attention is not None and attention.injected:
+            state += f"   attention on injected {attention.injected:.0%}"
+        self.show(captioned(image, (self.about, state)))
+
+
+class Writer:
+    """Write frames to a WebM file, which appears when it is complete.
+
+    Use it as a context manager.
+
+    Args:
+        path: of the file.
+        fps: frames a second.
+    """
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path, self.fps, self.written = path, fps, 0
+        self._beside = path.with_name(f".{path.name}.new{path.suffix}")
+        self._cv2 = opencv()
+        self._video: Any = None
+
+    def write(self, image: np.ndarray) -> None:
+        """Append a frame, ``(height, width, 3)`` uint8 RGB; the first fixes the size.
+
+        Raises:
+            InputError: this OpenCV has no VP9.
+        """
+        if self._video is None:
+            height, width = image.shape[:2]
+            codec = self._cv2.VideoWriter_fourcc(*CODEC)
+            self._video = self._cv2.VideoWriter(
+                str(self._beside), codec, self.fps, (width, height)
+            )
+            if not self._video.isOpened():
+                raise InputError(
+                    f"{self.path}: OpenCV {self._cv2.__version__} cannot write VP9; "
+                    "install opencv-python-headless"
+                )
+        self._video.write(image[..., ::-1])
+        self.written += 1
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._video is not None:
+            self._video.release()
+        if kind is None and self.written:
+            self._beside.replace(self.path)
+        self._beside.unlink(missing_ok=True)
+
+
+def captioned(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
+    """Put lines of text below an image.
+
+    Args:
+        image: ``(height, width, 3)`` uint8 RGB.
+        lines: of ASCII, which is all that OpenCV's fonts have.
+
+    Returns:
+        A higher image, its sides even as VP9's colors want them.
+    """
+    cv2 = opencv()
+    height, width = image.shape[:2]
+    line = max(12, width // 28)
+    low = height + (len(lines) + 1) * line
+    framed = np.full((low + low % 2, width + width % 2, 3), PAPER, np.uint8)
+    framed[:height, :width] = image
+    for row, text in enumerate(lines):
+        at = (line // 2, height + (row + 1) * line + line // 4)
+        font = cv2.FONT_HERSHEY_SIMPLEX
+        cv2.putText(framed, text, at, font, line / 36, INK, 1, cv2.LINE_AA)
+    return framed
+
+
+def render_run(
+    run: "Run", settings: Mapping[str, Any], *, plugins: Iterable[str] = ()
+) -> Path:
+    """Write a video of a run's policy to the run's ``videos/``.
+
+    Its episodes are the first of `evaluate_run` at the same seed. WebM with VP9 plays
+    in browsers.
+
+    Args:
+        run: an earlier run.
+        settings: of `RenderSettings` and ``perturbation``, as plain data.
+        plugins: ``package.module:Class`` names that the policy may use.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: no policy in the run, a wrong perturbation, no such attention
+            head, a world that cannot be drawn, no OpenCV.
+    """
+    options = settings["perturbation"]
+    path = run.new_video_path(CLEAN if options is None else options["name"])
+    with cpu_threads(settings["threads"]):
+        subject = Subject.load(run, settings, plugins)
+        with Writer(path, settings["fps"]) as writer:
+            _film(subject, settings, writer)
+    return path
+
+
+def _film(subject: Subject, settings: Mapping[str, Any], writer: Writer) -> None:
+    options, count = settings["perturbation"], settings["episodes"]
+    worlds = [subject.worlds(1, first=episode) for episode in range(count)]
+    total = sum(world.max_steps + 1 for world in worlds)
+    with Progress(total, unit="frames") as progress:
+
+        def show(image: np.ndarray) -> None:
+            writer.write(image)
+            progress.update(writer.written)
+
+        for episode, world in enumerate(worlds):
+            rollout = Rollout(
+                world,
+                subject.policies,
+                perturbation=None if options is None else perturb(options, world),
+                explore=settings["stochastic"],
+            )
+            which = f"episode {episode + 1} of {count}   " if count > 1 else ""
+            film = Film(
+                rollout,
+                show,
+                about=which + _condition(options),
+                head=settings["head"] if settings["attention"] else None,
+                size=settings["size"],
+            )
+            rollout.episodes(on_step=film)
+
+
+def _condition(options: Mapping[str, Any] | None) -> str:
+    if options is None:
+        return CLEAN
+    rest = {key: value for key, value in options.items() if key != "name"}
+    severity = rest.pop("severity", None)
+    at = "" if severity is None else f"   severity {severity:g}"
+    return label(options["name"], rest) + at
+
+
+def _choose_head(weights: Tensor, head: Head) -> Tensor:
+    """From ``(heads, N)`` to ``(N,)``."""
+    if head == "mean":
+        return weights.mean(0)
+    if not (isinstance(head, int) and 0 <= head < len(weights)):
+        raise InputError(f"head: expected mean or 0 to {len(weights) - 1}, got {head}")
+    return weights[head]
+
+
+def _copy(world: World) -> World:
+    """The first world as it stands now."""
+    return world.take(torch.zeros(1, dtype=torch.int64, device=world.device))

@@ -1,0 +1,13 @@
+"""A pooling head as a user would write one."""
+
+from marl_pool import Pooling
+
+
+class SumPool(Pooling):
+    """Sum of the tokens present."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+
+    def forward(self, x, padding=None, types=None):
+        return x.sum(dim=1)

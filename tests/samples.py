@@ -1,0 +1,85 @@
+"""Sets, tokens and pooling heads that several test files try."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from marl_pool.names import build
+from marl_pool.pooling import POOLING, pooling_names
+from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+
+DIM, NUM_TOKENS = 8, 5
+SPEC = TokenSpec(NUM_TOKENS, 3, ("self", "friend", "noise"))
+
+ADA_VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("ada", {"query": "mean"}),
+    ("ada", {"query": "learned"}),
+    ("ada", {"query": [0]}),
+    ("ada", {"query": [0, 1]}),
+    ("ada", {"query": "self", "residual": False}),
+    ("ada", {"query": "learned", "residual": True}),
+    ("ada", {"query": "mean", "num_heads": 4}),
+    ("ada", {"query": "self", "num_heads": 2, "attention_scale": "head"}),
+]
+VARIANTS = [(name, {}) for name in pooling_names()] + ADA_VARIANTS
+"""Every registered head with its defaults, and what else a head can be."""
+
+heads = pytest.mark.parametrize(
+    ("name", "options"),
+    VARIANTS,
+    ids=["-".join([name, *map(str, given.values())]) for name, given in VARIANTS],
+)
+
+
+def make_head(
+    name: str, *, dim: int = DIM, num_tokens: int = NUM_TOKENS, **options: Any
+) -> Pooling:
+    """Build a head with numbers that differ from one another, in float64."""
+    context = {"dim": dim, "num_tokens": num_tokens, "has_self": True}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        head = build(name, POOLING, "pooling", Pooling, options, context)
+        for parameter in head.parameters():
+            nn.init.normal_(parameter, std=0.5)
+    return head.double().eval()
+
+
+class Prepended(nn.Module):
+    """A head without an encoder below it, its extra tokens before the set."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(
+        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        return self.head(*self.head.prepend(x, padding, types))
+
+
+def random_set(
+    seed: int = 0, batch: int = 4, num_tokens: int = NUM_TOKENS, dim: int = DIM
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Vectors, padding and types: one self token in a row, at least one present."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, num_tokens, dim, generator=generator, dtype=torch.float64)
+    padding = torch.rand(batch, num_tokens, generator=generator) < 0.4
+    types = torch.randint(1, 3, (batch, num_tokens), generator=generator)
+    rows = torch.arange(batch)
+    types[rows, torch.randint(num_tokens, (batch,), generator=generator)] = SELF_TYPE
+    padding[rows, torch.randint(num_tokens, (batch,), generator=generator)] = False
+    return x, padding, types
+
+
+def random_tokens(
+    seed: int = 0, batch: tuple[int, ...] = (4,), spec: TokenSpec = SPEC
+) -> Tokens:
+    """Tokens of ``spec`` with some padding."""
+    rows = torch.Size(batch).numel()
+    x, padding, types = random_set(seed, rows, spec.num_tokens, spec.num_features)
+    types = types.clamp(max=spec.num_types - 1)
+    parts = (x.float(), types, padding)
+    return Tokens(*(part.unflatten(0, batch) for part in parts))
