@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marl_pool.errors import InputError
+from marl_pool.scalar_attention import scalar_attention
 
 AttentionScale = Literal["model", "head"]
 """Divide scores by √dim, as the AdaPool paper does, or by √(dim / heads)."""
@@ -48,6 +49,7 @@ class MultiHeadAttention(nn.Module):
                 f"attention_scale: expected 'model' or 'head', got {scale!r}"
             )
         self.num_heads = num_heads
+        self._scalar = num_heads == dim
         self.scale = 1 / math.sqrt(dim if scale == "model" else dim // num_heads)
         self.to_query = nn.Linear(dim, dim, bias=bias)
         self.to_key = nn.Linear(dim, dim, bias=bias)
@@ -68,18 +70,35 @@ class MultiHeadAttention(nn.Module):
         Returns:
             ``(B, M, D)``.
         """
-        out = F.scaled_dot_product_attention(
-            self._split(self.to_query(query)),
-            self._split(self.to_key(context)),
-            self._split(self.to_value(context)),
-            attn_mask=None if padding is None else self._keep(padding),
-            scale=self.scale,
+        queries, keys, values = map(self._split, self._project(query, context))
+        if self._scalar and query.is_cpu and not torch.compiler.is_compiling():
+            mixed = scalar_attention(queries, keys, values, padding, self.scale)
+        else:
+            mixed = self._attend(queries, keys, values, padding)
+        return self.to_out(mixed.transpose(1, 2).flatten(2))
+
+    def _project(self, query: Tensor, context: Tensor) -> tuple[Tensor, ...]:
+        parts = (self.to_query, self.to_key, self.to_value)
+        if query is not context:
+            return parts[0](query), parts[1](context), parts[2](context)
+        # One product instead of three: narrow ones are bound by memory.
+        weight = torch.cat([part.weight for part in parts])
+        bias = None
+        if self.to_query.bias is not None:
+            bias = torch.cat([part.bias for part in parts])
+        return F.linear(context, weight, bias).chunk(3, dim=-1)
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None
+    ) -> Tensor:
+        keep = None if padding is None else self._keep(padding)
+        mixed = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=keep, scale=self.scale
         )
-        if padding is not None:
-            # A row without any key is undefined in softmax; we define it as zero.
-            empty = padding.all(-1)[:, None, None, None]
-            out = out.masked_fill(empty, 0.0)
-        return self.to_out(out.transpose(1, 2).flatten(2))
+        if padding is None:
+            return mixed
+        # A row without any key is undefined in softmax; we define it as zero.
+        return mixed.masked_fill(padding.all(-1)[:, None, None, None], 0.0)
 
     def weights(
         self, query: Tensor, context: Tensor, padding: Tensor | None = None

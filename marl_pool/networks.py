@@ -31,7 +31,8 @@ def seeded(seed: int | None, part: str) -> Iterator[None]:
         yield
         return
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(((seed % (1 << 31)) << 32) ^ zlib.crc32(part.encode()))
+        # torch's CPU generator heeds the low 32 bits of its seed only: hash into those.
+        torch.manual_seed(zlib.crc32(f"{part} {seed}".encode()))
         yield
 
 
@@ -61,6 +62,9 @@ class TokenEmbedding(nn.Module):
         spec: of the tokens.
         dim: D, the width to project to.
         type_embedding: width of the type embedding; 0 for none.
+
+    Raises:
+        InputError: from `forward`, features of another shape.
     """
 
     def __init__(self, spec: TokenSpec, dim: int, type_embedding: int) -> None:
@@ -73,6 +77,12 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
+        shape = tuple(tokens.features.shape)
+        if len(shape) != 3 or shape[-1] != self.num_features:
+            raise InputError(
+                f"tokens: expected features of shape (B, N, {self.num_features}), "
+                f"got {shape}"
+            )
         features = tokens.features.to(self.project.weight.dtype)
         if tokens.features.dtype == torch.uint8:
             features = features / 255

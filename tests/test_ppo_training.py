@@ -130,7 +130,7 @@ def test_recorded_values_are_what_the_learner_would_compute(build):
     with torch.no_grad():
         values = learner.module["agent"].compute_values(rows)
     recorded = torch.cat(
-        [torch.as_tensor(e.extra_model_outputs[Columns.VF_PREDS].data) for e in episodes]
+        [torch.tensor(e.extra_model_outputs[Columns.VF_PREDS].data) for e in episodes]
     )
     torch.testing.assert_close(values, recorded, rtol=1e-5, atol=1e-6)
 
@@ -223,7 +223,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, extra):
     for run in (whole, half):
         assert [path.name for path in run.checkpoints()][-1] == "iter_000004"
     first, second = (
-        load_file(run.policy_path("last") / "model.safetensors") for run in (whole, half)
+        load_file(run.policy_path("last") / "model.safetensors")
+        for run in (whole, half)
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
 

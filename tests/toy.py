@@ -84,4 +84,3 @@ class FoxAndHens(World):
 
     def _tensors(self):
         return {"places": self.places}
-

@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from marl_pool.attention import AttentionScale, MultiHeadAttention
 from marl_pool.encoders.base import Encoder
+from marl_pool.errors import InputError
+from marl_pool.names import unknown
 from marl_pool.types import PositiveInt, Probability
 
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
@@ -61,6 +63,9 @@ class TransformerEncoder(Encoder):
         attention_scale: divide scores by the square root of the model width, as the
             paper does, or of the head width.
         activation: of the feed-forward part.
+
+    Raises:
+        InputError: a number out of range, or an unknown activation or scale.
     """
 
     def __init__(
@@ -75,6 +80,14 @@ class TransformerEncoder(Encoder):
         activation: Activation = "gelu",
     ) -> None:
         super().__init__()
+        sizes = {"dim": dim, "num_layers": num_layers, "dim_ff": dim_ff}
+        for name, size in sizes.items():
+            if size < 1:
+                raise InputError(f"encoder.{name}: expected at least 1, got {size}")
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout: expected a number in [0, 1), got {dropout}")
+        if activation not in ACTIVATIONS:
+            raise unknown("encoder.activation", activation, ACTIVATIONS)
         self.dim = dim
         self.layers = nn.ModuleList(
             TransformerLayer(

@@ -57,8 +57,11 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
             axes.set_axis_off()
         _share_range(used, own)
         prefix = f"{group}: " if len(groups) > 1 else ""
-        for axes in cells[::columns]:
-            axes.set_ylabel(f"{prefix}mean return", color=INK)
+        for column, axes in enumerate(used):
+            if column % columns == 0:
+                axes.set_ylabel(f"{prefix}mean return", color=INK)
+            else:
+                axes.tick_params(labelleft=False)
     figure.legend(
         list(legend.values()),
         list(legend),
@@ -72,7 +75,9 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
 
 def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
     axes.set_title("\n".join(textwrap.wrap(label, 34)), fontsize=10, color=INK)
-    axes.set_xlim(0, 1)
+    measured = {r.severity for r in results if r.label in (CLEAN, label)}
+    axes.set_xlim(0, max(measured) or 1)
+    axes.set_xticks(sorted(measured))
     axes.set_xlabel("severity", color=INK)
     axes.grid(color=GRID)
     axes.set_axisbelow(True)
@@ -122,7 +127,7 @@ def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
 
 def _share_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
     """Give the panels of a group the range of all that they show."""
-    seen = [r for r in results if not r.gap]
+    seen = [result for result in results if not result.gap]
     low = min(result.mean_low for result in seen)
     high = max(result.mean_high for result in seen)
     margin = 0.06 * (high - low) or 0.1

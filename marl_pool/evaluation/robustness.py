@@ -1,9 +1,7 @@
 """How much of its return a policy keeps when what it sees is perturbed."""
 
 import importlib.util
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +9,9 @@ import numpy as np
 
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError
+from marl_pool.evaluation.cases import Case, conditions
 from marl_pool.evaluation.episodes import Played, play
 from marl_pool.evaluation.results import (
-    CLEAN,
     TRAINED,
     Result,
     new_paths,
@@ -22,52 +20,13 @@ from marl_pool.evaluation.results import (
     write_json,
 )
 from marl_pool.evaluation.statistics import paired_drop, summarize
-from marl_pool.evaluation.subject import Subject, cpu_threads, perturb
-from marl_pool.names import resolve
-from marl_pool.perturbations import PERTURBATIONS
-from marl_pool.perturbations.base import Perturbation
+from marl_pool.evaluation.subject import Subject, cpu_threads
 from marl_pool.policies.base import Policy
 from marl_pool.progress import Progress
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
-
-
-@dataclass(frozen=True)
-class Case:
-    """Who plays, and what is done to what they see.
-
-    Attributes:
-        policy: the name of who plays.
-        policies: by group.
-        explore: sample actions.
-        perturbation: None for clean.
-        name: of the perturbation, or "clean".
-        options: of it, without severity.
-    """
-
-    policy: str
-    policies: Mapping[str, Policy]
-    explore: bool = False
-    perturbation: Perturbation | None = None
-    name: str = CLEAN
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def result(self, group: str, **numbers: Any) -> Result:
-        """A record for one of the groups."""
-        severity = self.perturbation.severity if self.perturbation else 0.0
-        return Result(
-            group=group,
-            policy=self.policy,
-            stochastic=self.explore,
-            perturbation=self.name,
-            label=label(self.name, self.options),
-            severity=severity,
-            options=dict(self.options),
-            **numbers,
-        )
-
 
 Watch = Callable[[Sequence[Case]], Iterable[Case]]
 """Passes the cases on one by one, and may show how far they are."""
@@ -104,15 +63,14 @@ def evaluate(
     Raises:
         InputError: a wrong perturbation, or policies that don't fit the worlds.
     """
-    world = make_world()
     cases = [
         Case(TRAINED, policies, explore, **condition)
         for explore in ((False, True) if stochastic else (False,))
-        for condition in ({}, *conditions(perturbations, world))
+        for condition in ({}, *conditions(perturbations, make_world()))
     ]
     cases += [Case(name, played) for name, played in (baselines or {}).items()]
     results: list[Result] = []
-    clean: dict[bool, Played] = {}
+    clean: dict[bool, Mapping[str, np.ndarray]] = {}
     for case in watch(cases):
         try:
             played = play(
@@ -123,51 +81,13 @@ def evaluate(
                 raise
             results += [case.result(name, gap=str(error)) for name in policies]
             continue
-        if case.name == CLEAN and case.policy == TRAINED:
-            clean[case.explore] = played
-        reference = clean[case.explore].returns if case.perturbation else None
-        results += _measure(case, played, reference, seed)
+        if case.perturbation is not None:
+            results += _measure(case, played, clean[case.explore], seed)
+            continue
+        results += _measure(case, played, None, seed)
+        if case.policy == TRAINED:
+            clean[case.explore] = played.returns
     return results
-
-
-def conditions(
-    perturbations: Sequence[Mapping[str, Any]], world: World
-) -> list[dict[str, Any]]:
-    """Build each perturbation at each of its severities.
-
-    Raises:
-        InputError: an unknown name, a wrong option, no severities.
-    """
-    built = []
-    for entry in perturbations:
-        options = {k: v for k, v in entry.items() if k not in ("name", "severities")}
-        for severity in entry["severities"]:
-            perturbation = perturb(
-                {"name": entry["name"], **options, "severity": severity}, world
-            )
-            built.append(
-                {
-                    "name": entry["name"],
-                    "options": options,
-                    "perturbation": perturbation,
-                }
-            )
-    return built
-
-
-def label(name: str, options: Mapping[str, Any]) -> str:
-    """A perturbation's name and those of its options that are not the default."""
-    if name == CLEAN:
-        return name
-    known = inspect.signature(
-        resolve(name, PERTURBATIONS, "perturbation", Perturbation)
-    ).parameters
-    telling = [
-        f"{key}={value}"
-        for key, value in options.items()
-        if key not in known or known[key].default != value
-    ]
-    return " ".join([name, *telling])
 
 
 def evaluate_run(

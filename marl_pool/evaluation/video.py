@@ -1,8 +1,7 @@
 """Videos of a policy at work, with its attention drawn in."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,11 +9,11 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import World
-from marl_pool.envs.drawing import INK, PAPER, opencv
 from marl_pool.errors import InputError
+from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.robustness import label
 from marl_pool.evaluation.subject import Subject, cpu_threads, perturb
+from marl_pool.evaluation.webm import Writer, captioned
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.policies.base import Policy
 from marl_pool.progress import Progress
@@ -23,8 +22,6 @@ from marl_pool.tokens import Tokens
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
-
-CODEC = "VP90"  # VP9: what OpenCV's wheels can write and browsers can play
 
 Head = str | int
 """``"mean"`` of all attention heads, or the number of one."""
@@ -144,81 +141,6 @@ class Film:
         if attention is not None and attention.injected:
             state += f"   attention on injected {attention.injected:.0%}"
         self.show(captioned(image, (self.about, state)))
-
-
-class Writer:
-    """Write frames to a WebM file, which appears when it is complete.
-
-    Use it as a context manager.
-
-    Args:
-        path: of the file.
-        fps: frames a second.
-    """
-
-    def __init__(self, path: Path, fps: float) -> None:
-        self.path, self.fps, self.written = path, fps, 0
-        self._beside = path.with_name(f".{path.name}.new{path.suffix}")
-        self._cv2 = opencv()
-        self._video: Any = None
-
-    def write(self, image: np.ndarray) -> None:
-        """Append a frame, ``(height, width, 3)`` uint8 RGB; the first fixes the size.
-
-        Raises:
-            InputError: this OpenCV has no VP9.
-        """
-        if self._video is None:
-            height, width = image.shape[:2]
-            codec = self._cv2.VideoWriter_fourcc(*CODEC)
-            self._video = self._cv2.VideoWriter(
-                str(self._beside), codec, self.fps, (width, height)
-            )
-            if not self._video.isOpened():
-                raise InputError(
-                    f"{self.path}: OpenCV {self._cv2.__version__} cannot write VP9; "
-                    "install opencv-python-headless"
-                )
-        self._video.write(image[..., ::-1])
-        self.written += 1
-
-    def __enter__(self) -> "Writer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._video is not None:
-            self._video.release()
-        if kind is None and self.written:
-            self._beside.replace(self.path)
-        self._beside.unlink(missing_ok=True)
-
-
-def captioned(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
-    """Put lines of text below an image.
-
-    Args:
-        image: ``(height, width, 3)`` uint8 RGB.
-        lines: of ASCII, which is all that OpenCV's fonts have.
-
-    Returns:
-        A higher image, its sides even as VP9's colors want them.
-    """
-    cv2 = opencv()
-    height, width = image.shape[:2]
-    line = max(12, width // 28)
-    low = height + (len(lines) + 1) * line
-    framed = np.full((low + low % 2, width + width % 2, 3), PAPER, np.uint8)
-    framed[:height, :width] = image
-    for row, text in enumerate(lines):
-        at = (line // 2, height + (row + 1) * line + line // 4)
-        font = cv2.FONT_HERSHEY_SIMPLEX
-        cv2.putText(framed, text, at, font, line / 36, INK, 1, cv2.LINE_AA)
-    return framed
 
 
 def render_run(

@@ -70,7 +70,7 @@ class TokenPolicy(Policy):
         super().__init__()
         if trunk not in ("shared", "separate"):
             raise InputError(f"policy.trunk: expected shared or separate, got {trunk}")
-        if not log_std_range[0] < log_std_range[1]:
+        if len(log_std_range) != 2 or not log_std_range[0] < log_std_range[1]:
             raise InputError(
                 "policy.log_std_range: expected two increasing numbers, "
                 f"got {log_std_range}"

@@ -1,5 +1,6 @@
 """Adaptive pooling: attention from one query to the set."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -117,8 +118,9 @@ def _check_query(query: Query | None, has_self: bool) -> Query:
         )
     if query in ("self", "mean", "learned"):
         return query
-    positions = list(query) if not isinstance(query, str) else []
-    if not positions or not all(isinstance(i, int) and i >= 0 for i in positions):
+    # A list from a configuration may be of another class, but each entry is an int.
+    positions = list(query) if isinstance(query, Sequence) else []
+    if not positions or not all(type(i) is int and i >= 0 for i in positions):
         raise InputError(
             "pooling.query: expected self, mean, learned or a list of positions "
             f">= 0, got {query!r}"

@@ -101,6 +101,8 @@ class Pooling(nn.Module, ABC):
                 f"{name}: expected x of shape (B, N >= {least}, {self.dim}), "
                 f"got {tuple(x.shape)}"
             )
+        if not x.is_floating_point():
+            raise InputError(f"{name}: expected x of a floating dtype, got {x.dtype}")
         for label, tensor in (("padding", padding), ("types", types)):
             if tensor is not None and tensor.shape != x.shape[:2]:
                 raise InputError(

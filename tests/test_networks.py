@@ -1,0 +1,393 @@
+"""SetNetwork: the paper's sizes, seeds, padding, and what stays outside the set."""
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from marl_pool.errors import InputError
+from marl_pool.networks import SetNetwork, TokenEmbedding, init_weights, seeded
+from marl_pool.policies import make_policy
+from marl_pool.pooling import pooling_names
+from marl_pool.pooling.ada import AdaPool
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from tests.samples import NUM_TOKENS, SPEC, heads, random_tokens
+
+ENCODER = {"name": "transformer", "num_layers": 1, "num_heads": 2}
+each = settings(max_examples=20)
+seeds = st.integers(0, 2**31)
+
+
+def make(pooling: str = "ada", *, spec: TokenSpec = SPEC, **options: Any) -> SetNetwork:
+    options = {"encoder": ENCODER, "seed": 0, "init_std": 0.5, **options}
+    head = {"name": pooling, **options.pop("head", {})}
+    return SetNetwork(spec, pooling=head, **options).eval()
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# The paper's sizes
+
+
+def spec(num_tokens: int, num_features: int, num_types: int) -> TokenSpec:
+    return TokenSpec(
+        num_tokens, num_features, tuple(f"type {i}" for i in range(num_types))
+    )
+
+
+def count(
+    tokens: TokenSpec, actions: spaces.Space, pooling: Any, type_embedding: int, **size
+) -> int:
+    policy = make_policy(
+        tokens,
+        actions,
+        pooling=pooling,
+        encoder={"name": "transformer", **size},
+        type_embedding=type_embedding,
+    )
+    return sum(parameter.numel() for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ({"name": "avg"}, 5659),
+        ({"name": "max"}, 5659),
+        ({"name": "ada", "num_heads": 8}, 5915),
+        ({"name": "cls"}, 5667),
+    ],
+)
+def test_parameters_of_simple_centroid(pooling: Any, expected: int) -> None:
+    size = {"dim": 8, "num_layers": 3, "num_heads": 8, "dim_ff": 32}
+    actions = spaces.Box(0, 1, (5,))
+    assert count(spec(32, 4, 4), actions, pooling, 4, **size) == expected
+
+
+def test_parameters_of_simple_tag() -> None:
+    size = {"dim": 3, "num_layers": 6, "num_heads": 3, "dim_ff": 12}
+    pooling = {"name": "ada", "num_heads": 3}
+    assert count(spec(32, 4, 4), spaces.Discrete(5), pooling, 4, **size) == 3455
+
+
+def test_parameters_of_boxworld() -> None:
+    size = {"dim": 6, "num_layers": 6, "num_heads": 6, "dim_ff": 24}
+    pooling = {"name": "ada", "num_heads": 6}
+    assert count(spec(50, 5, 2), spaces.Discrete(4), pooling, 0, **size) == 5821
+
+
+# Initial weights
+
+
+def base(network: nn.Module) -> dict[str, Tensor]:
+    state = network.state_dict()
+    return {key: value for key, value in state.items() if "pooling." not in key}
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**62])
+def test_the_base_is_the_same_for_every_head_at_one_seed(seed: int) -> None:
+    policies = [
+        make_policy(SPEC, spaces.Discrete(3), pooling=name, seed=seed)
+        for name in pooling_names()
+    ]
+    for policy in policies[1:]:
+        assert base(policy).keys() == base(policies[0]).keys()
+        for key, value in base(policy).items():
+            assert torch.equal(value, base(policies[0])[key]), key
+
+
+@pytest.mark.parametrize("name", pooling_names())
+def test_seeds_decide_the_weights(name: str) -> None:
+    one, same, other = (make(name, seed=seed) for seed in (1, 1, 2))
+    for key, value in one.state_dict().items():
+        assert torch.equal(value, same.state_dict()[key]), key
+        if "norm" not in key and not key.endswith("bias"):
+            assert not torch.equal(value, other.state_dict()[key]), key
+
+
+def test_the_parts_of_a_network_are_drawn_apart() -> None:
+    network: Any = make(type_embedding=8 - SPEC.num_features)
+    square = [
+        network.embedding.project,
+        network.pooling.attention.to_query,
+        network.encoder.layers[0].attention.to_query,
+    ]
+    for i, part in enumerate(square):
+        for other in square[:i]:
+            assert not torch.equal(part.weight, other.weight)
+
+
+def test_layers_are_drawn_apart() -> None:
+    network: Any = make(encoder={**ENCODER, "num_layers": 2})
+    one, two = (layer.attention.to_key.weight for layer in network.encoder.layers)
+    assert not torch.equal(one, two)
+
+
+def test_a_seed_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    make(seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_seed_the_global_generator_decides() -> None:
+    networks = []
+    for seed in (7, 7, 8):
+        torch.manual_seed(seed)
+        networks.append(make(seed=None).embedding.project.weight)
+    assert torch.equal(networks[0], networks[1])
+    assert not torch.equal(networks[0], networks[2])
+
+
+def test_seeded_depends_on_the_seed_and_the_part_alone() -> None:
+    def draw(seed: int | None, part: str) -> Tensor:
+        with seeded(seed, part):
+            return torch.rand(3)
+
+    assert torch.equal(draw(4, "a"), draw(4, "a"))
+    assert not torch.equal(draw(4, "a"), draw(4, "b"))
+    seeds = [*range(100), 2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1]
+    assert len({tuple(draw(seed, "a").tolist()) for seed in seeds}) == len(seeds)
+
+
+@pytest.mark.parametrize("std", [0.02, 0.2])
+@pytest.mark.parametrize("name", pooling_names())
+def test_weights_have_the_standard_deviation_asked_for(name: str, std: float) -> None:
+    encoder = {"name": "transformer", "dim": 64, "num_heads": 4, "dim_ff": 64}
+    wide = TokenSpec(16, 64, tuple(map(str, range(64))))
+    network = make(name, spec=wide, encoder=encoder, init_std=std, type_embedding=64)
+    for key, value in network.state_dict().items():
+        if "norm" in key:
+            assert (value == (1 if key.endswith("weight") else 0)).all(), key
+        elif key.endswith("bias"):
+            assert not value.any(), key
+        else:
+            # Six standard errors of a mean and of a standard deviation.
+            error = 6 * std / value.numel() ** 0.5
+            assert abs(value.std() - std) < error, key
+            assert abs(value.mean()) < error, key
+
+
+def test_extra_tokens_and_a_learned_query_are_weights_too() -> None:
+    for name, parameter in (("cls", "tokens"), ("ada", "learned_query")):
+        head = {"query": "learned"} if name == "ada" else {}
+        network = make(name, head=head, init_std=1e-6)
+        value = getattr(network.pooling, parameter)
+        assert 0 < value.abs().max() < 1e-4
+
+
+def test_init_weights_reaches_embeddings() -> None:
+    with seeded(0, "test"):
+        table = nn.Embedding(500, 20)
+        init_weights(table, 0.1)
+    assert abs(table.weight.std() - 0.1) < 0.005
+
+
+# The embedding
+
+
+@given(seed=seeds)
+def test_the_split_projection_is_that_of_the_concatenation(seed: int) -> None:
+    tokens = random_tokens(seed)
+    embedding = TokenEmbedding(SPEC, 8, 4).double()
+    assert embedding.types is not None
+    joined = torch.cat([tokens.features.double(), embedding.types(tokens.types)], -1)
+    torch.testing.assert_close(embedding(tokens), embedding.project(joined))
+
+
+def test_the_split_projection_has_the_gradients_of_the_concatenation() -> None:
+    tokens = random_tokens()
+    embedding = TokenEmbedding(SPEC, 8, 4).double()
+    assert embedding.types is not None
+    embedding(tokens).square().sum().backward()
+    split = [parameter.grad for parameter in embedding.parameters()]
+    embedding.zero_grad()
+    joined = torch.cat([tokens.features.double(), embedding.types(tokens.types)], -1)
+    embedding.project(joined).square().sum().backward()
+    torch.testing.assert_close(split, [p.grad for p in embedding.parameters()])
+
+
+def test_without_a_type_embedding_types_do_not_matter() -> None:
+    embedding = TokenEmbedding(SPEC, 8, 0)
+    tokens = random_tokens()
+    other = tokens._replace(types=2 - tokens.types)
+    assert torch.equal(embedding(tokens), embedding(other))
+    assert torch.equal(embedding(tokens), embedding.project(tokens.features))
+    with_types = TokenEmbedding(SPEC, 8, 4)
+    assert not torch.equal(with_types(tokens), with_types(other))
+
+
+@pytest.mark.parametrize("type_embedding", [0, 4])
+def test_bytes_are_scaled_to_the_unit_interval(type_embedding: int) -> None:
+    bytes_spec = TokenSpec(5, 3, SPEC.type_names, dtype="uint8")
+    network = make(spec=bytes_spec, type_embedding=type_embedding)
+    tokens = random_tokens()
+    pixels = (tokens.features * 60 + 128).clamp(0, 255).to(torch.uint8)
+    scaled = tokens._replace(features=pixels.float() / 255)
+    torch.testing.assert_close(
+        network(tokens._replace(features=pixels)), network(scaled)
+    )
+
+
+# Padding and order
+
+
+@heads
+@each
+@given(seed=seeds, places=st.lists(st.booleans(), min_size=5, max_size=5))
+def test_padding_equals_absence(
+    name: str, options: dict[str, Any], seed: int, places: list[bool]
+) -> None:
+    network = make(name, head=options)
+    tokens = random_tokens(seed)
+    if not network.pooling.permutation_invariant:
+        places = [False, False, *sorted(places)][:NUM_TOKENS]
+    here = ~torch.tensor(places)
+    if not here.any():
+        here[0] = True
+    features = tokens.features.clone()
+    features[:, ~here] = torch.nan
+    types = tokens.types.clone()
+    types[:, ~here] = 99  # no type at all
+    padded = Tokens(features, types, (~here).expand(4, -1))
+    present = (tokens.features[:, here], tokens.types[:, here])
+    absent = Tokens(*present, torch.zeros(4, int(here.sum()), dtype=torch.bool))
+    assert close(network(padded), network(absent))
+    weights, expected = network.weights(padded), network.weights(absent)
+    if weights is None or expected is None:
+        assert weights is expected
+    else:
+        assert close(weights[..., here], expected)
+        assert not weights[..., ~here].any()
+
+
+@heads
+@each
+@given(seed=seeds, order=st.permutations(range(NUM_TOKENS)))
+def test_an_invariant_head_makes_an_invariant_network(
+    name: str, options: dict[str, Any], seed: int, order: list[int]
+) -> None:
+    network = make(name, head=options)
+    if network.pooling.permutation_invariant:
+        tokens = random_tokens(seed)
+        assert close(network(tokens.map(lambda part: part[:, order])), network(tokens))
+
+
+@pytest.mark.parametrize("name", pooling_names())
+def test_the_set_decides(name: str) -> None:
+    # Every head must see the tokens: cls through the encoder.
+    network = make(name)
+    assert not close(network(random_tokens(0)), network(random_tokens(1)))
+
+
+@pytest.mark.parametrize("name", pooling_names())
+def test_an_empty_set_gives_finite_output_and_gradient(name: str) -> None:
+    network = make(name)
+    tokens = random_tokens()
+    tokens.padding[1] = True
+    result = network(tokens)
+    assert result.isfinite().all()
+    result.square().sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+    assert all(p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", pooling_names())
+def test_compiled_is_the_same(name: str) -> None:
+    torch.compiler.reset()
+    network = make(name)
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    tokens = random_tokens()
+    assert close(compiled(tokens), network(tokens))
+    torch.compiler.reset()
+
+
+# The extra token
+
+
+class Asking(AdaPool):
+    """An AdaPool with a token of its own in the set."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, query="learned")
+        self.extra_tokens = 1
+        self.tokens = nn.Parameter(torch.zeros(1, dim))
+
+
+def test_weights_never_count_the_extra_token() -> None:
+    network = make(f"{__name__}:Asking")
+    tokens = random_tokens()
+    weights = network.weights(tokens)
+    assert weights is not None
+    assert weights.shape == (4, 1, NUM_TOKENS)
+    assert not weights[:, 0][tokens.padding].any()
+    whole = network.pooling.weights(*network.encode(tokens))
+    assert whole is not None
+    assert torch.equal(weights, whole[..., 1:])
+    assert torch.allclose(whole.sum(-1), torch.ones(4, 1))
+    assert (weights.sum(-1) < 0.999).all()
+
+
+def test_weights_are_the_heads_own() -> None:
+    tokens = random_tokens()
+    for name in ("ada", "avg"):
+        weights = make(name).weights(tokens)
+        assert weights is not None
+        assert torch.allclose(weights.sum(-1), torch.ones(4, 1))
+    assert make("cls").weights(tokens) is None
+    assert make("max").weights(tokens) is None
+
+
+def test_the_extra_token_passes_the_encoder_unpadded_and_untyped() -> None:
+    network = make("cls")
+    tokens = random_tokens()
+    x, padding, types = network.encode(tokens)
+    assert x.shape == (4, 1 + NUM_TOKENS, network.encoder.dim)
+    assert padding is not None
+    assert torch.equal(padding[:, 1:], tokens.padding)
+    assert not padding[:, 0].any()
+    assert not (types[:, 0] == SELF_TYPE).any()
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder": {"dim": 8}}, "encoder: expected a mapping with a name, got"),
+        ({"encoder": {"name": "mlp"}}, "unknown encoder 'mlp': choose from"),
+        ({"pooling": "mx"}, r"unknown pooling 'mx': .*mean 'max'\?"),
+        ({"head": {"quary": "mean"}}, r"'quary': choose .*mean 'query'\?"),
+        ({"head": {"num_heads": 3}}, "num_heads: expected a divisor of dim = 8"),
+        ({"encoder": {**ENCODER, "num_heads": 3}}, "a divisor of dim = 8, got 3"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make(**options)
+
+
+def test_the_tokens_decide_whether_self_may_ask() -> None:
+    channels = TokenSpec(5, 3, ("channel",), has_self=False)
+    with pytest.raises(InputError, match="include no self token"):
+        make("ada", spec=channels, head={"query": "self"})
+    without: Any = make("ada", spec=channels).pooling
+    with_self: Any = make("ada").pooling
+    assert (without.query, with_self.query) == ("mean", "self")
+
+
+def test_features_of_another_shape_are_refused() -> None:
+    tokens = random_tokens()
+    wide = tokens._replace(features=tokens.features.repeat(1, 1, 2))
+    message = r"expected features of shape \(B, N, 3\), got \(4, 5, 6\)"
+    with pytest.raises(InputError, match=message):
+        make()(wide)
+    with pytest.raises(InputError, match=r"got \(5, 3\)"):
+        make()(tokens.at(0))
