@@ -105,17 +105,18 @@ class Rollout:
                 f"policies: expected one for each group {sorted(world.groups)}, "
                 f"got {sorted(policies)}"
             )
-        self.world, self.policies = world, dict(policies)
+        self.world = world
+        self.policies = {name: policies[name] for name in world.groups}
         self.perturbation, self.explore = perturbation, explore
         self.noise = {
             name: Stream(
                 world.seed,
                 world.worlds,
                 Purpose.POLICY,
-                world.groups[name].num_agents * policy.noise_size,
+                group.num_agents * self.policies[name].noise_size,
                 part=part,
             )
-            for part, (name, policy) in enumerate(self.policies.items())
+            for part, (name, group) in enumerate(world.groups.items())
         }
         self.states: dict[str, State] = {}
         self.perturbed: dict[str, PerturbationState] = {}
@@ -130,7 +131,12 @@ class Rollout:
 
         Returns:
             For each group, its steps. They cut no episode: the next call goes on.
+
+        Raises:
+            InputError: ``count`` is below 1.
         """
+        if count < 1:
+            raise InputError(f"steps: expected at least 1, got {count}")
         moments, active, next_active = [], [], []
         finals: list[Final] = []
         for t in range(count):
@@ -200,11 +206,12 @@ class Rollout:
         return {
             "world": self.world.state_dict(),
             "noise": {name: noise.state_dict() for name, noise in self.noise.items()},
-            "states": self.states,
-            "perturbed": self.perturbed,
+            "states": dict(self.states),
+            "perturbed": dict(self.perturbed),
             "tokens": {name: tuple(tokens) for name, tokens in self.tokens.items()},
-            "returns": self._returns,
+            "returns": dict(self._returns),
             "lengths": self._lengths,
+            "finished": [tuple(part) for part in self._finished],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,9 +219,11 @@ class Rollout:
         self.world.load_state_dict(state["world"])
         for name, noise in self.noise.items():
             noise.load_state_dict(state["noise"][name])
-        self.states, self.perturbed = state["states"], state["perturbed"]
+        # Dictionaries of its own, since a step replaces their entries.
+        self.states, self.perturbed = dict(state["states"]), dict(state["perturbed"])
         self.tokens = {name: Tokens(*parts) for name, parts in state["tokens"].items()}
-        self._returns, self._lengths = state["returns"], state["lengths"]
+        self._returns, self._lengths = dict(state["returns"]), state["lengths"]
+        self._finished = [Episodes(*parts) for parts in state["finished"]]
 
     def _step(self) -> Moment:
         decisions = {
@@ -253,8 +262,8 @@ class Rollout:
         """Start the worlds ``where`` anew: memories, noise, running sums."""
         world, tokens = self.world, self.world.observe()
         fresh: dict[str, Tokens] = {}
-        for part, (name, policy) in enumerate(self.policies.items()):
-            group = world.groups[name]
+        for part, (name, group) in enumerate(world.groups.items()):
+            policy = self.policies[name]
             self.noise[name].restart(world.episodes, where)
             start = policy.initial_state(
                 world.num_envs, group.num_agents, group.tokens.num_tokens
@@ -323,7 +332,7 @@ class Rollout:
         # different times would cost a second pass a step.
         tokens = _concatenate([tuple(final.tokens[name]) for final in finals])
         states = _concatenate([final.states[name] for final in finals])
-        final_values = self.policies[name].act(Tokens(*tokens), states).value
+        final_values = self.policies[name].value(Tokens(*tokens), states)
         next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
         *ends, last = final_values.split([len(final.rows) for final in finals])
         next_values[-1] = last

@@ -23,6 +23,7 @@ ADA_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ada", {"query": "learned", "residual": True}),
     ("ada", {"query": "mean", "num_heads": 4}),
     ("ada", {"query": "self", "num_heads": 2, "attention_scale": "head"}),
+    ("ada", {"query": "self", "num_heads": DIM}),
 ]
 VARIANTS = [(name, {}) for name in pooling_names()] + ADA_VARIANTS
 """Every registered head with its defaults, and what else a head can be."""

@@ -126,24 +126,28 @@ def test_scale_by_the_width_of_the_model_or_of_a_head(
     )
 
 
+@pytest.mark.parametrize("num_heads", [4, 8])
 @given(seed=st.integers(0, 2**31))
-def test_weights_sum_to_one_and_agree_with_forward(seed: int) -> None:
-    attention = make(4)
+def test_weights_sum_to_one_and_agree_with_forward(num_heads: int, seed: int) -> None:
+    attention = make(num_heads)
     query, context, padding = inputs(seed)
     weights = attention.weights(query, context, padding)
     assert (weights >= 0).all()
     assert not weights.movedim(-1, 1)[padding].any()
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    values = attention.to_value(context).unflatten(-1, (4, -1)).transpose(1, 2)
+    values = attention.to_value(context).unflatten(-1, (num_heads, -1)).transpose(1, 2)
     mixed = (weights @ values).transpose(1, 2).flatten(2)
     torch.testing.assert_close(
         attention.to_out(mixed), attention(query, context, padding)
     )
 
 
+@pytest.mark.parametrize("num_heads", [2, 8])
 @given(seed=st.integers(0, 2**31), content=st.sampled_from([1e6, -1e6, 0.0]))
-def test_what_lies_under_padding_never_matters(seed: int, content: float) -> None:
-    attention = make()
+def test_what_lies_under_padding_never_matters(
+    num_heads: int, seed: int, content: float
+) -> None:
+    attention = make(num_heads)
     query, context, padding = inputs(seed)
     expected = attention(query, context, padding)
     other = context.masked_fill(padding[..., None], content).requires_grad_()
@@ -156,17 +160,19 @@ def test_what_lies_under_padding_never_matters(seed: int, content: float) -> Non
     torch.testing.assert_close(attention.weights(query, other, padding), weights)
 
 
-def test_one_key_is_attended_to_alone() -> None:
-    attention = make()
+@pytest.mark.parametrize("num_heads", [2, 8])
+def test_one_key_is_attended_to_alone(num_heads: int) -> None:
+    attention = make(num_heads)
     query, context, _ = inputs()
     alone = torch.arange(5).expand(4, 5) != 2
     expected = attention.to_out(attention.to_value(context[:, 2:3])).expand(-1, 3, -1)
     torch.testing.assert_close(attention(query, context, alone), expected)
 
 
+@pytest.mark.parametrize("num_heads", [2, 8])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_row_without_keys_gives_a_zero_mixture(bias: bool) -> None:
-    attention = make(bias=bias)
+def test_a_row_without_keys_gives_a_zero_mixture(num_heads: int, bias: bool) -> None:
+    attention = make(num_heads, bias=bias)
     query, context, padding = inputs()
     padding[1] = True
     for part in (query, context):
@@ -188,11 +194,22 @@ def test_a_row_without_keys_gives_a_zero_mixture(bias: bool) -> None:
     assert weights.isfinite().all()
 
 
-def test_scores_may_be_huge() -> None:
-    attention = make()
+@pytest.mark.parametrize("num_heads", [1, 2, 8])
+def test_scores_may_be_huge(num_heads: int) -> None:
+    attention = make(num_heads)
     query, context, padding = inputs()
-    assert attention(1e200 * query, context, padding).isfinite().all()
-    assert attention.weights(1e200 * query, context, padding).isfinite().all()
+    query = (1e200 * query).requires_grad_()
+    for mask in (None, padding):
+        output = attention(query, context, mask)
+        weights = attention.weights(query, context, mask)
+        assert weights.isfinite().all()
+        # What wins takes all, so the output is made of single values.
+        values = attention.to_value(context).unflatten(-1, (num_heads, -1))
+        mixed = (weights @ values.transpose(1, 2)).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(output, attention.to_out(mixed))
+        output.sum().backward()
+        assert query.grad is not None
+        assert query.grad.isfinite().all()
 
 
 def test_bias_is_of_all_projections_or_none() -> None:

@@ -96,7 +96,7 @@ def test_in_single_precision_the_order_shows(pooling: str) -> None:
 
 def test_a_shuffle_changes_a_head_that_takes_positions() -> None:
     clean, shuffled = shuffled_pair("flatten")
-    assert np.abs(clean - shuffled).min() > 1e-6
+    assert np.abs(clean - shuffled).max() > 1e-3
 
 
 def test_returns_are_those_of_a_loop_by_hand() -> None:

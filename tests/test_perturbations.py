@@ -500,6 +500,20 @@ def test_a_type_by_name() -> None:
         make_perturbation("inject")
 
 
+def test_specs_say_what_their_groups_agree_on() -> None:
+    one = TokenSpec(9, 4, ("self", "noise"))
+    other = TokenSpec(5, 4, ("self", "noise"), has_self=False)
+    third = TokenSpec(5, 4, ("self", "wall", "noise"), has_self=False)
+    named = make_perturbation("inject", specs=[one, other], token_type="noise")
+    assert (play(named, make_tokens(0))[0].types[..., 9:] == 1).all()
+    with pytest.raises(InputError, match="expected a number, or type_names"):
+        make_perturbation("inject", specs=[one, third], token_type="noise")
+    tokens = make_tokens(0)
+    for specs, lost in ([one], False), ([other, third], True), ([one, other], False):
+        occlude = make_perturbation("occlude", specs=specs, severity=1.0)
+        assert bool(play(occlude, tokens)[0].padding[..., 0].any()) == lost
+
+
 def test_positions_that_the_features_cannot_hold() -> None:
     with pytest.raises(
         InputError, match="position_features: expected at most 4, got 5"

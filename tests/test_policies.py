@@ -68,6 +68,15 @@ def test_action_specs_read_spaces() -> None:
 
 
 @pytest.mark.parametrize(
+    "parts",
+    [{}, {"n": -1}, {"n": 3, "low": (0.0,), "high": (1.0,)}, {"low": (0.0, 1.0)}],
+)
+def test_action_specs_are_choices_or_bounds(parts: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="action space: expected choices or bounds"):
+        ActionSpec(**parts)
+
+
+@pytest.mark.parametrize(
     "space",
     [
         spaces.Discrete(3, start=1),
@@ -343,6 +352,7 @@ def test_a_policy_without_memory_has_an_empty_state() -> None:
         ({"log_std_range": (0.0, 0.0)}, "expected two increasing numbers, got"),
         ({"log_std_range": (0.0,)}, "expected two increasing numbers, got"),
         ({"log_std_range": (0.0, 1.0, 2.0)}, "expected two increasing numbers, got"),
+        ({"head_hidden": (32, 0)}, r"widths of at least 1, got \[32, 0\]"),
         ({"pooling": "meen"}, "unknown pooling 'meen'"),
         ({"encoder": "transformers"}, r"unknown encoder.*mean 'transformer'\?"),
         ({"pooling": {"name": "ada", "heads": 2}}, "option of pooling 'ada': 'heads'"),

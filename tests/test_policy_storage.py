@@ -1,5 +1,6 @@
 """Policies on disk: the same actions, no code in the files, and clear refusals."""
 
+import contextlib
 import copy
 import json
 import subprocess
@@ -102,8 +103,9 @@ def test_a_loaded_policy_acts_identically(
     loaded = load_policy(tmp_path)
     assert same_decisions(loaded, policy)
     assert not same_decisions(make(pooling={"name": name, **options}, seed=4), policy)
-    assert loaded.config == policy.config
+    assert json.dumps(loaded.config) == json.dumps(policy.config)
     assert loaded.spec == policy.spec
+    assert loaded.actions == policy.actions
     assert not loaded.training
 
 
@@ -263,6 +265,7 @@ def test_files_of_another_kind_are_refused(content: bytes, folder: Path) -> None
         ('{"format": 1, "modules": {}, "groups": []}', "names no modules and groups"),
         ('{"format": 1, "modules": {}, "groups": {}}', "names no modules and groups"),
         ('{"format": 1, "modules": {"a": 3}, "groups": {}}', "module 'a'"),
+        ("[" * 10**5, f"{CONFIG} is damaged"),
     ],
 )
 def test_foreign_json_is_refused(content: str, message: str, folder: Path) -> None:
@@ -272,9 +275,7 @@ def test_foreign_json_is_refused(content: str, message: str, folder: Path) -> No
 
 def test_a_group_needs_its_module(folder: Path) -> None:
     edit(folder, lambda config: config["groups"].update(fox="nobody"))
-    with pytest.raises(InputError, match="group 'fox' .* 'nobody'") as refusal:
-        load_policies(folder)
-    assert str(folder) in str(refusal.value)
+    assert "group 'fox' has no module 'nobody'" in refused(folder)
 
 
 def test_a_policy_of_another_class_is_refused(folder: Path) -> None:
@@ -282,7 +283,7 @@ def test_a_policy_of_another_class_is_refused(folder: Path) -> None:
         config["modules"]["policy"]["class"] = "recurrent"
 
     edit(folder, change)
-    assert "'recurrent'" in refused(folder)
+    assert "module 'policy' is no policy of class 'token'" in refused(folder)
 
 
 def test_weights_must_fit_the_configuration(folder: Path, tmp_path: Path) -> None:
@@ -335,10 +336,8 @@ def test_no_edit_of_the_configuration_is_more_than_a_refusal(
         place[last] = copy.deepcopy(data.draw(st.sampled_from(WRONG)))
     (folder / CONFIG).write_text(json.dumps(config))
     for load in (load_policy, load_policies):
-        try:
+        with contextlib.suppress(InputError):
             load(folder)
-        except InputError as error:
-            assert "\n" not in str(error)
 
 
 # Code
@@ -406,8 +405,9 @@ def test_a_plug_in_that_the_caller_allows_is_loaded(
     assert not plug_in.exists()
     assert same_decisions(load_policy(tmp_path, plugins=[name]), policy)
     assert plug_in.exists()
-    (loaded,) = load_policies(tmp_path, plugins=[name]).values() or [None]
-    assert loaded is None or same_decisions(loaded, policy)
+    save_policies({"shared": policy}, {"fox": "shared"}, tmp_path)
+    loaded = load_policies(tmp_path, plugins=[name])
+    assert same_decisions(loaded["fox"], policy)
 
 
 def test_an_allowed_name_must_still_be_a_head(folder: Path) -> None:

@@ -250,8 +250,8 @@ def test_permutation_invariant_belongs_to_the_instance(
 
 @heads
 def test_gradcheck(name: str, options: dict[str, Any]) -> None:
-    head = make_head(name, dim=4, num_tokens=3, **options)
-    x, padding, types = random_set(3, batch=3, num_tokens=3, dim=4)
+    head = make_head(name, num_tokens=3, **options)
+    x, padding, types = random_set(3, batch=3, num_tokens=3)
     padding[0], padding[1] = True, False
     parameters = dict(Prepended(head).named_parameters())
 
@@ -403,7 +403,7 @@ def test_what_names_no_head_is_refused(
 @each
 @given(seed=seeds)
 def test_max_and_avg_are_those_of_the_tokens_present(seed: int) -> None:
-    x, padding, types = random_set(seed)
+    x, padding, _ = random_set(seed)
     for row in range(len(x)):
         present = x[row][~padding[row]]
         here = (x[row : row + 1], padding[row : row + 1])

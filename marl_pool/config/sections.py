@@ -116,7 +116,7 @@ VERBS = {
         TrainSettings,
         ("experiment",),
     ),
-    "evaluate": Verb((), EvaluateSettings),
+    "evaluate": Verb((), EvaluateSettings, ("suite",)),
     "render": Verb(("perturbation",), RenderSettings),
 }
 

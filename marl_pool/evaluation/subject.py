@@ -11,8 +11,7 @@ import torch
 from marl_pool.envs import HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError
-from marl_pool.names import build
-from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
@@ -121,24 +120,11 @@ def in_double(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
 def perturb(options: Mapping[str, Any], world: World) -> Perturbation:
     """Build the perturbation ``{"name": …, **options}`` for the groups of a world.
 
-    Type names and whether there is a self token come from the groups where they
-    agree on them.
-
     Raises:
         InputError: an unknown name or a wrong option.
     """
     specs = [group.tokens for group in world.groups.values()]
-    context = {
-        key: getattr(specs[0], key)
-        for key in ("has_self", "type_names")
-        if all(getattr(spec, key) == getattr(specs[0], key) for spec in specs)
-    }
-    rest = dict(options)
-    name = rest.pop("name")
-    perturbation: Perturbation = build(
-        name, PERTURBATIONS, "perturbation", Perturbation, rest, context
-    )
-    return perturbation
+    return make_perturbation(specs=specs, **options)
 
 
 @contextmanager

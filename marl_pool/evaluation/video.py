@@ -163,8 +163,9 @@ def render_run(
         InputError: no policy in the run, a wrong perturbation, no such attention
             head, a world that cannot be drawn, no OpenCV.
     """
-    options = settings["perturbation"]
-    path = run.new_video_path(CLEAN if options is None else options["name"])
+    options = _perturbation(settings)
+    what = CLEAN if options is None else options["name"].rpartition(":")[2]
+    path = run.new_video_path(what)
     with cpu_threads(settings["threads"]):
         subject = Subject.load(run, settings, plugins)
         with Writer(path, settings["fps"]) as writer:
@@ -173,7 +174,7 @@ def render_run(
 
 
 def _film(subject: Subject, settings: Mapping[str, Any], writer: Writer) -> None:
-    options, count = settings["perturbation"], settings["episodes"]
+    options, count = _perturbation(settings), settings["episodes"]
     worlds = [subject.worlds(1, first=episode) for episode in range(count)]
     total = sum(world.max_steps + 1 for world in worlds)
     with Progress(total, unit="frames") as progress:
@@ -198,6 +199,12 @@ def _film(subject: Subject, settings: Mapping[str, Any], writer: Writer) -> None
                 size=settings["size"],
             )
             rollout.episodes(on_step=film)
+
+
+def _perturbation(settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The options of the perturbation; configurations say "none" for doing without."""
+    options: Mapping[str, Any] | None = settings["perturbation"]
+    return None if options is None or options["name"] == "none" else options
 
 
 def _condition(options: Mapping[str, Any] | None) -> str:

@@ -1,11 +1,13 @@
 """Perturbations: what a policy observes, changed on the way."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.names import build
 
 if TYPE_CHECKING:
     from marl_pool.perturbations.base import Perturbation
+    from marl_pool.tokens import TokenSpec
 
 PERTURBATIONS: dict[str, str] = {
     "inject": "marl_pool.perturbations.inject:Inject",
@@ -21,11 +23,16 @@ def perturbation_names() -> list[str]:
     return sorted(PERTURBATIONS)
 
 
-def make_perturbation(name: str, **options: Any) -> "Perturbation":
+def make_perturbation(
+    name: str, *, specs: Iterable["TokenSpec"] = (), **options: Any
+) -> "Perturbation":
     """Build a perturbation.
 
     Args:
         name: one of `perturbation_names`, or ``package.module:Class`` of your own.
+        specs: of the tokens that it will see, one for each group of agents. Type
+            names, and whether there is a self token, are taken from them where they
+            agree.
         **options: of its constructor; all of them take ``severity``, in [0, 1].
 
     Raises:
@@ -33,4 +40,10 @@ def make_perturbation(name: str, **options: Any) -> "Perturbation":
     """
     from marl_pool.perturbations.base import Perturbation
 
-    return build(name, PERTURBATIONS, "perturbation", Perturbation, options)
+    known = list(specs)
+    context = {
+        key: getattr(known[0], key)
+        for key in ("has_self", "type_names")
+        if len({getattr(spec, key) for spec in known}) == 1
+    }
+    return build(name, PERTURBATIONS, "perturbation", Perturbation, options, context)

@@ -19,11 +19,20 @@ class ActionSpec:
         n: number of choices; 0 for a box.
         low: lower bounds of a box; empty for a choice.
         high: upper bounds of a box.
+
+    Raises:
+        InputError: neither choices nor as many lower as upper bounds.
     """
 
     n: int = 0
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for bound in ("low", "high"):  # lists, where they come from JSON
+            object.__setattr__(self, bound, tuple(getattr(self, bound)))
+        if len(self.low) != len(self.high) or (self.n > 0) == (len(self.low) > 0):
+            raise InputError(f"action space: expected choices or bounds, got {self}")
 
     @classmethod
     def of(cls, space: spaces.Space) -> "ActionSpec":

@@ -59,6 +59,10 @@ class Policy(nn.Module, ABC):
         """The memory at an episode's start; () for a policy without memory."""
         return ()
 
+    def value(self, tokens: Tokens, state: State = ()) -> Tensor:
+        """Estimated returns ``(*B,)`` of what is seen, without a decision."""
+        return self.act(tokens, state).value
+
     def scale(self, action: Tensor) -> Tensor:
         """From the policy's own units to those of the env's action space."""
         return action

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy, State
@@ -49,3 +50,7 @@ class RandomPolicy(Policy):
             volume = (high - low).prod()
         log_probs = -volume.log().expand(tokens.batch_shape).to(noise)
         return Decision(action, log_probs, torch.zeros_like(log_probs), logits, state)
+
+    def value(self, tokens: Tokens, state: State = ()) -> Tensor:
+        """Zero, without drawing an action; see `Policy.value`."""
+        return torch.zeros(tokens.batch_shape, device=tokens.types.device)

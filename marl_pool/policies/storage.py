@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from marl_pool.errors import InputError
-from marl_pool.names import target
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy
 from marl_pool.policies.token_policy import TokenPolicy
@@ -21,6 +20,8 @@ from marl_pool.tokens import TokenSpec
 from marl_pool.version import __version__
 
 FORMAT = 1
+CLASS = "token"
+"""The class of policy that this format holds."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -45,8 +46,7 @@ def save_policies(
         "format": FORMAT,
         "package_version": __version__,
         "modules": {
-            name: {"class": "token", **policy.config}
-            for name, policy in modules.items()
+            name: {"class": CLASS, **policy.config} for name, policy in modules.items()
         },
         "groups": dict(groups),
     }
@@ -98,9 +98,9 @@ def _read(
     modules = {}
     for name, options in config["modules"].items():
         own = {
-            key.removeprefix(f"{name}/"): tensor
+            key.rpartition("/")[2]: tensor
             for key, tensor in weights.items()
-            if key.startswith(f"{name}/")
+            if key.rpartition("/")[0] == name
         }
         modules[name] = _build(folder, options, own, plugins)
     return modules, config["groups"]
@@ -110,15 +110,24 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"no policy in {folder}: {CONFIG} is missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else config
         raise InputError(f"{path}: expected policy format {FORMAT}, got {found!r}")
-    if not isinstance(config.get("modules"), dict) or "groups" not in config:
+    modules, groups = config.get("modules"), config.get("groups")
+    if not (isinstance(modules, dict) and modules and isinstance(groups, dict)):
         raise InputError(f"{path} is damaged: it names no modules and groups")
+    for name, options in modules.items():
+        if not isinstance(options, dict) or options.get("class") != CLASS:
+            raise InputError(f"{path}: module {name!r} is no policy of class {CLASS!r}")
+    for group, module in groups.items():
+        if module not in list(modules):
+            raise InputError(f"{path}: group {group!r} has no module {module!r}")
     return config
 
 
@@ -127,15 +136,14 @@ def _read_weights(path: Path) -> dict[str, Any]:
         raise InputError(f"no policy in {path.parent}: {WEIGHTS} is missing")
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
 
 
 def _build(
     folder: Path, options: Mapping[str, Any], weights: dict[str, Any], plugins: set[str]
 ) -> TokenPolicy:
-    options = dict(options)
-    options.pop("class", None)
+    options = {key: value for key, value in options.items() if key != "class"}
     for part in ("encoder", "pooling"):
         _check_plugin(folder, part, options.get(part), plugins)
     try:
@@ -143,7 +151,9 @@ def _build(
         action_space = ActionSpec(**options.pop("action_space"))
         policy = TokenPolicy(spec, action_space, **options)
         policy.load_state_dict(weights)
-    except (KeyError, TypeError, RuntimeError) as error:
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} is damaged or foreign: {reason}") from None
     return policy.eval()
@@ -153,9 +163,11 @@ def _check_plugin(folder: Path, kind: str, part: Any, plugins: set[str]) -> None
     from marl_pool.encoders import ENCODERS
     from marl_pool.pooling import POOLING
 
-    name = part.get("name") if isinstance(part, dict) else part
+    name = part.get("name") if isinstance(part, dict) else None
+    if not isinstance(name, str):
+        raise InputError(f"{folder} is damaged or foreign: no {kind} is named")
     known = {"encoder": ENCODERS, "pooling": POOLING}[kind]
-    if name not in known and target(str(name), known, kind) not in plugins:
+    if name not in {*known, *plugins}:
         raise InputError(
             f"{folder} uses the {kind} {name!r}, which is not part of marl_pool; "
             f"if you trust it, allow it: plugins=[{name!r}] or --plugin {name}"

@@ -75,6 +75,11 @@ class TokenPolicy(Policy):
                 "policy.log_std_range: expected two increasing numbers, "
                 f"got {log_std_range}"
             )
+        if any(width < 1 for width in head_hidden):
+            raise InputError(
+                "policy.head_hidden: expected widths of at least 1, "
+                f"got {list(head_hidden)}"
+            )
         self.spec = spec
         if isinstance(action_space, ActionSpec):
             self.actions = action_space

@@ -1,7 +1,7 @@
 """Adaptive pooling: attention from one query to the set."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ def _check_query(query: Query | None, has_self: bool) -> Query:
     if query in ("self", "mean", "learned"):
         return query
     # A list from a configuration may be of another class, but each entry is an int.
-    positions = list(query) if isinstance(query, Sequence) else []
+    positions: list[Any] = list(query) if isinstance(query, Sequence) else []
     if not positions or not all(type(i) is int and i >= 0 for i in positions):
         raise InputError(
             "pooling.query: expected self, mean, learned or a list of positions "

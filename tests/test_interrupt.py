@@ -1,0 +1,62 @@
+"""Ctrl-C, as a user presses it."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from marl_pool.runs import Run
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-m", "marl_pool"]
+SMALL = (
+    "env.num_noise=2 env.max_steps=8 encoder.num_layers=1 ppo.num_envs=4 "
+    "ppo.batch_size=32 ppo.minibatch_size=32 ppo.num_epochs=1 threads=1"
+).split()
+
+
+def wait_for_rows(run: Path, process: subprocess.Popen, count: int) -> None:
+    file = run / "metrics.csv"
+    for _ in range(600):
+        if file.is_file() and file.read_text().count("\n") > count:
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    pytest.fail("no rows")
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
+    path = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--run-dir", str(path), *SMALL]
+        + [f"--num-env-runners={runners}", "total_steps=10_000_000"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_rows(path, process, 3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"marl-pool: stopped; go on with: marl-pool resume {path}" in errors
+    assert "Traceback" not in errors
+    run = Run.open(path)
+    done = int(run.rows()[-1]["iteration"])
+    assert run.latest_checkpoint().name == f"iter_{done:06d}"
+    assert (run.policy_dir / "config.json").is_file()
+    more = f"total_steps={32 * (done + 2)}"
+    resumed = subprocess.run(
+        [*COMMAND, "resume", str(path), more],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    iterations = [row["iteration"] for row in Run.open(path).rows()]
+    assert iterations == list(range(1, done + 3))

@@ -1,0 +1,645 @@
+"""The rollout loop, held against the plainest loop: one world, one step at a time."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+import marl_pool
+from marl_pool.envs.base import Group, World
+from marl_pool.errors import InputError
+from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation, choose
+from marl_pool.policies import make_policy
+from marl_pool.policies.base import Decision, Policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.randomness import Purpose, Stream, stream_keys
+from marl_pool.rollout import Moment, Rollout, Trajectory, collect
+from marl_pool.tokens import Tokens, TokenSpec
+
+SPEC = TokenSpec(3, 2, ("self", "heron", "frog"))
+NUM_ENVS, SEED, STEPS = 6, 7, 16
+
+
+class Pond(World):
+    """A heron and two frogs on a line.
+
+    A world ends by itself after 2 to 8 steps, by the clock after 5. The second frog
+    dies earlier or later; who is dead is seen by nobody.
+    """
+
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        options = {"max_steps": 5, "seed": SEED, **options}
+        super().__init__(num_envs, dynamics_size=3, **options)
+        self.places = torch.zeros(num_envs, 3)
+        self.life = torch.zeros(num_envs, dtype=torch.int64)
+        self.death = torch.zeros(num_envs, dtype=torch.int64)
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        return {
+            "heron": Group(1, SPEC, spaces.Box(-1, 1, (1,))),
+            "frog": Group(2, SPEC, spaces.Discrete(3)),
+        }
+
+    @property
+    def active(self) -> dict[str, Tensor]:
+        heron = torch.ones(self.num_envs, 1, dtype=torch.bool)
+        frogs = torch.stack([heron[:, 0], self.steps < self.death], dim=1)
+        return {"heron": heron, "frog": frogs}
+
+    def observe(self) -> dict[str, Tokens]:
+        relative = self.places[:, None] - self.places[:, :, None]
+        features = torch.stack([relative, self.places[:, None].expand(-1, 3, -1)], -1)
+        types = torch.tensor([1, 2, 2]).repeat(3, 1).fill_diagonal_(0)
+        living = torch.cat([self.active["heron"], self.active["frog"]], dim=1)
+        tokens = Tokens(
+            features,
+            types.expand(self.num_envs, 3, 3),
+            ~living[:, None].expand(-1, 3, -1),
+        )
+        return {
+            "heron": tokens.map(lambda part: part[:, :1]),
+            "frog": tokens.map(lambda part: part[:, 1:]),
+        }
+
+    def _place(self, rows: Tensor, keys: Tensor) -> None:
+        drawn = self.draw(keys, 5)
+        self.places = self.places.index_put((rows,), drawn[:, :3])
+        self.life = self.life.index_put((rows,), (2 + 7 * drawn[:, 3]).long())
+        self.death = self.death.index_put((rows,), (1 + 6 * drawn[:, 4]).long())
+
+    def _advance(self, actions: Any) -> tuple[dict[str, Tensor], Tensor]:
+        moves = [actions["heron"][..., 0].clamp(-1, 1), actions["frog"] - 1.0]
+        self.places = self.places + 0.1 * torch.cat(moves, 1) + self.dynamics.next()
+        rewards = {"heron": self.places[:, :1] - 1, "frog": -self.places[:, 1:]}
+        return rewards, self.steps + 1 >= self.life
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"places": self.places, "life": self.life, "death": self.death}
+
+
+class Counting(Policy):
+    """A policy whose memory, the number of its calls, decides everything."""
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__()
+        self.discrete = isinstance(space, spaces.Discrete)
+        self.rows: list[int] = []
+
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> Any:
+        calls = torch.zeros(num_envs, num_agents, 1)
+        return {"calls": calls, "more": (calls + num_tokens,)}
+
+    def act(
+        self,
+        tokens: Tokens,
+        state: Any = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        calls = state["calls"]
+        self.rows.append(len(calls))
+        seen = tokens.features.masked_fill(tokens.padding[..., None], 0).sum((-1, -2))
+        value = 100 * calls[..., 0] + seen
+        action = calls / 10
+        if self.discrete:
+            action = (calls[..., 0] % 3).long()
+        new = {"calls": calls + 1, "more": (state["more"][0] + 1,)}
+        return Decision(action, -value, value, state["more"][0], new)
+
+
+class Aging(Perturbation):
+    """Add the number of earlier looks in the episode to all features."""
+
+    def start(
+        self, tokens: Any, keys: Tensor, state: Any = None, where: Any = None
+    ) -> dict[str, Tensor]:
+        fresh = {"age": torch.zeros(len(keys))}
+        return fresh if where is None or state is None else choose(where, fresh, state)
+
+    def __call__(self, tokens: Tokens, state: Any) -> tuple[Tokens, Any]:
+        age = state["age"]
+        features = tokens.features + age[:, None, None, None]
+        return tokens._replace(features=features), {"age": age + 1}
+
+
+def token_policies(world: World) -> dict[str, Policy]:
+    encoder = {"name": "transformer", "num_layers": 1}
+    return {
+        name: make_policy(group.tokens, group.action_space, encoder=encoder, seed=part)
+        for part, (name, group) in enumerate(world.groups.items())
+    }
+
+
+def counting_policies(world: World) -> dict[str, Policy]:
+    return {name: Counting(group.action_space) for name, group in world.groups.items()}
+
+
+def random_policies(world: World) -> dict[str, Policy]:
+    groups = world.groups.items()
+    return {name: RandomPolicy(group.action_space) for name, group in groups}
+
+
+PERTURBATIONS: dict[str, Any] = {
+    "none": lambda: None,
+    "aging": Aging,
+    "noise": lambda: make_perturbation("noise", severity=0.5),
+    "occlude": lambda: make_perturbation("occlude", severity=0.5, every=2),
+    "shuffle": lambda: make_perturbation("shuffle", every=3),
+    "inject": lambda: make_perturbation("inject", token_type=2, count=2),
+}
+
+
+def play_alone(
+    number: int,
+    policies: dict[str, Policy],
+    *,
+    steps: int = STEPS,
+    perturbation: Perturbation | None = None,
+    explore: bool = False,
+) -> tuple[dict[str, Trajectory], list[Any], World]:
+    """Play world ``number`` by itself: each group's steps, its episodes, the world."""
+    world = Pond(1, first_world=number)
+    names = list(world.groups)
+    rows: dict[str, list[Any]] = {name: [] for name in names}
+    episodes: list[Any] = []
+    states: dict[str, Any] = {}
+    noise: dict[str, Stream] = {}
+    memories: dict[str, Any] = {}
+    total: dict[str, Tensor] = {}
+
+    def look() -> dict[str, Tokens]:
+        tokens = world.observe()
+        for name in names:
+            if perturbation is not None:
+                tokens[name], memories[name] = perturbation(
+                    tokens[name], memories[name]
+                )
+        return tokens
+
+    def begin() -> dict[str, Tokens]:
+        world.reset()
+        clean = world.observe()
+        where = (world.seed, world.worlds)
+        for part, name in enumerate(names):
+            group, policy = world.groups[name], policies[name]
+            size = group.num_agents * policy.noise_size
+            noise[name] = Stream(*where, Purpose.POLICY, size, part=part)
+            noise[name].restart(world.episodes)
+            states[name] = policy.initial_state(1, group.num_agents, SPEC.num_tokens)
+            total[name] = torch.zeros(group.num_agents, dtype=torch.float64)
+            if perturbation is not None:
+                keys = stream_keys(*where, world.episodes, Purpose.PERTURBATION, part)
+                memories[name] = perturbation.start(clean[name], keys)
+        return look()
+
+    tokens = begin()
+    for _ in range(steps):
+        active = world.active
+        decisions = {
+            name: policy.act(tokens[name], states[name], noise[name], explore)
+            for name, policy in policies.items()
+        }
+        step = world.step(
+            {n: policies[n].scale(d.action) for n, d in decisions.items()}
+        )
+        after = look()
+        for name, decision in decisions.items():
+            states[name] = decision.state
+            next_value = policies[name].act(after[name], decision.state).value
+            total[name] = total[name] + step.rewards[name][0]
+            rows[name].append(
+                (
+                    tokens[name],
+                    *decision[:2],
+                    decision.logits,
+                    decision.value,
+                    next_value,
+                    step.rewards[name],
+                    step.terminated,
+                    step.truncated,
+                    active[name],
+                    world.active[name],
+                )
+            )
+        tokens = after
+        if step.terminated or step.truncated:
+            episodes.append((dict(total), int(world.steps)))
+            tokens = begin()
+    return {name: stack(rows[name]) for name in names}, episodes, world
+
+
+def stack(rows: list[Any]) -> Trajectory:
+    """Stack steps, each a tuple in the order of Trajectory's fields."""
+    tokens, *others = zip(*rows, strict=True)
+    joined = Tokens(*(torch.stack(part) for part in zip(*tokens, strict=True)))
+    return Trajectory(joined, *(torch.stack(part) for part in others))
+
+
+def tensors(part: Trajectory) -> dict[str, Tensor]:
+    """All tensors of a trajectory by name."""
+    fields = {**vars(part)}
+    return {**fields.pop("tokens")._asdict(), **fields}
+
+
+def assert_same(one: Trajectory, other: Trajectory, *, exactly: bool = False) -> None:
+    for name, tensor in tensors(one).items():
+        expected = tensors(other)[name]
+        assert tensor.dtype == expected.dtype, name
+        if exactly or not tensor.is_floating_point():
+            assert torch.equal(tensor, expected), name
+        else:
+            message = f"{name} differs"
+            torch.testing.assert_close(
+                tensor, expected, rtol=1e-5, atol=1e-5, msg=message
+            )
+
+
+def world_of(part: Trajectory, number: int) -> Trajectory:
+    """The steps of one world, as a batch of one."""
+    here = slice(number, number + 1)
+    tokens = part.tokens.at((slice(None), here))
+    others = {k: v[:, here] for k, v in vars(part).items() if k != "tokens"}
+    return Trajectory(tokens=tokens, **others)
+
+
+def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
+    """Fragments one after the other."""
+    columns = zip(*(tensors(part[name]).values() for part in parts), strict=True)
+    features, types, padding, *others = map(torch.cat, columns)
+    return Trajectory(Tokens(features, types, padding), *others)
+
+
+def rollout(
+    policies: Any = token_policies, num_envs: int = NUM_ENVS, **options: Any
+) -> Rollout:
+    world = Pond(num_envs)
+    return Rollout(world, policies(world), **options)
+
+
+# Against the plain loop
+
+
+@pytest.mark.parametrize("kind", PERTURBATIONS)
+@pytest.mark.parametrize(
+    ("policies", "explore"),
+    [
+        (token_policies, False),
+        (token_policies, True),
+        (counting_policies, False),
+        (random_policies, False),
+    ],
+)
+def test_a_batch_is_its_worlds_one_by_one(
+    policies: Any, explore: bool, kind: str
+) -> None:
+    options = {"perturbation": PERTURBATIONS[kind](), "explore": explore}
+    together = rollout(policies, **options)
+    parts = together.steps(STEPS)
+    state = together.world.state_dict()
+    for number in range(NUM_ENVS):
+        expected, _, world = play_alone(number, together.policies, **options)
+        for name, part in parts.items():
+            assert_same(world_of(part, number), expected[name])
+        assert torch.equal(state["episodes"][number : number + 1], world.episodes)
+        assert torch.equal(state["steps"][number : number + 1], world.steps)
+        for name, tensor in world.state_dict()["tensors"].items():
+            torch.testing.assert_close(state["tensors"][name][number], tensor[0])
+
+
+def test_the_pond_has_all_that_the_tests_want() -> None:
+    parts = rollout().steps(STEPS)
+    terminated, truncated = parts["heron"].terminated, parts["heron"].truncated
+    ended = terminated | truncated
+    assert (terminated & ~truncated).any()
+    assert (truncated & ~terminated).any()
+    assert (terminated & truncated).any()
+    assert len({tuple(column) for column in ended.T.tolist()}) > 3
+    assert ended[-1].any()
+    assert not ended[-1].all()
+    frogs = parts["frog"]
+    assert (frogs.active & ~frogs.next_active)[..., 1].any()
+    assert (~frogs.active & ~frogs.next_active)[..., 1].any()
+    assert frogs.tokens.padding.any()
+
+
+def test_next_values_are_of_the_next_observation_or_the_final_one() -> None:
+    together = rollout()
+    for name, part in together.steps(STEPS).items():
+        ended = part.terminated | part.truncated
+        goes_on = ~ended[:-1]
+        assert torch.equal(part.next_values[:-1][goes_on], part.values[1:][goes_on])
+        # Where it ended, the next observation is of another episode.
+        assert (part.next_values[:-1] != part.values[1:])[ended[:-1]].all()
+        last = together.policies[name].act(together.tokens[name]).value
+        torch.testing.assert_close(part.next_values[-1][~ended[-1]], last[~ended[-1]])
+        assert (part.next_values[-1] != last)[ended[-1]].all()
+
+
+def test_shapes_and_no_gradient() -> None:
+    parts = rollout().steps(7)
+    agents = {"heron": 1, "frog": 2}
+    assert list(parts) == list(agents)
+    for name, part in parts.items():
+        batch = (7, NUM_ENVS, agents[name])
+        assert part.tokens.batch_shape == batch
+        for field in ("log_probs", "values", "next_values", "rewards", "active"):
+            assert getattr(part, field).shape == batch
+        assert part.next_active.shape == batch
+        assert part.terminated.shape == part.truncated.shape == batch[:2]
+        assert not any(tensor.requires_grad for tensor in tensors(part).values())
+    assert parts["heron"].actions.shape == (7, NUM_ENVS, 1, 1)
+    assert parts["frog"].actions.shape == (7, NUM_ENVS, 2)
+    assert parts["frog"].logits.shape == (7, NUM_ENVS, 2, 3)
+
+
+def test_what_was_returned_stays_as_it_was() -> None:
+    together = rollout(explore=True, perturbation=Aging())
+    parts = together.steps(3)
+    before = {
+        n: {k: v.clone() for k, v in tensors(p).items()} for n, p in parts.items()
+    }
+    together.steps(8)
+    for name, part in parts.items():
+        for key, tensor in tensors(part).items():
+            assert torch.equal(tensor, before[name][key]), key
+
+
+# Fragments
+
+
+@pytest.mark.parametrize("policies", [token_policies, counting_policies])
+@pytest.mark.parametrize("kind", ["none", "aging", "occlude"])
+@pytest.mark.parametrize("lengths", [(8, 8), (1, 3, 12), (5, 11), (1,) * 16])
+def test_trajectories_do_not_depend_on_the_length_of_fragments(
+    policies: Any, kind: str, lengths: tuple[int, ...]
+) -> None:
+    options = {"perturbation": PERTURBATIONS[kind](), "explore": True}
+    whole = rollout(policies, **options).steps(STEPS)
+    pieces = rollout(policies, **options)
+    parts = [pieces.steps(length) for length in lengths]
+    for name, part in whole.items():
+        assert_same(join(parts, name), part)
+
+
+def test_ended_worlds_are_refilled_with_the_next_episode() -> None:
+    together = rollout()
+    ended = torch.zeros(NUM_ENVS, dtype=torch.int64)
+    for _ in range(STEPS):
+        (part, _) = together.steps(1).values()
+        ended += (part.terminated | part.truncated)[0]
+        assert torch.equal(together.world.episodes, ended)
+        assert (together.world.steps < together.world.max_steps).all()
+        assert (together.world.steps < together.world.life).all()
+
+
+def test_finished_episodes_and_running_returns() -> None:
+    together = rollout()
+    finished = []
+    for length in (1, 6, 2, 7):
+        together.steps(length)
+        finished += together.pop_finished()
+        assert together.pop_finished() == []
+    order = torch.cat([part.lengths for part in finished])
+    expected = [play_alone(n, together.policies)[1] for n in range(NUM_ENVS)]
+    assert len(order) == sum(map(len, expected)) > NUM_ENVS
+    for name in together.policies:
+        returns = torch.cat([part.returns[name] for part in finished])
+        assert returns.dtype == torch.float64
+        pairs = [
+            (total[name].tolist(), length)
+            for episodes in expected
+            for total, length in episodes
+        ]
+        got = list(zip(returns.tolist(), order.tolist(), strict=True))
+        for (a, length), (b, other) in zip(sorted(got), sorted(pairs), strict=True):
+            assert length == other
+            assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_collect_is_the_first_fragment() -> None:
+    options = {"perturbation": Aging(), "explore": True}
+    expected = rollout(**options).steps(9)
+    world = Pond(NUM_ENVS)
+    parts = collect(world, token_policies(world), steps=9, **options)
+    for name, part in expected.items():
+        assert_same(parts[name], part, exactly=True)
+    assert marl_pool.collect is collect
+
+
+# Whole episodes
+
+
+@pytest.mark.parametrize("kind", ["none", "aging", "occlude"])
+@pytest.mark.parametrize("policies", [token_policies, counting_policies])
+def test_one_episode_a_world_in_the_order_of_the_worlds(
+    policies: Any, kind: str
+) -> None:
+    options = {"perturbation": PERTURBATIONS[kind](), "explore": True}
+    together = rollout(policies, **options)
+    episodes = together.episodes()
+    assert episodes.lengths.shape == (NUM_ENVS,)
+    assert len(set(episodes.lengths.tolist())) > 2
+    for number in range(NUM_ENVS):
+        _, alone, _ = play_alone(number, together.policies, **options)
+        expected, length = alone[0]
+        assert episodes.lengths[number] == length
+        for name, returns in episodes.returns.items():
+            torch.testing.assert_close(
+                returns[number], expected[name], rtol=1e-5, atol=1e-5
+            )
+    assert together.world.num_envs == 0
+
+
+def test_an_ended_world_is_dropped_and_not_played_on() -> None:
+    together = rollout(counting_policies)
+    lengths = rollout(counting_policies).episodes().lengths
+    steps = itertools.count()
+
+    def check(moment: Moment) -> None:
+        step = next(steps)
+        running = (lengths > step).nonzero()[:, 0]
+        assert torch.equal(moment.world.worlds, running)
+        assert (moment.world.steps == step + 1).all()
+        assert moment.tokens["frog"].batch_shape == (len(running), 2)
+        assert moment.step.rewards["heron"].shape == (len(running), 1)
+        assert (moment.decisions["heron"].state["calls"] == step + 1).all()
+
+    together.episodes(check)
+    assert next(steps) == lengths.max()
+    counter: Any = together.policies["frog"]
+    running = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
+    assert counter.rows == running
+
+
+def test_moments_tell_what_the_policies_saw() -> None:
+    together, same = rollout(perturbation=Aging()), rollout(perturbation=Aging())
+    seen: list[Moment] = []
+    together.episodes(seen.append)
+    for name, part in same.steps(2).items():
+        for step in range(2):
+            for got, expected in zip(
+                seen[step].tokens[name], part.tokens.at(step), strict=True
+            ):
+                assert torch.equal(got, expected)
+
+
+# Randomness
+
+
+def test_one_world_alone_is_the_same_world_among_many() -> None:
+    many = Rollout(Pond(9), token_policies(Pond(1)), explore=True)
+    parts = many.steps(STEPS)
+    for number in (0, 4, 8):
+        one = Pond(1, first_world=number)
+        alone = Rollout(one, token_policies(one), explore=True).steps(STEPS)
+        for name, part in alone.items():
+            assert_same(world_of(parts[name], number), part)
+            difference = parts[name].actions[:, number] - part.actions[:, 0]
+            assert difference.abs().max() <= 1e-6
+        torch.testing.assert_close(many.world.places[number], one.places[0])
+
+
+def test_the_seed_and_the_world_decide() -> None:
+    def actions(**options: Any) -> Tensor:
+        world = Pond(3, **options)
+        return collect(world, random_policies(world), steps=6)["heron"].actions
+
+    assert torch.equal(actions(), actions())
+    assert not torch.equal(actions(), actions(seed=SEED + 1))
+    assert not torch.equal(actions(), actions(first_world=3))
+    assert torch.equal(actions()[:, 1:], actions(first_world=1)[:, :2])
+
+
+def test_groups_draw_apart() -> None:
+    class Twins(Pond):
+        @property
+        def groups(self) -> dict[str, Group]:
+            frogs = super().groups["frog"]
+            return {"heron": frogs, "frog": frogs}
+
+        def observe(self) -> dict[str, Tokens]:
+            return dict.fromkeys(("heron", "frog"), super().observe()["frog"])
+
+        def _advance(self, actions: Any) -> tuple[dict[str, Tensor], Tensor]:
+            rewards = torch.zeros(self.num_envs, 2)
+            return {"heron": rewards, "frog": rewards}, self.steps + 1 >= self.life
+
+    world = Twins(20)
+    parts = collect(world, random_policies(world), steps=4)
+    assert not torch.equal(parts["heron"].actions, parts["frog"].actions)
+
+
+@pytest.mark.parametrize("policies", [token_policies, random_policies])
+def test_the_order_of_the_policies_does_not_matter(policies: Any) -> None:
+    options = {"explore": True, "perturbation": PERTURBATIONS["noise"]()}
+    expected = rollout(policies, **options).steps(STEPS)
+    world = Pond(NUM_ENVS)
+    backwards = dict(reversed(policies(world).items()))
+    for name, part in Rollout(world, backwards, **options).steps(STEPS).items():
+        assert_same(part, expected[name], exactly=True)
+
+
+@pytest.mark.parametrize("policies", [token_policies, random_policies])
+@pytest.mark.parametrize("kind", PERTURBATIONS)
+def test_the_global_generator_is_left_alone(policies: Any, kind: str) -> None:
+    options = {"explore": True, "perturbation": PERTURBATIONS[kind]()}
+    before = torch.get_rng_state()
+    rollout(policies, **options).steps(STEPS)
+    rollout(policies, **options).episodes()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_exploring_or_not() -> None:
+    first, again, explored = (
+        rollout(explore=explore).steps(6)["heron"].actions
+        for explore in (False, False, True)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, explored)
+
+
+# What the policies see
+
+
+def test_what_is_recorded_is_what_the_policies_saw() -> None:
+    clean = rollout(counting_policies).steps(STEPS)
+    aged = rollout(counting_policies, perturbation=Aging()).steps(STEPS)
+    for name, part in aged.items():
+        calls = (part.values // 50 / 2).floor()  # of the policy, in this episode
+        ended = part.terminated | part.truncated
+        age = torch.zeros(NUM_ENVS)
+        for t in range(STEPS):
+            added = part.tokens.features[t] - clean[name].tokens.features[t]
+            torch.testing.assert_close(
+                added, age[:, None, None, None].expand_as(added), rtol=0, atol=1e-5
+            )
+            age = (age + 1) * ~ended[t]
+        assert calls.max() >= 4
+
+
+# Going on
+
+
+@pytest.mark.parametrize("kind", ["none", "aging", "occlude", "inject"])
+@pytest.mark.parametrize(
+    "policies", [token_policies, counting_policies, random_policies]
+)
+def test_a_state_goes_on_exactly(policies: Any, kind: str) -> None:
+    options = {"perturbation": PERTURBATIONS[kind](), "explore": True}
+    first = rollout(policies, **options)
+    first.steps(6)
+    first.pop_finished()
+    state = first.state_dict()
+    expected = first.steps(STEPS)
+    finished = first.pop_finished()
+    for _ in range(2):  # a state may be used twice
+        second = rollout(policies, **options)
+        second.load_state_dict(state)
+        for name, part in second.steps(STEPS).items():
+            assert_same(part, expected[name], exactly=True)
+        for got, wanted in zip(second.pop_finished(), finished, strict=True):
+            assert torch.equal(got.lengths, wanted.lengths)
+            for name, returns in wanted.returns.items():
+                assert torch.equal(got.returns[name], returns)
+
+
+def test_a_state_holds_finished_episodes() -> None:
+    first, second = rollout(), rollout()
+    first.steps(STEPS)
+    second.load_state_dict(first.state_dict())
+    pairs = zip(second.pop_finished(), first.pop_finished(), strict=True)
+    assert all(torch.equal(a.lengths, b.lengths) for a, b in pairs)
+
+
+# What does not fit
+
+
+def test_policies_must_match_the_groups() -> None:
+    world = Pond(1)
+    policies = token_policies(world)
+    heron = {"heron": policies["heron"]}
+    for wrong in (heron, {}, {**policies, "newt": policies["frog"]}):
+        with pytest.raises(InputError, match=r"each group \['frog', 'heron'\], got \["):
+            Rollout(world, wrong)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_at_least_one_step(count: int) -> None:
+    with pytest.raises(InputError, match=f"steps: expected at least 1, got {count}"):
+        rollout().steps(count)
+
+
+def test_terminations_come_at_many_steps() -> None:
+    part = rollout(num_envs=32).steps(40)["heron"]
+    ended = part.terminated | part.truncated
+    gaps = [
+        b - a
+        for column in ended.T
+        for a, b in itertools.pairwise(column.nonzero()[:, 0].tolist())
+    ]
+    assert set(gaps) == {2, 3, 4, 5}

@@ -1,0 +1,85 @@
+"""The built wheel, from another directory, with and without ray."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+SMOKE = """
+import sys
+sys.modules["ray"] = None  # as if it were not installed
+import marl_pool, torch
+from pathlib import Path
+assert Path(marl_pool.__file__).is_relative_to(sys.argv[1]), marl_pool.__file__
+head = marl_pool.make_pooling("ada", dim=8, query="mean")
+assert head(torch.randn(2, 5, 8)).shape == (2, 8)
+world = marl_pool.make_batched_env("simple_centroid", num_envs=2)
+group = world.groups["agent"]
+policy = marl_pool.make_policy(group.tokens, group.action_space, seed=0)
+parts = marl_pool.collect(world, {"agent": policy}, steps=3)
+assert parts["agent"].rewards.shape == (3, 2, 1)
+marl_pool.save_policy(policy, "saved")
+marl_pool.load_policy("saved")
+from marl_pool.cli import main
+assert main(["list", "pooling"]) == 0
+assert main(["train", "--cfg"]) == 0
+assert main(["train", "--run-dir", "run"]) == 2
+assert not Path("run").exists()
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    subprocess.run(
+        [*build, "--outdir", str(folder), str(ROOT)], check=True, capture_output=True
+    )
+    (wheel,) = folder.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--target", str(folder / "site"), str(wheel)], check=True)
+    return folder / "site"
+
+
+def run(site, cwd, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_works_from_elsewhere_without_ray(site, tmp_path):
+    result = run(site, tmp_path, "-c", SMOKE, str(site))
+    assert result.returncode == 0, result.stderr
+    assert "adaptive pooling" in result.stdout.lower() or "ada" in result.stdout
+    assert result.stderr.strip() == (
+        'marl-pool: this needs ray: pip install "marl-pool[rllib]"'
+    )
+
+
+def test_it_holds_every_configuration(site):
+    packaged = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "marl_pool" / "configs").rglob("*.yaml")
+    }
+    assert packaged
+    assert all((site / name).is_file() for name in packaged)
+    assert (site / "marl_pool" / "py.typed").is_file()
+
+
+def test_it_trains_from_elsewhere(site, tmp_path):
+    overrides = "ppo.num_envs=2 ppo.batch_size=16 ppo.minibatch_size=8 total_steps=16"
+    result = run(
+        site, tmp_path, "-m", "marl_pool", "train", "--run-dir", "r", *overrides.split()
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "r" / "policy" / "model.safetensors").is_file()
