@@ -11,8 +11,8 @@ so that all the sums a query needs, for the result and its own gradient, are one
 product with the columns 1, v, k and k v. Three things make it about twice as fast:
 
 - the keys are centred on the middle of their range, so that the largest score of a
-  query is |q| times half the range: no pass over the scores to find it, and none to
-  subtract it unless it is large;
+  query is small and belongs to the least or the largest key: no pass over the scores
+  to find it, and none to subtract it unless it is large;
 - ``exp2`` costs a third of ``exp``: the scores are kept in units of ln 2;
 - scores are made in pieces that stay in the cache, and made again for the gradient.
 """
@@ -111,8 +111,9 @@ def _attend(
     q = query.reshape(-1, shape[2]) * (scale / _LN2)
     k, v = key.reshape(len(q), -1), value.reshape(len(q), -1)
     ignore = None if padding is None else _rows(padding, heads=shape[1])
-    k, half, v, middle, present = _centred(k, v, ignore)
-    highest = q.abs() * half
+    k, (low, high), v, middle, present = _centred(k, v, ignore)
+    # Made as the scores are, so that the largest of them is exactly this.
+    highest = torch.maximum(q * low, q * high)
     peak = highest if highest.amax() > LIMIT else None
     parts = [present, v, k, k * v] if for_gradient else [present, v]
     shift = None if peak is None else peak[:, None, :]
@@ -133,19 +134,19 @@ def _rows(padding: Tensor, heads: int) -> Tensor:
 
 def _centred(
     k: Tensor, v: Tensor, ignore: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor, Tensor]:
     """Centre keys on their range's middle and values on their mean, ``(n, N)`` each.
 
     Returns:
-        Keys, half their range ``(n, 1)``, values, their mean ``(n, 1)``, and 1 for
+        Keys, the least and the largest of them ``(n, 1)``, values, their mean ``(n, 1)``, and 1 for
         each token present; keys and values are 0 under padding.
     """
     if ignore is None:
         low, high = k.aminmax(dim=1, keepdim=True)
-        mean = v.mean(dim=1, keepdim=True)
+        mean, middle = v.mean(dim=1, keepdim=True), (low + high) / 2
         return (
-            k - (low + high) / 2,
-            (high - low) / 2,
+            k - middle,
+            (low - middle, high - middle),
             v - mean,
             mean,
             torch.ones_like(k),
@@ -157,8 +158,9 @@ def _centred(
     high = high.masked_fill(empty, 0.0)
     v = v.masked_fill(ignore, 0.0)
     mean = v.sum(1, keepdim=True) / present.sum(1, keepdim=True).clamp(min=1)
-    k = (k - (low + high) / 2).masked_fill(ignore, 0.0)
-    return k, (high - low) / 2, (v - mean) * present, mean, present
+    middle = (low + high) / 2
+    k = (k - middle).masked_fill(ignore, 0.0)
+    return k, (low - middle, high - middle), (v - mean) * present, mean, present
 
 
 def _products(

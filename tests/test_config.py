@@ -192,8 +192,7 @@ def test_primary_file_agrees_with_the_settings(verb, settings):
     content.pop("defaults", None)
     expected = asdict(settings())
     if verb == "evaluate":
-        # The suite is written once, in YAML; another test holds it to signatures.
-        assert content.pop("perturbations")
+        # They come from a suite; another test holds it to signatures.
         expected.pop("perturbations")
     assert content == expected
     assert list(content) == list(expected)
@@ -359,6 +358,15 @@ def test_options_left_over_from_another_head_are_refused():
 )
 def test_a_wrong_perturbation_of_the_suite_is_refused(entry, message):
     assert message in refusal("evaluate", f"perturbations=[{entry}]")
+
+
+def test_a_suite_is_chosen_by_name():
+    quick = compose("evaluate", ["suite=quick"])["perturbations"]
+    assert [entry["severities"] for entry in quick] == [[1.0], [1.0], [0.5], [0.1]]
+    assert "suite" not in compose("evaluate")
+    assert "unknown suite 'quik': choose from quick, standard" in refusal(
+        "evaluate", "suite=quik"
+    )
 
 
 def test_the_standard_suite_fits_and_is_filled_in():

@@ -15,10 +15,16 @@ from marl_pool.runs import Run
 pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "marl_pool"]
-SMALL = (
-    "env.num_noise=2 env.max_steps=8 encoder.num_layers=1 ppo.num_envs=4 "
-    "ppo.batch_size=32 ppo.minibatch_size=32 ppo.num_epochs=1 threads=1"
-).split()
+SMALL = [
+    "env.num_noise=2",
+    "env.max_steps=8",
+    "encoder.num_layers=1",
+    "ppo.num_envs=4",
+    "ppo.batch_size=32",
+    "ppo.minibatch_size=32",
+    "ppo.num_epochs=1",
+    "threads=1",
+]
 
 
 def wait_for_rows(run: Path, process: subprocess.Popen, count: int) -> None:
@@ -35,8 +41,10 @@ def wait_for_rows(run: Path, process: subprocess.Popen, count: int) -> None:
 def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
     path = tmp_path / "run"
     process = subprocess.Popen(
-        [*COMMAND, "train", "--run-dir", str(path), *SMALL]
-        + [f"--num-env-runners={runners}", "total_steps=10_000_000"],
+        [
+            *(*COMMAND, "train", "--run-dir", str(path), *SMALL),
+            *(f"--num-env-runners={runners}", "total_steps=10_000_000"),
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -22,7 +22,7 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.ppo.advantages import estimate_advantages
-from marl_pool.training.ppo.batch import EpochIterator, TrainBatch
+from marl_pool.training.ppo.batch import VALUE_SCALE, EpochIterator, TrainBatch
 from marl_pool.training.ppo.episodes import to_episodes
 from tests.toy import FoxAndHens
 
@@ -260,3 +260,23 @@ def test_our_log_probabilities_are_those_of_rllibs_distributions():
     choice = torch.randint(6, (7,))
     theirs = TorchCategorical.from_logits(logits).logp(choice)
     torch.testing.assert_close(log_prob(ActionSpec(n=6), logits, choice), theirs)
+
+
+def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():
+    def scaled_errors(unit):
+        parts, rollout = trajectory()
+        part = parts["hen"]
+        fields = {name: unit * getattr(part, name) for name in ("rewards", "values")}
+        fields["next_values"] = unit * part.next_values
+        part = Trajectory(**{**part.__dict__, **fields})
+        modules = {"module_hen": rollout.policies["hen"]}
+        batch = TrainBatch(normalize_value_loss=True)(
+            rl_module=modules, episodes=episodes_of({"hen": part})
+        )
+        rows = batch["module_hen"]
+        predicted = rows[VALUE_SCALE] * rows[Columns.VF_PREDS]
+        return predicted - rows[Postprocessing.VALUE_TARGETS]
+
+    errors = scaled_errors(1.0)
+    torch.testing.assert_close(scaled_errors(100.0), errors, rtol=1e-3, atol=1e-4)
+    assert 0 < errors.square().mean() <= 1

@@ -36,8 +36,10 @@ def commented(
         text = notes.pop(f"defaults.{group}", [])
         notes[group] = [*text, f"# {group}={'|'.join(options)}{plugin}"]
         file = options.get(str(chosen.get(group)))
+        # A preset's keys stand at the top; the primary file explains those it has.
+        top = group in VERBS[verb].presets
         for key, lines in comments(file) if file else ():
-            notes[f"{group}.{key}"] = lines
+            notes.setdefault(key if top else f"{group}.{key}", lines)
     return "\n".join(_lines(config, notes)) + "\n"
 
 

@@ -29,22 +29,25 @@ class PPOSettings:
     """Worlds that each runner steps together."""
     fragment_steps: PositiveInt | None = None
     """Steps of every world in one iteration; None: as many as ``batch_size`` needs."""
-    batch_size: PositiveInt = 4096
+    batch_size: PositiveInt = 2048
     """Agent steps of one iteration, over all runners."""
-    minibatch_size: PositiveInt | None = 2048
+    minibatch_size: PositiveInt | None = 512
     """Agent steps of one gradient step; None: the whole batch."""
-    num_epochs: PositiveInt = 4
+    num_epochs: PositiveInt = 3
     """Passes over each batch."""
-    lr: PositiveFloat = 2.5e-3
+    lr: PositiveFloat = 5e-3
     """Learning rate of Adam."""
-    gamma: UnitInterval = 0.95
+    gamma: UnitInterval = 0.9
     """Discount of a later reward, for each step."""
-    gae_lambda: UnitInterval = 0.95
+    gae_lambda: UnitInterval = 0.9
     """λ of the generalised advantage estimate."""
     clip: PositiveFloat = 0.2
     """How far the probability ratio may leave 1 before its gradient stops."""
-    value_coeff: NonNegativeFloat = 0.05
+    value_coeff: NonNegativeFloat = 1.0
     """Weight of the value loss."""
+    normalize_value_loss: bool = True
+    """Divide the value loss by its scale, so that the weight means the same whatever
+    the rewards' units: by the targets' variance plus the recorded values' error."""
     entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     kl_coeff: NonNegativeFloat = 0.0

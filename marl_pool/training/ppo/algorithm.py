@@ -103,7 +103,9 @@ def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
         num_learners=resources["num_learners"],
         num_gpus_per_learner=resources["num_gpus_per_learner"],
         learner_class=BatchedPPOLearner,
-        learner_connector=lambda observation_space, action_space: TrainBatch(),
+        learner_connector=lambda observation_space, action_space: TrainBatch(
+            normalize_value_loss=settings.normalize_value_loss
+        ),
         add_default_connectors_to_learner_pipeline=False,
     )
     result.multi_agent(

@@ -19,12 +19,24 @@ Rows = dict[str, Any]
 """A module's batch: columns of tensors; the observations are a dict of tensors."""
 
 
+VALUE_SCALE = "value_scale"
+"""Column: factor of the values and value targets in the loss."""
+
+
 class TrainBatch(ConnectorV2):
     """Concatenate episode chunks by module, standardise advantages, move to device.
 
     It takes the place of RLlib's whole default pipeline, which loops over single
     steps, adds a phantom step to each chunk and runs the value function again.
+
+    Args:
+        normalize_value_loss: scale values and targets in the loss, so that it starts
+            at 1 at most and comes to the share of the variance left unexplained.
     """
+
+    def __init__(self, *, normalize_value_loss: bool = False) -> None:
+        super().__init__()
+        self.normalize_value_loss = normalize_value_loss
 
     def __call__(
         self, *, rl_module: Any, episodes: list[SingleAgentEpisode], **kwargs: Any
@@ -41,6 +53,8 @@ class TrainBatch(ConnectorV2):
             advantages = rows[Postprocessing.ADVANTAGES]
             spread = advantages.std(correction=0).clamp(min=1e-4)
             rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
+            if self.normalize_value_loss:
+                _normalize_values(rows)
             batch[module_id] = rows
         return batch
 
@@ -121,6 +135,15 @@ def map_rows(function: Callable[[Any], Any], rows: Rows) -> Rows:
         )
         for key, column in rows.items()
     }
+
+
+def _normalize_values(rows: Rows) -> None:
+    targets = rows[Postprocessing.VALUE_TARGETS]
+    errors = targets - rows[Columns.VF_PREDS]
+    spread = targets.var(correction=0) + errors.square().mean()
+    scale = (spread + 1e-8).rsqrt()
+    rows[Postprocessing.VALUE_TARGETS] = targets * scale
+    rows[VALUE_SCALE] = scale.expand_as(targets)
 
 
 def _concatenate(chunks: list[SingleAgentEpisode]) -> Rows:

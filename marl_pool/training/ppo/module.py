@@ -11,6 +11,7 @@ from torch import Tensor
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.ppo.batch import VALUE_SCALE
 
 
 def build_policy(model_config: Mapping[str, Any]) -> TokenPolicy:
@@ -43,11 +44,17 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
     def compute_values(
         self, batch: dict[str, Any], embeddings: Tensor | None = None
     ) -> Tensor:
-        """Values ``(B,)``; ``embeddings`` spare the shared trunk a second pass."""
+        """Values ``(B,)``, scaled if the batch says so.
+
+        Args:
+            batch: observations, and `VALUE_SCALE` if the loss is normalised.
+            embeddings: pooled vectors; they spare the shared trunk a second pass.
+        """
         tokens = _tokens(batch)
         if embeddings is None:
             embeddings = self.policy.network(tokens)
-        return self.policy.values(tokens, embeddings)
+        values = self.policy.values(tokens, embeddings)
+        return values * batch[VALUE_SCALE] if VALUE_SCALE in batch else values
 
 
 def _tokens(batch: dict[str, Any]) -> Tokens:
