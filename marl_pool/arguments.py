@@ -48,6 +48,7 @@ Arguments of the form key=value set a key.
 examples:
   marl-pool evaluate runs/my-run
   marl-pool evaluate runs/my-run episodes=1024 stochastic=true checkpoint=last
+  marl-pool evaluate runs/my-run --plugin my_package.my_module:MyPool
 """
 RENDER = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
@@ -137,6 +138,14 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     render = add("render", "make a video of a policy", RENDER)
     for reader in (resume, evaluate, render):
         reader.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    for reader in (evaluate, render):
+        reader.add_argument(
+            "--plugin",
+            metavar="CLASS",
+            action="append",
+            default=[],
+            help="package.module:Class that the run may use; may be given repeatedly",
+        )
     for composer in (train, evaluate, render):
         composer.add_argument(
             "--config-dir", metavar="DIR", type=Path, help="folder of your own YAML"

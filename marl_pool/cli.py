@@ -128,7 +128,7 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
     run = _open_run(arguments)
     from marl_pool.evaluation.robustness import evaluate_run
 
-    _print_paths(evaluate_run(run, settings))
+    _print_paths(evaluate_run(run, settings, plugins=arguments.plugin))
     return 0
 
 
@@ -139,7 +139,7 @@ def _render(arguments: Namespace, overrides: list[str]) -> int:
     run = _open_run(arguments)
     from marl_pool.evaluation.video import render_run
 
-    _print_paths([render_run(run, settings)])
+    _print_paths([render_run(run, settings, plugins=arguments.plugin)])
     return 0
 
 

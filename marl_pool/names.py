@@ -8,7 +8,7 @@ the user's own is too.
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from marl_pool.errors import InputError
@@ -62,6 +62,36 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
             f"{base.__module__}.{base.__name__}, got {found!r}"
         )
     return found
+
+
+def check_trusted(
+    name: object,
+    registry: Mapping[str, str],
+    kind: str,
+    plugins: Collection[str],
+    source: object,
+) -> None:
+    """Refuse a class that a file names and nobody vouched for.
+
+    Importing a module runs it, so what a file says is not enough.
+
+    Args:
+        name: what the file says.
+        registry: the package's own names.
+        kind: what is named, for messages.
+        plugins: ``package.module:Class`` names that the user allows.
+        source: the file or folder, for messages.
+
+    Raises:
+        InputError: ``name`` is neither the package's own nor allowed.
+    """
+    if not isinstance(name, str):
+        raise InputError(f"{source} is damaged or foreign: no {kind} is named")
+    if name not in registry and name not in plugins:
+        raise InputError(
+            f"{source} uses the {kind} {name!r}, which is not part of marl_pool; "
+            f"if you trust it, allow it: plugins=[{name!r}] or --plugin {name}"
+        )
 
 
 def build(

@@ -138,8 +138,8 @@ def _centred(
     """Centre keys on their range's middle and values on their mean, ``(n, N)`` each.
 
     Returns:
-        Keys, the least and the largest of them ``(n, 1)``, values, their mean ``(n, 1)``, and 1 for
-        each token present; keys and values are 0 under padding.
+        Keys, the least and the largest of them ``(n, 1)``, values, their mean
+        ``(n, 1)``, and 1 for each token present; keys and values are 0 under padding.
     """
     if ignore is None:
         low, high = k.aminmax(dim=1, keepdim=True)

@@ -262,7 +262,7 @@ def test_a_missing_extra_is_named_and_other_modules_are_not_hidden(
     refused, provide, run_folder
 ):
     def without(module):
-        def fail(run, settings):
+        def fail(run, settings, plugins):
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
         return fail
@@ -339,7 +339,7 @@ def test_control_c_says_how_to_go_on(capsys, provide):
 
 
 def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
-    def stop(run, settings):
+    def stop(run, settings, plugins):
         raise KeyboardInterrupt
 
     provide("marl_pool.evaluation.robustness", evaluate_run=stop)
@@ -386,24 +386,30 @@ def test_resume_of_a_run_that_cannot_go_on_keeps_it(refused, provide, run_folder
 
 
 def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_folder):
-    def evaluate_run(run, settings):
+    def evaluate_run(run, settings, plugins):
         assert settings == compose("evaluate", ["episodes=3"])
+        assert plugins == ["a.b:C", "d:E"]
         return [run.path / "a", run.path / "b"]
 
-    def render_run(run, settings):
+    def render_run(run, settings, plugins):
+        assert plugins == []
         assert settings == compose("render", ["perturbation=shuffle", "head=0"])
         return run.path / "c"
 
+    allow = ["--plugin", "a.b:C", "--plugin", "d:E"]
     provide("marl_pool.evaluation.robustness", evaluate_run=evaluate_run)
     provide("marl_pool.evaluation.video", render_run=render_run)
-    assert cli.main(["evaluate", "episodes=3", str(run_folder)]) == 0
+    assert cli.main(["evaluate", "episodes=3", str(run_folder), *allow]) == 0
     assert cli.main(["render", str(run_folder), "perturbation=shuffle", "head=0"]) == 0
     printed = capsys.readouterr().out.split()
     assert printed == [str(run_folder / name) for name in "abc"]
 
 
 def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):
-    provide("marl_pool.evaluation.robustness", evaluate_run=lambda run, _: [run.path])
+    def paths(run, settings, plugins):
+        return [run.path]
+
+    provide("marl_pool.evaluation.robustness", evaluate_run=paths)
     run_folder.rename("lr=0.1")
     assert cli.main(["evaluate", "lr=0.1", "episodes=3"]) == 0
     assert capsys.readouterr().out == "lr=0.1\n"

@@ -21,9 +21,9 @@ BASELINES = {"random": "#b03a2e", "heuristic": "#2e8b57"}
 def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw return against severity, a panel for each perturbation.
 
-    Bands are 95 % bootstrap intervals of the mean; horizontal lines are the random
-    policy and the heuristic on clean episodes. What could not be measured is said in
-    its panel. Several groups of agents are drawn below each other.
+    Bands are 95 % bootstrap intervals of the mean; horizontal lines are clean returns
+    of the trained policy, the random one and the heuristic. What could not be
+    measured is said in its panel. Several groups of agents stand below each other.
 
     Args:
         results: of `evaluate`.
@@ -77,7 +77,7 @@ def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
     axes.set_title("\n".join(textwrap.wrap(label, 34)), fontsize=10, color=INK)
     measured = {r.severity for r in results if r.label in (CLEAN, label)}
     axes.set_xlim(0, max(measured) or 1)
-    axes.set_xticks(sorted(measured))
+    axes.set_xticks(sorted(measured), [f"{place:g}" for place in sorted(measured)])
     axes.set_xlabel("severity", color=INK)
     axes.grid(color=GRID)
     axes.set_axisbelow(True)
@@ -106,13 +106,22 @@ def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
     gaps = [result.gap for result in results if result.label == label and result.gap]
     if gaps:
         text = "\n".join(textwrap.wrap(f"not measured: {gaps[0]}", 30))
-        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=INK)
+        box = {"facecolor": "white", "edgecolor": GRID}
+        middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
+        axes.text(0.5, 0.5, text, color=INK, fontsize=9, bbox=box, **middle)
 
 
 def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
     severities = [result.severity for result in curve]
     low = [result.mean_low for result in curve]
     high = [result.mean_high for result in curve]
+    axes.axhline(
+        curve[0].mean,
+        color=color,
+        linestyle=":",
+        linewidth=1,
+        label=f"{curve[0].who}, clean",
+    )
     axes.fill_between(severities, low, high, color=color, alpha=0.2, linewidth=0)
     axes.plot(
         severities,

@@ -1,7 +1,7 @@
 """How much of its return a policy keeps when what it sees is perturbed."""
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,7 @@ def evaluate(
 
 
 def evaluate_run(
-    run: "Run", settings: Mapping[str, Any], *, plugins: Iterable[str] = ()
+    run: "Run", settings: Mapping[str, Any], *, plugins: Collection[str] = ()
 ) -> list[Path]:
     """Measure a run's policy and write table, CSV, JSON and plot.
 
@@ -100,7 +100,7 @@ def evaluate_run(
     Args:
         run: an earlier run.
         settings: of `EvaluateSettings`, as plain data.
-        plugins: ``package.module:Class`` names that the policy may use.
+        plugins: ``package.module:Class`` names that the run may use.
 
     Returns:
         The files written.

@@ -1,16 +1,17 @@
 """What is evaluated or rendered: a run's policies, its worlds, and baselines."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from marl_pool.envs import HEURISTICS, make_batched_env, make_heuristic
+from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError
+from marl_pool.names import check_trusted
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
@@ -48,20 +49,21 @@ class Subject:
 
     @classmethod
     def load(
-        cls, run: "Run", settings: Mapping[str, Any], plugins: Iterable[str] = ()
+        cls, run: "Run", settings: Mapping[str, Any], plugins: Collection[str] = ()
     ) -> "Subject":
         """Read a run.
 
         Args:
             run: an earlier run.
             settings: with ``checkpoint``, ``seed`` and ``device``.
-            plugins: ``package.module:Class`` names that the policy may use.
+            plugins: ``package.module:Class`` names that the run may use.
 
         Raises:
             InputError: no such policy, or no such device.
         """
         which, device = settings["checkpoint"], settings["device"]
         _check_device(device)
+        check_trusted(run.config["env"]["name"], ENVS, "env", plugins, run.path)
         policies = load_policies(run.policy_path(which), plugins=plugins)
         return cls(
             in_double(policies, device),
@@ -111,7 +113,8 @@ def in_double(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
     The world stays in float32. So the order in which a policy sums is lost when its
     action is rounded, and a permutation of what it sees changes nothing that it does.
     In float32 the last bits of the actions would depend on the order, and after some
-    steps the trajectory too.
+    steps the trajectory too. (An action whose float64 value lies within its own error
+    of a float32 rounding boundary still could: about one number in 10^8.)
     """
     copies = copy.deepcopy(dict(policies))
     return {name: policy.double().to(device).eval() for name, policy in copies.items()}

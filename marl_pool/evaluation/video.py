@@ -1,6 +1,6 @@
 """Videos of a policy at work, with its attention drawn in."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -144,7 +144,7 @@ class Film:
 
 
 def render_run(
-    run: "Run", settings: Mapping[str, Any], *, plugins: Iterable[str] = ()
+    run: "Run", settings: Mapping[str, Any], *, plugins: Collection[str] = ()
 ) -> Path:
     """Write a video of a run's policy to the run's ``videos/``.
 
@@ -154,7 +154,7 @@ def render_run(
     Args:
         run: an earlier run.
         settings: of `RenderSettings` and ``perturbation``, as plain data.
-        plugins: ``package.module:Class`` names that the policy may use.
+        plugins: ``package.module:Class`` names that the run may use.
 
     Returns:
         The file.

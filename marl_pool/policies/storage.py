@@ -12,10 +12,13 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from marl_pool.encoders import ENCODERS
 from marl_pool.errors import InputError
+from marl_pool.names import check_trusted
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy
 from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.pooling import POOLING
 from marl_pool.tokens import TokenSpec
 from marl_pool.version import __version__
 
@@ -144,8 +147,10 @@ def _build(
     folder: Path, options: Mapping[str, Any], weights: dict[str, Any], plugins: set[str]
 ) -> TokenPolicy:
     options = {key: value for key, value in options.items() if key != "class"}
-    for part in ("encoder", "pooling"):
-        _check_plugin(folder, part, options.get(part), plugins)
+    for kind, registry in (("encoder", ENCODERS), ("pooling", POOLING)):
+        part = options.get(kind)
+        name = part.get("name") if isinstance(part, dict) else None
+        check_trusted(name, registry, kind, plugins, folder)
     try:
         spec = TokenSpec(**options.pop("spec"))
         action_space = ActionSpec(**options.pop("action_space"))
@@ -157,18 +162,3 @@ def _build(
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} is damaged or foreign: {reason}") from None
     return policy.eval()
-
-
-def _check_plugin(folder: Path, kind: str, part: Any, plugins: set[str]) -> None:
-    from marl_pool.encoders import ENCODERS
-    from marl_pool.pooling import POOLING
-
-    name = part.get("name") if isinstance(part, dict) else None
-    if not isinstance(name, str):
-        raise InputError(f"{folder} is damaged or foreign: no {kind} is named")
-    known = {"encoder": ENCODERS, "pooling": POOLING}[kind]
-    if name not in {*known, *plugins}:
-        raise InputError(
-            f"{folder} uses the {kind} {name!r}, which is not part of marl_pool; "
-            f"if you trust it, allow it: plugins=[{name!r}] or --plugin {name}"
-        )
