@@ -76,6 +76,22 @@ def test_it_is_the_formula(num_heads: int, scale: Any, bias: bool) -> None:
     torch.testing.assert_close(attention.weights(query, context), weights)
 
 
+@pytest.mark.parametrize("num_heads", [1, 4, 8])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_set_that_attends_to_itself(num_heads: int, bias: bool) -> None:
+    attention = make(num_heads, bias=bias)
+    x, padding, _ = random_set()
+    gradients = []
+    for context in (x, x.clone()):  # one product for all projections, or three
+        attention.zero_grad()
+        attention(x, context, padding).square().sum().backward()
+        gradients.append([part.grad for part in attention.parameters()])
+        torch.testing.assert_close(
+            attention(x, context, padding), attention(x, x, padding)
+        )
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("num_heads", [1, 2, 8])
 def test_scaled_by_head_width_it_is_torchs_own(num_heads: int) -> None:
     attention = make(num_heads, scale="head", bias=True)

@@ -288,6 +288,13 @@ def test_scale_maps_the_unit_interval_to_the_bounds() -> None:
     assert make(CHOICE).scale(choice) is choice
 
 
+def test_all_parts_begin_with_the_same_standard_deviation() -> None:
+    policy = make(BOX, trunk="separate", init_std=1e-3, head_hidden=(64, 64))
+    for name, parameter in policy.named_parameters():
+        if "norm" not in name and not name.endswith("bias"):
+            assert 3e-4 < parameter.std() < 3e-3, name
+
+
 def test_heads_are_two_hidden_layers_of_relu() -> None:
     policy = make(BOX)
     for head, width in ((policy.action_head, 6), (policy.value_head, 1)):

@@ -106,9 +106,17 @@ def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
     gaps = [result.gap for result in results if result.label == label and result.gap]
     if gaps:
         text = "\n".join(textwrap.wrap(f"not measured: {gaps[0]}", 30))
-        box = {"facecolor": "white", "edgecolor": GRID}
-        middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
-        axes.text(0.5, 0.5, text, color=INK, fontsize=9, bbox=box, **middle)
+        axes.text(
+            0.5,
+            0.5,
+            text,
+            transform=axes.transAxes,
+            ha="center",
+            va="center",
+            color=INK,
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": GRID},
+        )
 
 
 def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:

@@ -1,0 +1,126 @@
+"""The README: its code runs, its commands exist, its links lead somewhere."""
+
+import contextlib
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from marl_pool import arguments
+from marl_pool.cli import VERBS
+from marl_pool.config import check, compose, compose_only
+from marl_pool.config.sections import GROUPS
+from marl_pool.envs import make_batched_env
+from marl_pool.policies import make_policy
+from marl_pool.policies.storage import save_policies
+from marl_pool.runs import Run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")
+SMALL = ("env.max_steps=2", "env.num_noise=1", "encoder.num_layers=1")
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of the README in that language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def commands(program: str) -> list[list[str]]:
+    """What the README asks to type, in blocks and between backticks, in words."""
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", README)
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in split if words[:1] == [program]]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where a reader of the README would be: its modules written, its runs trained.
+
+    What a reader trains for minutes is saved untrained here, in a small world.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for block in blocks("python"):
+        if named := re.match(r"# (\w+)\.py\n", block):
+            (tmp_path / f"{named[1]}.py").write_text(block, encoding="utf-8")
+            monkeypatch.delitem(sys.modules, named[1], raising=False)
+    untrained("runs/demo")
+    untrained("runs/gated", "pooling=my_heads:GatedSum", "pooling.scale=0.1")
+    return tmp_path
+
+
+def untrained(path: str, *overrides: str) -> None:
+    config = compose("train", [*SMALL, *overrides])
+    group = make_batched_env(num_envs=1, **config["env"]).groups["agent"]
+    parts = {"encoder": config["encoder"], "pooling": config["pooling"]}
+    policy = make_policy(group.tokens, group.action_space, **parts, seed=0)
+    run = Run.create(path, config)
+    with run.save_policy_dir() as saved:
+        save_policies({"agent": policy}, {"agent": "agent"}, saved)
+
+
+def test_it_shows_code_and_commands():
+    assert len(blocks("python")) >= 5
+    assert {words[0] for words in commands("marl-pool")} >= set(VERBS)
+    assert {words[0] for words in commands("make")} >= {"demo", "test"}
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_its_python_runs(folder, number):
+    exec(compile(blocks("python")[number], f"README {number}", "exec"), {})
+
+
+@pytest.mark.parametrize("words", commands("marl-pool"), ids=" ".join)
+def test_its_commands_are_understood(folder, words, capsys):
+    with contextlib.suppress(SystemExit):  # --help
+        known, overrides = arguments.parse(words)
+        if known.verb in ("train", "evaluate", "render"):
+            check(known.verb, compose_only(known.verb, overrides)[0])
+        if known.verb == "list":
+            assert known.kind in (None, *arguments.KINDS)
+
+
+@pytest.mark.parametrize("words", commands("make"), ids=" ".join)
+def test_its_make_verbs_and_variables_exist(words):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words:
+        name, is_variable, _ = word.partition("=")
+        pattern = rf"^{name} \?=" if is_variable else rf"^{name}:"
+        assert re.search(pattern, makefile, re.M), word
+
+
+def test_its_extras_exist():
+    wanted = re.findall(r"\.\[([\w,]+)\]", README)
+    assert wanted
+    known = PROJECT["project"]["optional-dependencies"]
+    assert {extra for group in wanted for extra in group.split(",")} <= set(known)
+
+
+@pytest.mark.parametrize("kind", ["pooling", "perturbation", "env"])
+def test_its_tables_name_all_that_is_registered(kind):
+    table = README[README.index(f"| `{kind}=`") :].partition("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    assert sorted(named) == sorted(set(GROUPS[kind].names()) - {"none"})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_to_files(document):
+    path = ROOT / document
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    for link in links:
+        assert "://" in link or (path.parent / link).is_file(), link
+
+
+def test_the_architecture_shows_the_layers_that_the_linter_holds():
+    layers = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
+    block = re.search(r"```layers\n(.*?)```", ARCHITECTURE, re.S)
+    assert block
+    shown = [" ".join(line.split()) for line in block[1].splitlines()]
+    assert shown == [layer.replace("marl_pool.", "") for layer in layers]
