@@ -41,7 +41,7 @@ class Pond(World):
     @property
     def groups(self) -> dict[str, Group]:
         return {
-            "heron": Group(1, SPEC, spaces.Box(-1, 1, (1,))),
+            "heron": Group(1, SPEC, spaces.Box(-1, 3, (1,))),
             "frog": Group(2, SPEC, spaces.Discrete(3)),
         }
 
@@ -73,7 +73,7 @@ class Pond(World):
         self.death = self.death.index_put((rows,), (1 + 6 * drawn[:, 4]).long())
 
     def _advance(self, actions: Any) -> tuple[dict[str, Tensor], Tensor]:
-        moves = [actions["heron"][..., 0].clamp(-1, 1), actions["frog"] - 1.0]
+        moves = [actions["heron"][..., 0].clamp(-1, 3), actions["frog"] - 1.0]
         self.places = self.places + 0.1 * torch.cat(moves, 1) + self.dynamics.next()
         rewards = {"heron": self.places[:, :1] - 1, "frog": -self.places[:, 1:]}
         return rewards, self.steps + 1 >= self.life
