@@ -87,8 +87,9 @@ def uniform(keys: Tensor, count: int, start: int | Tensor = 0) -> Tensor:
     places = torch.arange(count, device=keys.device) + start
     key = keys[:, None]
     bits = _mix(_mix(key + (places + 1) * _GAMMA) ^ key)
-    bits = (bits >> 11).bitwise_and_((1 << 53) - 1)
-    return bits.double().add_(0.5).mul_(2.0**-53)
+    # 52 bits and a half: with 53 the largest sum would round to 1.
+    bits = (bits >> 12).bitwise_and_((1 << 52) - 1)
+    return bits.double().add_(0.5).mul_(2.0**-52)
 
 
 class Stream:

@@ -102,11 +102,10 @@ class TokenPolicy(Policy):
             "log_std_range": list(log_std_range),
         }
         self.network = SetNetwork(spec, **network, dropout=dropout, seed=seed)
-        self.value_network = (
-            SetNetwork(spec, **network, dropout=dropout, seed=seed)
-            if trunk == "separate"
-            else None
-        )
+        self.value_network: SetNetwork | None = None
+        if trunk == "separate":
+            with seeded(seed, "value trunk"):
+                self.value_network = SetNetwork(spec, **network, dropout=dropout)
         dim = self.network.dim_out
         with seeded(seed, "action"):
             self.action_head = mlp(dim, head_hidden, self.actions.num_logits)

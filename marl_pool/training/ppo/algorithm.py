@@ -8,8 +8,9 @@ from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import Group, World
 from marl_pool.errors import InputError
+from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.learner import BatchedPPOLearner
@@ -83,7 +84,7 @@ def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
         env_config={
             "world": dict(config["env"]),
             "modules": modules,
-            "perturbation": _perturbation(config),
+            "perturbation": _perturbation(config, world),
             "device": config["device"],
             "threads": 1,
         }
@@ -195,6 +196,11 @@ def _module_spec(
     return MultiRLModuleSpec(rl_module_specs=specs)
 
 
-def _perturbation(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    options = dict(config.get("perturbation") or {})
-    return None if options.get("name", "none") == "none" else options
+def _perturbation(config: Mapping[str, Any], world: World) -> dict[str, Any] | None:
+    options = dict(config["perturbation"])
+    if options["name"] == "none":
+        return None
+    # What does not fit is refused here, not in a runner.
+    specs = [group.tokens for group in world.groups.values()]
+    make_perturbation(specs=specs, **options)
+    return options

@@ -29,6 +29,7 @@ from ray.rllib.utils.metrics import (
 
 from marl_pool.envs import make_batched_env
 from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Episodes, Rollout, Trajectory
@@ -207,12 +208,14 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # restarted meets episodes that no runner has played.
         world = self._world(first_episode=self.num_env_steps_sampled_lifetime)
         self.env = world
+        return Rollout(world, self._policies(), perturbation=self._perturbation())
+
+    def _perturbation(self) -> Perturbation | None:
         options = self.options["perturbation"]
-        return Rollout(
-            world,
-            self._policies(),
-            perturbation=make_perturbation(**options) if options else None,
-        )
+        if not options:
+            return None
+        specs = [group.tokens for group in self.env.groups.values()]
+        return make_perturbation(specs=specs, **options)
 
     def _policies(self) -> dict[str, Policy]:
         modules = self.options["modules"]
