@@ -25,8 +25,6 @@ class Purpose(IntEnum):
     PERTURBATION = 4
 
 
-VALIDATION_WORLDS = 1 << 40
-"""First world number of the rollouts that choose checkpoints."""
 EVALUATION_WORLDS = 1 << 41
 """First world number of the rollouts whose numbers are reported."""
 

@@ -111,20 +111,20 @@ def _attend(
     q = query.reshape(-1, shape[2]) * (scale / _LN2)
     k, v = key.reshape(len(q), -1), value.reshape(len(q), -1)
     ignore = None if padding is None else _rows(padding, heads=shape[1])
-    k, (low, high), v, middle, present = _centred(k, v, ignore)
+    columns, low, high, mean = _columns(k, v, ignore)
+    k = columns[:, 2]
     # Made as the scores are, so that the largest of them is exactly this.
     highest = torch.maximum(q * low, q * high)
     peak = highest if highest.amax() > LIMIT else None
-    parts = [present, v, k, k * v] if for_gradient else [present, v]
-    shift = None if peak is None else peak[:, None, :]
-    sums = _products(torch.stack(parts, dim=1), k, q, shift)
+    wanted = columns if for_gradient else columns[:, :2]
+    sums = _products(wanted, k, q, None if peak is None else peak[:, None, :])
     total = sums[:, :1]
     if ignore is not None:
         # An empty set: zero over anything is zero.
         total = total.clamp(min=torch.finfo(q.dtype).tiny)
     means = sums[:, 1:] / total
-    result = (means[:, 0] + middle).view(shape)
-    return result, (q, k, v, peak, total[:, 0], means, ignore)
+    result = (means[:, 0] + mean).view(shape)
+    return result, (q, k, columns[:, 1], peak, total[:, 0], means, ignore)
 
 
 def _rows(padding: Tensor, heads: int) -> Tensor:
@@ -132,35 +132,41 @@ def _rows(padding: Tensor, heads: int) -> Tensor:
     return padding[:, None].expand(-1, heads, -1).flatten(0, 1)
 
 
-def _centred(
+def _columns(
     k: Tensor, v: Tensor, ignore: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor, Tensor]:
-    """Centre keys on their range's middle and values on their mean, ``(n, N)`` each.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Centre keys on the middle of their range and values on their mean.
+
+    Args:
+        k: ``(n, N)`` keys.
+        v: ``(n, N)`` values.
+        ignore: ``(n, N)`` bool, or None.
 
     Returns:
-        Keys, the least and the largest of them ``(n, 1)``, values, their mean
-        ``(n, 1)``, and 1 for each token present; keys and values are 0 under padding.
+        ``(n, 4, N)``: 1, v, k and k v, zero under padding; then the least and the
+        largest of the centred keys and the mean value, ``(n, 1)`` each.
     """
+    # Filled in place: a stack of separate tensors costs as much as all else here.
+    columns = k.new_empty(len(k), 4, k.shape[1])
     if ignore is None:
         low, high = k.aminmax(dim=1, keepdim=True)
-        mean, middle = v.mean(dim=1, keepdim=True), (low + high) / 2
-        return (
-            k - middle,
-            (low - middle, high - middle),
-            v - mean,
-            mean,
-            torch.ones_like(k),
-        )
-    present = (~ignore).to(k)
-    empty = ignore.all(dim=1, keepdim=True)
-    low = k.masked_fill(ignore, math.inf).amin(1, keepdim=True).masked_fill(empty, 0.0)
-    high = k.masked_fill(ignore, -math.inf).amax(1, keepdim=True)
-    high = high.masked_fill(empty, 0.0)
-    v = v.masked_fill(ignore, 0.0)
-    mean = v.sum(1, keepdim=True) / present.sum(1, keepdim=True).clamp(min=1)
+        mean = v.mean(dim=1, keepdim=True)
+        columns[:, 0] = 1.0
+    else:
+        empty = ignore.all(dim=1, keepdim=True)
+        low = k.masked_fill(ignore, math.inf).amin(1, keepdim=True)
+        high = k.masked_fill(ignore, -math.inf).amax(1, keepdim=True)
+        low, high = low.masked_fill(empty, 0.0), high.masked_fill(empty, 0.0)
+        present = (~ignore).sum(1, keepdim=True).clamp(min=1)
+        mean = v.masked_fill(ignore, 0.0).sum(1, keepdim=True) / present
+        columns[:, 0] = ~ignore
     middle = (low + high) / 2
-    k = (k - middle).masked_fill(ignore, 0.0)
-    return k, (low - middle, high - middle), (v - mean) * present, mean, present
+    torch.sub(v, mean, out=columns[:, 1])
+    torch.sub(k, middle, out=columns[:, 2])
+    if ignore is not None:
+        columns[:, 1:3].masked_fill_(ignore[:, None], 0.0)
+    torch.mul(columns[:, 1], columns[:, 2], out=columns[:, 3])
+    return columns, low - middle, high - middle, mean
 
 
 def _products(

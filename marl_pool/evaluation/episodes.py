@@ -1,4 +1,4 @@
-"""One episode in every world: what evaluations and the choice of checkpoints play."""
+"""One episode in every world: what evaluations play."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -47,14 +47,6 @@ def play(
         for name, returns in episodes.returns.items()
     }
     return Played(returns, {name: lost.share(name) for name in policies})
-
-
-def mean_return(
-    policies: Mapping[str, Policy], world: World, explore: bool = False
-) -> dict[str, float]:
-    """Mean return of one episode in every world, for each group; see `play`."""
-    returns = play(policies, world, explore=explore).returns
-    return {name: float(values.mean()) for name, values in returns.items()}
 
 
 class LostQueries:

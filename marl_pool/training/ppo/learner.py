@@ -14,8 +14,8 @@ from torch import Tensor
 
 from marl_pool.training.ppo.batch import EpochIterator, Rows, map_rows
 
-PIECE = 512
-"""Rows whose activations stay in a core's cache; on a CPU a fifth faster than 8192."""
+PIECE = 1024
+"""Rows of one piece of a minibatch on a CPU: their activations stay in the cache."""
 
 FIRST_RATIO_ERROR = "first_ratio_error"
 """Metric: largest |ratio - 1| in an update's first pass, before any step."""

@@ -25,7 +25,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
 )
 
-from marl_pool.errors import StoppedError
+from marl_pool.errors import InputError, StoppedError
 from marl_pool.policies.storage import save_policies
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.progress import Progress
@@ -290,12 +290,18 @@ def _ray(config: Mapping[str, Any]) -> Iterator[None]:
         options = {"num_cpus": processes + 1, "include_dashboard": False}
     # Workers find a user's own classes where the driver does.
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    ray.init(
-        runtime_env={"env_vars": {"PYTHONPATH": path.rstrip(os.pathsep)}},
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        **options,
-    )
+    try:
+        ray.init(
+            runtime_env={"env_vars": {"PYTHONPATH": path.rstrip(os.pathsep)}},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **options,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"resources.address: cannot join or start ray: {reason}"
+        ) from error
     try:
         yield
     finally:
