@@ -23,7 +23,6 @@ EXTRAS = {
     "ray": "rllib",
     "tensorboardX": "rllib",
     "matplotlib": "plots",
-    "scipy": "plots",
     "cv2": "plots",
 }
 """Which extra installs a module that the base installation lacks."""
@@ -75,7 +74,7 @@ def _train(arguments: Namespace, overrides: list[str]) -> int:
 
     run = Run.create(arguments.run_dir or default_path(config), config)
     try:
-        return _run_training(run)
+        return _run_training(run, config)
     except StoppedError:
         raise
     except InputError:
@@ -98,17 +97,15 @@ def _resume(arguments: Namespace, overrides: list[str]) -> int:
         config = check("train", assign(run.config, overrides))
     except InputError as error:
         raise InputError(f"{run.path}: {error}") from error
-    if config != run.config:
-        run.write_config(config)
-    return _run_training(run)
+    return _run_training(run, config)
 
 
-def _run_training(run: "Run") -> int:
+def _run_training(run: "Run", config: dict[str, Any]) -> int:
     try:
         with run.lock():
             from marl_pool.training.ppo import train
 
-            train(run, run.config)
+            train(run, config)
     except KeyboardInterrupt:
         print(
             f"marl-pool: stopped; go on with: marl-pool resume {run.path}",

@@ -12,5 +12,12 @@ class InputError(ValueError):
     """
 
 
+class UnfitTokensError(InputError):
+    """Tokens whose number or types a head or a perturbation cannot work with.
+
+    An evaluation reports it as a gap where only a perturbed case has such tokens.
+    """
+
+
 class StoppedError(InputError):
     """A run that cannot go on: what was seen, in one line. It can be resumed."""

@@ -46,7 +46,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
         base: the class that the result must derive from.
 
     Raises:
-        InputError: nothing of that name, or it is no ``base``.
+        InputError: nothing of that name, or it is no ``base`` or an abstract one.
     """
     module_name, _, attribute = target(name, registry, kind).partition(":")
     try:
@@ -61,6 +61,9 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
             f"{kind} {name!r} must be a subclass of "
             f"{base.__module__}.{base.__name__}, got {found!r}"
         )
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+        raise InputError(f"{kind} {name!r} is abstract: it does not write {missing}")
     return found
 
 
@@ -114,7 +117,8 @@ def build(
             where the constructor has such a parameter and the user gave none.
 
     Raises:
-        InputError: an unknown name, an unknown option, or a missing one.
+        InputError: an unknown name, an unknown option, a missing one, or one of a
+            type that the constructor cannot take.
     """
     cls = resolve(name, registry, kind, base)
     parameters = inspect.signature(cls).parameters
@@ -131,4 +135,10 @@ def build(
         )
         if needed and parameter.name not in arguments:
             raise InputError(f"{kind} {name!r} needs the option {parameter.name!r}")
-    return cls(**arguments)
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"{kind} {name!r}: expected options of other types: {reason}"
+        ) from error

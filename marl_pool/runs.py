@@ -96,9 +96,7 @@ class Run:
         # The version stands last, so a file that was cut short lacks it.
         if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
             raise InputError(f"{file} is truncated or none of ours: no {VERSION}")
-        run = cls(path, config, config.pop(VERSION))
-        recover(run.policy_dir)
-        return run
+        return cls(path, config, config.pop(VERSION))
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Replace ``config.yaml``."""
@@ -129,6 +127,7 @@ class Run:
                 raise InputError(
                     f"{self.path}: another process is training this run"
                 ) from error
+            recover(self.policy_dir)
             yield
 
     # Metrics

@@ -19,6 +19,6 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 63, description="an integer in [0, 2**
 """Of the random streams."""
 Device = Annotated[
     str,
-    Field(pattern=r"^(cpu|mps|cuda(:\d+)?)$", description="cpu, cuda, cuda:N or mps"),
+    Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N"),
 ]
 """Where tensors live, by torch's name."""

@@ -141,7 +141,9 @@ def sampling(size: Size) -> Iterator[Row]:
         pairs = zip(rates["ours"], rates[name], strict=True)
         ratio = statistics.median(mine / theirs for mine, theirs in pairs)
         theirs = f"{comparator}: {statistics.median(rates[name]):,.0f}"
-        yield Row("sample/simple_centroid", value, "env steps/s", theirs, ratio)
+        suffix = "" if name == "floor" else f"/stock_{name}"
+        row = f"sample/simple_centroid{suffix}"
+        yield Row(row, value, "env steps/s", theirs, ratio)
 
 
 def sampling_config(steps: int) -> Any:
@@ -325,6 +327,7 @@ def climb(seed: int, limit: float) -> dict[str, tuple[float, int] | None]:
                 steps = int(sampled["num_env_steps_sampled_lifetime"])
                 result[name] = time.perf_counter() - began, steps
     algo.stop()
+    print(f"  seed {seed}: {result}", file=sys.stderr, flush=True)
     return result
 
 
@@ -425,7 +428,8 @@ def main() -> None:
     for name in arguments.only or BENCHMARKS:
         began = time.perf_counter()
         rows += BENCHMARKS[name](size)
-        print(f"{name}: {duration(time.perf_counter() - began)}", file=sys.stderr)
+        passed = duration(time.perf_counter() - began)
+        print(f"{name}: {passed}", file=sys.stderr, flush=True)
     ray.shutdown()
     print(table(rows))
     if arguments.json:

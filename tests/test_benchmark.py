@@ -13,6 +13,8 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
 NAMES = {
     "env/simple_centroid",
     "sample/simple_centroid",
+    "sample/simple_centroid/stock_batched",
+    "sample/simple_centroid/stock_single",
     "iteration/simple_centroid",
     "time_to_return/simple_centroid",
     "time_to_skill/simple_centroid",

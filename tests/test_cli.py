@@ -347,16 +347,16 @@ def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
     assert capsys.readouterr().err == "marl-pool: stopped\n"
 
 
-def test_resume_takes_run_control_and_remembers_it(provide, run_folder):
+def test_resume_takes_run_control(provide, run_folder):
     seen = []
     provide("marl_pool.training.ppo", train=lambda run, config: seen.append(config))
+    before = (run_folder / "config.yaml").read_bytes()
     changes = ["total_steps=5e6", "checkpoint.keep=1", "resources.num_env_runners=2"]
     assert cli.main(["resume", str(run_folder), *changes]) == 0
     assert seen[0]["total_steps"] == 5_000_000
     assert seen[0]["checkpoint"] == {"every": 20, "keep": 1}
-    assert Run.open(run_folder).config == seen[0]
-    assert cli.main(["resume", str(run_folder)]) == 0
-    assert seen[1] == seen[0]
+    # Training writes it, once it is known to fit.
+    assert (run_folder / "config.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,19 @@ def test_episodes_follow_from_the_seed() -> None:
     assert not np.array_equal(first[0], first[1])
 
 
+def test_fresh_views_without_a_seed_differ() -> None:
+    def start(**seeds: int) -> np.ndarray:
+        seen, _ = make_env("simple_centroid", **seeds).reset()
+        return seen["agent_0"]["features"]
+
+    assert not np.array_equal(start(), start())
+    assert np.array_equal(start(seed=0), start(seed=0))
+    view = make_env("simple_centroid")
+    first, second = (view.reset()[0]["agent_0"]["features"] for _ in range(2))
+    assert view.world.episodes.tolist() == [1]
+    assert not np.array_equal(first, second)
+
+
 def test_observations_belong_to_the_caller() -> None:
     view = make_env("simple_centroid")
     seen = view.reset(seed=0)[0]["agent_0"]
@@ -277,10 +290,18 @@ def test_wrong_input_is_refused() -> None:
         make_env("simple_centroid", render_mode="human")
     with pytest.raises(InputError, match="expects one agent, got 2"):
         OneAgentView("simple_centroid", num_agents=2)
+    with pytest.raises(InputError, match="num_envs: a view of .* has one world, got 4"):
+        make_env("simple_centroid", num_envs=4)
     view = make_env("simple_centroid")
     view.reset()
     with pytest.raises(InputError, match=r"action of 'agent_0': expected Box.*got 1"):
         view.step({"agent_0": 1})
+    with pytest.raises(InputError, match=r"action of 'agent_0': expected Box.*nan"):
+        view.step({"agent_0": np.full(5, np.nan)})
+    with pytest.raises(InputError, match=r"action of 'agent_0': .*'left'"):
+        view.step({"agent_0": ["left"] * 5})
+    with pytest.raises(InputError, match=r"action of 'agent_0': expected Box.*none"):
+        view.step({})
     chooser = make_env("simple_centroid", continuous_actions=False)
     chooser.reset()
     with pytest.raises(InputError, match=r"expected Discrete\(5\), got 5"):

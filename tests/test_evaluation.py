@@ -223,6 +223,26 @@ def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
     assert {clean.gap, none.gap, shuffled.gap} == {""}
 
 
+def test_a_type_that_the_world_lacks_is_a_gap_with_its_reason() -> None:
+    results = evaluate(
+        doubled(fox_and_hens()),
+        fox_and_hens,
+        [
+            {"name": "inject", "token_type": "noise", "severities": [0.5]},
+            {"name": "inject", "token_type": "hen", "severities": [0.5]},
+        ],
+    )
+    gaps = {(r.label, r.severity): r.gap for r in results if r.group == "fox"}
+    assert "'noise': choose from fox, hen" in gaps["inject token_type=noise", 0.5]
+    assert gaps["clean", 0.0] == gaps["inject token_type=hen", 0.5] == ""
+
+
+def test_only_a_head_for_a_fixed_number_of_tokens_makes_a_gap() -> None:
+    wide = {"name": "inject", "token_type": "noise", "position_features": 9}
+    with pytest.raises(InputError, match="position_features: expected at most 4"):
+        evaluate(doubled(centroid()), centroid, [{**wide, "severities": [1.0]}])
+
+
 def test_policies_that_do_not_fit_are_no_gap() -> None:
     with pytest.raises(InputError, match="one for each group"):
         evaluate({}, centroid)
@@ -234,7 +254,9 @@ def test_policies_that_do_not_fit_are_no_gap() -> None:
         ({"name": "shufle"}, "unknown perturbation 'shufle'"),
         ({"name": "shuffle", "evry": 2}, "'every'"),
         ({"name": "shuffle", "severities": [2.0]}, "severity"),
-        ({"name": "inject", "token_type": "nois"}, "'noise'"),
+        ({"name": "inject", "token_type": "noise", "count": 0}, "count"),
+        ({"name": "shuffle", "severities": None}, "expected severities, .* got None"),
+        ({"name": "shuffle", "severities": 0.5}, r"expected severities, .* got 0\.5"),
     ],
 )
 def test_a_wrong_perturbation_is_refused_before_anything_is_played(

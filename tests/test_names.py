@@ -1,14 +1,17 @@
 """Registries: from a name to a class, and refusals that help."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from marl_pool.envs import make_batched_env
 from marl_pool.errors import InputError
 from marl_pool.names import build, resolve, target, unknown
+from marl_pool.pooling import make_pooling
 
 REGISTRY = {"counter": "collections:Counter", "ordered": "collections:OrderedDict"}
 
@@ -25,6 +28,18 @@ class Anything(dict[str, float]):
 
     def __init__(self, **sizes: float) -> None:
         super().__init__(**sizes)
+
+
+class Lid(dict[str, float], ABC):
+    """Something that nothing can be built of."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Missing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Missing, too."""
 
 
 BOXES = {"box": f"{__name__}:Box", "anything": f"{__name__}:Anything"}
@@ -82,6 +97,7 @@ def test_half_a_path_is_an_unknown_name(name: str) -> None:
         ("collections:Contour", "collections has no 'Contour'"),
         ("collections:deque", "must be a subclass of builtins.dict, got <class"),
         ("collections:namedtuple", "must be a subclass of builtins.dict, got <func"),
+        (f"{__name__}:Lid", "is abstract: it does not write close, open$"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_why(name: str, message: str) -> None:
@@ -114,3 +130,18 @@ def test_build_refuses_unknown_options_and_names_the_missing() -> None:
         build("box", BOXES, "box", dict, {"width": 1.0, "heigth": 1.0})
     with pytest.raises(InputError, match="box 'box' needs the option 'width'"):
         build("box", BOXES, "box", dict, {})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_batched_env("simple_centroid", num_envs="4"), "env 'simple_cen"),
+        (lambda: make_pooling("ada", dim=64, num_heads="4"), "pooling 'ada'"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_in_one_line(make, message) -> None:
+    expected = f"^{message}.*: expected options of other types: "
+    with pytest.raises(InputError, match=expected) as refusal:
+        make()
+    assert "\n" not in str(refusal.value)
+    assert isinstance(refusal.value.__cause__, TypeError)

@@ -21,7 +21,7 @@ GREY = (128, 128, 128)
 
 
 class Bare(ParticleWorld):
-    """The physics alone: the one agent observes nothing but its own state."""
+    """The physics alone: all that moves is an agent, and only the first observes."""
 
     def __init__(self, num_envs: int, entities: Sequence[Entities]) -> None:
         super().__init__(
@@ -31,7 +31,7 @@ class Bare(ParticleWorld):
     @property
     def groups(self) -> dict[str, Group]:
         spec = TokenSpec(1, 4, ("self",))
-        return {"agent": Group(1, spec, spaces.Box(-1, 1, (2,)))}
+        return {"agent": Group(self.num_movable, spec, spaces.Box(-1, 1, (2,)))}
 
     def observe(self) -> dict[str, Tokens]:
         types = torch.zeros(self.num_envs, 1, 1, dtype=torch.int64)

@@ -24,7 +24,11 @@ from marl_pool.pooling import pooling_names
 from marl_pool.runs import Run
 from marl_pool.training.ppo import learner as learner_module
 from marl_pool.training.ppo import train
-from marl_pool.training.ppo.algorithm import algorithm_config, assign_modules
+from marl_pool.training.ppo.algorithm import (
+    BatchedPPO,
+    algorithm_config,
+    assign_modules,
+)
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
@@ -168,6 +172,62 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch
         torch.testing.assert_close(summed, whole, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(("size", "steps"), [("null", 1), ("32", 2), ("20", 4)])
+def test_a_minibatch_counts_agent_steps(build, size, steps):
+    algo = build(config_of("env.num_agents=4", f"ppo.minibatch_size={size}"))
+    learner = algo.learner_group._learner
+    rows = []
+    update = learner._uncompiled_update
+
+    def count(batch, **kwargs):
+        rows.append(len(batch["agent"][Columns.ACTIONS]))
+        return update(batch, **kwargs)
+
+    learner._update = count
+    algo.train()
+    assert len(rows) == 2 * steps
+    assert sum(rows) == 2 * 64
+
+
+def test_logged_losses_are_those_of_the_whole_minibatch(build, monkeypatch):
+    def losses(piece):
+        monkeypatch.setattr(learner_module, "PIECE", piece)
+        algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
+        metrics = algo.train()[LEARNER_RESULTS]["agent"]
+        return [float(metrics[key]) for key in ("policy_loss", "vf_loss", "entropy")]
+
+    assert losses(7) == pytest.approx(losses(64), rel=1e-3, abs=1e-5)
+
+
+def test_runners_that_give_no_steps_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(BatchedPPO, "train", lambda self: {})
+    with pytest.raises(StoppedError, match="no steps came from the runners in 3"):
+        trained(tmp_path / "run")
+    assert Run.open(tmp_path / "run").rows() == []
+
+
+def test_gpus_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(InputError, match="2 GPUs are asked for, ray has 0"):
+        trained(
+            tmp_path / "run",
+            "resources.num_learners=2",
+            "resources.num_gpus_per_learner=1",
+        )
+
+
+def test_a_large_seed_is_a_seed_too(build):
+    algo = build(config_of(f"seed={2**62}"))
+    assert algo.train()[LEARNER_RESULTS]["agent"][FIRST_RATIO_ERROR] < 1e-5
+
+
+def test_what_a_resumed_run_refuses_leaves_its_configuration_alone(tmp_path):
+    run = trained(tmp_path / "run", "total_steps=64")
+    resources = {**run.config["resources"], "num_env_runners": 3}
+    with pytest.raises(InputError, match=r"ppo.batch_size: expected a multiple"):
+        train(run, {**run.config, "resources": resources})
+    assert Run.open(tmp_path / "run").config["resources"]["num_env_runners"] == 0
+
+
 def test_groups_share_a_module_or_have_their_own(build):
     world = FoxAndHens(1)
     assert assign_modules(world.groups, None) == {"fox": "fox", "hen": "hen"}
@@ -216,9 +276,9 @@ def untimed(run: Run) -> list[dict]:
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, extra):
     whole = trained(tmp_path / "whole", *extra)
     half = trained(tmp_path / "half", "total_steps=128", *extra)
-    half.config["total_steps"] = 256
-    train(half, half.config)
+    train(half, {**half.config, "total_steps": 256})
     half.close()
+    assert Run.open(tmp_path / "half").config["total_steps"] == 256
     assert untimed(half) == untimed(whole)
     for run in (whole, half):
         assert [path.name for path in run.checkpoints()][-1] == "iter_000004"

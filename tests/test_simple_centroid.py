@@ -212,6 +212,26 @@ def test_actions_are_clipped_to_their_box() -> None:
     assert torch.equal(tame.state, wild.state)
 
 
+@pytest.mark.parametrize(
+    ("continuous", "actions", "message"),
+    [
+        (True, {}, "expected the groups agent, got none"),
+        (True, {"agents": torch.zeros(2, 1, 5)}, "expected the groups agent, got ag"),
+        (True, {"agent": torch.zeros(1, 1, 5)}, r"shape \(2, 1, 5\), got \(1, 1, 5\)"),
+        (True, {"agent": torch.zeros(2, 5)}, r"shape \(2, 1, 5\), got \(2, 5\)"),
+        (False, {"agent": torch.zeros(2, 1, 5)}, r"shape \(2, 1\), got \(2, 1, 5\)"),
+        (False, {"agent": torch.zeros(2, 1)}, "expected int64, got torch.float32"),
+        (False, {"agent": torch.zeros(2, 1).byte()}, "expected int64, got torch.uint8"),
+    ],
+)
+def test_actions_that_do_not_fit_are_refused(continuous, actions, message):
+    world = SimpleCentroid(2, continuous_actions=continuous)
+    world.reset()
+    with pytest.raises(InputError, match=message):
+        world.step(actions)
+    assert world.steps.tolist() == [0, 0]
+
+
 def test_discrete_actions_equal_unit_continuous_ones() -> None:
     options: dict[str, Any] = {"num_agents": 2, "seed": 3}
     discrete = SimpleCentroid(5, continuous_actions=False, **options)

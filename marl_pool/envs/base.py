@@ -41,6 +41,10 @@ class Step(NamedTuple):
     """``(num_envs,)`` bool: the time was up; the task would go on."""
 
 
+INTEGERS = (torch.int64, torch.int32)
+"""What may be a discrete action: torch reads others, as an index, otherwise."""
+
+
 class World(ABC):
     """A batch of independent worlds that step together.
 
@@ -124,10 +128,34 @@ class World(ABC):
         Args:
             actions: for each group ``(num_envs, agents, A)`` float in the units of
                 the action space (clipped to it), or ``(num_envs, agents)`` int64.
+
+        Raises:
+            InputError: other groups, shapes or dtypes.
         """
+        self._check(actions)
         rewards, terminated = self._advance(actions)
         self.steps += 1
         return Step(rewards, terminated, self.steps >= self.max_steps)
+
+    def _check(self, actions: Mapping[str, Tensor]) -> None:
+        groups = self.groups
+        if actions.keys() != groups.keys():
+            raise InputError(
+                f"actions: expected the groups {', '.join(groups)}, "
+                f"got {', '.join(actions) or 'none'}"
+            )
+        for name, group in groups.items():
+            action, space = actions[name], group.action_space
+            shape = (self.num_envs, group.num_agents, *(space.shape or ()))
+            if action.shape != shape:
+                raise InputError(
+                    f"actions of {name!r}: expected the shape {shape}, "
+                    f"got {tuple(action.shape)}"
+                )
+            if isinstance(space, spaces.Discrete) and action.dtype not in INTEGERS:
+                raise InputError(
+                    f"actions of {name!r}: expected int64, got {action.dtype}"
+                )
 
     @abstractmethod
     def observe(self) -> dict[str, Tokens]:

@@ -1,5 +1,6 @@
 """A world as a PettingZoo parallel environment: a batch of one."""
 
+import secrets
 from copy import deepcopy
 from typing import Any
 
@@ -22,9 +23,11 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     """One world behind PettingZoo's ``ParallelEnv``.
 
     Agents are called ``"<group>_<number>"``. An observation is a dict of NumPy
-    arrays, the three parts of `marl_pool.tokens.Tokens`. Without a seed the episodes
-    are those of the option ``seed``, from ``first_episode`` on; ``reset(seed=…)``
-    begins that seed's episodes. An agent that ceases to be active is terminated.
+    arrays, the three parts of `marl_pool.tokens.Tokens`. The episodes are
+    those of the option ``seed``, from ``first_episode`` on; ``reset(seed=…)`` begins
+    that seed's episodes. Without either the first reset draws a seed from the
+    operating system, so that fresh views differ. An agent that ceases to be active is
+    terminated.
 
     Args:
         name: a registered world, or ``package.module:Class``.
@@ -43,7 +46,13 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
                 f"render_mode: expected None or one of {', '.join(RENDER_MODES)}, "
                 f"got {render_mode!r}"
             )
+        if "num_envs" in options:
+            raise InputError(
+                f"env.num_envs: a view of {name!r} has one world, got "
+                f"{options['num_envs']!r}; make_batched_env gives many"
+            )
         self._name, self._options = name, options
+        self._seeded = "seed" in options
         self.render_mode = render_mode
         self.world = make_batched_env(name, 1, **options)
         self.metadata = {
@@ -76,7 +85,10 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
         """Begin the next episode, or the first one of ``seed``."""
+        if seed is None and not self._seeded:
+            seed = secrets.randbits(31)
         if seed is not None:
+            self._seeded = True
             seeded = {**self._options, "seed": int(seed)}
             self.world = make_batched_env(self._name, 1, **seeded)
         self.world.reset()
@@ -95,7 +107,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         """Advance by one step; see PettingZoo's ``ParallelEnv.step``.
 
         Raises:
-            InputError: an action that is none of its agent's.
+            InputError: no action of a living agent, or one that is none of its own.
         """
         acting = self.agents
         step = self.world.step(self._batch(actions))
@@ -149,11 +161,14 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     def _checked(self, agent: str, actions: dict[str, Any]) -> np.ndarray:
         space = self.action_spaces[agent]
+        if agent not in actions:
+            raise InputError(f"action of {agent!r}: expected {space}, got none")
         action = np.asarray(actions[agent])
         if isinstance(space, spaces.Discrete):
             fits = bool(space.contains(action))
         else:
-            fits = action.shape == space.shape
+            numbers = action.shape == space.shape and action.dtype.kind in "biuf"
+            fits = numbers and bool(np.isfinite(action).all())
         if not fits:
             raise InputError(f"action of {agent!r}: expected {space}, got {action}")
         return action

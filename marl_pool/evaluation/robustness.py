@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_pool.envs.base import World
-from marl_pool.errors import InputError
+from marl_pool.errors import UnfitTokensError
 from marl_pool.evaluation.cases import Case, conditions
 from marl_pool.evaluation.episodes import Played, play
 from marl_pool.evaluation.results import (
@@ -47,8 +47,8 @@ def evaluate(
     Every case plays one episode in each world, all in the same worlds with the same
     random numbers: the clean and the perturbed return of a world are a pair.
 
-    A head for a fixed number of tokens cannot be measured with more of them: such a
-    case is reported as a gap.
+    A head for a fixed number of tokens cannot be measured with more of them, nor any
+    under distractors of a type that the world lacks: such a case is reported as a gap.
 
     Args:
         policies: for each group, in eval mode; in float64 if a permutation is to
@@ -72,14 +72,18 @@ def evaluate(
     results: list[Result] = []
     clean: dict[bool, Mapping[str, np.ndarray]] = {}
     for case in watch(cases):
-        try:
-            played = play(
-                case.policies, make_world(), case.perturbation, explore=case.explore
-            )
-        except InputError as error:
-            if case.perturbation is None:
-                raise
-            results += [case.result(name, gap=str(error)) for name in policies]
+        gap = case.gap
+        if not gap:
+            try:
+                played = play(
+                    case.policies, make_world(), case.perturbation, explore=case.explore
+                )
+            except UnfitTokensError as error:
+                if case.perturbation is None:
+                    raise
+                gap = str(error)
+        if gap:
+            results += [case.result(name, gap=gap) for name in policies]
             continue
         if case.perturbation is not None:
             results += _measure(case, played, clean[case.explore], seed)

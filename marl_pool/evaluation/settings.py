@@ -21,7 +21,7 @@ class EvaluateSettings:
     episodes: PositiveInt = 256
     """Episodes for each perturbation and severity."""
     stochastic: bool = False
-    """Sample actions instead of taking the most likely one."""
+    """Measure the sampled policy beside the deterministic one."""
     perturbations: list[dict[str, Any]] = field(default_factory=list)
     """``{"name": …, "severities": [...], **options}``; clean runs in any case."""
     checkpoint: Checkpoint = "best"

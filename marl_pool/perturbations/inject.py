@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
+from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.names import unknown
 from marl_pool.perturbations.base import (
     DrawnPerturbation,
@@ -45,7 +45,8 @@ class Inject(DrawnPerturbation):
         type_names: of the types that the policy knows.
 
     Raises:
-        InputError: an unknown type or a number out of range.
+        UnfitTokensError: a type that the tokens lack.
+        InputError: a number out of range.
     """
 
     def __init__(
@@ -135,16 +136,17 @@ def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
 def _type_number(token_type: int | str, type_names: Sequence[str]) -> int:
     if isinstance(token_type, str):
         if not type_names:
-            raise InputError(
+            raise UnfitTokensError(
                 f"perturbation.token_type: expected a number, or type_names with it, "
                 f"got {token_type!r}"
             )
         if token_type not in type_names:
-            raise unknown("perturbation.token_type", token_type, type_names)
+            refusal = unknown("perturbation.token_type", token_type, type_names)
+            raise UnfitTokensError(str(refusal))
         return list(type_names).index(token_type)
     most = len(type_names) - 1 if type_names else token_type
     if not 0 <= token_type <= most:
-        raise InputError(
+        raise UnfitTokensError(
             f"perturbation.token_type: expected 0 to {most}, got {token_type}"
         )
     return token_type

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.attention import AttentionScale, MultiHeadAttention
-from marl_pool.errors import InputError
+from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE
 from marl_pool.types import PositiveInt
@@ -100,7 +100,7 @@ class AdaPool(Pooling):
         x: Tensor, padding: Tensor | None, positions: list[int]
     ) -> Tensor:
         if max(positions) >= x.shape[1]:
-            raise InputError(
+            raise UnfitTokensError(
                 f"AdaPool: query positions {positions} need more than the "
                 f"{x.shape[1]} tokens given"
             )

@@ -18,6 +18,9 @@ class Pooling(nn.Module, ABC):
     A head of your own derives from this class, takes ``dim`` and keyword options,
     calls ``super().__init__(dim)`` and writes `forward`. Calling a head checks the
     shapes and clears what lies under padding, so `forward` holds only mathematics.
+    Inside a policy (`SetNetwork`) the weights of Linear and Embedding layers and
+    parameters named ``tokens`` or ``learned_query`` are initialized anew to
+    N(0, init_std), and the biases of Linear layers to 0.
 
     Args:
         dim: D, the width of the vectors.

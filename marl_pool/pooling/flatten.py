@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError
+from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.pooling.base import Pooling
 
 
@@ -33,7 +33,7 @@ class Flatten(Pooling):
     ) -> Tensor:
         """Pool ``(B, num_tokens, D)`` to ``(B, D)``; see `Pooling.forward`."""
         if x.shape[1] > self.num_tokens:
-            raise InputError(
+            raise UnfitTokensError(
                 f"Flatten: expected at most {self.num_tokens} tokens, got {x.shape[1]}"
             )
         # A shorter set is one whose last slots are padding, and padding is zero.

@@ -43,7 +43,7 @@ class PPOSettings:
     """λ of the generalised advantage estimate."""
     clip: PositiveFloat = 0.2
     """How far the probability ratio may leave 1 before its gradient stops."""
-    value_coeff: NonNegativeFloat = 1.0
+    value_coeff: NonNegativeFloat = 0.3
     """Weight of the value loss."""
     normalize_value_loss: bool = True
     """Divide the value loss by its scale, so that the weight means the same whatever

@@ -1,6 +1,8 @@
 """From a run's configuration to an RLlib algorithm."""
 
 import tempfile
+import zlib
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +15,7 @@ from marl_pool.errors import InputError
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.ppo.batch import TrainBatch
-from marl_pool.training.ppo.learner import BatchedPPOLearner
+from marl_pool.training.ppo.learner import NUM_MINIBATCHES, BatchedPPOLearner
 from marl_pool.training.ppo.module import TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import BatchedEnvRunner
 from marl_pool.training.settings import PPOSettings
@@ -86,6 +88,7 @@ def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
             "modules": modules,
             "perturbation": _perturbation(config, world),
             "device": config["device"],
+            "seed": config["seed"],
             "threads": 1,
         }
     )
@@ -117,12 +120,20 @@ def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
     )
     result.rl_module(rl_module_spec=_module_spec(config, world.groups, modules))
     _set_ppo(result, settings, batch=steps // learners)
+    sharing: dict[str, int] = defaultdict(int)
+    for name, module in modules.items():
+        sharing[module] += world.groups[name].num_agents
+    rows = steps * max(sharing.values())
+    size = settings.minibatch_size or rows
+    result.learners(learner_config_dict={NUM_MINIBATCHES: -(-rows // size)})
     result.reporting(
         metrics_num_episodes_for_smoothing=RETURN_WINDOW,
         min_time_s_per_iteration=0,
         min_sample_timesteps_per_iteration=0,
     )
-    result.debugging(seed=config["seed"], log_level="ERROR")
+    # RLlib's seed goes to numpy, which takes 32 bits, and RLlib adds to it.
+    seed = zlib.crc32(str(config["seed"]).encode()) % (1 << 31)
+    result.debugging(seed=seed, log_level="ERROR")
     return result
 
 
@@ -150,7 +161,7 @@ def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
         lambda_=settings.gae_lambda,
         use_gae=True,
         train_batch_size_per_learner=batch,
-        minibatch_size=min(settings.minibatch_size or batch, batch),
+        minibatch_size=batch,  # not used: see NUM_MINIBATCHES
         num_epochs=settings.num_epochs,
         shuffle_batch_per_epoch=True,
         clip_param=settings.clip,

@@ -63,17 +63,14 @@ class EpochIterator:
     """Minibatches in which every module passes over its own rows ``num_epochs`` times.
 
     RLlib's own iterator goes on until the largest module has had its epochs, so a
-    module with fewer rows is trained more often than asked. Here an epoch has as many
-    minibatches as the largest module needs, and every module splits its rows evenly
-    into that number.
+    module with fewer rows is trained more often than asked. Here every module splits
+    its rows evenly into the same number of minibatches.
 
     Args:
         batch: rows of each module.
         num_epochs: passes over the rows.
-        minibatch_size: rows of the largest module in one minibatch.
+        num_minibatches: of one epoch. Several learners must agree on it.
         generator: draws the order of the rows; None keeps their order.
-        num_minibatches: in all; 0 means as many as the rows need. Several learners
-            must agree on it.
     """
 
     def __init__(
@@ -81,9 +78,8 @@ class EpochIterator:
         batch: MultiAgentBatch,
         *,
         num_epochs: int,
-        minibatch_size: int,
+        num_minibatches: int,
         generator: torch.Generator | None,
-        num_minibatches: int = 0,
     ) -> None:
         self.rows: dict[str, Rows] = {
             module_id: dict(rows) for module_id, rows in batch.policy_batches.items()
@@ -92,9 +88,7 @@ class EpochIterator:
             module_id: len(rows[Columns.ACTIONS])
             for module_id, rows in self.rows.items()
         }
-        self.per_epoch = -(-max(self.counts.values()) // minibatch_size)
-        if num_minibatches:
-            self.per_epoch = max(1, num_minibatches // num_epochs)
+        self.per_epoch = min(num_minibatches, max(self.counts.values()))
         self.num_epochs, self.generator = num_epochs, generator
 
     def __iter__(self) -> Iterator[MultiAgentBatch]:

@@ -2,12 +2,19 @@
 
 import operator
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from ray.rllib.algorithms.ppo.ppo import (
+    LEARNER_RESULTS_KL_KEY,
+    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
+    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
+)
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.metrics import ALL_MODULES
 from torch import Tensor
@@ -17,6 +24,9 @@ from marl_pool.training.ppo.batch import EpochIterator, Rows, map_rows
 PIECE = 1024
 """Rows of one piece of a minibatch on a CPU: their activations stay in the cache."""
 
+NUM_MINIBATCHES = "num_minibatches"
+"""Key of ``learner_config_dict``: minibatches of one epoch."""
+
 FIRST_RATIO_ERROR = "first_ratio_error"
 """Metric: largest |ratio - 1| in an update's first pass, before any step."""
 FIRST_KL = "first_kl"
@@ -25,6 +35,15 @@ KL_COEFFICIENTS = "kl_coefficients"
 """Component of the learner's state."""
 LEARN_SECONDS = "learn_seconds"
 """Metric: of one update, all its epochs."""
+PIECEWISE = (
+    POLICY_LOSS_KEY,
+    VF_LOSS_KEY,
+    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
+    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
+    ENTROPY_KEY,
+    LEARNER_RESULTS_KL_KEY,
+)
+"""RLlib's metrics of a loss; ours are means over the pieces of a minibatch."""
 NON_FINITE_LOSS = "non_finite_loss"
 """Metric: 1 if a loss or gradient was NaN or infinite; that step was not taken."""
 
@@ -80,26 +99,25 @@ class BatchedPPOLearner(PPOTorchLearner):
         self,
         *,
         training_data: Any,
-        num_total_minibatches: int = 0,
         num_epochs: int = 1,
-        minibatch_size: int | None = None,
         shuffle_batch_per_epoch: bool = False,
         **kwargs: Any,
     ) -> EpochIterator:
+        # RLlib counts minibatches in env steps, and shares of them for several
+        # learners; ours are counted in rows, once, in `algorithm_config`.
         batch = self._make_batch_if_necessary(training_data=training_data)
         for module_id in list(batch.policy_batches):
             if not self.should_module_be_updated(module_id, batch):
                 del batch.policy_batches[module_id]
-        seed = (self.config.seed or 0) * 1_000_003 + self._weights_seq_no
+        seed = zlib.crc32(f"{self.config.seed} {self._weights_seq_no}".encode())
         torch.manual_seed(seed)
         self._first_pass = True
         generator = torch.Generator().manual_seed(seed)
         return EpochIterator(
             batch,
             num_epochs=num_epochs,
-            minibatch_size=minibatch_size or batch.count,
+            num_minibatches=self.config.learner_config_dict[NUM_MINIBATCHES],
             generator=generator if shuffle_batch_per_epoch else None,
-            num_minibatches=num_total_minibatches,
         )
 
     def _uncompiled_update(
@@ -109,7 +127,9 @@ class BatchedPPOLearner(PPOTorchLearner):
             optimizer.zero_grad(set_to_none=True)
         losses: dict[str, Tensor] = {}
         fwd_out: Any = {}
+        self._sums: dict[tuple[str, str], Any] = {}
         for piece, shares in self._pieces(batch):
+            self._shares = shares
             fwd_out = self.module.forward_train(piece)
             parts = self.compute_losses(fwd_out=fwd_out, batch=piece)
             weighted = {mid: loss * shares[mid] for mid, loss in parts.items()}
@@ -117,6 +137,8 @@ class BatchedPPOLearner(PPOTorchLearner):
             for mid, loss in weighted.items():
                 losses[mid] = losses.get(mid, 0.0) + loss.detach()
         self._first_pass = False
+        for key, value in self._sums.items():
+            self.metrics.log_value(key, value, window=1)
         self._step(losses)
         return fwd_out, losses, {}
 
@@ -126,9 +148,15 @@ class BatchedPPOLearner(PPOTorchLearner):
         """RLlib's PPO loss; the first pass also logs how far it is off policy."""
         if self._first_pass:
             self._log_first_pass(module_id, batch, fwd_out)
-        return super().compute_loss_for_module(
+        loss = super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
+        # RLlib logs what this piece gave, and adapts the KL coefficient to it.
+        for name in PIECEWISE:
+            key = (module_id, name)
+            part = self._shares[module_id] * self.metrics.peek(key)
+            self._sums[key] = self._sums.get(key, 0.0) + part
+        return loss
 
     def _pieces(
         self, batch: dict[str, Any]
@@ -156,16 +184,18 @@ class BatchedPPOLearner(PPOTorchLearner):
             yield piece, shares
 
     def _step(self, losses: dict[str, Tensor]) -> None:
-        gradients = {ref: p.grad for ref, p in self._params.items()}
-        present = [gradient for gradient in gradients.values() if gradient is not None]
-        norm = torch.nn.utils.get_total_norm(present)
-        finite = bool(torch.isfinite(norm + sum(losses.values())))
-        for mid in losses:
-            self.metrics.log_value(
-                (mid, NON_FINITE_LOSS), int(not finite), reduce="max"
-            )
-        if finite:
+        finite = {mid: self._is_finite(mid, loss) for mid, loss in losses.items()}
+        for mid, good in finite.items():
+            self.metrics.log_value((mid, NON_FINITE_LOSS), int(not good), reduce="max")
+        if all(finite.values()):
+            gradients = {ref: p.grad for ref, p in self._params.items()}
             self.apply_gradients(self.postprocess_gradients(gradients))
+
+    def _is_finite(self, module_id: str, loss: Tensor) -> bool:
+        parameters = self.module[module_id].parameters()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return bool(torch.isfinite(norm + loss))
 
     def _log_first_pass(
         self, module_id: str, batch: Rows, fwd_out: dict[str, Tensor]

@@ -1,8 +1,10 @@
 """BatchedEnvRunner: RLlib's interface around the one rollout loop."""
 
+import contextlib
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -45,9 +47,10 @@ SAMPLE_SECONDS = "sample_seconds"
 """Metric: of the slowest runner; RLlib's own timers are smoothed."""
 NON_FINITE = "non_finite"
 """Metrics: how many numbers of a sample were NaN or infinite, by kind."""
-NON_FINITE_WORLD, NON_FINITE_STEP = "non_finite_world", "non_finite_step"
-"""Metrics: where one of them was seen. A runner that raised would be restarted by
-RLlib without a word; so it reports, and the driver stops the run."""
+NON_FINITE_PLACE = "non_finite_place"
+"""Metric: where one of them was seen, the world's number times 2^20 plus the step. A
+runner that raised would be restarted by RLlib without a word; so it reports, and the
+driver stops the run."""
 
 
 class BatchedEnvRunner(EnvRunner, Checkpointable):
@@ -59,14 +62,18 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
     ``config.env_config`` holds ``world`` (arguments of `make_batched_env`),
     ``modules`` (group → module id), ``perturbation`` (None, or arguments of
-    `make_perturbation`), ``device`` and ``threads`` (of a remote runner).
+    `make_perturbation`), ``seed``, ``device`` (of a local runner; a remote one takes
+    its GPU, if it has one) and ``threads`` (of a remote runner).
     """
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self.options = self.config.env_config
+        self.device = self.options["device"]
         if self.worker_index:
             torch.set_num_threads(self.options["threads"])
+            gpus = self.config.num_gpus_per_env_runner
+            self.device = "cuda" if gpus > 0 else "cpu"
         self.rollout: Rollout | None = None
         self._weights_seq_no = 0
         self.make_env()
@@ -82,7 +89,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces())
         self.module = spec.build()
         for _, module in self.module.items():
-            module.to(self.options["device"]).eval()
+            module.to(self.device).eval()
 
     def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
         """Observation and action space of each module, and of the env for RLlib."""
@@ -116,10 +123,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         steps = self.config.get_rollout_fragment_length(self.worker_index)
         if num_timesteps is not None:
             steps = math.ceil(num_timesteps / self.env.num_envs)
-        chunks, finished = self._fragment(rollout, steps)
-        while num_episodes is not None and finished < num_episodes:
-            more, count = self._fragment(rollout, steps)
-            chunks, finished = chunks + more, finished + count
+        with _one_thread():
+            chunks, finished = self._fragment(rollout, steps)
+            while num_episodes is not None and finished < num_episodes:
+                more, count = self._fragment(rollout, steps)
+                chunks, finished = chunks + more, finished + count
         self.metrics.log_value(WEIGHTS_SEQ_NO, self._weights_seq_no, window=1)
         seconds = time.perf_counter() - began
         self.metrics.log_value(SAMPLE_SECONDS, seconds, reduce="max")
@@ -197,10 +205,10 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         return make_batched_env(
             **self.options["world"],
             num_envs=num_envs,
-            seed=self.config.seed,
+            seed=self.options["seed"],
             first_world=index * num_envs,
             first_episode=first_episode,
-            device=self.options["device"],
+            device=self.device,
         )
 
     def _begin(self) -> Rollout:
@@ -303,8 +311,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 world = int(self.env.worlds[env])
                 log = self.metrics.log_value
                 log((NON_FINITE, kind), int(bad.sum()), reduce="sum")
-                log(NON_FINITE_WORLD, world, reduce="max")
-                log(NON_FINITE_STEP, step, reduce="max")
+                log(NON_FINITE_PLACE, (world << 20) + step, reduce="max")
 
     def _log_episodes(self, finished: Episodes) -> None:
         smoothing = self.config.metrics_num_episodes_for_smoothing
@@ -322,6 +329,22 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         for value in totals.sum(0).tolist():
             self.metrics.log_value(EPISODE_RETURN_MEAN, value, window=window)
             self.metrics.log_value(EPISODE_RETURNS, value, reduce="item_series")
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread.
+
+    A step of some dozen worlds is many small operations. More threads make it a fifth
+    faster on an idle machine, and twenty times slower where another process holds a
+    core, since they wait for each other at every operation.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _non_finite(trajectory: Trajectory) -> dict[str, torch.Tensor]:

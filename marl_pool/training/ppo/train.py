@@ -45,18 +45,18 @@ from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
     NON_FINITE,
-    NON_FINITE_STEP,
-    NON_FINITE_WORLD,
+    NON_FINITE_PLACE,
     SAMPLE_SECONDS,
 )
 
+KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
 LOSSES = {
     "policy_loss": "policy_loss",
     "vf_loss": "value_loss",
     "vf_explained_var": "value_explained_variance",
     "entropy": "entropy",
-    "mean_kl_loss": "kl",
-    "curr_kl_coeff": "kl_coeff",
+    KL: "kl",
+    KL_COEFFICIENT: "kl_coeff",
     "gradients_default_optimizer_global_norm": "gradient_norm",
     FIRST_RATIO_ERROR: FIRST_RATIO_ERROR,
     FIRST_KL: FIRST_KL,
@@ -79,7 +79,10 @@ def train(run: Run, config: Mapping[str, Any]) -> None:
     with _quiet():
         torch.set_num_threads(config["threads"])
         algorithm = algorithm_config(config)
+        if config != run.config:
+            run.write_config(config)
         with _ray(config):
+            _check_gpus(config)
             Driver(run, config, algorithm).loop()
 
 
@@ -101,6 +104,9 @@ class Driver:
         self.iteration = self.steps = self.empty = 0
         self.seconds = 0.0
         self.stopping = False
+        self.losses = dict(LOSSES)
+        if not config["ppo"]["kl_coeff"]:
+            del self.losses[KL], self.losses[KL_COEFFICIENT]
         self.returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def loop(self) -> None:
@@ -126,7 +132,7 @@ class Driver:
     def _iterate(self, progress: Progress) -> None:
         began = time.monotonic()
         result = self.algo.train()
-        sampled = result[ENV_RUNNER_RESULTS]
+        sampled = result.get(ENV_RUNNER_RESULTS, {})
         steps = int(sampled.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.steps))
         if steps == self.steps:
             self._count_empty()
@@ -147,10 +153,9 @@ class Driver:
             "steps_per_second": taken / seconds,
         }
         for module in sorted(set(self.modules.values())):
-            metrics = result[LEARNER_RESULTS][module]
-            for theirs, ours in LOSSES.items():
-                if theirs in metrics:
-                    row[f"{module}/{ours}"] = float(metrics[theirs])
+            metrics = result[LEARNER_RESULTS].get(module, {})
+            for theirs, ours in self.losses.items():
+                row[f"{module}/{ours}"] = float(metrics.get(theirs, math.nan))
         self.run.log(row)
         progress.update(steps, return_mean=row["return_mean"])
         if self.iteration % self.config["checkpoint"]["every"] == 0:
@@ -165,11 +170,11 @@ class Driver:
         sampled = result[ENV_RUNNER_RESULTS]
         bad = {kind: n for kind, n in sampled.get(NON_FINITE, {}).items() if n > 0}
         if bad:
+            world, step = divmod(int(sampled[NON_FINITE_PLACE]), 1 << 20)
             seen = ", ".join(f"{int(n)} {kind}" for kind, n in sorted(bad.items()))
             raise StoppedError(
                 f"iteration {self.iteration + 1}: NaN or infinite: {seen}; one in "
-                f"world {int(sampled[NON_FINITE_WORLD])} at step "
-                f"{int(sampled[NON_FINITE_STEP])} of the fragment; {self._kept()}"
+                f"world {world} at step {step} of the fragment; {self._kept()}"
             )
         for module, metrics in result[LEARNER_RESULTS].items():
             if metrics.get(NON_FINITE_LOSS, 0) > 0:
@@ -306,6 +311,23 @@ def _ray(config: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_gpus(config: Mapping[str, Any]) -> None:
+    """Refuse what would wait forever for GPUs, or fail deep inside RLlib."""
+    resources = config["resources"]
+    wanted = sum(
+        resources[f"num_{kind}s"] * resources[f"num_gpus_per_{kind}"]
+        for kind in ("env_runner", "learner")
+    )
+    there = ray.cluster_resources().get("GPU", 0)
+    if wanted > there:
+        raise InputError(f"resources: {wanted:g} GPUs are asked for, ray has {there:g}")
+    local = not resources["num_learners"] and resources["num_gpus_per_learner"]
+    if local and not torch.cuda.is_available():
+        raise InputError(
+            "resources.num_gpus_per_learner: the local learner finds no CUDA device"
+        )
 
 
 @contextlib.contextmanager
