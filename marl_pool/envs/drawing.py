@@ -17,7 +17,8 @@ ATTENTION: Color = (235, 130, 0)
 
 SHIFT = 4  # bits of the fraction of a pixel that OpenCV's coordinates carry
 MIN_RADIUS = 4.0  # pixels; the discs of a wide world would hardly be seen
-MIN_WEIGHT = 0.02  # share of the largest weight below which no line is drawn
+FOCUS = 4  # multiples of the fair share that give a line 1 - 1/e of its width
+MIN_WEIGHT = 0.02  # share of the full width below which no line is drawn
 MAX_WIDTH = 7  # pixels
 
 
@@ -87,18 +88,18 @@ class Frame:
     def attention(self, points: np.ndarray, observer: int, weights: np.ndarray) -> None:
         """Draw lines from the observer, wider and stronger for a larger weight.
 
-        Weights count relative to the largest, or many small ones would be invisible.
-        The observer's weight for itself is a halo.
+        A weight counts in multiples of the fair share, 1 over the number of entities
+        attended to: uniform attention looks faint, however many there are. The
+        observer's weight for itself is a halo.
 
         Args:
             points: ``(entities, 2)`` positions.
             observer: whose attention it is.
             weights: ``(entities,)`` its attention to each entity, at least 0.
         """
-        largest = weights.max()
-        if largest <= 0:
-            return
-        shares, ends = weights / largest, self.camera.project(points)
+        fair = 1 / max(np.count_nonzero(weights), 1)
+        shares = 1 - np.exp(-weights / (FOCUS * fair))
+        ends = self.camera.project(points)
         # The strongest last: with opaque colors the order decides who is seen.
         for entity in np.argsort(shares):
             share = float(shares[entity])
