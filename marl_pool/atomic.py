@@ -48,5 +48,11 @@ def recover(folder: Path) -> None:
         _aside(folder).rename(folder)
 
 
+def standing(folder: Path) -> Path:
+    """Where the content of ``folder`` is, also between the two renames."""
+    aside = _aside(folder)
+    return aside if aside.is_dir() and not folder.exists() else folder
+
+
 def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from marl_pool.atomic import new_file, new_folder, recover
+from marl_pool.atomic import new_file, new_folder, recover, standing
 from marl_pool.errors import InputError
 from marl_pool.version import __version__
 
@@ -283,7 +283,7 @@ class Run:
         """
         saved = {iteration_of(folder): folder for folder in self.checkpoints()}
         if which == "best":
-            found = self.policy_dir
+            found = standing(self.policy_dir)
         elif which == "last":
             found = saved[max(saved)] / "policy" if saved else self.path / "none"
         else:

@@ -29,6 +29,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.tune.registry import register_env
+from torch.nn.functional import scaled_dot_product_attention
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -37,6 +38,7 @@ from marl_pool.envs.gymnasium_view import OneAgentView
 from marl_pool.evaluation.episodes import play
 from marl_pool.progress import duration
 from marl_pool.randomness import EVALUATION_WORLDS
+from marl_pool.scalar_attention import scalar_attention
 from marl_pool.tokens import Tokens
 from marl_pool.training.ppo.algorithm import RETURN_WINDOW, algorithm_config
 from marl_pool.training.ppo.module import build_policy
@@ -68,6 +70,7 @@ class Size:
     seeds: int = 5
     limit: float = 240.0
     episodes: int = 256
+    sets: int = 1024
     paper: tuple[str, ...] = ("ppo=paper",)
 
 
@@ -79,6 +82,7 @@ TINY = Size(
     seeds=1,
     limit=1.0,
     episodes=4,
+    sets=4,
     paper=("ppo=paper", "ppo.batch_size=256", "ppo.num_epochs=1"),
 )
 
@@ -112,6 +116,32 @@ def env_alone(size: Size) -> Iterator[Row]:
         "env steps/s",
         "published env: 2280 steps/s, measured elsewhere",
     )
+
+
+def attention(size: Size) -> Iterator[Row]:
+    """Forward and backward of attention with heads of width one, beside torch's own."""
+    shape = (size.sets, 32, 8, 1)
+    query, key, value = (
+        torch.randn(shape).transpose(1, 2).requires_grad_() for _ in range(3)
+    )
+    scale = 8**-0.5
+    contenders = {
+        "ours": lambda: scalar_attention(query, key, value, None, scale),
+        "torch": lambda: scaled_dot_product_attention(query, key, value, scale=scale),
+    }
+    gradient = torch.ones(size.sets, 8, 32, 1)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(1 + size.rounds):
+        for name, contender in contenders.items():
+            passed = seconds(lambda run=contender: run().backward(gradient))
+            times[name].append(passed / (size.sets * 8 * 32 * 32) * 1e9)
+    ours, torchs = times["ours"][1:], times["torch"][1:]
+    ratio = statistics.median(b / a for a, b in zip(ours, torchs, strict=True))
+    comparator = (
+        f"scaled_dot_product_attention: {statistics.median(torchs):.2f} ns a score"
+    )
+    value_ = statistics.median(ours)
+    yield Row("attention/width_one", value_, "ns a score", comparator, ratio)
 
 
 def sampling(size: Size) -> Iterator[Row]:
@@ -367,6 +397,7 @@ def build(config: dict[str, Any]) -> Any:
 
 BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "env/simple_centroid": env_alone,
+    "attention/width_one": attention,
     "sample/simple_centroid": sampling,
     "iteration/simple_centroid": iteration,
     "evaluate/simple_centroid": evaluation,

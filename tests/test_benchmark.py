@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
 NAMES = {
     "env/simple_centroid",
+    "attention/width_one",
     "sample/simple_centroid",
     "sample/simple_centroid/stock_batched",
     "sample/simple_centroid/stock_single",

@@ -320,7 +320,11 @@ def test_policy_survives_a_crash_between_the_renames(run):
     with run.save_policy_dir() as folder:
         (folder / "first").touch()
     run.policy_dir.rename(run.path / ".policy.old")
-    assert (Run.open(run.path).policy_dir / "first").is_file()
+    # A reader takes the old one where it is; the trainer, with the lock, mends it.
+    assert (Run.open(run.path).policy_path("best") / "first").is_file()
+    assert not run.policy_dir.exists()
+    with run.lock():
+        assert (run.policy_dir / "first").is_file()
 
 
 def test_policy_path_finds_best_last_and_numbered(run):

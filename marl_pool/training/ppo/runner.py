@@ -335,8 +335,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 def _one_thread() -> Iterator[None]:
     """Keep torch to one thread.
 
-    A step of some dozen worlds is many small operations. More threads make it a fifth
-    faster on an idle machine, and twenty times slower where another process holds a
+    A step of some dozen worlds is many small operations. More threads make it a little
+    faster on an idle machine, and many times slower where another process holds a
     core, since they wait for each other at every operation.
     """
     threads = torch.get_num_threads()
