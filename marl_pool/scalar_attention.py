@@ -8,7 +8,7 @@ matrix products with an inner dimension of one. Written out, a query q gives
     do/dq = s (mean of k v - mean of k · mean of v), means with the weights e,
 
 so that all the sums a query needs, for the result and its own gradient, are one
-product with the columns 1, v, k and k v. Three things make it about twice as fast:
+product with the columns 1, v, k and k v. Three things make it faster:
 
 - the keys are centred on the middle of their range, so that the largest score of a
   query is small and belongs to the least or the largest key: no pass over the scores

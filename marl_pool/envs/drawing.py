@@ -97,7 +97,7 @@ class Frame:
             observer: whose attention it is.
             weights: ``(entities,)`` its attention to each entity, at least 0.
         """
-        fair = 1 / max(np.count_nonzero(weights), 1)
+        fair = 1 / max(int(np.count_nonzero(weights)), 1)
         shares = 1 - np.exp(-weights / (FOCUS * fair))
         ends = self.camera.project(points)
         # The strongest last: with opaque colors the order decides who is seen.
