@@ -27,8 +27,6 @@ class PPOSettings:
 
     num_envs: PositiveInt = 64
     """Worlds that each runner steps together."""
-    fragment_steps: PositiveInt | None = None
-    """Steps of every world in one iteration; None: as many as ``batch_size`` needs."""
     batch_size: PositiveInt = 2048
     """Agent steps of one iteration, over all runners."""
     minibatch_size: PositiveInt | None = 512

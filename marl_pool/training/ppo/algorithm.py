@@ -144,8 +144,6 @@ def fragment_length(settings: PPOSettings, num_env_runners: int, agents: int) ->
         InputError: the batch is no multiple of what one step of all worlds gives.
     """
     each = settings.num_envs * max(1, num_env_runners) * agents
-    if settings.fragment_steps is not None:
-        return settings.fragment_steps
     if settings.batch_size % each:
         raise InputError(
             f"ppo.batch_size: expected a multiple of {each} (ppo.num_envs × runners × "
