@@ -14,6 +14,7 @@ from marl_pool.errors import InputError
 from marl_pool.names import build
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
+from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.tokens import Tokens, TokenSpec
 
 Part = Mapping[str, Any]
@@ -60,20 +61,28 @@ class TokenEmbedding(nn.Module):
 
     Args:
         spec: of the tokens.
-        dim: D, the width to project to.
+        dim: D, the width to project to; None for no projection.
         type_embedding: width of the type embedding; 0 for none.
+
+    Attributes:
+        dim_out: width of the vectors.
 
     Raises:
         InputError: from `forward`, features of another shape.
     """
 
-    def __init__(self, spec: TokenSpec, dim: int, type_embedding: int) -> None:
+    def __init__(self, spec: TokenSpec, dim: int | None, type_embedding: int) -> None:
         super().__init__()
         self.num_features = spec.num_features
         self.types = (
             nn.Embedding(spec.num_types, type_embedding) if type_embedding else None
         )
-        self.project = nn.Linear(spec.num_features + type_embedding, dim)
+        width = spec.num_features + type_embedding
+        self.project = None if dim is None else nn.Linear(width, dim)
+        self.dim_out = width if dim is None else dim
+        # It knows the network's dtype also where nothing is learned here.
+        self.one: Tensor
+        self.register_buffer("one", torch.ones(()), persistent=False)
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
@@ -83,9 +92,13 @@ class TokenEmbedding(nn.Module):
                 f"tokens: expected features of shape (B, N, {self.num_features}), "
                 f"got {shape}"
             )
-        features = tokens.features.to(self.project.weight.dtype)
+        features = tokens.features.to(self.one.dtype)
         if tokens.features.dtype == torch.uint8:
             features = features / 255
+        if self.project is None:
+            if self.types is None:
+                return features
+            return torch.cat([features, self.types(tokens.types)], dim=-1)
         if self.types is None:
             return self.project(features)
         # Projecting K types instead of B·N copies of them is the same sum, sooner.
@@ -106,6 +119,7 @@ class SetNetwork(nn.Module):
         type_embedding: width of the learned type embedding; 0 for none.
         dropout: probability in the encoder, in [0, 1).
         init_std: standard deviation of the initial weights.
+        action_dim: A, the width of the previous action, for heads that take it.
         seed: of the initial weights; None draws from torch's global generator.
 
     Raises:
@@ -121,6 +135,7 @@ class SetNetwork(nn.Module):
         type_embedding: int = 4,
         dropout: float = 0.0,
         init_std: float = 0.02,
+        action_dim: int = 0,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -130,15 +145,15 @@ class SetNetwork(nn.Module):
                 "encoder", encoder, ENCODERS, Encoder, {"dropout": dropout}
             )
             init_weights(self.encoder, init_std)
-        dim = self.encoder.dim
         with seeded(seed, "embedding"):
-            self.embedding = TokenEmbedding(spec, dim, type_embedding)
+            self.embedding = TokenEmbedding(spec, self.encoder.dim, type_embedding)
             init_weights(self.embedding, init_std)
         with seeded(seed, "pooling"):
             context = {
-                "dim": dim,
+                "dim": self.embedding.dim_out,
                 "num_tokens": spec.num_tokens,
                 "has_self": spec.has_self,
+                "action_dim": action_dim,
             }
             self.pooling = _build("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
@@ -167,6 +182,45 @@ class SetNetwork(nn.Module):
         if weights is None:
             return None
         return weights[..., self.pooling.extra_tokens :]
+
+    @property
+    def memory_head(self) -> MemoryPooling | None:
+        """The pooling head, if it takes the previous action and may remember."""
+        return self.pooling if isinstance(self.pooling, MemoryPooling) else None
+
+    def unroll(
+        self, tokens: Tokens, actions: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """Summarise T sets of each row one after the other, with a `memory_head`.
+
+        Args:
+            tokens: of batch ``(B, T)``.
+            actions: ``(B, T, A)``, the actions before each set.
+            memory: of the head.
+
+        Returns:
+            ``(B, T, dim_out)`` and the memory after the last set.
+        """
+        x, padding = self._sequences(tokens)
+        return self._head.unroll(x, padding, actions, memory)
+
+    def shares(self, tokens: Tokens, actions: Tensor, memory: Memory) -> Tensor:
+        """What share each token of the last set has; arguments as of `unroll`."""
+        x, padding = self._sequences(tokens)
+        return self._head.shares(x, padding, actions, memory)
+
+    @property
+    def _head(self) -> MemoryPooling:
+        assert isinstance(self.pooling, MemoryPooling)
+        return self.pooling
+
+    def _sequences(self, tokens: Tokens) -> tuple[Tensor, Tensor | None]:
+        x, padding, types = self.encode(tokens.flatten_batch())
+        x, padding, _ = self.pooling.prepare(x, padding, types)
+        shape = tokens.batch_shape
+        if padding is not None:
+            padding = padding.unflatten(0, shape)
+        return x.unflatten(0, shape), padding
 
 
 def _build(

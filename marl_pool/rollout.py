@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import Step, World
 from marl_pool.errors import InputError
@@ -25,6 +26,8 @@ class Moment(NamedTuple):
     """After the step."""
     tokens: dict[str, Tokens]
     """What the policies saw."""
+    states: dict[str, State]
+    """What they remembered then."""
     decisions: dict[str, Decision]
     step: Step
 
@@ -55,6 +58,7 @@ class Trajectory:
         truncated: ``(T, num_envs)`` the world ran out of time.
         active: bool, the agent lived when it acted.
         next_active: bool, it lived after the step.
+        states: what the policy remembered when it acted, a pytree, or ().
     """
 
     tokens: Tokens
@@ -68,6 +72,7 @@ class Trajectory:
     truncated: Tensor
     active: Tensor
     next_active: Tensor
+    states: State = ()
 
 
 class Episodes(NamedTuple):
@@ -235,18 +240,36 @@ class Rollout:
             )
             for name, policy in self.policies.items()
         }
+        before = self.world.active if any(self.states.values()) else {}
         step = self.world.step(
             {
                 name: self.policies[name].scale(decision.action)
                 for name, decision in decisions.items()
             }
         )
-        moment = Moment(self.world, self.tokens, decisions, step)
+        moment = Moment(self.world, self.tokens, self.states, decisions, step)
         self.states = {name: decision.state for name, decision in decisions.items()}
+        if before:
+            self._forget_newborn(before)
         for name, rewards in step.rewards.items():
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return moment
+
+    def _forget_newborn(self, before: dict[str, Tensor]) -> None:
+        """Give agents that came to life in mid-episode a memory of their own."""
+        for name, living in self.world.active.items():
+            born = living & ~before[name]
+            if self.states[name] and born.any():
+                start = self._initial_state(name)
+                self.states[name] = _where(born, start, self.states[name])
+
+    def _initial_state(self, name: str) -> State:
+        group = self.world.groups[name]
+        # A perturbation may have added tokens to what the group's spec says.
+        return self.policies[name].initial_state(
+            self.world.num_envs, group.num_agents, self.tokens[name].num_tokens
+        )
 
     def _look(self) -> None:
         """Observe, through the perturbation."""
@@ -262,13 +285,8 @@ class Rollout:
         """Start the worlds ``where`` anew: memories, noise, running sums."""
         world, tokens = self.world, self.world.observe()
         fresh: dict[str, Tokens] = {}
-        for part, (name, group) in enumerate(world.groups.items()):
-            policy = self.policies[name]
+        for part, name in enumerate(world.groups):
             self.noise[name].restart(world.episodes, where)
-            start = policy.initial_state(
-                world.num_envs, group.num_agents, group.tokens.num_tokens
-            )
-            self.states[name] = _where(where, start, self.states.get(name, start))
             fresh[name] = tokens[name]
             if self.perturbation is not None:
                 keys = stream_keys(
@@ -279,6 +297,9 @@ class Rollout:
                 )
         self._zero(where)
         self._show(where, fresh)
+        for name in world.groups:
+            start = self._initial_state(name)
+            self.states[name] = _where(where, start, self.states.get(name, start))
 
     def _show(self, where: Tensor | None, fresh: dict[str, Tokens]) -> None:
         # A running world was already looked at in this step: its tokens stay.
@@ -364,6 +385,7 @@ class Rollout:
             truncated=torch.stack([step.truncated for step in steps]),
             active=torch.stack([living[name] for living in active]),
             next_active=torch.stack([living[name] for living in next_active]),
+            states=_stack([moment.states[name] for moment in moments]),
         )
 
 
@@ -387,26 +409,24 @@ def _where(where: Tensor | None, new: Any, old: Any) -> Any:
     """Choose rows of pytrees of tensors: ``new`` where True, ``old`` elsewhere."""
     if where is None:
         return new
-    if isinstance(new, Tensor):
-        return torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old)
-    if isinstance(new, dict):
-        return {key: _where(where, new[key], old[key]) for key in new}
-    return tuple(_where(where, a, b) for a, b in zip(new, old, strict=True))
+
+    def choose(fresh: Tensor, present: Tensor) -> Tensor:
+        rows = where.view(*where.shape, *[1] * (fresh.dim() - where.dim()))
+        return torch.where(rows, fresh, present)
+
+    return tree_map(choose, new, old)
 
 
 def _take(tree: Any, rows: Tensor) -> Any:
     """Index the leading dimension of every tensor of a pytree."""
-    if isinstance(tree, Tensor):
-        return tree[rows]
-    if isinstance(tree, dict):
-        return {key: _take(part, rows) for key, part in tree.items()}
-    return tuple(_take(part, rows) for part in tree)
+    return tree_map(lambda tensor: tensor[rows], tree)
 
 
 def _concatenate(trees: list[Any]) -> Any:
     """Concatenate pytrees of tensors along the leading dimension."""
-    if isinstance(trees[0], Tensor):
-        return torch.cat(trees)
-    if isinstance(trees[0], dict):
-        return {key: _concatenate([tree[key] for tree in trees]) for key in trees[0]}
-    return tuple(_concatenate(list(parts)) for parts in zip(*trees, strict=True))
+    return tree_map(lambda *parts: torch.cat(parts), *trees)
+
+
+def _stack(trees: list[Any]) -> Any:
+    """Stack pytrees of tensors along a new leading dimension."""
+    return tree_map(lambda *parts: torch.stack(parts), *trees)

@@ -25,7 +25,13 @@ ADA_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ada", {"query": "self", "num_heads": 2, "attention_scale": "head"}),
     ("ada", {"query": "self", "num_heads": DIM}),
 ]
-VARIANTS = [(name, {}) for name in pooling_names()] + ADA_VARIANTS
+NEURON_VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("attention_neuron", {"memory": "none"}),
+    ("attention_neuron", {"memory": "none", "key_units": 0, "frames": 4}),
+    ("attention_neuron", {"activation": "softmax", "squash": False, "num_codes": 3}),
+    ("attention_neuron", {"bias": False, "scale": False}),
+]
+VARIANTS = [(name, {}) for name in pooling_names()] + ADA_VARIANTS + NEURON_VARIANTS
 """Every registered head with its defaults, and what else a head can be."""
 
 heads = pytest.mark.parametrize(

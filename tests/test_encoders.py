@@ -101,7 +101,7 @@ def test_an_empty_set_gives_finite_output_and_gradient(
 @encoders
 def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> None:
     encoder = build(name, **options)
-    encoder(random_set()[0]).square().sum().backward()
+    encoder(random_set()[0].requires_grad_()).square().sum().backward()
     for label, parameter in encoder.named_parameters():
         assert parameter.grad is not None, label
         assert parameter.grad.any(), label

@@ -97,8 +97,10 @@ def test_the_base_is_the_same_for_every_head_at_one_seed(seed: int) -> None:
     ]
     for policy in policies[1:]:
         assert base(policy).keys() == base(policies[0]).keys()
+        same_width = policy.network.dim_out == policies[0].network.dim_out
         for key, value in base(policy).items():
-            assert torch.equal(value, base(policies[0])[key]), key
+            if same_width or key.startswith("network."):
+                assert torch.equal(value, base(policies[0])[key]), key
 
 
 @pytest.mark.parametrize("name", pooling_names())
@@ -161,6 +163,8 @@ def test_weights_have_the_standard_deviation_asked_for(name: str, std: float) ->
     wide = TokenSpec(16, 64, tuple(map(str, range(64))))
     network = make(name, spec=wide, encoder=encoder, init_std=std, type_embedding=64)
     for key, value in network.state_dict().items():
+        if "cell" in key:
+            continue  # an LSTM keeps the initial weights that torch gives it
         if "norm" in key:
             assert (value == (1 if key.endswith("weight") else 0)).all(), key
         elif key.endswith("bias"):
@@ -242,7 +246,7 @@ def test_bytes_are_scaled_to_the_unit_interval(type_embedding: int) -> None:
 def test_padding_equals_absence(
     name: str, options: dict[str, Any], seed: int, places: list[bool]
 ) -> None:
-    network = make(name, head=options)
+    network = make(name, head=options).double()
     tokens = random_tokens(seed)
     if not network.pooling.permutation_invariant:
         places = [False, False, *sorted(places)][:NUM_TOKENS]
@@ -271,7 +275,7 @@ def test_padding_equals_absence(
 def test_an_invariant_head_makes_an_invariant_network(
     name: str, options: dict[str, Any], seed: int, order: list[int]
 ) -> None:
-    network = make(name, head=options)
+    network = make(name, head=options).double()
     if network.pooling.permutation_invariant:
         tokens = random_tokens(seed)
         assert close(network(tokens.map(lambda part: part[:, order])), network(tokens))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 import marl_pool
 from marl_pool.envs.base import Group, World
@@ -190,12 +191,16 @@ def play_alone(
             size = group.num_agents * policy.noise_size
             noise[name] = Stream(*where, Purpose.POLICY, size, part=part)
             noise[name].restart(world.episodes)
-            states[name] = policy.initial_state(1, group.num_agents, SPEC.num_tokens)
             total[name] = torch.zeros(group.num_agents, dtype=torch.float64)
             if perturbation is not None:
                 keys = stream_keys(*where, world.episodes, Purpose.PERTURBATION, part)
                 memories[name] = perturbation.start(clean[name], keys)
-        return look()
+        seen = look()
+        for name, policy in policies.items():
+            states[name] = policy.initial_state(
+                1, world.groups[name].num_agents, seen[name].num_tokens
+            )
+        return seen
 
     tokens = begin()
     for _ in range(steps):
@@ -209,7 +214,7 @@ def play_alone(
         )
         after = look()
         for name, decision in decisions.items():
-            states[name] = decision.state
+            remembered, states[name] = states[name], decision.state
             next_value = policies[name].act(after[name], decision.state).value
             total[name] = total[name] + step.rewards[name][0]
             rows[name].append(
@@ -224,8 +229,15 @@ def play_alone(
                     step.truncated,
                     active[name],
                     world.active[name],
+                    remembered,
                 )
             )
+            for agent in (world.active[name] & ~active[name])[0].nonzero()[:, 0]:
+                start = policies[name].initial_state(1, 1, SPEC.num_tokens)
+                for leaf, first in zip(
+                    tree_leaves(states[name]), tree_leaves(start), strict=True
+                ):
+                    leaf[:, agent] = first[:, 0]
         tokens = after
         if step.terminated or step.truncated:
             episodes.append((dict(total), int(world.steps)))
@@ -235,15 +247,18 @@ def play_alone(
 
 def stack(rows: list[Any]) -> Trajectory:
     """Stack steps, each a tuple in the order of Trajectory's fields."""
-    tokens, *others = zip(*rows, strict=True)
-    joined = Tokens(*(torch.stack(part) for part in zip(*tokens, strict=True)))
-    return Trajectory(joined, *(torch.stack(part) for part in others))
+    stacked = [
+        tree_map(lambda *parts: torch.stack(parts), *column)
+        for column in zip(*rows, strict=True)
+    ]
+    return Trajectory(*stacked)
 
 
 def tensors(part: Trajectory) -> dict[str, Tensor]:
     """All tensors of a trajectory by name."""
     fields = {**vars(part)}
-    return {**fields.pop("tokens")._asdict(), **fields}
+    states = {f"state {i}": t for i, t in enumerate(tree_leaves(fields.pop("states")))}
+    return {**fields.pop("tokens")._asdict(), **fields, **states}
 
 
 def assert_same(one: Trajectory, other: Trajectory, *, exactly: bool = False) -> None:
@@ -263,15 +278,21 @@ def world_of(part: Trajectory, number: int) -> Trajectory:
     """The steps of one world, as a batch of one."""
     here = slice(number, number + 1)
     tokens = part.tokens.at((slice(None), here))
-    others = {k: v[:, here] for k, v in vars(part).items() if k != "tokens"}
-    return Trajectory(tokens=tokens, **others)
+    apart = ("tokens", "states")
+    others = {k: v[:, here] for k, v in vars(part).items() if k not in apart}
+    states = tree_map(lambda leaf: leaf[:, here], part.states)
+    return Trajectory(tokens=tokens, states=states, **others)
 
 
 def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
     """Fragments one after the other."""
-    columns = zip(*(tensors(part[name]).values() for part in parts), strict=True)
-    features, types, padding, *others = map(torch.cat, columns)
-    return Trajectory(Tokens(features, types, padding), *others)
+    fields = [{**vars(part[name])} for part in parts]
+    return Trajectory(
+        **{
+            key: tree_map(lambda *cut: torch.cat(cut), *(f[key] for f in fields))
+            for key in fields[0]
+        }
+    )
 
 
 def rollout(

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from marl_pool.encoders.base import Encoder
 
 ENCODERS: dict[str, str] = {
+    "identity": "marl_pool.encoders.identity:IdentityEncoder",
     "transformer": "marl_pool.encoders.transformer:TransformerEncoder",
 }
 

@@ -9,10 +9,10 @@ class Encoder(nn.Module, ABC):
     """Map N vectors to N vectors, equivariant under permutation.
 
     Attributes:
-        dim: D, the width of the vectors in and out.
+        dim: D, the width of the vectors in and out; None: that of the tokens.
     """
 
-    dim: int
+    dim: int | None
 
     @abstractmethod
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:

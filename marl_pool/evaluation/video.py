@@ -15,7 +15,7 @@ from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.subject import Subject, cpu_threads, perturb
 from marl_pool.evaluation.webm import Writer, captioned
 from marl_pool.perturbations.base import PerturbationState
-from marl_pool.policies.base import Policy
+from marl_pool.policies.base import Policy, State
 from marl_pool.progress import Progress
 from marl_pool.rollout import Moment, Rollout
 from marl_pool.tokens import Tokens
@@ -44,6 +44,7 @@ def attention_of(
     *,
     agent: int = 0,
     head: Head = "mean",
+    memory: State = (),
 ) -> Attention | None:
     """Read one agent's attention and lead it back to the world's tokens.
 
@@ -55,6 +56,7 @@ def attention_of(
         num_tokens: N, how many tokens the world shows.
         agent: its number in its group.
         head: the mean of the heads, or one of them.
+        memory: what the policy remembered.
 
     Returns:
         None if the policy's pooling head has no weights.
@@ -63,7 +65,7 @@ def attention_of(
         InputError: no such head.
     """
     with torch.no_grad():
-        heads = policy.weights(tokens)
+        heads = policy.weights(tokens, memory)
     if heads is None:
         return None
     weights = _choose_head(heads[0, agent], head)
@@ -111,23 +113,24 @@ class Film:
 
     def __call__(self, moment: Moment) -> None:
         """Draw the frame of one step."""
-        self._draw(self._attention(moment.tokens[self.group]))
+        self._draw(self._attention(moment))
         self.total += float(moment.step.rewards[self.group][0, self.agent])
         self.steps += 1
         self.before = _copy(moment.world)
         if moment.step.terminated[0] | moment.step.truncated[0]:
             self._draw(None)
 
-    def _attention(self, tokens: Tokens) -> Attention | None:
+    def _attention(self, moment: Moment) -> Attention | None:
         if self.head is None:
             return None
         return attention_of(
             self.rollout.policies[self.group],
-            tokens,
+            moment.tokens[self.group],
             self.rollout.perturbed.get(self.group, {}),
             self.num_tokens,
             agent=self.agent,
             head=self.head,
+            memory=moment.states[self.group],
         )
 
     def _draw(self, attention: Attention | None) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from marl_pool.errors import InputError
 
@@ -63,6 +64,20 @@ class ActionSpec:
     def num_logits(self) -> int:
         """L: the choices, or a mean and a log-std for each dimension of the box."""
         return self.n if self.discrete else 2 * len(self.low)
+
+    @property
+    def dim(self) -> int:
+        """A, the width of an action as a vector; see `to_vectors`."""
+        return self.n if self.discrete else len(self.low)
+
+    def to_vectors(self, actions: Tensor) -> Tensor:
+        """Actions as a policy that remembers them reads them, ``(*B, A)``.
+
+        A choice is one-hot; what a box would clip is clipped, to [-1, 1].
+        """
+        if self.discrete:
+            return one_hot(actions, self.n)
+        return actions.clamp(-1, 1)
 
     @property
     def noise_size(self) -> int:

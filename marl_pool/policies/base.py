@@ -67,7 +67,7 @@ class Policy(nn.Module, ABC):
         """From the policy's own units to those of the env's action space."""
         return action
 
-    def weights(self, tokens: Tokens) -> Tensor | None:
+    def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
         """What share each token has in the decision, ``(*B, heads, N)``, or None."""
         return None
 

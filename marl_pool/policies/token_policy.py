@@ -6,11 +6,13 @@ from typing import Any, Literal
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from marl_pool.errors import InputError
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.pooling.memory import Memory
 from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
@@ -26,13 +28,17 @@ def mlp(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequential:
 
 
 class TokenPolicy(Policy):
-    """A memoryless policy on a set of tokens.
+    """A policy on a set of tokens.
 
     Source: the AdaPool paper, section 4.3 and Tables 10, 12 and 14: two heads of
     three linear layers on one pooled vector. A continuous action is a diagonal
     Gaussian whose log-std depends on the state and is clamped (the published code
     meant to do so, but its slice clamps rows of the batch instead). Its unit interval
     [-1, 1] is scaled to the bounds of the action space, where the world clips.
+
+    With a pooling head that remembers (`marl_pool.pooling.memory`) the state holds the
+    head's memory and the previous action: clipped to [-1, 1], or one-hot, and zeros
+    at an episode's start. Any other policy is memoryless.
 
     Args:
         spec: of the tokens.
@@ -93,6 +99,7 @@ class TokenPolicy(Policy):
             "type_embedding": type_embedding,
             "init_std": init_std,
         }
+        dim_action = self.actions.dim
         self.config = {
             "spec": spec.to_json(),
             "action_space": self.actions.to_json(),
@@ -101,11 +108,15 @@ class TokenPolicy(Policy):
             "trunk": trunk,
             "log_std_range": list(log_std_range),
         }
-        self.network = SetNetwork(spec, **network, dropout=dropout, seed=seed)
+        self.network = SetNetwork(
+            spec, **network, action_dim=dim_action, dropout=dropout, seed=seed
+        )
         self.value_network: SetNetwork | None = None
         if trunk == "separate":
             with seeded(seed, "value trunk"):
-                self.value_network = SetNetwork(spec, **network, dropout=dropout)
+                self.value_network = SetNetwork(
+                    spec, **network, action_dim=dim_action, dropout=dropout
+                )
         dim = self.network.dim_out
         with seeded(seed, "action"):
             self.action_head = mlp(dim, head_hidden, self.actions.num_logits)
@@ -118,18 +129,73 @@ class TokenPolicy(Policy):
         self.register_buffer("low", torch.tensor(self.actions.low), persistent=False)
         self.register_buffer("high", torch.tensor(self.actions.high), persistent=False)
 
-    def forward(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """Logits ``(*B, L)`` and values ``(*B,)`` of tokens of batch ``B``."""
-        flat, shape = tokens.flatten_batch(), tokens.batch_shape
-        pooled = self.network(flat)
-        logits, values = self.logits(pooled), self.values(flat, pooled)
-        return logits.view(*shape, -1), values.view(shape)
+    @property
+    def remembers(self) -> bool:
+        """Whether its decisions depend on the state."""
+        return self.network.memory_head is not None
 
-    def values(self, tokens: Tokens, pooled: Tensor) -> Tensor:
-        """Values ``(B,)``; ``pooled`` is the action network's vector."""
-        if self.value_network is not None:
-            pooled = self.value_network(tokens)
-        return self.value_head(pooled)[:, 0]
+    @property
+    def recurrent(self) -> bool:
+        """Whether it is to be trained on sequences; the state alone may suffice."""
+        head = self.network.memory_head
+        return head is not None and head.recurrent
+
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        """``{"action", "memories"}`` of zeros, or () if it does not remember."""
+        if not self.remembers:
+            return ()
+        batch = num_envs * num_agents
+        memories = tuple(
+            head.initial_memory(batch, num_tokens)
+            for network in self._networks
+            if (head := network.memory_head) is not None
+        )
+        memories = tree_map(
+            lambda part: part.unflatten(0, (num_envs, num_agents)), memories
+        )
+        action = self.low.new_zeros(num_envs, num_agents, self.actions.dim)
+        return {"action": action, "memories": memories}
+
+    def forward(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Logits ``(*B, L)`` and values ``(*B,)`` of tokens that are seen first."""
+        pooled, below_value, _ = self._look(tokens, ())
+        logits, values = self.logits(pooled), self.values(below_value)
+        return logits.unflatten(0, tokens.batch_shape), values.view(tokens.batch_shape)
+
+    def pool(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """The vectors ``(B, D)`` below the action head and below the value head."""
+        pooled = self.network(tokens)
+        if self.value_network is None:
+            return pooled, pooled
+        return pooled, self.value_network(tokens)
+
+    def unroll(
+        self, tokens: Tokens, before: Tensor, memories: tuple[Memory, ...]
+    ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
+        """Pool sequences, if it remembers.
+
+        Args:
+            tokens: of batch ``(B, T)``.
+            before: ``(B, T, A)``, the action before each of them, as in the state.
+            memories: before the first of them, ``(B, …)``, as in the state.
+
+        Returns:
+            What `pool` returns, ``(B, T, D)``, and the memories after the last one.
+        """
+        unrolled = [
+            network.unroll(tokens, before, memory)
+            for network, memory in zip(self._networks, memories, strict=True)
+        ]
+        return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
+
+    @property
+    def _networks(self) -> list[SetNetwork]:
+        both = [self.network, self.value_network]
+        return [network for network in both if network is not None]
+
+    def values(self, pooled: Tensor) -> Tensor:
+        """Values ``(B,)`` of what is below the value head."""
+        return self.value_head(pooled)[..., 0]
 
     def logits(self, pooled: Tensor) -> Tensor:
         """Parameters of the action distribution, log-std clamped."""
@@ -147,14 +213,48 @@ class TokenPolicy(Policy):
         explore: bool = False,
     ) -> Decision:
         """Decide for every row; see `Policy.act`."""
-        logits, values = self(tokens)
+        pooled, below_value, memories = self._look(tokens, state)
+        logits = self.logits(pooled).unflatten(0, tokens.batch_shape)
+        values = self.values(below_value).view(tokens.batch_shape)
         if explore:
             action = sample(self.actions, logits, self.noise(tokens, generator))
         else:
             action = mode(self.actions, logits)
+        if self.remembers:
+            vectors = self.actions.to_vectors(action).to(logits.dtype)
+            state = {"action": vectors, "memories": memories}
         return Decision(
             action, log_prob(self.actions, logits, action), values, logits, state
         )
+
+    def value(self, tokens: Tokens, state: State = ()) -> Tensor:
+        """Values ``(*B,)`` of what is seen; see `Policy.value`."""
+        _, below_value, _ = self._look(tokens, state)
+        return self.values(below_value).view(tokens.batch_shape)
+
+    def _look(
+        self, tokens: Tokens, state: State
+    ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
+        """What `pool` returns for all rows of the batch, and the new memories."""
+        flat, shape = tokens.flatten_batch(), tokens.batch_shape
+        if not self.remembers:
+            return *self.pool(flat), ()
+        sequences = flat.map(lambda part: part[:, None])
+        before, memories = self._flat_state(state, tokens)
+        pooled, below_value, memories = self.unroll(sequences, before, memories)
+        memories = tree_map(lambda part: part.unflatten(0, shape), memories)
+        return pooled[:, 0], below_value[:, 0], memories
+
+    def _flat_state(
+        self, state: State, tokens: Tokens
+    ) -> tuple[Tensor, tuple[Memory, ...]]:
+        """The state as arguments of `unroll` for one step."""
+        shape = tokens.batch_shape
+        if not state:
+            state = self.initial_state(1, shape.numel(), tokens.num_tokens)
+            shape = torch.Size([1, shape.numel()])
+        flat = tree_map(lambda part: part.flatten(0, len(shape) - 1), state)
+        return flat["action"][:, None], flat["memories"]
 
     def scale(self, action: Tensor) -> Tensor:
         """From [-1, 1] to the bounds of the box; a choice stays as it is."""
@@ -162,9 +262,13 @@ class TokenPolicy(Policy):
             return action
         return self.low + (action + 1) * ((self.high - self.low) / 2)
 
-    def weights(self, tokens: Tokens) -> Tensor | None:
+    def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
         """The pooling head's weights, ``(*B, heads, N)``, or None if it has none."""
-        weights = self.network.weights(tokens.flatten_batch())
-        if weights is None:
-            return None
-        return weights.view(*tokens.batch_shape, *weights.shape[1:])
+        flat, weights = tokens.flatten_batch(), None
+        if self.remembers:
+            sequences = flat.map(lambda part: part[:, None])
+            before, memories = self._flat_state(state, tokens)
+            weights = self.network.shares(sequences, before, memories[0])
+        else:
+            weights = self.network.weights(flat)
+        return None if weights is None else weights.unflatten(0, tokens.batch_shape)

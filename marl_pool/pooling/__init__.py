@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 POOLING: dict[str, str] = {
     "ada": "marl_pool.pooling.ada:AdaPool",
+    "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuron",
     "avg": "marl_pool.pooling.reduce:AvgPool",
     "cls": "marl_pool.pooling.cls_token:ClsToken",
     "flatten": "marl_pool.pooling.flatten:Flatten",

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
-from marl_pool.training.ppo.episodes import RECORDED
+from marl_pool.training.ppo.episodes import STATE
 
 Rows = dict[str, Any]
-"""A module's batch: columns of tensors; the observations are a dict of tensors."""
+"""A module's batch: columns of tensors; the observations are a dict of tensors. A row
+is a step, or a sequence of steps for a policy that remembers."""
 
 
 VALUE_SCALE = "value_scale"
@@ -29,14 +30,21 @@ class TrainBatch(ConnectorV2):
     It takes the place of RLlib's whole default pipeline, which loops over single
     steps, adds a phantom step to each chunk and runs the value function again.
 
+    A policy that remembers is trained on sequences: its rows are ``(B, T)`` steps,
+    with the state before the first of them and a mask of the steps that exist.
+
     Args:
         normalize_value_loss: scale values and targets in the loss, so that it starts
             at 1 at most and comes to the share of the variance left unexplained.
+        max_seq_len: T, at most, for a policy with more memory than its last action.
     """
 
-    def __init__(self, *, normalize_value_loss: bool = False) -> None:
+    def __init__(
+        self, *, normalize_value_loss: bool = False, max_seq_len: int = 1
+    ) -> None:
         super().__init__()
         self.normalize_value_loss = normalize_value_loss
+        self.max_seq_len = max_seq_len
 
     def __call__(
         self, *, rl_module: Any, episodes: list[SingleAgentEpisode], **kwargs: Any
@@ -55,6 +63,12 @@ class TrainBatch(ConnectorV2):
             rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
             if self.normalize_value_loss:
                 _normalize_values(rows)
+            remembered = sum(key.startswith(STATE) for key in rows)
+            if remembered:
+                lengths = [len(chunk) for chunk in chunks]
+                # The previous action alone is known for each step, without the others.
+                limit = self.max_seq_len if remembered > 1 else 1
+                rows = to_sequences(rows, lengths, limit)
             batch[module_id] = rows
         return batch
 
@@ -119,7 +133,7 @@ class EpochIterator:
         return MultiAgentBatch(batches, env_steps=steps)
 
 
-def map_rows(function: Callable[[Any], Any], rows: Rows) -> Rows:
+def map_rows(function: Callable[[Any], Any], rows: Mapping[str, Any]) -> Rows:
     """Apply ``function`` to every column of a module's batch."""
     return {
         key: (
@@ -129,6 +143,53 @@ def map_rows(function: Callable[[Any], Any], rows: Rows) -> Rows:
         )
         for key, column in rows.items()
     }
+
+
+def to_sequences(rows: Rows, lengths: Sequence[int], limit: int) -> Rows:
+    """Cut rows of steps into rows of sequences.
+
+    Args:
+        rows: columns of ``(steps, …)``, chunk after chunk.
+        lengths: of the chunks.
+        limit: T, how long a sequence may be.
+
+    Returns:
+        Columns of ``(B, T, …)`` that begin with what the step had, the states of the
+        first steps, ``(B, …)``, and a mask of the steps that are there.
+    """
+    device = rows[Columns.ACTIONS].device
+    ends = np.cumsum(lengths)
+    cuts = [
+        np.arange(end - length, end, limit)
+        for end, length in zip(ends, lengths, strict=True)
+    ]
+    counts = [len(cut) for cut in cuts]
+    starts = torch.as_tensor(np.concatenate(cuts), device=device)
+    stops = torch.as_tensor(np.repeat(ends, counts), device=device)
+    longest = min(limit, max(lengths))
+    index = starts[:, None] + torch.arange(longest, device=device)
+    exists = index < stops[:, None]
+    # What stands in the place of a step that does not exist is masked out later.
+    index = torch.where(exists, index, starts[:, None])
+    states = {key: column for key, column in rows.items() if key.startswith(STATE)}
+    steps = {key: column for key, column in rows.items() if key not in states}
+    return {
+        **map_rows(operator.itemgetter(index), steps),
+        **map_rows(operator.itemgetter(starts), states),
+        Columns.LOSS_MASK: exists,
+    }
+
+
+def num_steps(rows: Mapping[str, Any]) -> int:
+    """How many steps a module's batch, or a part of it, holds."""
+    if Columns.LOSS_MASK in rows:
+        return int(rows[Columns.LOSS_MASK].sum())
+    return len(rows[Columns.ACTIONS])
+
+
+def existing(mask: torch.Tensor, rows: Mapping[str, Any]) -> Rows:
+    """From ``(B, T, …)`` to the steps that exist, ``(steps, …)``."""
+    return map_rows(operator.itemgetter(mask), rows)
 
 
 def _normalize_values(rows: Rows) -> None:
@@ -149,6 +210,6 @@ def _concatenate(chunks: list[SingleAgentEpisode]) -> Rows:
         },
         Columns.ACTIONS: np.concatenate([c.actions.data for c in chunks]),
     }
-    for key in RECORDED:
+    for key in chunks[0].extra_model_outputs:
         rows[key] = np.concatenate([c.extra_model_outputs[key].data for c in chunks])
     return rows

@@ -8,6 +8,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from marl_pool.rollout import Trajectory
 
@@ -19,6 +20,8 @@ RECORDED = (
     Postprocessing.VALUE_TARGETS,
 )
 """Columns that travel as an episode's extra model outputs."""
+STATE = "state"
+"""Prefix of the columns with the leaves of what a policy remembered."""
 
 
 def to_episodes(
@@ -48,6 +51,11 @@ def to_episodes(
         name: _by_agent(tensor, repeat_last=True)
         for name, tensor in trajectory.tokens._asdict().items()
     }
+    # At every step, since RLlib cuts episodes anywhere to share them among learners.
+    states = {
+        f"{STATE}/{number}": _by_agent(leaf)
+        for number, leaf in enumerate(tree_leaves(trajectory.states))
+    }
     actions, rewards = _by_agent(trajectory.actions), _by_agent(trajectory.rewards)
     tensors = (
         trajectory.log_probs,
@@ -58,7 +66,7 @@ def to_episodes(
     )
     outputs = {
         key: _by_agent(tensor) for key, tensor in zip(RECORDED, tensors, strict=True)
-    }
+    } | states
     terminated, truncated = (
         flag.cpu().numpy() for flag in (trajectory.terminated, trajectory.truncated)
     )

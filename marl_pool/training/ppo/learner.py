@@ -19,10 +19,21 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.metrics import ALL_MODULES
 from torch import Tensor
 
-from marl_pool.training.ppo.batch import EpochIterator, Rows, map_rows
+from marl_pool.training.ppo.batch import (
+    VALUE_SCALE,
+    EpochIterator,
+    Rows,
+    existing,
+    map_rows,
+    num_steps,
+)
+from marl_pool.training.ppo.episodes import RECORDED
 
 PIECE = 1024
-"""Rows of one piece of a minibatch on a CPU: their activations stay in the cache."""
+"""Steps of one piece of a minibatch on a CPU: their activations stay in the cache."""
+
+STEP_COLUMNS = (Columns.ACTIONS, VALUE_SCALE, *RECORDED)
+"""What the loss of a step needs, beside the module's outputs."""
 
 NUM_MINIBATCHES = "num_minibatches"
 """Key of ``learner_config_dict``: minibatches of one epoch."""
@@ -146,6 +157,11 @@ class BatchedPPOLearner(PPOTorchLearner):
         self, *, module_id: str, config: Any, batch: Rows, fwd_out: dict[str, Tensor]
     ) -> Tensor:
         """RLlib's PPO loss; the first pass also logs how far it is off policy."""
+        if Columns.LOSS_MASK in batch:
+            # Steps that exist, one after the other: a loss as of any other policy.
+            mask = batch[Columns.LOSS_MASK]
+            steps = {key: batch[key] for key in STEP_COLUMNS if key in batch}
+            batch, fwd_out = existing(mask, steps), existing(mask, fwd_out)
         if self._first_pass:
             self._log_first_pass(module_id, batch, fwd_out)
         loss = super().compute_loss_for_module(
@@ -162,12 +178,13 @@ class BatchedPPOLearner(PPOTorchLearner):
         self, batch: dict[str, Any]
     ) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
         counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
+        steps = {mid: num_steps(rows) for mid, rows in batch.items()}
         on_cpu = torch.device(self._device).type == "cpu"
         # Several learners average their gradients in the backward pass: one only.
         if not on_cpu or self.config.num_learners > 1:
             yield batch, dict.fromkeys(counts, 1.0)
             return
-        number = -(-max(counts.values()) // PIECE)
+        number = min(-(-max(steps.values()) // PIECE), max(counts.values()))
         bounds = {
             mid: [count * i // number for i in range(number + 1)]
             for mid, count in counts.items()
@@ -180,7 +197,7 @@ class BatchedPPOLearner(PPOTorchLearner):
                     piece[mid] = SampleBatch(
                         map_rows(operator.itemgetter(slice(start, stop)), dict(rows))
                     )
-                    shares[mid] = (stop - start) / counts[mid]
+                    shares[mid] = num_steps(piece[mid]) / steps[mid]
             yield piece, shares
 
     def _step(self, losses: dict[str, Tensor]) -> None:

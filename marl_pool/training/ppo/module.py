@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
+from torch.utils._pytree import tree_structure, tree_unflatten
 
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.ppo.batch import VALUE_SCALE
+from marl_pool.training.ppo.episodes import STATE
 
 
 def build_policy(model_config: Mapping[str, Any]) -> TokenPolicy:
@@ -35,11 +38,24 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         self.policy = build_policy(self.model_config)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
-        pooled = self.policy.network(_tokens(batch))
+        tokens = Tokens(**batch[Columns.OBS])
+        if self.policy.remembers:
+            pooled, below_value = self._unroll(tokens, batch)
+        else:
+            pooled, below_value = self.policy.pool(tokens)
         return {
-            Columns.EMBEDDINGS: pooled,
+            Columns.EMBEDDINGS: below_value,
             Columns.ACTION_DIST_INPUTS: self.policy.logits(pooled),
         }
+
+    def _unroll(self, tokens: Tokens, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        structure = tree_structure(self.policy.initial_state(1, 1, 1))
+        leaves = [batch[f"{STATE}/{i}"] for i in range(structure.num_leaves)]
+        state = tree_unflatten(leaves, structure)
+        actions = self.policy.actions.to_vectors(batch[Columns.ACTIONS])
+        earlier = actions[:, :-1].to(state["action"].dtype)
+        before = torch.cat([state["action"][:, None], earlier], dim=1)
+        return self.policy.unroll(tokens, before, state["memories"])[:2]
 
     def compute_values(
         self, batch: dict[str, Any], embeddings: Tensor | None = None
@@ -48,14 +64,9 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
 
         Args:
             batch: observations, and `VALUE_SCALE` if the loss is normalised.
-            embeddings: pooled vectors; they spare the shared trunk a second pass.
+            embeddings: what is below the value head; it spares a second pass.
         """
-        tokens = _tokens(batch)
         if embeddings is None:
-            embeddings = self.policy.network(tokens)
-        values = self.policy.values(tokens, embeddings)
+            embeddings = self._forward(batch)[Columns.EMBEDDINGS]
+        values = self.policy.values(embeddings)
         return values * batch[VALUE_SCALE] if VALUE_SCALE in batch else values
-
-
-def _tokens(batch: dict[str, Any]) -> Tokens:
-    return Tokens(**batch[Columns.OBS])

@@ -1,0 +1,207 @@
+"""AttentionNeuron: each token a sensory neuron, a fixed bank of queries reads them."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.errors import InputError
+from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.types import NonNegativeInt, PositiveInt
+
+
+class AttentionNeuron(MemoryPooling):
+    r"""M codes, each a sum over the tokens with weights from keys that remember.
+
+    .. math::
+        m = \sigma\left(Q W_q\,(K W_k)^\top / \sqrt{d}\right) V
+
+    The key :math:`f_k(o_i, a_{t-1})` comes from a token's recent readings and the
+    previous action: by an LSTM that each token has to itself (``memory="lstm"``), or
+    from frames stacked in the token's features (``memory="none"``): the frame itself
+    if there is one, else the differences of consecutive frames. The value
+    :math:`f_v(o_i)` is the token. Q is a table of sinusoids that is not learned. The
+    result is the M codes one after the other.
+
+    No token knows its place, so the order can be any, and change. A token that is
+    padded for a while (a dropped sensor) keeps its memory.
+
+    Source: Tang and Ha (2021), equations 1 and 2, sections 3.2 and 3.3, and the
+    published code. Where we differ: the published CartPole layer has neither the
+    scale nor biases (``scale=False, bias=False``), and the published vector layers
+    put a tanh around the codes that equation 2 does not have (``squash``). A hidden
+    layer of the feed-forward key (``key_units``) is ours. As a sensory layer it
+    stands directly on the observation: ``encoder=identity``.
+
+    Args:
+        dim: D, the width of the vectors.
+        num_codes: M.
+        memory: "lstm", or "none" for the feed-forward variant.
+        key_units: of the LSTM, or of a tanh layer in the feed-forward key; there 0
+            stands for no such layer, as published.
+        message_dim: d, the width of projected queries and keys.
+        position_dim: width of the table of sinusoids.
+        frames: of a token, oldest first, for the feed-forward key; a divisor of D.
+        activation: σ, "tanh" (vectors) or "softmax" over the tokens (patches).
+        scale: divide the scores by √d.
+        bias: give the projections of queries and keys a bias.
+        squash: put a tanh around the codes.
+        action_dim: A, the width of the previous action.
+
+    Raises:
+        InputError: an unknown choice, an LSTM without units or with frames, or frames
+            that do not divide D.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_codes: PositiveInt = 16,
+        memory: Literal["lstm", "none"] = "lstm",
+        key_units: NonNegativeInt = 8,
+        message_dim: PositiveInt = 32,
+        position_dim: PositiveInt = 8,
+        frames: PositiveInt = 1,
+        activation: Literal["tanh", "softmax"] = "tanh",
+        scale: bool = True,
+        bias: bool = True,
+        squash: bool = True,
+        action_dim: int = 0,
+    ) -> None:
+        super().__init__(dim, action_dim=action_dim, dim_out=num_codes * dim)
+        _check(dim, memory, key_units, frames, activation)
+        self.num_codes, self.frames = num_codes, frames
+        self.activation, self.squash = activation, squash
+        self.scale = message_dim**-0.5 if scale else 1.0
+        seen = dim if frames == 1 else dim - dim // frames
+        self.cell: nn.LSTMCell | None = None
+        self.hidden: nn.Linear | None = None
+        width = seen + action_dim
+        if memory == "lstm":
+            self.cell = nn.LSTMCell(width, key_units)
+        elif key_units:
+            self.hidden = nn.Linear(width, key_units)
+        self.key = nn.Linear(key_units or width, message_dim, bias=bias)
+        self.query = nn.Linear(position_dim, message_dim, bias=bias)
+        self.table: Tensor
+        table = sinusoids(num_codes, position_dim)
+        self.register_buffer("table", table, persistent=False)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether each token has an LSTM."""
+        return self.cell is not None
+
+    def initial_memory(self, batch: int, num_tokens: int) -> Memory:
+        """Hidden and cell state of each token, ``(batch, N, key_units)`` zeros."""
+        if self.cell is None:
+            return ()
+        zeros = self.key.weight.new_zeros(batch, num_tokens, self.cell.hidden_size)
+        return zeros, zeros
+
+    def unroll(
+        self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """Read T sets of ``(B, T, N, D)``; see `MemoryPooling.unroll`."""
+        keys, memory = self._keys(x, padding, actions, memory)
+        codes = self._attend(keys, padding) @ x
+        if self.squash:
+            codes = codes.tanh()
+        return codes.flatten(-2), memory
+
+    def shares(
+        self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
+    ) -> Tensor:
+        """The size of each weight as a share of its code's, ``(B, M, N)``."""
+        keys, _ = self._keys(x, padding, actions, memory)
+        sizes = self._attend(keys, padding)[:, -1].abs()
+        least = torch.finfo(sizes.dtype).tiny
+        return sizes / sizes.sum(-1, keepdim=True).clamp(min=least)
+
+    def _attend(self, keys: Tensor, padding: Tensor | None) -> Tensor:
+        """σ of the scores, ``(B, T, M, N)``, zero under padding."""
+        queries = self.query(self.table)
+        scores = self.scale * (queries @ self.key(keys).transpose(-1, -2))
+        hidden = None if padding is None else padding[..., None, :]
+        if self.activation == "tanh":
+            weights = scores.tanh()
+        else:
+            if hidden is not None:
+                # Finite, so that a set without any token has no NaN in its gradient.
+                lowest = torch.finfo(scores.dtype).min
+                scores = scores.masked_fill(hidden, lowest)
+            weights = scores.softmax(-1)
+        return weights if hidden is None else weights.masked_fill(hidden, 0.0)
+
+    def _keys(
+        self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """The keys ``(B, T, N, K)`` before their projection."""
+        if self.frames > 1:
+            stacked = x.unflatten(-1, (self.frames, -1))
+            x = (stacked[..., 1:, :] - stacked[..., :-1, :]).flatten(-2)
+        before = actions[:, :, None].expand(-1, -1, x.shape[2], -1)
+        readings = torch.cat([x, before], dim=-1)
+        if self.cell is not None:
+            return _run(self.cell, readings, padding, memory)
+        if self.hidden is not None:
+            readings = self.hidden(readings).tanh()
+        return readings, memory
+
+
+def sinusoids(rows: int, width: int) -> Tensor:
+    """The table ``(rows, width)``, sine and cosine taking turns along a row.
+
+    Source: Vaswani et al. (2017), section 3.5.
+    """
+    column = torch.arange(width, dtype=torch.float64)
+    row = torch.arange(rows, dtype=torch.float64)[:, None]
+    angles = row / 10_000 ** (2 * (column // 2) / width)
+    return torch.where(column % 2 == 0, angles.sin(), angles.cos()).float()
+
+
+def _run(
+    cell: nn.LSTMCell, inputs: Tensor, padding: Tensor | None, memory: Memory
+) -> tuple[Tensor, Memory]:
+    """Feed ``(B, T, N, I)`` to one LSTM a token; padded tokens keep their memory."""
+    hidden, state = memory
+    # All steps at once; only what depends on the memory waits for it.
+    driven = nn.functional.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
+    outputs = []
+    for t in range(inputs.shape[1]):
+        gates = driven[:, t] + hidden @ cell.weight_hh.T
+        let_in, forget, update, let_out = gates.chunk(4, dim=-1)
+        new_state = forget.sigmoid() * state + let_in.sigmoid() * update.tanh()
+        new_hidden = let_out.sigmoid() * new_state.tanh()
+        if padding is not None:
+            held = padding[:, t, :, None]
+            new_hidden = torch.where(held, hidden, new_hidden)
+            new_state = torch.where(held, state, new_state)
+        hidden, state = new_hidden, new_state
+        outputs.append(hidden)
+    return torch.stack(outputs, dim=1), (hidden, state)
+
+
+def _check(dim: int, memory: str, key_units: int, frames: int, activation: str) -> None:
+    for key, value, choices in (
+        ("memory", memory, ("lstm", "none")),
+        ("activation", activation, ("tanh", "softmax")),
+    ):
+        if value not in choices:
+            raise InputError(
+                f"pooling.{key}: expected {' or '.join(choices)}, got {value!r}"
+            )
+    if frames < 1 or dim % frames:
+        raise InputError(
+            f"pooling.frames: expected a divisor of the width {dim}, got {frames}"
+        )
+    if memory == "lstm" and key_units < 1:
+        raise InputError(
+            f"pooling.key_units: expected at least 1 for an LSTM, got {key_units}"
+        )
+    if memory == "lstm" and frames > 1:
+        raise InputError(
+            "pooling.frames: an LSTM reads one frame after the other; expected 1, "
+            f"got {frames}"
+        )
