@@ -54,7 +54,8 @@ class TrainBatch(ConnectorV2):
         for episode in episodes:
             by_module.setdefault(episode.module_id, []).append(episode)
         batch = {}
-        for module_id, chunks in by_module.items():
+        # In one order on every learner: they wait for each other, module by module.
+        for module_id, chunks in sorted(by_module.items()):
             device = next(rl_module[module_id].parameters()).device
             move = functools.partial(torch.as_tensor, device=device)
             rows = map_rows(move, _concatenate(chunks))

@@ -1,0 +1,195 @@
+"""What all rows share: sizes, tasks, the clock and what is built of a task."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import Group, World
+from marl_pool.training.ppo.algorithm import algorithm_config
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; ``ratio`` is ours over the comparator's, both here."""
+
+    name: str
+    value: float | None
+    unit: str
+    comparator: str = ""
+    ratio: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much work is measured, and where."""
+
+    rounds: int = 5
+    env_steps: int = 2000
+    fragment: int = 128
+    iterations: int = 3
+    seeds: int = 5
+    limit: float = 240.0
+    episodes: int = 256
+    sets: int = 1024
+    levels: int = 4096
+    tiny: bool = False
+    device: str = "cpu"
+
+
+TINY = Size(
+    rounds=1,
+    env_steps=4,
+    fragment=4,
+    iterations=1,
+    seeds=1,
+    limit=1.0,
+    episodes=4,
+    sets=4,
+    levels=8,
+    tiny=True,
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is measured, as overrides of ``marl-pool train``.
+
+    Attributes:
+        overrides: the world and the policy.
+        paper: the algorithm of its iteration row.
+        published: what is known of the published code, measured elsewhere.
+        steps: of every world in a sampled fragment.
+    """
+
+    overrides: tuple[str, ...]
+    num_envs: int = 64
+    paper: str = "paper"
+    published: Mapping[str, str] = ()  # type: ignore[assignment]
+    steps: int = 128
+
+    def about(self, row: str) -> str:
+        """The published code's figure, in words."""
+        figures = dict(self.published)
+        return f"published code: {figures[row]}, measured elsewhere" * (row in figures)
+
+    def sampling(self, size: Size) -> dict[str, Any]:
+        """A run's configuration with one fragment an iteration."""
+        batch = self.num_envs * self.fragment(size)
+        overrides = [
+            f"ppo.num_envs={self.num_envs}",
+            f"ppo.batch_size={batch}",
+            "ppo.minibatch_size=null",
+        ]
+        return compose("train", [*self.overrides, *overrides, *on(size.device)])
+
+    def iteration(self, size: Size) -> dict[str, Any]:
+        """A run's configuration with the paper's batch and epochs."""
+        overrides = [f"ppo={self.paper}", *on(size.device)]
+        if size.tiny:
+            overrides += [f"ppo.batch_size={4 * self.num_envs}", "ppo.num_epochs=1"]
+        return compose(
+            "train", [*self.overrides, *overrides, f"ppo.num_envs={self.num_envs}"]
+        )
+
+    def fragment(self, size: Size) -> int:
+        """Steps of every world in a fragment."""
+        return min(self.steps, size.fragment)
+
+    def world(self, size: Size) -> World:
+        """The batch of worlds, reset."""
+        env = compose("train", list(self.overrides))["env"]
+        world = make_batched_env(num_envs=self.num_envs, device=size.device, **env)
+        world.reset()
+        return world
+
+
+TASKS = {
+    "simple_centroid": Task(
+        ("experiment=simple_centroid",),
+        published={"env": "2280 steps/s", "iteration": "13.1 s"},
+    ),
+    "simple_tag": Task(
+        ("experiment=simple_tag", "ppo=fast"),
+        published={
+            "env": "2180 steps/s",
+            "sample": "1624 steps/s",
+        },
+    ),
+    "boxworld_pixels": Task(
+        ("experiment=boxworld", "env.observation=pixels", "ppo=fast"),
+        num_envs=96,
+        paper="boxworld",
+        published={
+            "env": "28,500 steps/s",
+            "sample": "4917 steps/s",
+            "iteration": "163 s",
+        },
+    ),
+    "pong": Task(("experiment=pong",), num_envs=16, steps=64),
+}
+
+
+def on(device: str) -> list[str]:
+    """Overrides that put worlds, runner and learner on a device."""
+    if device == "cpu":
+        return []
+    return [f"device={device}", "resources.num_gpus_per_learner=1"]
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Time one call, until the GPU has done its part too."""
+    synchronize()
+    began = time.perf_counter()
+    function()
+    synchronize()
+    return time.perf_counter() - began
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def start_ray() -> None:
+    """Start ray in this process, if it does not run."""
+    if not ray.is_initialized():
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+
+def build(config: dict[str, Any]) -> Any:
+    """Build an algorithm as `marl-pool train` does."""
+    start_ray()
+    algo = algorithm_config(config).build_algo()
+    torch.set_num_threads(config["threads"])
+    return algo
+
+
+def random_actions(world: World) -> dict[str, Tensor]:
+    """Actions for one step of all worlds, uniform in the groups' spaces."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(group: Group) -> Tensor:
+        space, shape = group.action_space, (world.num_envs, group.num_agents)
+        if isinstance(space, spaces.Discrete):
+            return torch.randint(int(space.n), shape, generator=generator)
+        low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+        return low + (high - low) * torch.rand(*shape, *low.shape, generator=generator)
+
+    groups = world.groups.items()
+    return {name: draw(group).to(world.device) for name, group in groups}

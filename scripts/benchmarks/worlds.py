@@ -1,0 +1,65 @@
+"""Rows of worlds alone: steps a second, and levels a second."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+
+import torch
+
+from benchmarks.common import TASKS, Row, Size, Task, random_actions, seconds
+from marl_pool.envs.base import World
+
+BUDGET = 20_000
+"""World steps after which a slow simulator is known well enough."""
+
+
+def env_alone(name: str) -> Callable[[Size], Iterator[Row]]:
+    """Steps a second of a batch of worlds, observations and resets included."""
+    task = TASKS[name]
+
+    def measure(size: Size) -> Iterator[Row]:
+        world = task.world(size)
+        count = size.env_steps
+        if name == "pong":  # someone else's simulator, hundreds of times slower
+            count = min(count, BUDGET // task.num_envs)
+        run = stepping(task, world, count)
+        run()
+        rates = [count * task.num_envs / seconds(run) for _ in range(size.rounds)]
+        note = f"{task.num_envs} worlds"
+        value = statistics.median(rates)
+        yield Row(f"env/{name}", value, "env steps/s", task.about("env"), note=note)
+
+    return measure
+
+
+def stepping(task: Task, world: World, count: int) -> Callable[[], None]:
+    """Step with random actions, observe, and begin ended worlds anew."""
+    torch.set_num_threads(1)
+    # Some few sets of actions, drawn once: drawing is no part of a world.
+    actions = itertools.cycle([random_actions(world) for _ in range(16)])
+
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(count):
+            step = world.step(next(actions))
+            ended = step.terminated | step.truncated
+            if ended.any():
+                world.reset(ended)
+            world.observe()
+
+    return run
+
+
+def levels(size: Size) -> Iterator[Row]:
+    """Fresh BoxWorld levels a second, drawn in one batch."""
+    task = TASKS["boxworld_pixels"]
+    torch.set_num_threads(1)
+    batch = Task(task.overrides, num_envs=size.levels)
+    world = batch.world(size)
+    rates = [size.levels / seconds(world.reset) for _ in range(size.rounds)]
+    yield Row(
+        "levels/boxworld",
+        statistics.median(rates),
+        "levels/s",
+        note=f"batches of {size.levels}",
+    )

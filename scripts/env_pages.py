@@ -1,0 +1,202 @@
+"""Write a page for each registered world, docs/envs/NAME.md, from its docstring.
+
+``python scripts/env_pages.py`` writes the pages and their index; ``--check`` writes
+nothing and fails if one is stale. A world whose extra is not installed keeps the page
+that it has.
+"""
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from gymnasium import spaces
+
+from marl_pool.config.checks import describe, show
+from marl_pool.config.sections import GROUPS, files_of
+from marl_pool.config.signatures import ANY_OTHER, options_of, summary
+from marl_pool.envs import ENVS, HEURISTICS, env_names, make_batched_env
+from marl_pool.envs.base import Group, World
+from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, env_id
+from marl_pool.errors import InputError
+from marl_pool.names import resolve
+from marl_pool.policies.base import Policy
+
+FOLDER = Path(__file__).parents[1] / "docs" / "envs"
+INDEX = "README"
+NOTE = "<!-- Written by scripts/env_pages.py from the docstring: edit that. -->"
+NEEDED = {"pettingzoo": {"module": "mpe2.simple_spread_v3"}}
+"""Options without a default, as the pages show them."""
+Row = tuple[object, ...]
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$", re.M)
+
+
+class MissingExtraError(Exception):
+    """A world that cannot be looked at here."""
+
+
+def markdown(text: str) -> str:
+    """Turn the markup of docstrings into GitHub's.
+
+    Sphinx lines up the signs & by itself, GitHub has to be told.
+    """
+    text = re.sub(r"``([^`]*)``", r"`\1`", text)
+    text = re.sub(r":math:`([^`]*)`", r"$`\1`$", text)
+    block = r"^\.\. math::(.*(?:\n+    .*)*)"
+    return re.sub(block, _display, text, flags=re.M).strip()
+
+
+def _display(found: re.Match[str]) -> str:
+    formula = inspect.cleandoc(found[1])
+    if "&" in formula:
+        formula = f"\\begin{{aligned}}\n{formula}\n\\end{{aligned}}"
+    return f"```math\n{formula}\n```"
+
+
+def prose(docstring: str) -> str:
+    """The text between the first line and the sections."""
+    body = SECTION.split(docstring)[0].partition("\n")[2]
+    return markdown(body.strip())
+
+
+def meanings(docstring: str) -> dict[str, str]:
+    """What the section Args says of each parameter, on one line."""
+    parts = SECTION.split(docstring)
+    text = parts[parts.index("Args") + 1] if "Args" in parts else ""
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.M)
+    return {name: markdown(" ".join(about.split())) for name, about in entries}
+
+
+def table(rows: Iterable[Row]) -> str:
+    """A table; the first row is its head."""
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    cells.insert(1, ["---"] * len(cells[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def option_rows(name: str, docstring: str) -> Iterator[Row]:
+    """The options of a world: what they may be and what they mean."""
+    about = meanings(docstring)
+    yield "option", "default", "expected", "meaning"
+    for key, option in options_of(ENVS[name], GROUPS["env"].context).items():
+        if key != ANY_OTHER:
+            default = "*needed*" if option.required else f"`{show(option.default)}`"
+            kind = describe(option.annotation)
+            yield f"`env.{key}`", default, kind, about.get(key, "")
+
+
+def group_rows(groups: dict[str, Group]) -> Iterator[Row]:
+    """What each group of agents observes and does."""
+    yield "group", "agents", "tokens", "features", "types", "action"
+    for name, group in groups.items():
+        spec = group.tokens
+        types = ", ".join(f"`{kind}`" for kind in spec.type_names)
+        dtype = "" if spec.dtype == "float32" else f" ({spec.dtype})"
+        sizes = (spec.num_tokens, f"{spec.num_features}{dtype}")
+        yield f"`{name}`", group.num_agents, *sizes, types, action(group)
+
+
+def action(group: Group) -> str:
+    """An action space in words."""
+    space = group.action_space
+    if isinstance(space, spaces.Discrete):
+        return f"one of {space.n} choices"
+    low, high, size = space.low.min(), space.high.max(), space.shape[0]
+    return f"{size} number{'s' * (size > 1)} in [{low:g}, {high:g}]"
+
+
+def scripted(name: str) -> Iterator[str]:
+    """The heuristic policies of a world."""
+    found = HEURISTICS.get(name, {})
+    roles = {"": found} if isinstance(found, str) else found
+    for role, target in roles.items():
+        document = inspect.getdoc(resolve(target, {}, "heuristic", Policy)) or ""
+        head = f"`{role}`: " if role else ""
+        yield head + markdown(document.partition("\n")[0])
+        yield from filter(None, [prose(document)])
+
+
+def commands(name: str) -> str:
+    """How to train, evaluate and render."""
+    needed = "".join(f" env.{k}={v}" for k, v in NEEDED.get(name, {}).items())
+    # What is needed is code of somebody's, which a run may not name by itself.
+    trusted = "".join(f" --plugin {v}" for v in NEEDED.get(name, {}).values())
+    run = f"runs/{name}"
+    lines = [f"marl-pool train env={name}{needed} --run-dir {run}"]
+    if name in files_of("experiment"):
+        lines = [f"marl-pool train experiment={name} --run-dir {run}"]
+    lines.append(f"marl-pool evaluate {run} suite=quick{trusted}")
+    lines.append(f"marl-pool render {run}{trusted}")
+    return "\n".join(["```bash", *lines, "```"])
+
+
+def page(name: str) -> str:
+    """The page of a world.
+
+    Raises:
+        MissingExtraError: what the world needs is not installed.
+    """
+    try:
+        document = inspect.getdoc(resolve(name, ENVS, "env", World)) or ""
+        groups = make_batched_env(name, 1, **NEEDED.get(name, {})).groups
+    except InputError as error:
+        if isinstance(error.__cause__, ImportError):
+            raise MissingExtraError(str(error)) from error
+        raise
+    called = f"Name: `env={name}`."
+    if name in VERSIONS:
+        with_ = "PettingZoo and Gymnasium" if name in ONE_LEARNER else "PettingZoo"
+        called += f" Id with {with_}: `{env_id(name)}`."
+    parts = [NOTE, f"# {name}", markdown(document.partition("\n")[0]), called]
+    parts += [prose(document), "## Options", table(option_rows(name, document))]
+    given = "".join(f", with `env.{k}={v}`" for k, v in NEEDED.get(name, {}).items())
+    parts += ["## Agents", f"By default{given}:", table(group_rows(groups))]
+    if found := list(scripted(name)):
+        parts += ["## Scripted policy", *found]
+    return "\n\n".join([*parts, "## Use", commands(name)]) + "\n"
+
+
+def index() -> str:
+    """The list of all pages; it needs no extra."""
+    rows = [(f"[{name}]({name}.md)", summary(ENVS[name])) for name in env_names()]
+    return "\n\n".join([NOTE, "# Worlds", table([("env", "task"), *rows])]) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """All pages that can be written here, by name."""
+    written = {INDEX: index()}
+    for name in env_names():
+        try:
+            written[name] = page(name)
+        except MissingExtraError as error:
+            print(f"{name} is left as it is: {error}", file=sys.stderr)
+    return written
+
+
+def main(arguments: list[str] | None = None, folder: Path = FOLDER) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say what is stale")
+    only_check = parser.parse_args(arguments).check
+    texts = {folder / f"{name}.md": text for name, text in pages().items()}
+    known = {folder / f"{name}.md" for name in (INDEX, *env_names())}
+    gone = [file for file in folder.glob("*.md") if file not in known]
+    stale = [file for file in texts if not _holds(file, texts[file])]
+    for file in (*gone, *stale):
+        print(f"{file.name} is stale" if only_check else file)
+    if not only_check:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in gone:
+            file.unlink()
+        for file in stale:
+            file.write_text(texts[file], encoding="utf-8")
+    return int(only_check and bool(gone or stale))
+
+
+def _holds(file: Path, text: str) -> bool:
+    return file.is_file() and file.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""PPO with policies that remember: whole algorithms, small."""
+
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+from ray.rllib.core.columns import Columns
+from safetensors.torch import load_file
+
+from marl_pool.config import compose
+from marl_pool.policies.storage import load_policies
+from marl_pool.runs import Run
+from marl_pool.training.ppo import learner as learner_module
+from marl_pool.training.ppo import train
+from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.ppo.batch import num_steps
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray's own warnings are not ours to mend.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SMALL = [
+    "env=tests.toy:FoxAndHens",
+    "encoder=identity",
+    "pooling=attention_neuron",
+    "pooling.num_codes=4",
+    "ppo.num_envs=4",
+    "ppo.batch_size=192",
+    "ppo.minibatch_size=48",
+    "ppo.max_seq_len=5",
+    "ppo.num_epochs=2",
+    "total_steps=192",
+    "threads=1",
+    "checkpoint.every=1",
+]
+MEMORIES = ["lstm", "none"]
+each_memory = pytest.mark.parametrize("memory", MEMORIES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def trained(path, *overrides: str) -> Run:
+    run = Run.create(path, compose("train", [*SMALL, *overrides]))
+    train(run, run.config)
+    run.close()
+    return run
+
+
+@pytest.fixture
+def build():
+    """Build algorithms and stop them."""
+    built = []
+
+    def make(*overrides: str):
+        config = compose("train", [*SMALL, *overrides])
+        built.append(algorithm_config(config).build_algo())
+        torch.set_num_threads(1)
+        return built[-1]
+
+    yield make
+    for algo in built:
+        algo.stop()
+
+
+@each_memory
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, memory):
+    """Its memories too: the checkpoint falls into the middle of episodes."""
+    extra = f"pooling.memory={memory}"
+    whole = trained(tmp_path / "whole", extra)
+    half = trained(tmp_path / "half", extra, "total_steps=96")
+    train(half, {**half.config, "total_steps": 192})
+    half.close()
+    first, second = (
+        load_file(run.policy_path("last") / "model.safetensors")
+        for run in (whole, half)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@each_memory
+def test_remote_runners_and_learners_share_sequences(tmp_path, memory):
+    run = trained(
+        tmp_path / "run",
+        f"pooling.memory={memory}",
+        "policy.trunk=separate",
+        "resources.num_env_runners=2",
+        "resources.num_learners=2",
+        "ppo.batch_size=384",
+        "total_steps=384",
+    )
+    for row in run.rows():
+        assert row["fox/first_ratio_error"] < 1e-5
+        assert row["hen/first_ratio_error"] < 1e-5
+    policies = load_policies(run.policy_dir)
+    assert all(policy.remembers for policy in policies.values())
+
+
+def test_every_step_is_passed_as_often_as_asked(build):
+    algo = build()
+    learner = algo.learner_group._learner
+    steps: dict[str, list[int]] = {"fox": [], "hen": []}
+    rows: dict[str, list[int]] = {"fox": [], "hen": []}
+    update = learner._uncompiled_update
+
+    def count(batch, **kwargs):
+        for name, part in batch.items():
+            steps[name].append(num_steps(part))
+            rows[name].append(len(part[Columns.ACTIONS]))
+        return update(batch, **kwargs)
+
+    learner._update = count
+    algo.train()
+    # 192 agent steps are 12 steps of 4 worlds: 48 of the fox, 144 of the hens.
+    assert sum(steps["fox"]) == 2 * 48
+    assert sum(steps["hen"]) == 2 * 144
+    assert len(rows["fox"]) == len(rows["hen"]) == 2 * 3
+    assert max(rows["hen"]) - min(rows["hen"]) <= 1
+
+
+def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch):
+    def gradients(piece):
+        monkeypatch.setattr(learner_module, "PIECE", piece)
+        algo = build("ppo.minibatch_size=null", "ppo.num_epochs=1")
+        algo.train()
+        learner = algo.learner_group._learner
+        return [parameter.grad.clone() for parameter in learner._params.values()]
+
+    for whole, summed in zip(gradients(1000), gradients(7), strict=True):
+        torch.testing.assert_close(summed, whole, rtol=1e-3, atol=1e-5)
