@@ -169,6 +169,27 @@ def test_dead_agents_leave_no_rows():
     assert sum(map(len, episodes)) == part.rewards.numel() - 2
 
 
+def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
+    rows = {"few": 2, "many": 9}
+    batch = MultiAgentBatch(
+        {
+            name: SampleBatch({Columns.ACTIONS: torch.arange(count)})
+            for name, count in rows.items()
+        },
+        env_steps=9,
+    )
+    generator = torch.Generator().manual_seed(0)
+    settings = {"num_epochs": 2, "num_minibatches": 4, "generator": generator}
+    minibatches = list(EpochIterator(batch, in_step=True, **settings))
+    assert len(minibatches) == 2 * 4
+    seen = [part.policy_batches for part in minibatches]
+    assert all(set(part) == {"few", "many"} for part in seen)
+    many = torch.cat([part["many"][Columns.ACTIONS] for part in seen])
+    assert torch.equal(many.bincount(), torch.full((9,), 2))
+    few = torch.cat([part["few"][Columns.ACTIONS] for part in seen])
+    assert torch.equal(few.bincount(), torch.full((2,), 4))
+
+
 def test_train_batch_concatenates_by_module_and_standardises():
     parts, rollout = trajectory()
     modules = {f"module_{name}": rollout.policies[name] for name in parts}

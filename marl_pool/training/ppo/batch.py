@@ -84,8 +84,11 @@ class EpochIterator:
     Args:
         batch: rows of each module.
         num_epochs: passes over the rows.
-        num_minibatches: of one epoch. Several learners must agree on it.
+        num_minibatches: of one epoch.
         generator: draws the order of the rows; None keeps their order.
+        in_step: take exactly so many minibatches, with rows of every module in each,
+            as several learners must, which wait for each other. A module with fewer
+            rows than minibatches then passes over some of them again.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class EpochIterator:
         num_epochs: int,
         num_minibatches: int,
         generator: torch.Generator | None,
+        in_step: bool = False,
     ) -> None:
         self.rows: dict[str, Rows] = {
             module_id: dict(rows) for module_id, rows in batch.policy_batches.items()
@@ -103,8 +107,11 @@ class EpochIterator:
             module_id: len(rows[Columns.ACTIONS])
             for module_id, rows in self.rows.items()
         }
-        self.per_epoch = min(num_minibatches, max(self.counts.values()))
+        self.per_epoch = num_minibatches
+        if not in_step:
+            self.per_epoch = min(num_minibatches, max(self.counts.values()))
         self.num_epochs, self.generator = num_epochs, generator
+        self.in_step = in_step
 
     def __iter__(self) -> Iterator[MultiAgentBatch]:
         for _ in range(self.num_epochs):
@@ -117,8 +124,12 @@ class EpochIterator:
 
     def _order(self, count: int) -> torch.Tensor:
         if self.generator is None or self.per_epoch == 1:
-            return torch.arange(count)
-        return torch.randperm(count, generator=self.generator)
+            order = torch.arange(count)
+        else:
+            order = torch.randperm(count, generator=self.generator)
+        if self.in_step and count < self.per_epoch:
+            order = order[torch.arange(self.per_epoch) % count]
+        return order
 
     def _minibatch(self, chosen: dict[str, torch.Tensor]) -> MultiAgentBatch:
         batches = {}

@@ -129,6 +129,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             num_epochs=num_epochs,
             num_minibatches=self.config.learner_config_dict[NUM_MINIBATCHES],
             generator=generator if shuffle_batch_per_epoch else None,
+            in_step=self.config.num_learners > 1,
         )
 
     def _uncompiled_update(
