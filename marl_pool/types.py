@@ -22,3 +22,11 @@ Device = Annotated[
     Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N"),
 ]
 """Where tensors live, by torch's name."""
+Counts = Annotated[
+    str,
+    Field(
+        pattern=r"^[0-9]+-[0-9]+-[0-9]+$",
+        description="three numbers such as 1-3-28",
+    ),
+]
+"""How many entities of each of three kinds a world has."""

@@ -41,8 +41,8 @@ TARGETS = [
 """Every class that a configuration can construct, and what the program fills."""
 YAML_FILES = sorted(CONFIGS.rglob("*.yaml"))
 OTHER_DEFAULTS = {
-    # A library user's vectors need not have a width that eight heads divide.
-    ("pooling/ada", "num_heads"): 8,
+    # A library user's head does not know what encoder stands before it.
+    ("pooling/ada", "num_heads"): "${oc.select:encoder.num_heads,1}",
 }
 """Where a YAML file departs from its signature, on purpose."""
 
@@ -169,6 +169,9 @@ def test_group_file_agrees_with_the_signature(group, option):
         options = options_of(section.target, section.context)
     else:
         options = {k: Option(default=v) for k, v in asdict(PPOSettings()).items()}
+    if "defaults" in content:  # it builds on another option
+        assert set(content) - {"defaults"} <= set(options)
+        return
     assert list(content) == list(options)
     if (group, option) == ("ppo", "paper"):
         return
@@ -221,11 +224,42 @@ def test_experiment_simple_centroid_is_table_10():
     config = compose("train", ["experiment=simple_centroid"])
     encoder = {"dim": 8, "num_layers": 3, "num_heads": 8, "dim_ff": 32}
     policy = {"type_embedding": 4, "head_hidden": [32, 32], "init_std": 0.2}
-    env = {"num_agents": 1, "num_signal": 3, "num_noise": 28, "max_steps": 128}
+    env = {"counts": "1-3-28", "max_steps": 128}
     for section, table in (("encoder", encoder), ("policy", policy), ("env", env)):
         assert {key: config[section][key] for key in table} == table
     assert config["env"]["continuous_actions"] is True
     assert config["pooling"]["num_heads"] == 8
+
+
+def test_experiment_simple_tag_is_tables_12_and_13():
+    config = compose("train", ["experiment=simple_tag"])
+    encoder = {"dim": 3, "num_layers": 6, "num_heads": 3, "dim_ff": 12}
+    policy = {"type_embedding": 4, "head_hidden": [32, 32]}
+    env = {"name": "simple_tag", "counts": "1-3-28", "prey": "random"}
+    env |= {"continuous_actions": False, "obstacles_collide": False, "max_steps": 128}
+    for section, table in (("encoder", encoder), ("policy", policy), ("env", env)):
+        assert {key: config[section][key] for key in table} == table
+    assert config["pooling"]["num_heads"] == 3
+    assert config["total_steps"] == 500 * 8192
+    assert config["ppo"] == compose("train", ["ppo=paper_tag"])["ppo"]
+    paper = compose("train", ["ppo=paper"])["ppo"]
+    differs = {"kl_coeff": 0.5, "value_coeff": 0.0005, "entropy_coeff": 0.005}
+    assert config["ppo"] == {**paper, "kl_target": 0.01, **differs}
+
+
+def test_experiment_simple_tag_suits_every_head_and_ppo():
+    config = compose("train", ["experiment=simple_tag", "pooling=max", "ppo=fast"])
+    assert config["pooling"] == {"name": "max"}
+    assert config["ppo"] == compose("train", ["ppo=fast"])["ppo"]
+
+
+def test_ada_has_as_many_heads_as_the_encoder_unless_it_is_told():
+    heads = ["encoder.num_heads=2"]
+    assert compose("train", heads)["pooling"]["num_heads"] == 2
+    told = compose("train", [*heads, "pooling.num_heads=4"])
+    assert told["pooling"]["num_heads"] == 4
+    plain = compose("train", ["encoder=marl_pool.encoders.identity:IdentityEncoder"])
+    assert plain["pooling"]["num_heads"] == 1
 
 
 def test_experiment_leaves_pooling_and_ppo_to_choose():
@@ -265,7 +299,8 @@ def test_composed_config_is_complete_plain_and_stable(verb):
         ("resources.num_gpus_per_learner=0.5", "resources.num_gpus_per_learner", 0.5),
         ("device=cuda:1", "device", "cuda:1"),
         ("perturbation=noise", "perturbation.severity", 0.1),
-        ("seed=${env.num_noise}", "seed", 28),
+        ("seed=${env.max_steps}", "seed", 128),
+        ("env.counts=1-31-0", "env.counts", "1-31-0"),
     ],
 )
 def test_an_override_sets_its_key(override, path, expected):
@@ -278,10 +313,21 @@ def test_an_override_sets_its_key(override, path, expected):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("env.num_noise=many", "env.num_noise: expected an integer >= 0, got 'many'"),
-        ("env.num_noise=true", "env.num_noise: expected an integer >= 0, got true"),
-        ("env.num_noise='3'", "env.num_noise: expected an integer >= 0, got '3'"),
-        ("env.num_noise=-1", "env.num_noise: expected an integer >= 0, got -1"),
+        (
+            "env.num_noise=many",
+            "env.num_noise: expected an integer >= 0 or null, got 'many'",
+        ),
+        (
+            "env.num_noise=true",
+            "env.num_noise: expected an integer >= 0 or null, got true",
+        ),
+        (
+            "env.num_noise='3'",
+            "env.num_noise: expected an integer >= 0 or null, got '3'",
+        ),
+        ("env.num_noise=-1", "env.num_noise: expected an integer >= 0 or null, got -1"),
+        ("env.counts=1-31", "env.counts: expected three numbers such as 1-3-28, got "),
+        ("env.counts=[1,3,28]", "env.counts: expected three numbers such as 1-3-28"),
         ("seed=1.5", "seed: expected an integer in [0, 2**63), got 1.5"),
         ("time_limit=0", "time_limit: expected a number > 0 or null, got 0"),
         ("ppo.lr=.inf", "ppo.lr: expected a number > 0, got "),
@@ -304,9 +350,9 @@ def test_an_override_sets_its_key(override, path, expected):
         ("pooling=adda", "Did you mean 'ada'?"),
         ("pooling.name=adda", "unknown pooling 'adda': choose from ada, avg, cls, "),
         ("pooling.name=[ada]", "pooling: expected one of ada, avg, cls, flatten, max"),
-        ("ppo=slow", "unknown ppo 'slow': choose from fast, paper."),
-        ("experiment=x", "unknown experiment 'x': choose from simple_centroid."),
-        ("env={num_noise: 3}", "env: expected one of simple_centroid, got {"),
+        ("ppo=slow", "unknown ppo 'slow': choose from fast, paper, "),
+        ("experiment=x", "unknown experiment 'x': choose from "),
+        ("env={num_noise: 3}", ", simple_centroid, simple_tag, got {"),
         ("env.num_nois=3", "env.num_nois: unknown key 'num_nois': choose from "),
         ("env.num_nois=3", "Did you mean 'num_noise'?"),
         ("env.seed=3", "env.seed: unknown key 'seed'"),
@@ -512,6 +558,13 @@ def test_commented_config_takes_the_comments_of_the_chosen_options():
     text = commented("train", check("train", composed), chosen)
     assert "# Maximum of each feature.\n  name: max" in text
     assert "# Gaussian noise on every feature." in text
+
+
+def test_commented_config_takes_comments_from_what_an_option_builds_on():
+    composed, chosen = compose_only("train", ["experiment=simple_tag"])
+    text = commented("train", check("train", composed), chosen)
+    assert "  # Passes over each batch.\n  num_epochs: 16\n" in text
+    assert "  # Weight of the entropy bonus.\n  entropy_coeff: 0.005\n" in text
 
 
 def test_assign_changes_only_the_keys_given():

@@ -21,8 +21,13 @@ CONTACT_FORCE = 1e2
 """Force for each unit of penetration."""
 CONTACT_MARGIN = 1e-3
 """Softness of the contact: force is felt this far before two entities touch."""
+SOFTPLUS_THRESHOLD = 40.0
+"""Penetration in margins above which softness is below float64's resolution."""
 
 TAIL_SECONDS = 0.3
+
+Places = slice | Tensor
+"""Where some entities stand in the state."""
 
 
 @dataclass(frozen=True)
@@ -140,19 +145,24 @@ class ParticleWorld(World):
         Two discs repel each other along the line of their centres, by a softplus of
         their penetration. Immovable ones push and are not pushed.
         """
-        forces = torch.zeros_like(self._velocity)
         if self._contacts is None:
-            return forces
+            return torch.zeros_like(self._velocity)
         pushed, pushing, reach = self._contacts
-        centers = self.state[:, pushing, :2]
-        delta = self.state[:, pushed, None, :2] - centers[:, None]
-        distance = torch.hypot(delta[..., 0], delta[..., 1])
-        depth = (reach - distance) / CONTACT_MARGIN
-        penetration = torch.logaddexp(depth, torch.zeros_like(depth)) * CONTACT_MARGIN
+        # Coordinates apart, so that what follows runs through contiguous memory.
+        places = self.state[..., :2].movedim(-1, 0)
+        delta = places[:, :, pushed, None] - places[:, :, None, pushing]
+        distance = torch.hypot(delta[0], delta[1])
+        penetration = torch.nn.functional.softplus(
+            reach - distance, beta=1 / CONTACT_MARGIN, threshold=SOFTPLUS_THRESHOLD
+        )
         # An entity meets itself here too, at delta 0: the floor makes that no force.
         floor = torch.finfo(self.dtype).eps
-        strength = CONTACT_FORCE * penetration / distance.clamp(min=floor)
-        forces[:, pushed] = (strength[..., None] * delta).sum(2)
+        strength = penetration.div_(distance.clamp_(min=floor)).mul_(CONTACT_FORCE)
+        pushes = delta.mul_(strength).sum(-1).movedim(0, -1)
+        if pushes.shape == self._velocity.shape:
+            return pushes
+        forces = torch.zeros_like(self._velocity)
+        forces[:, pushed] = pushes
         return forces
 
     def frame(
@@ -182,16 +192,22 @@ class ParticleWorld(World):
         frame.legend(dict.fromkeys(discs), f"step {int(self.steps[index])}")
         return frame.image
 
-    def _find_contacts(self) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _find_contacts(self) -> tuple[Places, Places, Tensor] | None:
         """The entities that are pushed and that push, and when they touch."""
         pushing = [i for i, kind in enumerate(self.entities) if kind.collide]
         pushed = [i for i in pushing if self.entities[i].movable]
         if not pushed or len(pushing) < 2:
             return None
         sizes = self._constant([kind.size for kind in self.entities])
-        rows = torch.tensor(pushed, device=self.device)
-        columns = torch.tensor(pushing, device=self.device)
-        return rows, columns, sizes[rows][:, None] + sizes[columns]
+        reach = sizes[pushed][:, None] + sizes[pushing]
+        return self._places(pushed), self._places(pushing), reach
+
+    def _places(self, entities: list[int]) -> Places:
+        """An index of these entities, a slice where they are neighbors."""
+        first, last = entities[0], entities[-1]
+        if len(entities) == last - first + 1:
+            return slice(first, last + 1)
+        return torch.tensor(entities, device=self.device)
 
     def _constant(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=self.dtype, device=self.device)

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from marl_pool.envs.base import Group
+from marl_pool.envs.options import entity_counts, require
 from marl_pool.envs.particles import Entities, ParticleWorld
-from marl_pool.errors import InputError
+from marl_pool.envs.steering import Steering
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import (
+    Counts,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -26,9 +26,6 @@ AGENT_ACCELERATION = 5.0
 SIGNAL_ACCELERATION = 1.0
 START_SPEED = 2.0
 """Largest speed along an axis at the start."""
-
-# No-op, left, right, down, up: the order of MPE, and of the continuous actions.
-DIRECTIONS = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 class SimpleCentroid(ParticleWorld):
@@ -49,16 +46,17 @@ class SimpleCentroid(ParticleWorld):
     moved by one offset common to all, of uniform direction and of length uniform in
     [0, ``noise_offset``].
 
-    Source: AdaPool, section 5.2 and appendix C.2, and the paper's published env. It
+    Source: AdaPool, section 4.3.1 and appendix C.4, and the paper's published env. It
     differs from the latter in this: a seed fixes everything (there, spawns ignored
     it); with several agents each gets its own step's reward and observation (there,
     all but the first got them a step late) and is truncated with the world.
 
     Args:
         num_envs: worlds in the batch.
-        num_agents: learning agents, at least 1.
-        num_signal: signal entities, at least 1.
-        num_noise: noise entities, at least 0.
+        counts: agents, signal and noise entities, as the paper labels its worlds.
+        num_agents: learning agents, at least 1; None: as in ``counts``.
+        num_signal: signal entities, at least 1; None: as in ``counts``.
+        num_noise: noise entities, at least 0; None: as in ``counts``.
         continuous_actions: five numbers in [0, 1], of which the second to fifth push
             left, right, down and up, or one of five choices: no-op and the same.
         reward_scale: c, positive.
@@ -80,9 +78,10 @@ class SimpleCentroid(ParticleWorld):
         self,
         num_envs: int,
         *,
-        num_agents: PositiveInt = 1,
-        num_signal: PositiveInt = 3,
-        num_noise: NonNegativeInt = 28,
+        counts: Counts = "1-3-28",
+        num_agents: PositiveInt | None = None,
+        num_signal: PositiveInt | None = None,
+        num_noise: NonNegativeInt | None = None,
         continuous_actions: bool = True,
         reward_scale: PositiveFloat = 0.01,
         noise_offset: NonNegativeFloat = 1.0,
@@ -94,18 +93,25 @@ class SimpleCentroid(ParticleWorld):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        _require("num_agents", num_agents, num_agents >= 1, "at least 1")
-        _require("num_signal", num_signal, num_signal >= 1, "at least 1")
-        _require("num_noise", num_noise, num_noise >= 0, "at least 0")
-        _require("reward_scale", reward_scale, reward_scale > 0, "a positive number")
-        _require("noise_offset", noise_offset, noise_offset >= 0, "at least 0")
+        num_agents, num_signal, num_noise = entity_counts(
+            counts,
+            {
+                "num_agents": num_agents,
+                "num_signal": num_signal,
+                "num_noise": num_noise,
+            },
+            least=(1, 1, 0),
+        )
+        require("reward_scale", reward_scale, reward_scale > 0, "a positive number")
+        require("noise_offset", noise_offset, noise_offset >= 0, "at least 0")
         if spread is None:
             spread = max(math.log(num_agents + num_signal + num_noise, 4), 2.0)
-        _require("spread", spread, spread > 0, "a positive number")
+        require("spread", spread, spread > 0, "a positive number")
         self.num_agents, self.num_signal = num_agents, num_signal
         self.num_noise = num_noise
         self.reward_scale, self.noise_offset = reward_scale, noise_offset
         self.spread, self.continuous_actions = spread, continuous_actions
+        self._steering = Steering(AGENT_ACCELERATION, continuous_actions, device, dtype)
         self._order = _token_order(num_agents, num_signal, num_noise).to(device)
         self._types = _token_types(num_agents, num_signal, num_noise).to(device)
         self._groups = {"agent": self._describe()}
@@ -127,7 +133,6 @@ class SimpleCentroid(ParticleWorld):
         )
         # sin of the second is the cosine.
         self._phases = self._constant([0.0, math.pi / 2])
-        self._pushes = self._constant(DIRECTIONS) * AGENT_ACCELERATION
 
     @property
     def groups(self) -> dict[str, Group]:
@@ -178,18 +183,11 @@ class SimpleCentroid(ParticleWorld):
     def _advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        pushes = self._control(actions["agent"])
+        pushes = self._steering.forces(actions["agent"])
         self.integrate(torch.cat((pushes, self._wander()), 1))
         away = self._agent_position - self.centroid()[:, None]
         distance = torch.linalg.vector_norm(away, dim=-1)
         return {"agent": distance.sqrt_().mul_(-self.reward_scale)}, self._never
-
-    def _control(self, actions: Tensor) -> Tensor:
-        """The forces ``(num_envs, agents, 2)`` of the agents' actions."""
-        if not self.continuous_actions:
-            return self._pushes[actions]
-        shares = actions.detach().to(self.dtype).clamp(0, 1)
-        return (shares[..., 2::2] - shares[..., 1::2]).mul_(AGENT_ACCELERATION)
 
     def _wander(self) -> Tensor:
         """The forces ``(num_envs, num_signal, 2)`` of unit length, (sin, cos)."""
@@ -198,13 +196,8 @@ class SimpleCentroid(ParticleWorld):
         return angles.sin_().mul_(SIGNAL_ACCELERATION)
 
     def _describe(self) -> Group:
-        action_space: spaces.Box | spaces.Discrete
-        if self.continuous_actions:
-            action_space = spaces.Box(0, 1, (5,), np.float32)
-        else:
-            action_space = spaces.Discrete(5)
         spec = TokenSpec(self._order.shape[1], 4, TYPE_NAMES)
-        return Group(self.num_agents, spec, action_space)
+        return Group(self.num_agents, spec, self._steering.space)
 
     def _bind(self, state: Tensor) -> None:
         super()._bind(state)
@@ -214,11 +207,6 @@ class SimpleCentroid(ParticleWorld):
         self._never = torch.zeros(batch, dtype=torch.bool, device=self.device)
         self._batch_types = self._types.expand(batch, -1, -1).contiguous()
         self._batch_padding = torch.zeros_like(self._batch_types, dtype=torch.bool)
-
-
-def _require(key: str, value: float, fits: bool, expected: str) -> None:
-    if not (fits and math.isfinite(value)):
-        raise InputError(f"env.{key}: expected {expected}, got {value}")
 
 
 def _token_order(agents: int, signal: int, noise: int) -> Tensor:

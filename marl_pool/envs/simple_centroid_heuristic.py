@@ -10,10 +10,10 @@ from marl_pool.envs.base import Group
 from marl_pool.envs.particles import DAMPING, DT
 from marl_pool.envs.simple_centroid import (
     AGENT_ACCELERATION,
-    DIRECTIONS,
     FEATURE_SCALE,
     TYPE_NAMES,
 )
+from marl_pool.envs.steering import Steering
 from marl_pool.errors import InputError
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.randomness import Stream
@@ -47,7 +47,8 @@ class CentroidHeuristic(Policy):
         super().__init__()
         if steps_ahead not in (1, 2):
             raise InputError(f"steps_ahead: expected 1 or 2, got {steps_ahead!r}")
-        self.discrete = isinstance(group.action_space, spaces.Discrete)
+        continuous = isinstance(group.action_space, spaces.Box)
+        self.steering = Steering(AGENT_ACCELERATION, continuous)
         self.lead = (steps_ahead - DAMPING) * DT
         self.config: dict[str, Any] = {"steps_ahead": steps_ahead}
 
@@ -60,9 +61,8 @@ class CentroidHeuristic(Policy):
     ) -> Decision:
         """Decide; ``logits`` are the force before it is cut. See `Policy.act`."""
         force = self.force(tokens)
-        action = self._nearest(force) if self.discrete else self._shares(force)
         none = force.new_zeros(tokens.batch_shape)
-        return Decision(action, none, none, force, state)
+        return Decision(self.steering.toward(force), none, none, force, state)
 
     def force(self, tokens: Tokens) -> Tensor:
         """The force ``(*B, 2)`` that takes the agents to the centroid."""
@@ -72,18 +72,3 @@ class CentroidHeuristic(Policy):
         count = signal.sum(-1, keepdim=True).clamp(min=1)
         mean = kept.sum(-2) * (FEATURE_SCALE / count)
         return (mean[..., :2] + self.lead * mean[..., 2:]) / DT**2
-
-    @staticmethod
-    def _shares(force: Tensor) -> Tensor:
-        """Continuous actions ``(*B, 5)``: none, left, right, down, up."""
-        share = (force / AGENT_ACCELERATION).clamp(-1, 1)
-        left, down = (-share).clamp(min=0).unbind(-1)
-        right, up = share.clamp(min=0).unbind(-1)
-        return torch.stack((torch.zeros_like(left), left, right, down, up), -1)
-
-    @staticmethod
-    def _nearest(force: Tensor) -> Tensor:
-        """The choices ``(*B,)`` whose force is nearest."""
-        pushes = force.new_tensor(DIRECTIONS) * AGENT_ACCELERATION
-        squares = (force[..., None, :] - pushes).square().sum(-1)
-        return squares.argmin(-1)
