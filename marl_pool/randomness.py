@@ -134,6 +134,8 @@ class Stream:
             episodes: the episode number of every world.
             where: ``(num_envs,)`` bool, the worlds that begin anew; None for all.
         """
+        if self.size == 0:
+            return  # no numbers, no need of keys
         keys = self._keys(episodes)
         if where is None:
             self.keys, self.steps = keys, torch.zeros_like(self.steps)

@@ -68,6 +68,9 @@ class World(ABC):
     version: ClassVar[int] = 0
     """Raised when the dynamics change; part of the registered id."""
 
+    imports: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """Options that name code to import, each with the package's own names for it."""
+
     def __init__(
         self,
         num_envs: int,
@@ -117,10 +120,7 @@ class World(ABC):
             self.episodes = self.episodes + where
         self.steps[rows] = 0
         self.dynamics.restart(self.episodes, where)
-        keys = stream_keys(
-            self.seed, self.worlds[rows], self.episodes[rows], Purpose.RESET
-        )
-        self._place(rows, keys)
+        self._place(rows, self._reset_keys(rows))
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
         """Advance every world by one step.
@@ -178,6 +178,11 @@ class World(ABC):
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
+
+    def _reset_keys(self, rows: Tensor) -> Tensor:
+        """The keys of the reset streams of the worlds ``rows``, in this episode."""
+        worlds, episodes = self.worlds[rows], self.episodes[rows]
+        return stream_keys(self.seed, worlds, episodes, Purpose.RESET)
 
     def draw(self, keys: Tensor, count: int, start: int = 0) -> Tensor:
         """``(len(keys), count)`` uniform numbers of the reset streams ``keys``."""

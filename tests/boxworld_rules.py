@@ -1,0 +1,195 @@
+"""BoxWorld's rules in plain Python, for one level at a time: the tests' oracle.
+
+It knows nothing of codes but how to read a level from them and to write one.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from marl_pool.envs.boxworld import BoxWorld
+from marl_pool.envs.boxworld_codes import (
+    AGENT,
+    COLORS,
+    FLOOR,
+    GEM,
+    GOAL,
+    KEY,
+    KEY_COLORS,
+    LOCK,
+    LOOSE,
+    NOTHING,
+    TRAP,
+)
+
+Cell = tuple[int, int]
+"""Row and column, from 1 to n; (0, 0) is the corner of the wall."""
+WHITE, GREY, LIGHT = (255, 255, 255), (128, 128, 128), (220, 220, 220)
+STEPS = ((-1, 0), (1, 0), (0, -1), (0, 1))
+
+
+@dataclass(frozen=True)
+class Box:
+    """Content in a cell, lock right of it."""
+
+    cell: Cell
+    content: str  # a color's number, or "gem"
+    lock: str
+    trap: bool
+
+    @property
+    def lock_cell(self) -> Cell:
+        return self.cell[0], self.cell[1] + 1
+
+
+@dataclass(frozen=True)
+class Level:
+    """One moment of an episode."""
+
+    n: int
+    agent: Cell
+    loose: tuple[Cell, str] | None
+    held: str | None
+    boxes: frozenset[Box] = field(default_factory=frozenset)
+
+    def act(self, action: int) -> tuple["Level", float, bool]:
+        """What comes of a move: the level, the reward, and whether that was the end."""
+        down, right = STEPS[action]
+        to = (self.agent[0] + down, self.agent[1] + right)
+        if not (1 <= to[0] <= self.n and 1 <= to[1] <= self.n):
+            return self, 0.0, False
+        if self.loose is not None and to == self.loose[0]:
+            return replace(self, agent=to, loose=None, held=self.loose[1]), 1.0, False
+        for box in self.boxes:
+            if to == box.cell or (to == box.lock_cell and box.lock != self.held):
+                return self, 0.0, False
+            if to == box.lock_cell:
+                left = self.boxes - {box}
+                after = replace(self, agent=to, held=box.content, boxes=left)
+                if box.trap:
+                    return after, -1.0, True
+                gem = box.content == "gem"
+                return after, 10.0 if gem else 1.0, gem
+        return replace(self, agent=to), 0.0, False
+
+    def entities(self) -> list[tuple[str, tuple[int, int, int], Cell]]:
+        """What there is: type, color, cell."""
+        seen = [("self", GREY, self.agent)]
+        if self.loose is not None:
+            seen.append(("key", rgb(self.loose[1]), self.loose[0]))
+        if self.held is not None:
+            seen.append(("held", rgb(self.held), (0, 0)))
+        for box in self.boxes:
+            kind = "gem" if box.content == "gem" else "key"
+            seen.append((kind, rgb(box.content), box.cell))
+            seen.append(("lock", rgb(box.lock), box.lock_cell))
+        return seen
+
+    def pixels(self) -> list[tuple[str, tuple[int, int, int], Cell]]:
+        """The same, and the floor of every other cell."""
+        seen = self.entities()
+        covered = {cell for _, _, cell in seen}
+        cells = [(r, c) for r in range(1, self.n + 1) for c in range(1, self.n + 1)]
+        return seen + [("floor", LIGHT, cell) for cell in cells if cell not in covered]
+
+    def shortest(self) -> int | None:
+        """Steps to the gem by breadth-first search over everything that can be done."""
+        seen, border = {self}, deque([(self, 0)])
+        while border:
+            level, steps = border.popleft()
+            for action in range(4):
+                after, reward, end = level.act(action)
+                if reward == 10:
+                    return steps + 1
+                if not end and after not in seen:
+                    seen.add(after)
+                    border.append((after, steps + 1))
+        return None
+
+
+def rgb(name: str) -> tuple[int, int, int]:
+    return WHITE if name == "gem" else KEY_COLORS[int(name)]
+
+
+def read(world: BoxWorld, index: int = 0) -> Level:
+    """The level that world ``index`` begins with."""
+    codes = world.codes[index].tolist()
+    assert codes[0] == codes[-1] == NOTHING
+    agent = loose = None
+    boxes = set()
+    for place, code in enumerate(codes[1:-1], 1):
+        row, column = divmod(place - 1, world.n)
+        cell = (row + 1, column + 1)
+        if code == AGENT:
+            assert agent is None
+            agent = cell
+        elif LOOSE <= code < LOCK:
+            assert loose is None
+            loose = (cell, str(code - LOOSE))
+        elif code == GEM or KEY <= code < KEY + COLORS:
+            assert column + 1 < world.n
+            lock = codes[place + 1]
+            assert lock >= LOCK
+            assert (GOAL <= lock < TRAP) == (code == GEM)
+            content = "gem" if code == GEM else str(code - KEY)
+            name = str((lock - LOCK) % COLORS)
+            boxes.add(Box(cell, content, name, trap=lock >= TRAP))
+        else:
+            assert code == FLOOR or code >= LOCK
+    assert agent is not None
+    assert sum(code >= LOCK for code in codes) == len(boxes)
+    return Level(world.n, agent, loose, None, frozenset(boxes))
+
+
+def write(level: Level, **options: Any) -> BoxWorld:
+    """A world of one room that begins with ``level``."""
+    world = BoxWorld(1, n=level.n, **options)
+    world.reset()
+    world.codes.fill_(FLOOR)
+    world.codes[:, 0] = world.codes[:, -1] = NOTHING
+
+    def put(cell: Cell, code: int) -> int:
+        place = 1 + (cell[0] - 1) * level.n + cell[1] - 1
+        world.codes[0, place] = code
+        return place
+
+    places = [put(level.agent, AGENT)]
+    if level.loose is not None:
+        places.append(put(level.loose[0], LOOSE + int(level.loose[1])))
+    for box in sorted(level.boxes, key=lambda box: box.cell):
+        gem = box.content == "gem"
+        places.append(put(box.cell, GEM if gem else KEY + int(box.content)))
+        kind = TRAP if box.trap else GOAL if gem else LOCK
+        places.append(put(box.lock_cell, kind + int(box.lock)))
+    shown = world.places.shape[1]
+    world.places[0] = torch.tensor(places[:shown])
+    return world
+
+
+def draw(text: str, *traps: str) -> Level:
+    """Read a room drawn in letters.
+
+    ``@`` is the agent, a small letter a key, ``*`` the gem and a capital the lock of
+    the color of that letter. A key is loose unless a lock stands right of it. The keys
+    named in ``traps`` are in distractor boxes.
+    """
+    rows = text.split()
+    agent = loose = None
+    boxes = set()
+    for r, row in enumerate(rows, 1):
+        assert len(row) == len(rows)
+        for c, letter in enumerate(row, 1):
+            following = row[c] if c < len(row) else "."
+            if letter == "@":
+                agent = (r, c)
+            elif letter == "*" or letter.islower():
+                name = "gem" if letter == "*" else str(ord(letter) - ord("a"))
+                if following.isupper():
+                    lock = str(ord(following) - ord("A"))
+                    boxes.add(Box((r, c), name, lock, letter in traps))
+                else:
+                    loose = ((r, c), name)
+    assert agent is not None
+    return Level(len(rows), agent, loose, None, frozenset(boxes))
