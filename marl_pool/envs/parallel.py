@@ -109,16 +109,18 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         Raises:
             InputError: no action of a living agent, or one that is none of its own.
         """
-        acting = self.agents
         step = self.world.step(self._batch(actions))
-        rewards = {a: float(step.rewards[g][0, i]) for a, g, i in self._where(acting)}
         ended, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         living = self._living()
+        # Those who acted, and those who were born of it.
+        told = [a for a in self.possible_agents if a in self.agents or a in living]
+        self.agents = told
         observations = self._observe()
-        terminations = {agent: ended or agent not in living for agent in acting}
-        truncations = dict.fromkeys(acting, truncated)
+        rewards = {a: float(step.rewards[g][0, i]) for a, g, i in self._where(told)}
+        terminations = {agent: ended or agent not in living for agent in told}
+        truncations = dict.fromkeys(told, truncated)
         self.agents = [] if ended or truncated else living
-        return observations, rewards, terminations, truncations, {a: {} for a in acting}
+        return observations, rewards, terminations, truncations, {a: {} for a in told}
 
     def render(self) -> np.ndarray | None:
         """Draw the world, ``(height, width, 3)`` uint8, if ``render_mode`` says so."""

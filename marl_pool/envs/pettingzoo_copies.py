@@ -1,0 +1,159 @@
+"""Other people's envs: found, built, stepped, and replayed to where they stood."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pettingzoo
+from pettingzoo import ParallelEnv
+
+from marl_pool.errors import InputError
+
+Factory = Callable[..., Any]
+
+
+def find_factory(module: str) -> Factory:
+    """Find what builds the env that ``module`` names; see `PettingZooWorld`.
+
+    Raises:
+        InputError: it cannot be imported, or there is no such callable in it.
+    """
+    if "/" in module:
+        return lambda **options: pettingzoo.make("parallel", module, **options)
+    path, _, attribute = module.partition(":")
+    attribute = attribute or "parallel_env"
+    try:
+        found = importlib.import_module(path)
+    except Exception as error:  # importing foreign code may raise anything
+        raise InputError(
+            f"env.module: {path!r} cannot be imported: {reason(error)}"
+        ) from error
+    factory = getattr(found, attribute, None)
+    if not callable(factory):
+        raise InputError(
+            f"env.module: expected a module with parallel_env, or "
+            f"package.module:callable; {path!r} has no {attribute!r}"
+        )
+    made: Factory = factory
+    return made
+
+
+def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, Any]:
+    """Build one copy.
+
+    Raises:
+        InputError: the options are refused, or what comes is no parallel env.
+    """
+    factory = find_factory(module)
+    try:
+        env = factory(**options)
+    except InputError:
+        raise
+    except Exception as error:  # foreign code may refuse its options in any way
+        raise InputError(
+            f"env.options: {module} refuses {dict(options)}: {reason(error)}"
+        ) from error
+    if not isinstance(env, ParallelEnv):
+        raise InputError(
+            f"env.module: expected {module} to give a PettingZoo ParallelEnv, "
+            f"got {type(env).__name__}"
+        )
+    return env
+
+
+def reason(error: BaseException) -> str:
+    """What a foreign exception says, in one line of bounded length."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+class History:
+    """An episode: how it began and what was done; it only ever grows.
+
+    Args:
+        seed: of the reset.
+        actions: one flat array a step, of all agents in the order of the columns.
+    """
+
+    def __init__(self, seed: int, actions: list[np.ndarray] | None = None) -> None:
+        self.seed, self.actions = seed, [] if actions is None else actions
+
+
+class Outcome(NamedTuple):
+    """What an env returned last, by agent."""
+
+    observations: Mapping[Any, Any]
+    rewards: Mapping[Any, float]
+    terminations: Mapping[Any, bool]
+    truncations: Mapping[Any, bool]
+    acted: tuple[Any, ...]
+    """Those who acted."""
+    agents: tuple[Any, ...]
+    """Those who act next."""
+
+
+class Copy:
+    """One copy of an env, always at the end of its ``history``.
+
+    Args:
+        env: reset here by `begin`.
+        decode: from a flat array to each agent's action.
+    """
+
+    def __init__(
+        self,
+        env: ParallelEnv[Any, Any, Any],
+        decode: Callable[[np.ndarray], dict[Any, Any]],
+    ) -> None:
+        self.env, self.decode = env, decode
+        self.history: History | None = None
+
+    def begin(self, history: History) -> Outcome:
+        """Reset, and repeat the actions of ``history``."""
+        observations, _ = self.env.reset(seed=history.seed)
+        self.history = history
+        outcome = Outcome(observations, {}, {}, {}, (), tuple(self.env.agents))
+        for actions in history.actions:
+            outcome = self._step(actions)
+        return outcome
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        """Act, and remember it."""
+        assert self.history is not None
+        outcome = self._step(actions)
+        self.history.actions.append(actions)
+        return outcome
+
+    def _step(self, actions: np.ndarray) -> Outcome:
+        acting = tuple(self.env.agents)
+        if not acting:  # the episode is over
+            return Outcome({}, {}, {}, {}, (), ())
+        chosen = self.decode(actions)
+        results = self.env.step({agent: chosen[agent] for agent in acting})
+        return Outcome(*results[:4], acting, tuple(self.env.agents))
+
+
+class Place(NamedTuple):
+    """Where a world stands: after ``length`` actions of a history.
+
+    Worlds that `World.take` gave share copies. The first to step has the copy; for
+    another one, a fresh copy is led to where it stands.
+    """
+
+    copy: Copy
+    history: History
+    length: int
+
+    @property
+    def current(self) -> bool:
+        """Whether the copy stands here too."""
+        ends = len(self.history.actions) == self.length
+        return ends and self.copy.history is self.history
+
+    def past(self) -> History:
+        """The history up to here, as one of its own."""
+        return History(self.history.seed, self.history.actions[: self.length])
+
+    def moved(self) -> "Place":
+        """The place one step further."""
+        return self._replace(length=self.length + 1)

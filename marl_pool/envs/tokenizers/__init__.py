@@ -1,0 +1,45 @@
+"""Tokenizers: from the flat observations of other people's envs to typed tokens."""
+
+from typing import TYPE_CHECKING
+
+from marl_pool.names import build
+
+if TYPE_CHECKING:
+    from marl_pool.envs.tokenizers.base import Observer, Tokenizer
+
+TOKENIZERS: dict[str, str] = {
+    "features": "marl_pool.envs.tokenizers.features:FeatureTokenizer",
+    "simple_adversary": "marl_pool.envs.tokenizers.simple_adversary:SimpleAdversary",
+    "simple_push": "marl_pool.envs.tokenizers.simple_push:SimplePush",
+    "simple_spread": "marl_pool.envs.tokenizers.simple_spread:SimpleSpread",
+    "simple_tag": "marl_pool.envs.tokenizers.simple_tag:SimpleTag",
+}
+
+FITTING: dict[str, str] = {
+    "mpe2.simple_adversary_v3": "simple_adversary",
+    "mpe2.simple_push_v3": "simple_push",
+    "mpe2.simple_spread_v3": "simple_spread",
+    "mpe2.simple_tag_v3": "simple_tag",
+}
+"""The tokenizer of a module where the configuration names none."""
+
+
+def fitting(module: str) -> str:
+    """The name of the tokenizer for ``module``; the generic one if none is known."""
+    return FITTING.get(module.partition(":")[0], "features")
+
+
+def make_tokenizer(name: str, observer: "Observer") -> "Tokenizer":
+    """Build a tokenizer.
+
+    Args:
+        name: a key of `TOKENIZERS`, or ``package.module:Class`` of your own.
+        observer: whose observations it reads.
+
+    Raises:
+        InputError: an unknown name, or observations that it cannot read.
+    """
+    from marl_pool.envs.tokenizers.base import Tokenizer
+
+    kind = "env.tokenizer"
+    return build(name, TOKENIZERS, kind, Tokenizer, {}, {"observer": observer})

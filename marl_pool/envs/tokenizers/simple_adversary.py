@@ -1,0 +1,42 @@
+"""mpe2's simple_adversary_v3."""
+
+from marl_pool.envs.tokenizers.base import Observer
+from marl_pool.envs.tokenizers.mpe import Layout, MpeTokenizer
+
+PARTS = {"position": 2}
+
+
+class SimpleAdversary(MpeTokenizer):
+    """Self, goal, landmarks and other agents of mpe2's simple_adversary_v3.
+
+    Every token is a relative position. The observer's own is zero: the observation
+    holds nothing about the observer, but the token can be AdaPool's query. The goal,
+    which only good agents see, is a token of its own beside the landmark there.
+
+    Source: ``Scenario.observation`` of mpe2 1.1: relative positions of the goal (good
+    agents only), of the landmarks and of the other agents, the adversary first.
+
+    Args:
+        observer: whose observations are read.
+
+    Raises:
+        InputError: an observation of another size, agents of other names, or
+            ``num_agent_neighbors``, under which nothing tells the agents' kind.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        layout = Layout("simple_adversary", observer, PARTS)
+        layout.refuse_neighbors()
+        counts = {name: layout.count(name) for name in ("adversary", "agent")}
+        landmarks, good = counts["agent"], layout.kind() == "agent"
+        counts[layout.kind()] -= 1
+        layout.add("self")
+        for place in layout.read(int(good)):
+            layout.add("goal", position=place)
+        visible = layout.visible("num_landmark_neighbors", landmarks)
+        for i, place in enumerate(layout.read(visible)):
+            layout.add("landmark", position=place, padded=i >= landmarks)
+        for name in ("adversary", "agent"):
+            for place in layout.read(counts[name]):
+                layout.add(name, position=place)
+        super().__init__(layout, ("self", "goal", "landmark", "adversary", "agent"))
