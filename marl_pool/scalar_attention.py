@@ -203,5 +203,5 @@ def _room(like: Tensor, count: int) -> Tensor:
     rooms: dict[torch.dtype, Tensor] = _scratch.__dict__.setdefault("rooms", {})
     room = rooms.get(like.dtype)
     if room is None or len(room) < count:
-        room = rooms[like.dtype] = torch.empty(max(count, PIECE), dtype=like.dtype)
+        room = rooms[like.dtype] = like.new_empty(max(count, PIECE))
     return room

@@ -141,6 +141,8 @@ def page(name: str) -> str:
     try:
         document = inspect.getdoc(resolve(name, ENVS, "env", World)) or ""
         groups = make_batched_env(name, 1, **NEEDED.get(name, {})).groups
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error)) from error
     except InputError as error:
         if isinstance(error.__cause__, ImportError):
             raise MissingExtraError(str(error)) from error

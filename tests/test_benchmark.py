@@ -9,35 +9,68 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 NAMES = {
     "env/simple_centroid",
+    "env/simple_tag",
+    "env/boxworld_pixels",
+    "env/pong",
+    "levels/boxworld",
     "attention/width_one",
     "sample/simple_centroid",
     "sample/simple_centroid/stock_batched",
     "sample/simple_centroid/stock_single",
+    "sample/simple_tag",
+    "sample/simple_tag/forward",
+    "sample/boxworld_pixels",
+    "sample/boxworld_pixels/forward",
+    "sample/pong",
+    "sample/pong/forward",
     "iteration/simple_centroid",
+    "iteration/boxworld_pixels",
     "time_to_return/simple_centroid",
     "time_to_skill/simple_centroid",
     "evaluate/simple_centroid",
 }
+EVERY_ROW = """
+import json, ray
+from benchmark import BENCHMARKS, TINY, here
+rows = [row for name in BENCHMARKS for row in here(name, TINY)]
+ray.shutdown()
+print(json.dumps(rows))
+"""
 
 
-def test_it_writes_the_table(tmp_path):
-    file = tmp_path / "rows.json"
-    subprocess.run(
-        [sys.executable, str(SCRIPT), "--tiny", "--json", str(file)],
+def python(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
         check=True,
-        cwd=tmp_path,
+        cwd=cwd,
         capture_output=True,
+        text=True,
     )
-    content = json.loads(file.read_text())
-    assert content["machine"]["torch"]
-    rows = content["rows"]
+    return done.stdout
+
+
+def test_every_row_is_measured():
+    rows = json.loads(python("-c", EVERY_ROW, cwd=SCRIPTS).splitlines()[-1])
     assert {row["name"] for row in rows} == NAMES
     for row in rows:
         assert {"name", "value", "unit", "comparator", "ratio"} <= set(row)
         assert row["value"] is None or row["value"] > 0
     compared = [row for row in rows if row["name"].startswith("sample/")]
     assert all(row["ratio"] > 0 for row in compared)
-    assert len(compared) == 3
+
+
+def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):
+    file = tmp_path / "rows.json"
+    command = [str(SCRIPTS / "benchmark.py"), "--tiny", "--json", str(file)]
+    chosen = ["env/simple_centroid", "sample/simple_tag"]
+    printed = python(*command, "--only", *chosen, cwd=tmp_path)
+    content = json.loads(file.read_text())
+    assert content["machine"]["torch"]
+    names = [row["name"] for row in content["rows"]]
+    assert names == [*chosen, "sample/simple_tag/forward"]
+    assert all(f"`{name}`" in printed for name in names)
+    # torch alone takes more than 100 MB.
+    assert all(100 < row["peak_memory_mb"] < 20_000 for row in content["rows"])

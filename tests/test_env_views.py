@@ -24,13 +24,57 @@ from marl_pool.errors import InputError
 from marl_pool.names import resolve
 
 ID = "marl_pool/simple_centroid-v0"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "one agent": {"max_steps": 20},
-    "three discrete agents": {
-        "max_steps": 20,
-        "num_agents": 3,
-        "continuous_actions": False,
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "boxworld": {
+        "entities": {"max_steps": 20},
+        "pixels": {"max_steps": 20, "observation": "pixels"},
     },
+    "cartpole": {
+        "plain": {"max_steps": 20},
+        "noise and frames": {
+            "max_steps": 20,
+            "duplicates": 2,
+            "noise_channels": 2,
+            "num_frames": 3,
+            "channel_ids": True,
+        },
+    },
+    "pettingzoo": {
+        "mpe2 spread": {"module": "mpe2.simple_spread_v3", "options": {"N": 2}},
+        "mpe2 tag": {
+            "module": "mpe2.simple_tag_v3",
+            "options": {"continuous_actions": True},
+            "max_steps": 20,
+        },
+    },
+    "simple_centroid": {
+        "one agent": {"max_steps": 20},
+        "three discrete agents": {
+            "max_steps": 20,
+            "num_agents": 3,
+            "continuous_actions": False,
+        },
+    },
+    "simple_tag": {
+        "one predator": {"max_steps": 20},
+        "prey that learn": {
+            "max_steps": 20,
+            "counts": "2-2-3",
+            "prey": "learned",
+            "continuous_actions": True,
+        },
+    },
+}
+"""Of each world, the variants that the checkers try."""
+CASES = [
+    pytest.param(name, options, id=f"{name}, {about}")
+    for name in env_names()
+    for about, options in OPTIONS.get(name, {"default": {"max_steps": 20}}).items()
+]
+# Continuous actions of a world that also has discrete ones, and the reverse.
+ACTIONS: dict[str, list[dict[str, Any]]] = {
+    "simple_centroid": [{"continuous_actions": on} for on in (True, False)],
+    "simple_tag": [{"continuous_actions": on} for on in (True, False)],
 }
 
 # The checkers advise against dict observations and unbounded features.
@@ -63,8 +107,7 @@ class Ending(SimpleCentroid):
         return rewards, self.steps >= 2
 
 
-@pytest.mark.parametrize("name", env_names())
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("name", "options"), CASES)
 def test_pettingzoo_checkers_accept_the_parallel_view(
     name: str, options: dict[str, Any]
 ) -> None:
@@ -74,8 +117,7 @@ def test_pettingzoo_checkers_accept_the_parallel_view(
     parallel_seed_test(lambda: make_env(name, **options))
 
 
-@pytest.mark.parametrize("name", env_names())
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("name", "options"), CASES)
 def test_pettingzoo_checkers_accept_its_aec_form(
     name: str, options: dict[str, Any]
 ) -> None:
@@ -85,14 +127,14 @@ def test_pettingzoo_checkers_accept_its_aec_form(
     seed_test(lambda: parallel_to_aec(make_env(name, **options)))
 
 
-@pytest.mark.parametrize("name", ONE_LEARNER)
-@pytest.mark.parametrize("continuous", [True, False])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, options) for name in ONE_LEARNER for options in ACTIONS.get(name, [{}])],
+)
 def test_gymnasium_checker_accepts_the_one_agent_view(
-    name: str, continuous: bool
+    name: str, options: dict[str, Any]
 ) -> None:
-    env = gymnasium.make(
-        env_id(name), render_mode="rgb_array", continuous_actions=continuous
-    )
+    env = gymnasium.make(env_id(name), render_mode="rgb_array", **options)
     check_env(env.unwrapped)
 
 
@@ -113,7 +155,8 @@ def test_ids_carry_the_version_of_their_world(name: str) -> None:
 
 
 def test_registered_names_and_ids_are_the_same_worlds() -> None:
-    assert sorted(VERSIONS) == env_names()
+    # What `pettingzoo` adapts has ids of its own, or none.
+    assert sorted([*VERSIONS, "pettingzoo"]) == env_names()
 
 
 def test_gymnasium_can_import_the_registration_and_it_brings_no_torch() -> None:

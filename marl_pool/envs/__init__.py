@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.envs.registration import register_ids
-from marl_pool.names import build
+from marl_pool.names import build, unknown
 
 if TYPE_CHECKING:
     from marl_pool.envs.base import Group, World
@@ -11,12 +11,25 @@ if TYPE_CHECKING:
     from marl_pool.policies.base import Policy
 
 ENVS: dict[str, str] = {
+    "boxworld": "marl_pool.envs.boxworld:BoxWorld",
+    "cartpole": "marl_pool.envs.cartpole:CartPole",
+    "pettingzoo": "marl_pool.envs.pettingzoo_world:PettingZooWorld",
+    "pong": "marl_pool.envs.pong:Pong",
     "simple_centroid": "marl_pool.envs.simple_centroid:SimpleCentroid",
+    "simple_tag": "marl_pool.envs.simple_tag:SimpleTag",
 }
 
-HEURISTICS: dict[str, str] = {
+HEURISTICS: dict[str, str | dict[str, str]] = {
+    "boxworld": "marl_pool.envs.boxworld_solver:BoxWorldHeuristic",
+    "cartpole": "marl_pool.envs.cartpole_heuristic:CartPoleHeuristic",
+    "pong": "marl_pool.envs.pong_heuristic:PongHeuristic",
     "simple_centroid": "marl_pool.envs.simple_centroid_heuristic:CentroidHeuristic",
+    "simple_tag": {
+        "predator": "marl_pool.envs.simple_tag_heuristics:ChaseHeuristic",
+        "prey": "marl_pool.envs.simple_tag_heuristics:FleeHeuristic",
+    },
 }
+"""One class, or one for each role: the group of agents that it plays."""
 
 register_ids()
 
@@ -65,17 +78,26 @@ def heuristic_names() -> list[str]:
     return sorted(HEURISTICS)
 
 
-def make_heuristic(name: str, group: "Group", **options: Any) -> "Policy":
+def make_heuristic(
+    name: str, group: "Group", *, role: str | None = None, **options: Any
+) -> "Policy":
     """Build the scripted policy that shows that a world can be solved.
 
     Args:
         name: one of `heuristic_names`, or ``package.module:Class`` of your own.
         group: whose agents it controls, from ``world.groups``.
+        role: the group's name, where groups have heuristics of their own.
         **options: of the heuristic's constructor.
 
     Raises:
-        InputError: no heuristic of that name.
+        InputError: no heuristic of that name, or none for that role.
     """
     from marl_pool.policies.base import Policy
 
-    return build(name, HEURISTICS, "heuristic", Policy, options, {"group": group})
+    targets = {
+        known: entry if isinstance(entry, str) else entry.get(str(role), "")
+        for known, entry in HEURISTICS.items()
+    }
+    if targets.get(name) == "":
+        raise unknown(f"role of heuristic {name!r}:", role, HEURISTICS[name])
+    return build(name, targets, "heuristic", Policy, options, {"group": group})

@@ -10,10 +10,22 @@ import pettingzoo
 
 NAMESPACE = "marl_pool"
 
-VERSIONS: dict[str, int] = {"simple_centroid": 0}
+VERSIONS: dict[str, int] = {
+    "boxworld": 0,
+    "cartpole": 0,
+    "pong": 0,
+    "simple_centroid": 0,
+    "simple_tag": 0,
+}
 """The ``version`` of each world that has an id."""
 
-ONE_LEARNER = ("simple_centroid",)
+ONE_LEARNER = (
+    "boxworld",
+    "cartpole",
+    "pong",
+    "simple_centroid",
+    "simple_tag",
+)
 """The worlds that have one learning agent by default."""
 
 

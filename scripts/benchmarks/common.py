@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -74,13 +74,13 @@ class Task:
     overrides: tuple[str, ...]
     num_envs: int = 64
     paper: str = "paper"
-    published: Mapping[str, str] = ()  # type: ignore[assignment]
+    published: Mapping[str, str] = field(default_factory=dict)
     steps: int = 128
 
     def about(self, row: str) -> str:
         """The published code's figure, in words."""
-        figures = dict(self.published)
-        return f"published code: {figures[row]}, measured elsewhere" * (row in figures)
+        figure = self.published.get(row)
+        return "" if figure is None else f"published code: {figure}, measured elsewhere"
 
     def sampling(self, size: Size) -> dict[str, Any]:
         """A run's configuration with one fragment an iteration."""
@@ -128,7 +128,7 @@ TASKS = {
     "boxworld_pixels": Task(
         ("experiment=boxworld", "env.observation=pixels", "ppo=fast"),
         num_envs=96,
-        paper="boxworld",
+        paper="paper_boxworld",
         published={
             "env": "28,500 steps/s",
             "sample": "4917 steps/s",

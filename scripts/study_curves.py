@@ -1,0 +1,117 @@
+"""Draw a sweep's learning curves and print its final returns.
+
+    python scripts/study_curves.py SWEEP --facet env.counts --out FILE.png
+
+A panel for each value of `--facet`, a line for each pooling head (`--line`): the mean
+over the seeds in bins of env steps, a band for its 95 % t interval, thin lines for the
+seeds. The printed table holds, for each trial, the mean of the last tenth of its rows.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from marl_pool.sweeps import read_table
+
+BINS = 50
+
+
+def final_returns(table: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFrame:
+    """The mean of the last tenth of each trial's rows, a row a trial."""
+
+    def last(rows: pd.DataFrame) -> float:
+        steps = rows["env_steps"]
+        return float(rows.loc[steps > 0.9 * steps.max(), metric].mean())
+
+    trials = table.groupby([*keys, "trial"], sort=False)
+    return trials.apply(last, include_groups=False).rename("final").reset_index()
+
+
+def interval(values: np.ndarray, level: float = 0.95) -> float:
+    """Half the width of the t interval of a mean; NaN for a single value."""
+    if len(values) < 2:
+        return float("nan")
+    error = values.std(ddof=1) / len(values) ** 0.5
+    return float(stats.t.ppf((1 + level) / 2, len(values) - 1) * error)
+
+
+def markdown(final: pd.DataFrame, facet: str, line: str) -> str:
+    """A row for each cell: its seeds one by one, their mean and its interval."""
+    rows = [
+        f"| {facet} | {line} | each seed | mean | 95 % t interval |",
+        "|---|---|---|---|---|",
+    ]
+    for (panel, name), cell in final.groupby([facet, line], sort=False):
+        values = cell["final"].to_numpy()
+        half, mean = interval(values), values.mean()
+        seeds = ", ".join(f"{value:.3g}" for value in values)
+        between = "" if np.isnan(half) else f"{mean - half:.3g} to {mean + half:.3g}"
+        rows.append(f"| {panel} | {name} | {seeds} | {mean:.3g} | {between} |")
+    return "\n".join(rows)
+
+
+def draw(table: pd.DataFrame, facet: str, line: str, metric: str, out: Path) -> None:
+    """Write the picture."""
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels, names = table[facet].unique(), table[line].unique()
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5 * len(panels), 4), sharey=True, squeeze=False
+    )
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for number, name in enumerate(names):
+            cell = table[(table[facet] == panel) & (table[line] == name)]
+            if len(cell):
+                _line(axis, cell, metric, f"C{number}", str(name))
+        axis.set(title=f"{facet} = {panel}", xlabel="env steps")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel(f"{metric}, training episodes")
+    axes[0][-1].legend(title=line)
+    figure.tight_layout()
+    figure.savefig(out, dpi=120)
+
+
+def _line(axis: Any, cell: pd.DataFrame, metric: str, color: str, name: str) -> None:
+    edges = np.linspace(0, cell["env_steps"].max(), BINS + 1)
+    middle = (edges[1:] + edges[:-1]) / 2
+    place = np.clip(np.digitize(cell["env_steps"], edges) - 1, 0, BINS - 1)
+    binned = cell.assign(bin=place).pivot_table(
+        index="bin", columns="trial", values=metric
+    )
+    x = middle[binned.index]
+    for trial in binned:
+        axis.plot(x, binned[trial], color=color, lw=0.6, alpha=0.4)
+    mean = binned.mean(axis=1)
+    half = np.array([interval(row[~np.isnan(row)]) for row in binned.to_numpy()])
+    axis.plot(x, mean, color=color, lw=2, label=f"{name} (n = {binned.shape[1]})")
+    axis.fill_between(x, mean - half, mean + half, color=color, alpha=0.15, lw=0)
+
+
+def main() -> None:
+    """Read a sweep's table, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", type=Path, help="folder of a sweep, or its table")
+    parser.add_argument("--facet", required=True, help="swept key with a panel a value")
+    parser.add_argument(
+        "--line", default="pooling", help="swept key with a line a value"
+    )
+    parser.add_argument("--metric", default="return_mean")
+    parser.add_argument("--out", type=Path, required=True, help="picture to write")
+    arguments = parser.parse_args()
+    table = pd.DataFrame(read_table(arguments.sweep))
+    for key in (arguments.facet, arguments.line, arguments.metric):
+        if key not in table:
+            parser.error(f"{key}: no such column; choose from {', '.join(table)}")
+    keys = [arguments.facet, arguments.line]
+    print(markdown(final_returns(table, keys, arguments.metric), *keys))
+    draw(table, *keys, arguments.metric, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Every tensor is made where its world or policy lives.
+
+CI has no GPU, so the default device is one on which nothing can be computed: a tensor
+that a step makes without a word about its device lands there, and the first operation
+that meets it fails.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.envs import HEURISTICS, make_batched_env, make_heuristic
+from marl_pool.envs.base import Group, World
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies import make_policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
+from marl_pool.training.ppo.advantages import estimate_advantages
+from tests.samples import heads
+from tests.test_env_views import CASES
+
+STEPS = 12
+CPU = {"device": "cpu"}
+NUM_ENVS = 3
+
+
+def act(group: Group, generator: torch.Generator) -> Tensor:
+    space, shape = group.action_space, (NUM_ENVS, group.num_agents)
+    if isinstance(space, spaces.Discrete):
+        return torch.randint(int(space.n), shape, generator=generator, **CPU)
+    return torch.rand(*shape, *space.shape, generator=generator, **CPU)
+
+
+def on_cpu(*tensors: Tensor) -> bool:
+    return {tensor.device.type for tensor in tensors} == {"cpu"}
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_worlds_say_where_their_tensors_live(name: str, options: Any) -> None:
+    generator = torch.Generator(**CPU).manual_seed(0)
+    world = make_batched_env(name, NUM_ENVS, **CPU, **{**options, "max_steps": 5})
+    with torch.device("meta"):
+        world.reset()
+        for _ in range(STEPS):
+            groups = world.groups
+            step = world.step({k: act(g, generator) for k, g in groups.items()})
+            assert on_cpu(step.terminated, step.truncated, *step.rewards.values())
+            ended = step.terminated | step.truncated
+            if ended.any():
+                world.reset(ended)
+            for tokens in world.observe().values():
+                assert on_cpu(*tokens)
+            assert on_cpu(*world.active.values())
+        state = world.state_dict()
+        world.take(torch.tensor([2, 0], **CPU)).observe()
+        world.load_state_dict(state)
+        world.observe()
+
+
+@pytest.mark.parametrize("env", list(HEURISTICS))
+def test_heuristics_say_where_their_tensors_live(env: str) -> None:
+    world = make_batched_env(env, NUM_ENVS, max_steps=5)
+    policies = {
+        name: make_heuristic(env, group, role=name)
+        for name, group in world.groups.items()
+    }
+    with torch.device("meta"):
+        Rollout(world, policies).steps(STEPS)
+
+
+def centroid() -> World:
+    return make_batched_env("simple_centroid", NUM_ENVS, num_noise=3, max_steps=5)
+
+
+@heads
+def test_policies_say_where_their_tensors_live(name: str, options: Any) -> None:
+    world = make_batched_env(
+        "simple_centroid", NUM_ENVS, num_noise=1, max_steps=5, **CPU
+    )
+    group = world.groups["agent"]
+    policy = make_policy(
+        group.tokens, group.action_space, pooling={"name": name, **options}
+    )
+    with torch.device("meta"):
+        rollout = Rollout(world, {"agent": policy}, explore=True)
+        part = rollout.steps(STEPS)["agent"]
+        assert on_cpu(*estimate_advantages(part, 0.9, 0.9))
+        policy.weights(part.tokens.at(0))
+        rollout.load_state_dict(rollout.state_dict())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "shuffle"},
+        {"name": "rewire"},
+        {"name": "occlude", "severity": 0.5},
+        {"name": "noise", "severity": 0.5},
+        {"name": "inject", "count": 2, "token_type": "noise"},
+    ],
+    ids=lambda options: options["name"],
+)
+def test_perturbations_say_where_their_tensors_live(options: Any) -> None:
+    world = centroid()
+    group = world.groups["agent"]
+    perturbation = make_perturbation(specs=[group.tokens], **options)
+    with torch.device("meta"):
+        policies = {"agent": RandomPolicy(group.action_space)}
+        Rollout(world, policies, perturbation=perturbation).steps(STEPS)
