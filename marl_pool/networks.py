@@ -94,7 +94,7 @@ class TokenEmbedding(nn.Module):
             )
         features = tokens.features.to(self.one.dtype)
         if tokens.features.dtype == torch.uint8:
-            features = features / 255
+            features = features.div_(255)  # a copy already
         if self.project is None:
             if self.types is None:
                 return features
@@ -156,7 +156,8 @@ class SetNetwork(nn.Module):
                 "action_dim": action_dim,
             }
             self.pooling = _build("pooling", pooling, POOLING, Pooling, context)
-            init_weights(self.pooling, init_std)
+            if not self.pooling.keeps_initial_weights:
+                init_weights(self.pooling, init_std)
         self.dim_out = self.pooling.dim_out
 
     def forward(self, tokens: Tokens) -> Tensor:

@@ -220,6 +220,23 @@ def test_every_k_steps_or_at_reset_only(name: str) -> None:
     assert same(thrice[0], once[0])
 
 
+@pytest.mark.parametrize("severity", [0.0, 0.5, 1.0])
+def test_a_held_shuffle_is_the_same_everywhere(severity: float) -> None:
+    twin = make_tokens(0, places=20).at((slice(0, 1), slice(0, 1)))
+    tokens = twin.map(lambda tensor: tensor.expand(3, 2, *tensor.shape[2:]).clone())
+    held = build("shuffle", severity=severity, held=3)
+    (first, *others) = [
+        seen
+        for options in ({}, {"seed": 1}, {"first": 9}, {"episode": 1})
+        for seen in play(held, tokens, **options)
+    ]
+    assert all(same(seen, first) for seen in others)
+    assert same(first.at((0, 0)), first.at((2, 1)))
+    assert same(first, tokens) == (severity == 0)
+    (other,) = play(build("shuffle", severity=severity, held=4), tokens, steps=1)
+    assert same(other, first) == (severity == 0)
+
+
 @variants
 @pytest.mark.parametrize("severity", [-0.1, 1.1, float("nan")])
 def test_a_severity_out_of_range_is_refused(
@@ -234,6 +251,10 @@ def test_bad_options_are_refused() -> None:
         make_perturbation("shufle")
     with pytest.raises(InputError, match="every: expected null or at least 1, got 0"):
         build("shuffle", every=0)
+    with pytest.raises(InputError, match=r"held: expected null where .*got 3 and 2"):
+        build("shuffle", every=2, held=3)
+    with pytest.raises(InputError, match=r"held: expected null or an integer in"):
+        build("shuffle", held=-1)
     with pytest.raises(InputError, match="mode: expected drop or zero, got 'cut'"):
         build("occlude", mode="cut")
     with pytest.raises(InputError, match="scale: expected a number of at least 0"):
@@ -399,13 +420,23 @@ def test_noise_spares_self_by_default() -> None:
 def test_noise_on_an_image_stays_an_image() -> None:
     tokens = make_tokens(0)
     images = (tokens.features.nan_to_num().abs() * 120).clamp(max=255).byte()
-    noise = build("noise", severity=1.0, scale=50.0, has_self=False)
+    noise = build("noise", severity=1.0, scale=50 / 255, has_self=False)
     seen = play(noise, tokens._replace(features=images))[0]
     assert seen.features.dtype == torch.uint8
     assert not torch.equal(seen.features, images)
     # What would fall below 0 is cut there; it doesn't wrap round to 255.
     dark = images < 5
     assert seen.features[dark].float().mean() < 50
+
+
+def test_noise_on_an_image_is_in_units_of_its_range() -> None:
+    images = torch.full((3, 2, 50, 40), 128, dtype=torch.uint8)
+    types = torch.ones(3, 2, 50, dtype=torch.int64)
+    tokens = Tokens(images, types, torch.zeros_like(types, dtype=torch.bool))
+    (seen,) = play(build("noise", severity=0.1), tokens, steps=1)
+    errors = seen.features.float() - 128
+    assert float(errors.std()) == pytest.approx(25.5, rel=0.03)
+    assert abs(float(errors.mean())) < 1
 
 
 # Inject

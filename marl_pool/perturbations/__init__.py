@@ -31,8 +31,8 @@ def make_perturbation(
     Args:
         name: one of `perturbation_names`, or ``package.module:Class`` of your own.
         specs: of the tokens that it will see, one for each group of agents. Type
-            names, and whether there is a self token, are taken from them where they
-            agree.
+            names, the dtype, and whether there is a self token, are taken from them
+            where they agree.
         **options: of its constructor; all of them take ``severity``, in [0, 1].
 
     Raises:
@@ -43,7 +43,7 @@ def make_perturbation(
     known = list(specs)
     context = {
         key: getattr(known[0], key)
-        for key in ("has_self", "type_names")
+        for key in ("has_self", "type_names", "dtype")
         if len({getattr(spec, key) for spec in known}) == 1
     }
     return build(name, PERTURBATIONS, "perturbation", Perturbation, options, context)

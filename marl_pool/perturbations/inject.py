@@ -1,6 +1,7 @@
 """Inject: there are more things to see than matter."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,9 +44,11 @@ class Inject(DrawnPerturbation):
             own units (in simple-centroid the world's lengths divided by 5).
         position_features: how many features, from the first, are a position.
         type_names: of the types that the policy knows.
+        dtype: of the features. A distractor needs a position, and image patches
+            (uint8) have none.
 
     Raises:
-        UnfitTokensError: a type that the tokens lack.
+        UnfitTokensError: a type that the tokens lack, or images.
         InputError: a number out of range.
     """
 
@@ -58,8 +61,13 @@ class Inject(DrawnPerturbation):
         spread: NonNegativeFloat = 0.1,
         position_features: NonNegativeInt = 2,
         type_names: Sequence[str] = (),
+        dtype: Literal["float32", "uint8"] = "float32",
     ) -> None:
         super().__init__(severity=severity)
+        if dtype != "float32":
+            raise UnfitTokensError(
+                "perturbation inject: expected features with positions, got images"
+            )
         if count < 1:
             raise InputError(
                 f"perturbation.count: expected at least 1 at severity 1, got {count}"

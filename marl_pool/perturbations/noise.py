@@ -16,13 +16,13 @@ from marl_pool.types import NonNegativeFloat, UnitInterval
 class Noise(DrawnPerturbation):
     """Add Gaussian noise to every feature, fresh at each step.
 
-    Images (uint8) are rounded and kept in [0, 255].
+    Images (uint8) count from 0 to 1 here, as they do for a policy's embedding: the
+    noise is 255 times as large, and what comes out is rounded and kept in [0, 255].
 
     Args:
         severity: standard deviation in units of ``scale``.
         scale: the standard deviation at severity 1, in the features' own units. In
-            simple-centroid they are the world's lengths divided by 5; in images they
-            go from 0 to 255.
+            simple-centroid they are the world's lengths divided by 5.
         protect_self: leave the observer's own token alone. Its relative features are
             0 in any state, so noise there would not be an error of measurement.
         has_self: whether tokens of type 0 are the observer's own.
@@ -54,9 +54,11 @@ class Noise(DrawnPerturbation):
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         """Add the noise; see `DrawnPerturbation.apply`."""
         features, types, padding = tokens
-        noisy = features + state["noise"]
-        if not features.dtype.is_floating_point:
-            noisy = noisy.round().clamp(0, 255)
+        if features.dtype.is_floating_point:
+            noisy = features + state["noise"]
+        else:
+            noisy = torch.add(features, state["noise"], alpha=255)
+            noisy = noisy.round_().clamp_(0, 255)
         noisy = noisy.to(features.dtype)
         if self.protects:
             noisy = torch.where((types == SELF_TYPE)[..., None], features, noisy)

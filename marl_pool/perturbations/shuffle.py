@@ -3,14 +3,16 @@
 import torch
 from torch import Tensor
 
+from marl_pool.errors import InputError
 from marl_pool.perturbations.base import (
     DrawnPerturbation,
     PerturbationState,
     uniform_like,
 )
 from marl_pool.perturbations.selection import lowest, permutation, take_features
+from marl_pool.randomness import Purpose, stream_keys
 from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, UnitInterval
+from marl_pool.types import PositiveInt, Seed, UnitInterval
 
 
 class Shuffle(DrawnPerturbation):
@@ -25,16 +27,36 @@ class Shuffle(DrawnPerturbation):
         severity: share of the slots, padded ones included, that take part in the
             permutation.
         every: steps from one permutation to the next; None permutes at reset only.
+        held: seed of one permutation that all worlds, agents and episodes share, now
+            and in any other run; None draws a new one for each.
+
+    Raises:
+        InputError: ``held`` together with ``every``, or a number out of range.
     """
 
     def __init__(
-        self, *, severity: UnitInterval = 1.0, every: PositiveInt | None = None
+        self,
+        *,
+        severity: UnitInterval = 1.0,
+        every: PositiveInt | None = None,
+        held: Seed | None = None,
     ) -> None:
         super().__init__(severity=severity, every=every)
+        if held is not None and every is not None:
+            raise InputError(
+                f"perturbation.held: expected null where perturbation.every is given, "
+                f"got {held} and {every}"
+            )
+        if held is not None and not 0 <= held < 1 << 63:
+            raise InputError(
+                f"perturbation.held: expected null or an integer in [0, 2**63), "
+                f"got {held}"
+            )
+        self.held = held
 
     def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Draw a permutation for each agent; see `DrawnPerturbation.draw`."""
-        scores = uniform_like(keys, turn, tokens.types.shape[1:])
+        scores = self._scores(tokens, keys, turn)
         slots = torch.ones_like(tokens.padding)
         return {"origin": permutation(scores, lowest(scores, slots, self.severity))}
 
@@ -46,3 +68,11 @@ class Shuffle(DrawnPerturbation):
             tokens.types.gather(-1, origin),
             tokens.padding.gather(-1, origin),
         )
+
+    def _scores(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> Tensor:
+        if self.held is None:
+            return uniform_like(keys, turn, tokens.types.shape[1:])
+        only = torch.zeros_like(keys[:1])
+        key = stream_keys(self.held, only, only, Purpose.PERTURBATION)
+        scores = uniform_like(key, only, (1, tokens.num_tokens))
+        return scores.expand_as(tokens.types)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from marl_pool.errors import InputError
 from marl_pool.pooling.memory import Memory, MemoryPooling
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class AttentionNeuron(MemoryPooling):
@@ -30,8 +30,11 @@ class AttentionNeuron(MemoryPooling):
     published code. Where we differ: the published CartPole layer has neither the
     scale nor biases (``scale=False, bias=False``), and the published vector layers
     put a tanh around the codes that equation 2 does not have (``squash``). A hidden
-    layer of the feed-forward key (``key_units``) is ours. As a sensory layer it
-    stands directly on the observation: ``encoder=identity``.
+    layer of the feed-forward key (``key_units``) is ours, and so are the initial
+    weights: evolution starts from zeros, but a gradient finds nothing where all scores
+    are small, so queries begin with unit variance and keys with ``key_gain`` times
+    that of what they are made from. As a sensory layer it stands directly on the
+    observation: ``encoder=identity``.
 
     Args:
         dim: D, the width of the vectors.
@@ -46,12 +49,16 @@ class AttentionNeuron(MemoryPooling):
         scale: divide the scores by √d.
         bias: give the projections of queries and keys a bias.
         squash: put a tanh around the codes.
+        key_gain: of the initial projection of the keys; large where a token's
+            readings are small, as an LSTM's outputs and differences of frames are.
         action_dim: A, the width of the previous action.
 
     Raises:
         InputError: an unknown choice, an LSTM without units or with frames, or frames
             that do not divide D.
     """
+
+    keeps_initial_weights = True
 
     def __init__(
         self,
@@ -67,6 +74,7 @@ class AttentionNeuron(MemoryPooling):
         scale: bool = True,
         bias: bool = True,
         squash: bool = True,
+        key_gain: PositiveFloat = 4.0,
         action_dim: int = 0,
     ) -> None:
         super().__init__(dim, action_dim=action_dim, dim_out=num_codes * dim)
@@ -84,6 +92,11 @@ class AttentionNeuron(MemoryPooling):
             self.hidden = nn.Linear(width, key_units)
         self.key = nn.Linear(key_units or width, message_dim, bias=bias)
         self.query = nn.Linear(position_dim, message_dim, bias=bias)
+        # Half of the squares of sines and cosines is what they are on average.
+        nn.init.normal_(self.query.weight, std=(2 / position_dim) ** 0.5)
+        nn.init.normal_(self.key.weight, std=key_gain * self.key.in_features**-0.5)
+        for part in (self.query, self.key) if bias else ():
+            nn.init.zeros_(part.bias)
         self.table: Tensor
         table = sinusoids(num_codes, position_dim)
         self.register_buffer("table", table, persistent=False)

@@ -20,7 +20,8 @@ class Pooling(nn.Module, ABC):
     shapes and clears what lies under padding, so `forward` holds only mathematics.
     Inside a policy (`SetNetwork`) the weights of Linear and Embedding layers and
     parameters named ``tokens`` or ``learned_query`` are initialized anew to
-    N(0, init_std), and the biases of Linear layers to 0.
+    N(0, init_std), and the biases of Linear layers to 0, unless the class says
+    ``keeps_initial_weights = True``.
 
     Args:
         dim: D, the width of the vectors.
@@ -30,9 +31,11 @@ class Pooling(nn.Module, ABC):
     Attributes:
         permutation_invariant: whether the result ignores the order of the vectors.
             It belongs to the instance: options may decide it.
+        keeps_initial_weights: whether a policy leaves them as the head drew them.
     """
 
     permutation_invariant: bool = True
+    keeps_initial_weights: bool = False
 
     def __init__(
         self, dim: int, *, dim_out: int | None = None, extra_tokens: int = 0
