@@ -8,7 +8,7 @@ from typing import NoReturn
 from marl_pool import __version__, names
 from marl_pool.errors import InputError
 
-KINDS = ("pooling", "envs", "encoders", "perturbations")
+KINDS = ("pooling", "envs", "encoders", "perturbations", "tokenizers")
 """What can be listed."""
 RESOURCES = {
     "num_env_runners": "processes that sample",
@@ -18,6 +18,15 @@ RESOURCES = {
     "address": "existing Ray cluster, host:port or auto",
 }
 """Flags of ``train`` that are short for the keys ``resources.…``."""
+SWEEP_FLAGS = {
+    "concurrency": "trials at a time",
+    "cpus_per_trial": "CPUs, and threads of torch, of each trial",
+    "gpus_per_trial": "GPUs of each trial",
+    "format": "of the table, csv or parquet",
+    "seed_sd": "standard deviation of the return between seeds, if known",
+    "address": "existing Ray cluster, host:port or auto",
+}
+"""Flags of ``sweep`` that are short for the keys ``sweep.…``."""
 
 TRAIN = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
@@ -33,13 +42,32 @@ examples:
   marl-pool train ppo=paper total_steps=4e6 --num-env-runners 4 --run-dir runs/paper
   marl-pool train pooling=my_package.my_module:MyPool pooling.width=16
 """
+SWEEP = """\
+key=a,b or key=range(0,3) gives a key several values; every combination is a trial. A
+preset such as experiment=figure5 may bring a grid, whose keys can be set anew. All
+trials are checked before the first one starts. key=value and group=option are as for
+`marl-pool train`:
+
+  {groups}
+
+Each trial is an ordinary run in DIR/trials. A sweep that was stopped goes on with
+`marl-pool resume DIR`. With --address, DIR must be on a file system that all machines
+of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key.
+
+examples:
+  marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
+  marl-pool sweep experiment=figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
+  marl-pool sweep experiment=figure5 --concurrency 8 --format parquet
+"""
 RESUME = """\
-Training goes on from the newest checkpoint. Only run control may be changed:
-total_steps, time_limit, checkpoint.* and resources.*.
+Training goes on from the newest checkpoint, and a sweep with what it has not finished.
+Only run control may be changed: total_steps, time_limit, checkpoint.*, resources.*, and
+sweep.* of a sweep.
 
 examples:
   marl-pool resume runs/my-run
   marl-pool resume runs/my-run total_steps=2e6 time_limit=600
+  marl-pool resume sweeps/my-sweep sweep.concurrency=4
 """
 EVALUATE = """\
 Arguments of the form key=value set a key.
@@ -133,7 +161,15 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     for key, what in RESOURCES.items():
         flag = f"--{key.replace('_', '-')}"
         train.add_argument(flag, metavar="X", help=f"{what} (resources.{key})")
-    resume = add("resume", "go on with a run that was stopped", RESUME)
+    sweep = add("sweep", "train a grid of policies, several at a time", SWEEP)
+    sweep.add_argument("--sweep-dir", metavar="DIR", help="folder of the sweep")
+    sweep.add_argument(
+        "--dry-run", action="store_true", help="print the study and stop"
+    )
+    for key, what in SWEEP_FLAGS.items():
+        flag = f"--{key.replace('_', '-')}"
+        sweep.add_argument(flag, metavar="X", help=f"{what} (sweep.{key})")
+    resume = add("resume", "go on with a run or a sweep that was stopped", RESUME)
     evaluate = add("evaluate", "measure a policy under perturbations", EVALUATE)
     render = add("render", "make a video of a policy", RENDER)
     for reader in (resume, evaluate, render):
@@ -146,7 +182,7 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
             default=[],
             help="package.module:Class that the run may use; may be given repeatedly",
         )
-    for composer in (train, evaluate, render):
+    for composer in (train, sweep, evaluate, render):
         composer.add_argument(
             "--config-dir", metavar="DIR", type=Path, help="folder of your own YAML"
         )

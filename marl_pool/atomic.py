@@ -1,4 +1,4 @@
-"""Writing so that a crash leaves the old content or the new, never a part."""
+"""Writing so that a crash leaves the old content or the new, never a part; locks."""
 
 import os
 import shutil
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+from marl_pool.errors import InputError
 
 
 @contextmanager
@@ -52,6 +54,23 @@ def standing(folder: Path) -> Path:
     """Where the content of ``folder`` is, also between the two renames."""
     aside = _aside(folder)
     return aside if aside.is_dir() and not folder.exists() else folder
+
+
+@contextmanager
+def locked(file: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock that ends with the process, however it ends.
+
+    Raises:
+        InputError: another process holds it; with the message ``refusal``.
+    """
+    import fcntl  # POSIX only; everything else here runs anywhere
+
+    with file.open("w") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(refusal) from error
+        yield
 
 
 def _aside(folder: Path) -> Path:

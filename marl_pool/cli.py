@@ -8,22 +8,25 @@ import importlib.util
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool import names
-from marl_pool.arguments import KINDS, RESOURCES, parse, print_help
+from marl_pool.arguments import KINDS, RESOURCES, SWEEP_FLAGS, parse, print_help
 from marl_pool.errors import InputError, StoppedError
 
 if TYPE_CHECKING:
+    from marl_pool.config.grid import Plan
     from marl_pool.runs import Run
+    from marl_pool.sweeps import Sweep
 
 EXTRAS = {
     "ray": "rllib",
     "tensorboardX": "rllib",
     "matplotlib": "plots",
     "cv2": "plots",
+    "ale_py": "atari",
 }
 """Which extra installs a module that the base installation lacks."""
 RESUMABLE = ("total_steps", "time_limit", "checkpoint", "resources")
@@ -31,7 +34,9 @@ RESUMABLE = ("total_steps", "time_limit", "checkpoint", "resources")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 2 for bad input, 130 if stopped.
+    """Run one command and return its exit status.
+
+    It is 0, 1 if trials of a sweep failed, 2 for bad input, 130 if stopped.
 
     Args:
         arguments: without the program's name; None takes the process's own.
@@ -41,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
             raise
-        return _refuse(_install(str(error.name), extra))
+        return _refuse(_install(module, EXTRAS[module]))
     except KeyboardInterrupt:
         print("marl-pool: stopped", file=sys.stderr)
         return 130
@@ -62,14 +67,11 @@ def _main(arguments: list[str]) -> int:
 
 
 def _train(arguments: Namespace, overrides: list[str]) -> int:
-    for key in RESOURCES:
-        if (value := getattr(arguments, key)) is not None:
-            overrides.append(f"resources.{key}={_quoted(value)}")
+    overrides += _flags_as_keys("resources", RESOURCES, arguments)
     config = _composed("train", arguments, overrides)
     if config is None:
         return 0
-    if importlib.util.find_spec("ray") is None:
-        raise InputError(_install("ray", "rllib"))
+    _require_ray()
     from marl_pool.runs import Run, default_path
 
     run = Run.create(arguments.run_dir or default_path(config), config)
@@ -77,27 +79,89 @@ def _train(arguments: Namespace, overrides: list[str]) -> int:
         return _run_training(run, config)
     except StoppedError:
         raise
-    except InputError:
+    except (InputError, ModuleNotFoundError):
         run.discard_if_unused()
         raise
 
 
-def _resume(arguments: Namespace, overrides: list[str]) -> int:
-    from marl_pool.config import assign, check, parse
+def _sweep(arguments: Namespace, overrides: list[str]) -> int:
+    overrides += _flags_as_keys("sweep", SWEEP_FLAGS, arguments)
+    from marl_pool.config import check, commented, compose_only, plan_sweep
+    from marl_pool.sweeps import Sweep, default_path
 
+    plan = plan_sweep(overrides, arguments.config_dir)
+    if arguments.cfg:
+        composed, chosen = compose_only("sweep", plan.overrides, arguments.config_dir)
+        checked = check("sweep", {**composed, "grid": plan.grid})
+        print(commented("sweep", checked, chosen, arguments.config_dir), end="")
+        return 0
+    path = arguments.sweep_dir or default_path(plan.trials[0].config["env"]["name"])
+    if Sweep.is_at(path):
+        raise InputError(
+            f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
+        )
+    sweep = Sweep(path, plan.grid, plan.overrides, arguments.config_dir)
+    return _run_sweep(sweep, plan, arguments.dry_run)
+
+
+def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
+    from marl_pool.config.grid import refuse_other_runs
+
+    refuse_other_runs(sweep, plan)
+    _require_ray()
+    from marl_pool.training.settings import SweepSettings
+    from marl_pool.training.sweep.run import run_sweep
+
+    settings = SweepSettings(**plan.settings)
+    try:
+        failed = run_sweep(sweep, plan.trials, settings, dry_run)
+    except KeyboardInterrupt:
+        if not sweep.is_at(sweep.path):
+            raise
+        return _stopped(sweep.path)
+    if not dry_run:
+        _print_paths([sweep.path, sweep.table_path(settings.format)])
+    for name, reason in failed.items():
+        print(f"marl-pool: {name} failed: {reason}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _resume(arguments: Namespace, overrides: list[str]) -> int:
+    from marl_pool.config import assign, check
+    from marl_pool.sweeps import Sweep
+
+    if arguments.run is not None and Sweep.is_at(arguments.run):
+        return _resume_sweep(Sweep.open(arguments.run), overrides)
     run = _open_run(arguments)
-    for text in overrides:
-        key = parse(text).key_or_group
-        if key.split(".")[0] not in RESUMABLE:
-            raise InputError(
-                f"{key}: a resumed run takes only {', '.join(RESUMABLE)}; "
-                "for anything else start a new run"
-            )
+    _refuse_unless(RESUMABLE, overrides)
     try:
         config = check("train", assign(run.config, overrides))
     except InputError as error:
         raise InputError(f"{run.path}: {error}") from error
     return _run_training(run, config)
+
+
+def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
+    from marl_pool.config import parse, plan_grid
+
+    _refuse_unless((*RESUMABLE, "sweep"), overrides)
+    for key in {parse(text).key_or_group for text in overrides} & set(sweep.grid):
+        raise InputError(f"{key}: it is swept; for other values start a new sweep")
+    sweep.overrides += overrides
+    return _run_sweep(sweep, plan_grid(sweep.grid, sweep.overrides, sweep.config_dir))
+
+
+def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse keys that what is resumed cannot change any more."""
+    from marl_pool.config import parse
+
+    for text in overrides:
+        key = parse(text).key_or_group
+        if key.split(".")[0] not in allowed:
+            raise InputError(
+                f"{key}: a resumed run takes only {', '.join(allowed)}; "
+                "for anything else start a new run"
+            )
 
 
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
@@ -107,11 +171,7 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
 
             train(run, config)
     except KeyboardInterrupt:
-        print(
-            f"marl-pool: stopped; go on with: marl-pool resume {run.path}",
-            file=sys.stderr,
-        )
-        return 130
+        return _stopped(run.path)
     finally:
         run.close()
     _print_paths([run.path, *filter(Path.exists, (run.metrics_path, run.policy_dir))])
@@ -158,6 +218,7 @@ def _list(arguments: Namespace, overrides: list[str]) -> int:
 
 VERBS = {
     "train": _train,
+    "sweep": _sweep,
     "resume": _resume,
     "evaluate": _evaluate,
     "render": _render,
@@ -172,6 +233,8 @@ def _composed(
     from marl_pool.config import check, commented, compose_only
 
     composed, chosen = compose_only(verb, overrides, arguments.config_dir)
+    if verb == "train" and "grid" in composed:
+        raise InputError("grid: a grid is many runs; use `marl-pool sweep`")
     checked = check(verb, composed)
     if not arguments.cfg:
         return checked
@@ -187,6 +250,23 @@ def _open_run(arguments: Namespace) -> "Run":
     return Run.open(arguments.run)
 
 
+def _flags_as_keys(
+    section: str, flags: Mapping[str, str], arguments: Namespace
+) -> list[str]:
+    """The overrides that flags with a value are short for."""
+    given = {key: getattr(arguments, key) for key in flags}
+    return [
+        f"{section}.{key}={_quoted(value)}"
+        for key, value in given.items()
+        if value is not None
+    ]
+
+
+def _require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(_install("ray", "rllib"))
+
+
 def _quoted(value: str) -> str:
     """A flag's value in Hydra's syntax: a number as it is, else a quoted string."""
     try:
@@ -194,6 +274,12 @@ def _quoted(value: str) -> str:
     except ValueError:
         return "'" + value.replace("'", r"\'") + "'"
     return value
+
+
+def _stopped(path: Path) -> int:
+    go_on = f"go on with: marl-pool resume {path}"
+    print(f"marl-pool: stopped; {go_on}", file=sys.stderr)
+    return 130
 
 
 def _install(module: str, extra: str) -> str:

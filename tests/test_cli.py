@@ -159,10 +159,10 @@ def test_help_of_a_verb_shows_examples(verb, capsys):
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert f"examples:\n  marl-pool {verb}" in text
-    if verb in ("train", "evaluate", "render"):
+    if verb in ("train", "sweep", "evaluate", "render"):
         assert f"marl-pool {verb} --cfg" in text
     if verb == "train":
-        assert "pooling=ada|avg|cls|flatten|max" in text
+        assert "pooling=ada|attention_neuron|avg|cls|flatten|max" in text
 
 
 def test_the_examples_of_the_help_are_understood(capsys, provide, tmp_path):

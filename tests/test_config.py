@@ -346,10 +346,19 @@ def test_an_override_sets_its_key(override, path, expected):
         ("device=mps", "device: expected cpu, cuda or cuda:N, got 'mps'"),
         ("checkpoint=3", "checkpoint: expected a mapping of keys, got 3"),
         ("ppo.minibatch_size=9999", "ppo.minibatch_size: expected at most ppo.batch_s"),
-        ("pooling=adda", "unknown pooling 'adda': choose from ada, avg, cls, "),
+        (
+            "pooling=adda",
+            "unknown pooling 'adda': choose from ada, attention_neuron, avg, cls, ",
+        ),
         ("pooling=adda", "Did you mean 'ada'?"),
-        ("pooling.name=adda", "unknown pooling 'adda': choose from ada, avg, cls, "),
-        ("pooling.name=[ada]", "pooling: expected one of ada, avg, cls, flatten, max"),
+        (
+            "pooling.name=adda",
+            "unknown pooling 'adda': choose from ada, attention_neuron, avg, cls, ",
+        ),
+        (
+            "pooling.name=[ada]",
+            "pooling: expected one of ada, attention_neuron, avg, cls",
+        ),
         ("ppo=slow", "unknown ppo 'slow': choose from fast, paper, "),
         ("experiment=x", "unknown experiment 'x': choose from "),
         ("env={num_noise: 3}", ", simple_centroid, simple_tag, got {"),
@@ -521,7 +530,9 @@ def test_config_dir_adds_options(tmp_path):
     assert config["pooling"]["num_heads"] == 1
     assert config["seed"] == 7
     assert compose("train", ["pooling=corner"], tmp_path)["pooling"]["query"] == [0]
-    with pytest.raises(InputError, match="choose from ada, avg, cls, corner, "):
+    with pytest.raises(
+        InputError, match="choose from ada, attention_neuron, avg, cls, corner, "
+    ):
         compose("train", ["pooling=corn"], tmp_path)
 
 

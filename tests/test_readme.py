@@ -11,7 +11,7 @@ import pytest
 
 from marl_pool import arguments
 from marl_pool.cli import RESUMABLE, VERBS, main
-from marl_pool.config import compose
+from marl_pool.config import compose, plan_sweep
 from marl_pool.config.sections import GROUPS
 from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy
@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("docs/architecture.md", "docs/sweeps.md"),
+)
 SMALL = ("env.max_steps=2", "env.num_noise=1", "encoder.num_layers=1")
 
 
@@ -84,6 +87,8 @@ def test_its_commands_are_understood(folder, words):
         known, overrides = arguments.parse(words)
         if known.verb == "train":
             compose("train", overrides)
+        elif known.verb == "sweep":
+            assert plan_sweep(overrides).trials
         elif known.verb == "resume":
             assert {text.partition("=")[0] for text in overrides} <= set(RESUMABLE)
         elif known.verb == "list":

@@ -5,7 +5,9 @@ compared with a signature, and look for a YAML file named like a plug-in; so eve
 override of a key may add it, and the check that follows knows which keys there are.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from marl_pool import names
@@ -49,22 +51,61 @@ def compose_only(
     verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compose without the check; return also which option each group took."""
+    composed, chosen = compose_unresolved(verb, overrides, config_dir)
+    return resolve(verb, composed), chosen
+
+
+def compose_unresolved(
+    verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
+) -> tuple[DictConfig, dict[str, Any]]:
+    """Compose, and leave interpolations as they stand; see `resolve`."""
     folder = _folder(config_dir)
     lines = [line for text in overrides for line in _translate(verb, text, folder)]
     if folder:
         lines.append(f"hydra.searchpath=['file://{folder}']")
+    with (
+        _one_line_errors(verb),
+        initialize_config_dir(str(CONFIGS), version_base="1.3"),
+    ):
+        composed = hydra_compose(verb, lines, return_hydra_config=True)
+    chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
+    del composed._content["hydra"]  # type: ignore[union-attr]
+    return composed, _keyed(chosen)
+
+
+def resolve(
+    verb: str, composed: DictConfig, values: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Turn what was composed into plain data.
+
+    Args:
+        verb: for messages.
+        composed: stays as it is.
+        values: by dotted key, set before interpolations are resolved.
+
+    Raises:
+        InputError: an interpolation of a key that is not there.
+    """
+    with _one_line_errors(verb):
+        if values:
+            composed = copy.deepcopy(composed)
+            OmegaConf.set_struct(composed, False)
+        for key, value in (values or {}).items():
+            OmegaConf.update(composed, key, value, force_add=True)
+        return _keyed(
+            OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        )
+
+
+@contextmanager
+def _one_line_errors(verb: str) -> Iterator[None]:
     try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = hydra_compose(verb, lines, return_hydra_config=True)
-        chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
-        del composed._content["hydra"]  # type: ignore[union-attr]
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        yield
     except OmegaConfBaseException as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{error.full_key or verb}: {reason}") from error
     except (HydraException, yaml.YAMLError) as error:
         raise InputError(f"configuration of {verb}: {_one_line(error)}") from error
-    return _keyed(plain), _keyed(chosen)
 
 
 def parse(text: str) -> Override:
@@ -72,6 +113,21 @@ def parse(text: str) -> Override:
 
     Raises:
         InputError: it is none, or asks for a sweep or a deletion.
+    """
+    override = parse_any(text)
+    if override.is_sweep_override():
+        raise InputError(
+            f"{override.key_or_group}: expected one value, got several: {text!r}. "
+            "Write a list as key=[a,b]"
+        )
+    return override
+
+
+def parse_any(text: str) -> Override:
+    """Read one ``key=value``, or ``key=value,value`` and the like.
+
+    Raises:
+        InputError: it is none, or asks for a deletion.
     """
     try:
         override = OverridesParser.create().parse_override(text)
@@ -82,11 +138,6 @@ def parse(text: str) -> Override:
         ) from error
     if override.is_delete() or not override.key_or_group:
         raise InputError(f"{text!r}: expected key=value")
-    if override.is_sweep_override():
-        raise InputError(
-            f"{override.key_or_group}: expected one value, got several: {text!r}. "
-            "Write a list as key=[a,b]"
-        )
     return override
 
 

@@ -29,17 +29,21 @@ def commented(
         chosen: the option that each config group took.
         config_dir: the user's own YAML files.
     """
-    notes = dict(comments(CONFIGS / f"{verb}.yaml"))
+    notes: dict[str, list[str]] = {}
+    primary = {file.stem: file for file in CONFIGS.glob("*.yaml")}
+    for file in _with_bases(verb, primary):
+        for key, lines in comments(file):
+            notes.setdefault(key, lines)
     for group in VERBS[verb].config_groups:
         options = files_of(group, config_dir)
         plugin = " or package.module:Class" if group in GROUPS else ""
         text = notes.pop(f"defaults.{group}", [])
         notes[group] = [*text, f"# {group}={'|'.join(options)}{plugin}"]
-        file = options.get(str(chosen.get(group)))
         # A preset's keys stand at the top; the primary file explains those it has.
         top = group in VERBS[verb].presets
-        for key, lines in comments(file) if file else ():
-            notes.setdefault(key if top else f"{group}.{key}", lines)
+        for file in _with_bases(str(chosen.get(group)), options):
+            for key, lines in comments(file):
+                notes.setdefault(key if top else f"{group}.{key}", lines)
     return "\n".join(_lines(config, notes)) + "\n"
 
 
@@ -57,6 +61,15 @@ def comments(file: Path) -> Iterator[tuple[str, list[str]]]:
             parents.append((depth, found["key"]))
             yield ".".join(key for _, key in parents), above
         above = []
+
+
+def _with_bases(option: str, options: Mapping[str, Path]) -> Iterator[Path]:
+    """The file of an option, then those of the options that it builds on."""
+    if option in options:
+        yield options[option]
+        content = yaml.safe_load(options[option].read_text(encoding="utf-8")) or {}
+        for base in content.get("defaults", ()):
+            yield from _with_bases(str(base), options)
 
 
 def _lines(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.evaluation.settings import EvaluateSettings, RenderSettings
-from marl_pool.training.settings import PPOSettings, TrainSettings
+from marl_pool.training.settings import PPOSettings, StudySettings, TrainSettings
 
 CONFIGS = Path(str(files("marl_pool"))) / "configs"
 """The YAML files inside the package: one for each verb, a folder for each group."""
@@ -67,15 +67,18 @@ GROUPS = {
     "pooling": Group(
         "marl_pool.pooling:POOLING",
         "marl_pool.pooling.base:Pooling",
-        frozenset({"dim", "num_tokens", "has_self"}),
+        frozenset({"dim", "num_tokens", "has_self", "action_dim"}),
     ),
     "perturbation": Group(
         "marl_pool.perturbations:PERTURBATIONS",
         "marl_pool.perturbations.base:Perturbation",
-        frozenset({"has_self", "type_names"}),
+        frozenset({"has_self", "type_names", "dtype"}),
         optional=True,
     ),
 }
+
+LISTED = {"tokenizers": "marl_pool.envs.tokenizers:TOKENIZERS"}
+"""Registries whose names are values of an option, not a group."""
 
 POLICY = Section(
     "marl_pool.policies.token_policy:TokenPolicy",
@@ -116,14 +119,20 @@ VERBS = {
         TrainSettings,
         ("experiment",),
     ),
+    "sweep": Verb(
+        ("env", "encoder", "pooling", "policy", "ppo", "perturbation"),
+        StudySettings,
+        ("experiment",),
+    ),
     "evaluate": Verb((), EvaluateSettings, ("suite",)),
     "render": Verb(("perturbation",), RenderSettings),
 }
 
 
 def registry(kind: str) -> Mapping[str, str]:
-    """What is registered under "pooling", "envs", "encoders" or "perturbations"."""
-    names: Mapping[str, str] = load(GROUPS[kind.removesuffix("s")].registry)
+    """What is registered under "pooling", "envs", "tokenizers" and so on."""
+    own = LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry
+    names: Mapping[str, str] = load(own)
     return names
 
 

@@ -1,0 +1,255 @@
+"""Sweep folders, and the table of results that a sweep leaves.
+
+    SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
+    SWEEP/trials/NAME/      an ordinary run folder for each trial: `marl_pool.runs`
+    SWEEP/table.csv         or table.parquet: a row for each iteration of each trial
+
+A crash leaves the old content of a file or the new.
+"""
+
+import csv
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+import yaml
+
+from marl_pool.atomic import locked, new_file
+from marl_pool.errors import InputError
+from marl_pool.runs import Run
+from marl_pool.version import __version__
+
+CONTENT, LOCK, VERSION = "sweep.yaml", ".lock", "package_version"
+LONGEST_NAME = 200
+"""Characters; most file systems take 255 bytes."""
+
+Format = Literal["csv", "parquet"]
+Grid = dict[str, list[Any]]
+"""Key → values, in the order in which a trial's name has them."""
+
+
+class Trial(NamedTuple):
+    """One run of a sweep.
+
+    Attributes:
+        name: of its folder.
+        values: by swept key, in the grid's order.
+        config: the checked configuration.
+    """
+
+    name: str
+    values: dict[str, Any]
+    config: dict[str, Any]
+
+
+class Sweep:
+    """One sweep's folder.
+
+    Args:
+        path: of the folder; it need not exist.
+        grid: key → values.
+        overrides: of every trial.
+        config_dir: the user's own YAML files.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        grid: Grid,
+        overrides: Sequence[str],
+        config_dir: str | Path | None = None,
+    ) -> None:
+        self.path, self.grid, self.overrides = Path(path), grid, list(overrides)
+        self.config_dir = config_dir and str(Path(config_dir).resolve())
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Sweep":
+        """Read what an earlier `write` wrote.
+
+        Raises:
+            InputError: ``sweep.yaml`` is missing or broken.
+        """
+        file = Path(path) / CONTENT
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            # The version stands last, so a file that was cut short lacks it.
+            del content[VERSION]
+            return cls(path, **content)
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is no sweep: it has no {CONTENT}") from error
+        except (yaml.YAMLError, OSError, TypeError, KeyError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{file} cannot be read: {reason}") from error
+
+    @staticmethod
+    def is_at(path: str | Path) -> bool:
+        """Whether there is a sweep in that folder."""
+        return (Path(path) / CONTENT).is_file()
+
+    def write(self) -> None:
+        """Write ``sweep.yaml``."""
+        content = {
+            "grid": self.grid,
+            "overrides": self.overrides,
+            "config_dir": self.config_dir,
+            VERSION: __version__,
+        }
+        with new_file(self.path / CONTENT) as out:
+            yaml.safe_dump(content, out, sort_keys=False, allow_unicode=True)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Make the folder, and keep other processes from running the same sweep.
+
+        Raises:
+            InputError: it cannot be made, or another process holds the lock.
+        """
+        try:
+            (self.path / "trials").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be made: {error.strerror}") from error
+        with locked(self.path / LOCK, f"{self.path}: another process is running it"):
+            yield
+
+    def run_path(self, trial: Trial) -> Path:
+        """Of the trial's run folder."""
+        return self.path / "trials" / trial.name
+
+    def run(self, trial: Trial) -> Run | None:
+        """The trial's run; None if it has not begun."""
+        path = self.run_path(trial)
+        return Run.open(path) if (path / "config.yaml").is_file() else None
+
+    def strangers(self, trials: Iterable[Trial]) -> list[str]:
+        """Folders beside those of the trials."""
+        folder = self.path / "trials"
+        found = {item.name for item in folder.iterdir()} if folder.is_dir() else set()
+        return sorted(found - {trial.name for trial in trials})
+
+    def table_path(self, form: Format) -> Path:
+        """Of the table of results."""
+        return self.path / f"table.{form}"
+
+    def write_table(
+        self, trials: Sequence[Trial], status: Mapping[str, str], form: Format
+    ) -> None:
+        """Write the table anew: a row for each logged iteration of each trial.
+
+        Its columns are ``trial``, ``status``, the swept keys, and all metrics that
+        any of the trials has; a missing number is empty, and NaN when read.
+
+        Args:
+            trials: in the order of the rows.
+            status: by trial's name.
+            form: "csv" or "parquet".
+        """
+        rows = []
+        for trial in trials:
+            own = {"trial": trial.name, "status": status[trial.name]}
+            own |= {key: _plain(value) for key, value in trial.values.items()}
+            run = self.run(trial)
+            rows += [own | row for row in run.rows()] if run else []
+        keys = dict.fromkeys(key for trial in trials for key in trial.values)
+        metrics = dict.fromkeys(key for row in rows for key in row)
+        columns = list(dict.fromkeys(("trial", "status", *keys, *metrics)))
+        with new_file(self.table_path(form)) as out:
+            if form == "csv":
+                writer = csv.DictWriter(out, columns, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(
+                    {key: _cell(value) for key, value in row.items()} for row in rows
+                )
+            else:
+                import pyarrow as pa
+                from pyarrow import parquet
+
+                table = pa.table({key: _column(rows, key) for key in columns})
+                parquet.write_table(table, out.buffer)
+
+
+def read_table(path: str | Path) -> list[dict[str, Any]]:
+    """Read the table of a sweep.
+
+    Args:
+        path: of a ``table.csv``, a ``table.parquet`` or the sweep's folder.
+
+    Returns:
+        The rows. A metric is a number, NaN where it is missing. A swept key's value
+        is a number, true or false, None, or text; a list is text in JSON's form.
+
+    Raises:
+        InputError: there is no such table.
+    """
+    path = Path(path)
+    if path.is_dir():
+        tables = [path / f"table.{form}" for form in ("csv", "parquet")]
+        path = next(filter(Path.is_file, tables), path / "table.csv")
+    if not path.is_file():
+        raise InputError(f"{path}: no such table")
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return list(parquet.read_table(path).to_pylist())
+    with path.open(newline="", encoding="utf-8") as lines:
+        return [
+            {key: _value(text) for key, text in row.items()}
+            for row in csv.DictReader(lines)
+        ]
+
+
+def trial_name(values: Mapping[str, Any]) -> str:
+    """Name a trial's folder by its swept values: ``pooling=ada,seed=0``.
+
+    What a path should not hold is written as in a URL, so that names stay distinct;
+    of a very long name the end is a checksum.
+    """
+    texts = (f"{key}={_label(value)}" for key, value in values.items())
+    name = quote(",".join(texts), safe="=,+:[]")
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[:LONGEST_NAME]}-{zlib.crc32(name.encode()):08x}"
+
+
+def default_path(label: str) -> Path:
+    """``sweeps/<date-time>-<label>`` for a new sweep."""
+    return Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    return _label(value) if isinstance(value, list | dict) else value
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if value is None or isinstance(value, bool) else value
+
+
+def _value(text: str) -> Any:
+    if text in ("null", "true", "false"):
+        return json.loads(text)
+    for kind in (int, float):
+        try:
+            return kind(text or "nan")
+        except ValueError:
+            continue
+    return text
+
+
+def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
+    """A column in one type, as parquet wants it: numbers, or else text."""
+    values = [row.get(key, math.nan) for row in rows]
+    known = [value for value in values if value is not None]
+    if len({isinstance(value, bool | str) for value in known}) > 1:
+        return [None if value is None else _label(value) for value in values]
+    return values

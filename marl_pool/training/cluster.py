@@ -1,0 +1,64 @@
+"""Starting ray, or joining a cluster, and leaving it."""
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+
+import ray
+
+from marl_pool.errors import InputError
+
+
+@contextlib.contextmanager
+def ray_session(
+    address: str | None,
+    num_cpus: int,
+    env: Mapping[str, str] | None = None,
+    key: str = "resources.address",
+) -> Iterator[None]:
+    """Start ray, or join a cluster, and leave it; one that runs already is kept.
+
+    Args:
+        address: of a cluster; None starts ray on this machine.
+        num_cpus: CPUs of which a local ray disposes, whatever the machine has.
+        env: environment variables of the workers.
+        key: what a refusal names.
+
+    Raises:
+        InputError: ray cannot be started or joined.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    # Workers find a user's own classes where the driver does.
+    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    variables = {"PYTHONPATH": path.rstrip(os.pathsep), **(env or {})}
+    local = {"num_cpus": num_cpus, "include_dashboard": False}
+    try:
+        ray.init(
+            address=address,
+            runtime_env={"env_vars": variables},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **(local if address is None else {}),
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{key}: cannot join or start ray: {reason}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep RLlib's notes about its own migration from the screen."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name in ("ray", "ray.rllib", "ray.tune"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

@@ -1,0 +1,1 @@
+"""Sweeps: the trials of a grid, scheduled by Ray Tune."""

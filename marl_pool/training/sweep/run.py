@@ -1,0 +1,137 @@
+"""A sweep from its plan to its table."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import ray
+
+from marl_pool.errors import InputError
+from marl_pool.sweeps import Sweep, Trial
+from marl_pool.training.cluster import quiet, ray_session
+from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.settings import SweepSettings
+from marl_pool.training.sweep.board import FAILED, WAITING, Board
+from marl_pool.training.sweep.probe import cell_of, measure
+from marl_pool.training.sweep.schedule import (
+    WORKER_ENV,
+    bundles,
+    run_trials,
+    steps_saved,
+)
+from marl_pool.training.sweep.study import detectable, duration_of, size_of
+
+
+def run_sweep(
+    sweep: Sweep, trials: Sequence[Trial], settings: SweepSettings, dry_run: bool
+) -> dict[str, str]:
+    """Print what the study is; run what is left of it; write the table.
+
+    Args:
+        sweep: its folder is made here, unless it is a dry run.
+        trials: composed and checked.
+        settings: how they are run.
+        dry_run: stop after printing.
+
+    Returns:
+        Why trials failed, by name.
+
+    Raises:
+        InputError: a trial whose parts don't fit each other, or more CPUs or GPUs
+            than there are; raised before a trial starts.
+        KeyboardInterrupt: Ctrl-C; the sweep can be resumed.
+    """
+    with quiet():
+        _refuse_misfits(trials)
+        done = {trial.name: steps_saved(sweep.run(trial)) for trial in trials}
+        left = [t for t in trials if done[t.name] < t.config["total_steps"]]
+        _say(size_of(sweep.grid, trials, done))
+        _say(detectable(sweep.grid, settings.seed_sd))
+        if others := sweep.strangers(trials):
+            _say(f"{len(others)} other folders in trials/ are no part of it")
+        with _resources(left, settings) as concurrency:
+            _say(_duration(left, done, concurrency))
+            if not dry_run:
+                return _run(sweep, trials, done, settings, concurrency)
+    _say(*(f"{done[trial.name]:>12,} steps  {trial.name}" for trial in trials))
+    return {}
+
+
+def _run(
+    sweep: Sweep,
+    trials: Sequence[Trial],
+    done: Mapping[str, int],
+    settings: SweepSettings,
+    concurrency: int,
+) -> dict[str, str]:
+    board = Board({t.name: t.config["total_steps"] for t in trials}, done)
+    left = [trial for trial in trials if trial.name in board.named(WAITING)]
+
+    def write_table() -> None:
+        status = {name: line.state for name, line in board.lines.items()}
+        sweep.write_table(trials, status, settings.format)
+
+    with sweep.lock():
+        sweep.write()
+        try:
+            if left:
+                with board:
+                    run_trials(sweep, left, settings, concurrency, board, write_table)
+        finally:
+            write_table()
+    return {name: board.lines[name].note for name in board.named(FAILED)}
+
+
+def _refuse_misfits(trials: Sequence[Trial]) -> None:
+    """Refuse what only shows when parts meet, once for each kind of trial."""
+    for trial in {cell_of(trial.config): trial for trial in trials}.values():
+        try:
+            algorithm_config(trial.config)
+        except InputError as error:
+            raise InputError(f"{error} (trial {trial.name})") from error
+
+
+def _duration(left: Sequence[Trial], done: Mapping[str, int], concurrency: int) -> str:
+    kinds = {cell_of(trial.config): trial.config for trial in left}
+    paces = {cell: measure(config) for cell, config in kinds.items()}
+    known = [(t, pace) for t in left if (pace := paces[cell_of(t.config)])]
+    seconds = [
+        pace.seconds_for(trial.config["total_steps"] - done[trial.name])
+        for trial, pace in known
+    ]
+    return duration_of(seconds, len(left) - len(known), concurrency)
+
+
+@contextlib.contextmanager
+def _resources(trials: Sequence[Trial], settings: SweepSettings) -> Iterator[int]:
+    """Start or join ray if there is a trial to run; yield how many run at a time.
+
+    Raises:
+        InputError: not even one trial would get what it asks for.
+    """
+    if not trials:
+        yield 1
+        return
+    largest = {
+        kind: max(
+            sum(part[kind] for part in bundles(t.config, settings)) for t in trials
+        )
+        for kind in ("CPU", "GPU")
+    }
+    each = int(largest["CPU"])
+    count = settings.concurrency or max(1, len(os.sched_getaffinity(0)) // each)
+    with ray_session(
+        settings.address, num_cpus=count * each, env=WORKER_ENV, key="sweep.address"
+    ):
+        there = ray.cluster_resources()
+        for kind, wanted in largest.items():
+            if wanted > there.get(kind, 0):
+                raise InputError(
+                    f"a trial asks for {wanted:g} {kind}s; ray has "
+                    f"{there.get(kind, 0):g}"
+                )
+        yield settings.concurrency or max(1, int(there["CPU"]) // each)
+
+
+def _say(*lines: str) -> None:
+    print(*lines, sep="\n", flush=True)
