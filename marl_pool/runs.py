@@ -7,6 +7,7 @@
     RUN/policy/               the best policy, for `marl_pool.load_policy`
     RUN/evaluation/           results of `marl-pool evaluate`
     RUN/videos/               results of `marl-pool render`
+    RUN/error.txt             tracebacks, where an exception stopped a run or process
 
 What a crash must not spoil is written aside and then renamed.
 """
@@ -16,18 +17,18 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from marl_pool.atomic import new_file, new_folder, recover, standing
+from marl_pool.atomic import locked, new_file, new_folder, recover, standing
 from marl_pool.errors import InputError
 from marl_pool.version import __version__
 
-CONFIG, METRICS, LOCK = "config.yaml", "metrics.csv", ".lock"
+CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
 VERSION = "package_version"
 ITERATION = "iteration"
 
@@ -99,12 +100,32 @@ class Run:
         return cls(path, config, config.pop(VERSION))
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Replace ``config.yaml``."""
+        """Replace ``config.yaml``.
+
+        Raises:
+            InputError: it cannot be written.
+        """
         self.config, self.version = dict(config), __version__
         content = {**self.config, VERSION: self.version}
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        with new_file(self.path / CONFIG) as out:
-            out.write(text)
+        try:
+            with new_file(self.path / CONFIG) as out:
+                out.write(text)
+        except OSError as error:
+            file = self.path / CONFIG
+            raise InputError(f"{file} cannot be written: {error.strerror}") from error
+
+    @property
+    def error_path(self) -> Path:
+        """Of ``error.txt``; it exists once something went wrong."""
+        return self.path / ERROR
+
+    def write_error(self, text: str) -> Path:
+        """Append to ``error.txt``, for whoever debugs; return its path."""
+        # A full disk must not hide the reason.
+        with suppress(OSError), self.error_path.open("a", encoding="utf-8") as out:
+            out.write(text.rstrip("\n") + "\n")
+        return self.error_path
 
     def discard_if_unused(self) -> None:
         """Remove the folder if nothing but the configuration was ever written."""
@@ -118,15 +139,8 @@ class Run:
         Raises:
             InputError: another process holds the lock.
         """
-        import fcntl  # POSIX only; everything else here runs anywhere
-
-        with (self.path / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"{self.path}: another process is training this run"
-                ) from error
+        refusal = f"{self.path}: another process is training this run"
+        with locked(self.path / LOCK, refusal):
             recover(self.policy_dir)
             yield
 
@@ -190,7 +204,9 @@ class Run:
     def close(self) -> None:
         """Close the event file; a later `log` opens another."""
         if self._events is not None:
-            self._events.close()
+            # On a full disk nothing is lost: metrics.csv holds the same.
+            with suppress(OSError):
+                self._events.close()
             self._events = None
 
     def _writer(self) -> Any:
@@ -198,9 +214,13 @@ class Run:
             from tensorboardX import SummaryWriter
 
             first = self._first_event
-            # The file's own name ends in whole seconds; a quick resume is another.
+            # The file's own name ends in whole seconds; a quick resume is another. A
+            # short queue would block us for good once a full disk ended its reader.
             self._events = SummaryWriter(
-                str(self.path), purge_step=first or None, filename_suffix=f".{first}"
+                str(self.path),
+                purge_step=first or None,
+                filename_suffix=f".{first}",
+                max_queue=10_000,
             )
         return self._events
 

@@ -380,7 +380,11 @@ def test_a_head_of_your_own_is_as_good() -> None:
     ("name", "options", "message"),
     [
         ("adda", {}, r"unknown pooling 'adda': choose from ada, .*mean 'ada'\?"),
-        ("zzz", {}, "unknown pooling 'zzz': choose from ada, attention_neuron, avg, cls, flatten, max"),
+        (
+            "zzz",
+            {},
+            "unknown pooling 'zzz': choose from ada, attention_neuron, avg, cls, flatten, max",
+        ),
         ("ada", {"num_head": 2}, r"'num_head': choose from .*mean 'num_heads'\?"),
         ("max", {"num_heads": 2}, r"unknown option of pooling 'max': 'num_heads'"),
         ("flatten", {}, "pooling 'flatten' needs the option 'num_tokens'"),

@@ -4,6 +4,7 @@ import torch
 from gymnasium import spaces
 
 from marl_pool.envs.base import Group, World
+from marl_pool.policies.base import Decision, Policy
 from marl_pool.tokens import Tokens, TokenSpec
 
 TOKENS = TokenSpec(4, 2, ("self", "fox", "hen"))
@@ -84,3 +85,39 @@ class FoxAndHens(World):
 
     def _tensors(self):
         return {"places": self.places}
+
+
+class AlikeFoxAndHens(FoxAndHens):
+    """The fox has the hens' three choices too, so that they may share a module."""
+
+    @property
+    def groups(self):
+        group = super().groups["hen"]
+        return {"fox": Group(1, TOKENS, group.action_space), "hen": group}
+
+    def _advance(self, actions):
+        fox = actions["fox"][..., None].to(self.dtype) - 1
+        return super()._advance({**actions, "fox": fox})
+
+
+class NoFox(FoxAndHens):
+    """A world whose fox has not come."""
+
+    @property
+    def groups(self):
+        fox = super().groups["fox"]
+        return {**super().groups, "fox": Group(0, TOKENS, fox.action_space)}
+
+
+class StillHens(Policy):
+    """Hens that never move: a scripted policy as a user would write one."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.num_choices = int(group.action_space.n)
+
+    def act(self, tokens, state=(), generator=None, explore=False):
+        action = torch.ones(tokens.batch_shape, dtype=torch.int64)
+        zeros = torch.zeros(tokens.batch_shape)
+        logits = torch.zeros(*tokens.batch_shape, self.num_choices)
+        return Decision(action, zeros, zeros, logits, state)

@@ -4,14 +4,16 @@ import copy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import World
+from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
 from marl_pool.errors import InputError
-from marl_pool.names import check_trusted
+from marl_pool.names import check_trusted, resolve
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
@@ -38,6 +40,7 @@ class Subject:
         device: of policies and worlds.
         checkpoint: which of the run's policies: best, last or an iteration.
         iteration: of training, where it is known.
+        fixed: the groups that did not learn; a baseline meets them too.
     """
 
     policies: Policies
@@ -46,6 +49,7 @@ class Subject:
     device: str
     checkpoint: str | int
     iteration: int | None
+    fixed: frozenset[str] = frozenset()
 
     @classmethod
     def load(
@@ -63,15 +67,16 @@ class Subject:
         """
         which, device = settings["checkpoint"], settings["device"]
         _check_device(device)
-        check_trusted(run.config["env"]["name"], ENVS, "env", plugins, run.path)
+        _check_env(run.config["env"], plugins, run.path)
         policies = load_policies(run.policy_path(which), plugins=plugins)
         return cls(
-            in_double(policies, device),
+            in_double({**policies, **_scripted(run, plugins)}, device),
             dict(run.config["env"]),
             settings["seed"],
             device,
             which,
             _iteration(run, which),
+            frozenset(run.config.get("fixed") or ()),
         )
 
     @property
@@ -92,7 +97,10 @@ class Subject:
         )
 
     def baselines(self) -> dict[str, Policies]:
-        """The random policy, and the heuristic of the env if it has one."""
+        """The random policy, and the heuristic of the env if it has one.
+
+        They take the place of what learned; the other groups are played as in training.
+        """
         groups = self.worlds(1).groups
         found: dict[str, Policies] = {
             "random": {
@@ -102,9 +110,14 @@ class Subject:
         env = self.env["name"]
         if env in HEURISTICS:
             found["heuristic"] = {
-                name: make_heuristic(env, group) for name, group in groups.items()
+                name: make_heuristic(env, group, role=name)
+                for name, group in groups.items()
             }
-        return {name: in_double(played, self.device) for name, played in found.items()}
+        kept = {name: self.policies[name] for name in self.fixed}
+        return {
+            name: in_double({**played, **kept}, self.device)
+            for name, played in found.items()
+        }
 
 
 def in_double(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
@@ -139,6 +152,31 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _scripted(run: "Run", plugins: Collection[str]) -> Policies:
+    """Policies of the groups that the run's configuration gives to a script."""
+    env, fixed = run.config["env"], run.config.get("fixed") or {}
+    names = {group: name for group, name in fixed.items() if is_scripted(name)}
+    if not names:
+        return {}
+    for name in filter(is_plug_in, names.values()):
+        check_trusted(name, {}, "policy", plugins, run.path)
+    groups = make_batched_env(num_envs=1, **env).groups
+    return {
+        group: scripted_policy(name, env=env["name"], role=group, group=groups[group])
+        for group, name in names.items()
+    }
+
+
+def _check_env(env: Mapping[str, Any], plugins: Collection[str], path: Path) -> None:
+    """Refuse code that the run's configuration names and nobody vouched for."""
+    check_trusted(env["name"], ENVS, "env", plugins, path)
+    world = resolve(env["name"], ENVS, "env", World)
+    assert issubclass(world, World)
+    for option, own in world.imports.items():
+        if env.get(option) is not None:
+            check_trusted(env[option], own, f"env.{option}", plugins, path)
 
 
 def _check_device(device: str) -> None:

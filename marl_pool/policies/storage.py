@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from marl_pool.encoders import ENCODERS
 from marl_pool.errors import InputError
@@ -58,7 +58,8 @@ def save_policies(
         for name, policy in modules.items()
         for key, tensor in policy.state_dict().items()
     }
-    save_file(weights, folder / WEIGHTS)
+    # Written by Python, a full disk is an OSError like any other.
+    (folder / WEIGHTS).write_bytes(save(weights))
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -76,7 +77,7 @@ def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> TokenPolicy
         InputError: a missing, truncated or foreign file; a plug-in not allowed;
             several policies in one folder (use `load_policies`).
     """
-    modules, _ = _read(Path(path), set(plugins))
+    modules, _ = load_modules(path, plugins=plugins)
     if len(modules) != 1:
         raise InputError(
             f"{path}: expected one policy, found {', '.join(sorted(modules))}; "
@@ -89,13 +90,19 @@ def load_policies(
     path: str | Path, *, plugins: Iterable[str] = ()
 ) -> dict[str, Policy]:
     """Read the policies in the folder ``path``, by group; see `load_policy`."""
-    modules, groups = _read(Path(path), set(plugins))
+    modules, groups = load_modules(path, plugins=plugins)
     return {group: modules[module] for group, module in groups.items()}
 
 
-def _read(
-    folder: Path, plugins: set[str]
+def load_modules(
+    path: str | Path, *, plugins: Iterable[str] = ()
 ) -> tuple[dict[str, TokenPolicy], dict[str, str]]:
+    """Read all modules in the folder ``path``; see `load_policy`.
+
+    Returns:
+        The policies by module name, and for each group the module that drives it.
+    """
+    folder, allowed = Path(path), set(plugins)
     config = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS)
     modules = {}
@@ -105,7 +112,7 @@ def _read(
             for key, tensor in weights.items()
             if key.rpartition("/")[0] == name
         }
-        modules[name] = _build(folder, options, own, plugins)
+        modules[name] = _build(folder, options, own, allowed)
     return modules, config["groups"]
 
 

@@ -1,6 +1,7 @@
 """What a training run can be told, as typed dataclasses without torch or RLlib."""
 
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from marl_pool.errors import InputError
 from marl_pool.types import (
@@ -33,6 +34,8 @@ class PPOSettings:
     """Agent steps of one gradient step; None: the whole batch."""
     num_epochs: PositiveInt = 3
     """Passes over each batch."""
+    max_seq_len: PositiveInt = 32
+    """Steps of a recurrent policy's training sequences, at most."""
     lr: PositiveFloat = 5e-3
     """Learning rate of Adam."""
     gamma: UnitInterval = 0.9
@@ -98,7 +101,10 @@ class TrainSettings:
     """What belongs to the run itself, not to one of its parts."""
 
     modules: dict[str, str] | None = None
-    """Group of agents → name of the module that plays it; None: one for each."""
+    """Group that learns → name of the module that plays it; None: one for each."""
+    fixed: dict[str, str] | None = None
+    """Group that does not learn → heuristic, random, package.module:Class of a
+    policy, or the folder of a policy or run, frozen. None: all groups learn."""
     seed: Seed = 0
     """Of worlds, initial weights, exploration and the order of minibatches."""
     total_steps: PositiveInt = 1_000_000
@@ -113,3 +119,31 @@ class TrainSettings:
     """When a run saves itself."""
     resources: ResourceSettings = field(default_factory=ResourceSettings)
     """Processes and GPUs."""
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """How the trials of a sweep are run, which changes nothing that they find."""
+
+    concurrency: PositiveInt | None = None
+    """Trials at a time; None: as many as the CPUs allow."""
+    cpus_per_trial: PositiveInt = 1
+    """CPUs, and threads of torch, of each trial's main process."""
+    gpus_per_trial: NonNegativeFloat = 0
+    """GPUs of each trial's main process; a share is allowed."""
+    format: Literal["csv", "parquet"] = "csv"
+    """Of the table of results."""
+    seed_sd: PositiveFloat | None = None
+    """Standard deviation of the return between seeds, if known from earlier runs."""
+    address: str | None = None
+    """Of an existing Ray cluster ("auto", "host:port"); None starts a local one."""
+
+
+@dataclass(frozen=True)
+class StudySettings(TrainSettings):
+    """What belongs to a study of many runs, beside what each of them is told."""
+
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    """Key → the values that it takes, each combined with those of the other keys."""
+    sweep: SweepSettings = field(default_factory=SweepSettings)
+    """How the trials are run."""

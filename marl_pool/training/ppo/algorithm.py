@@ -3,53 +3,108 @@
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import Group, World
 from marl_pool.errors import InputError
+from marl_pool.names import unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.ppo.batch import TrainBatch
+from marl_pool.training.ppo.faults import wait_for_runner
+from marl_pool.training.ppo.fixed import load_fixed
 from marl_pool.training.ppo.learner import NUM_MINIBATCHES, BatchedPPOLearner
 from marl_pool.training.ppo.module import TokenRLModule, build_policy
-from marl_pool.training.ppo.runner import BatchedEnvRunner
+from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
 from marl_pool.training.settings import PPOSettings
 
 MAX_RESTARTS = 3
 """How often RLlib restarts a failed runner before the run ends."""
+RESTART_SECONDS = 120.0
+"""How long a run without any runner waits for one to be started again."""
 RETURN_WINDOW = 128
 """Episodes over which the logged mean return is taken."""
 
 
 class BatchedPPO(PPO):
-    """PPO that leaves no folder of its own in the user's home directory."""
+    """PPO that tells restarted runners so, and leaves no folder in the home directory.
+
+    Attributes:
+        restarts: of runners, in this session.
+    """
+
+    restarts = 0
+
+    @property
+    def losses(self) -> int:
+        """How many runners died in this session."""
+        runners = self.env_runner_group
+        missing = runners.num_remote_env_runners()
+        return self.restarts + missing - runners.num_healthy_remote_env_runners()
+
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Bring runners back that died; each goes on with episodes of its own."""
+        wait_for_runner(env_runner_group, RESTART_SECONDS)
+        restored: list[int] = super().restore_env_runners(env_runner_group)
+        if restored:
+            self.restarts += len(restored)
+            env_runner_group.foreach_env_runner(
+                "set_state",
+                kwargs={"state": {RESTARTS: self.restarts}},
+                local_env_runner=False,
+                remote_worker_ids=restored,
+            )
+        return restored
 
     def _setup_logdir(self) -> None:
         self._logdir = tempfile.gettempdir()
 
 
 def assign_modules(
-    groups: Mapping[str, Group], modules: Mapping[str, str] | None
+    groups: Mapping[str, Group],
+    modules: Mapping[str, str] | None,
+    fixed: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return which module drives each group; by default one for each group.
+    """Return which module drives each group that learns; by default one for each.
+
+    Args:
+        groups: of the world.
+        modules: group to module name.
+        fixed: groups that do not learn.
 
     Raises:
-        InputError: a group without a module, a module for no group, or groups of
-            different spaces that share a module.
+        InputError: no such group, no group that learns, a group without a module, a
+            module without agents, or groups of different spaces that share a module.
     """
-    if modules is None:
-        return {name: name for name in groups}
-    if set(modules) != set(groups):
+    for name in fixed:
+        if name not in groups:
+            raise InputError(f"fixed: {unknown('group', name, groups)}")
+        if name in (modules or {}):
+            raise InputError(f"modules: the group {name!r} is fixed, so it has none")
+    learning = [name for name in groups if name not in fixed]
+    if not learning:
         raise InputError(
-            f"modules: expected an entry for each group {sorted(groups)}, "
-            f"got {sorted(modules)}"
+            f"fixed: expected a group that learns, got all of {sorted(groups)}"
+        )
+    modules = {name: name for name in learning} if modules is None else modules
+    if set(modules) != set(learning):
+        raise InputError(
+            f"modules: expected an entry for each group that learns, "
+            f"{sorted(learning)}, got {sorted(modules)}"
         )
     for name, module in modules.items():
+        if not groups[name].num_agents:
+            raise InputError(
+                f"modules: the group {name!r} has no agents, so the module {module!r} "
+                "would have nothing to learn from"
+            )
         for other, its in modules.items():
             mine, theirs = groups[name], groups[other]
             same = (mine.tokens, mine.action_space) == (
@@ -64,16 +119,21 @@ def assign_modules(
     return dict(modules)
 
 
-def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
+def algorithm_config(config: Mapping[str, Any], saved: Path | None = None) -> PPOConfig:
     """Translate a composed and checked configuration.
+
+    Args:
+        config: of the run.
+        saved: the policy folder of the checkpoint that the run is resumed from.
 
     Raises:
         InputError: parts that don't fit each other; raised before a process starts.
     """
     settings = PPOSettings(**config["ppo"])
     world = make_batched_env(**config["env"], num_envs=1, seed=config["seed"])
-    modules = assign_modules(world.groups, config["modules"])
-    agents = sum(group.num_agents for group in world.groups.values())
+    modules = assign_modules(world.groups, config["modules"], config["fixed"] or ())
+    fixed = load_fixed(config, world.groups, saved)
+    agents = sum(world.groups[name].num_agents for name in modules)
     resources = config["resources"]
     fragment = fragment_length(settings, resources["num_env_runners"], agents)
     steps = fragment * settings.num_envs * max(1, resources["num_env_runners"])
@@ -86,6 +146,7 @@ def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
         env_config={
             "world": dict(config["env"]),
             "modules": modules,
+            "fixed": fixed,
             "perturbation": _perturbation(config, world),
             "device": config["device"],
             "seed": config["seed"],
@@ -98,6 +159,8 @@ def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
         num_envs_per_env_runner=settings.num_envs,
         num_gpus_per_env_runner=resources["num_gpus_per_env_runner"],
         rollout_fragment_length=fragment,
+        # A slow world takes its time: RLlib would drop what comes after a minute.
+        sample_timeout_s=None,
     )
     result.fault_tolerance(
         max_num_env_runner_restarts=MAX_RESTARTS,
@@ -108,7 +171,8 @@ def algorithm_config(config: Mapping[str, Any]) -> PPOConfig:
         num_gpus_per_learner=resources["num_gpus_per_learner"],
         learner_class=BatchedPPOLearner,
         learner_connector=lambda observation_space, action_space: TrainBatch(
-            normalize_value_loss=settings.normalize_value_loss
+            normalize_value_loss=settings.normalize_value_loss,
+            max_seq_len=settings.max_seq_len,
         ),
         add_default_connectors_to_learner_pipeline=False,
     )
@@ -147,7 +211,7 @@ def fragment_length(settings: PPOSettings, num_env_runners: int, agents: int) ->
     if settings.batch_size % each:
         raise InputError(
             f"ppo.batch_size: expected a multiple of {each} (ppo.num_envs × runners × "
-            f"agents), got {settings.batch_size}"
+            f"agents that learn), got {settings.batch_size}"
         )
     return settings.batch_size // each
 

@@ -37,20 +37,26 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Episodes, Rollout, Trajectory
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.episodes import to_episodes
+from marl_pool.training.ppo.faults import (
+    NON_FINITE,
+    NON_FINITE_PLACE,
+    Failure,
+    non_finite,
+)
+from marl_pool.training.ppo.fixed import build_fixed
 
 ROLLOUT = "rollout"
 """Component of a checkpoint: worlds, memories and random streams."""
 
+RESTARTS = "restarts"
+"""Part of a state: how many runners have died before this one was started."""
+EPISODES_OF_A_RESTART = 1 << 32
+"""Episode numbers that a restarted runner skips, more than any could have played."""
+
 EPISODE_RETURNS = "episode_returns"
-"""Metric: the return of each episode that ended, summed over its agents."""
+"""Metrics: by group, the return of each episode that ended, summed over its agents."""
 SAMPLE_SECONDS = "sample_seconds"
 """Metric: of the slowest runner; RLlib's own timers are smoothed."""
-NON_FINITE = "non_finite"
-"""Metrics: how many numbers of a sample were NaN or infinite, by kind."""
-NON_FINITE_PLACE = "non_finite_place"
-"""Metric: where one of them was seen, the world's number times 2^20 plus the step. A
-runner that raised would be restarted by RLlib without a word; so it reports, and the
-driver stops the run."""
 
 
 class BatchedEnvRunner(EnvRunner, Checkpointable):
@@ -58,13 +64,19 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
     No gym env, no connectors: `Rollout` steps all worlds of this runner together and
     whole arrays become episode chunks. Values, advantages and value targets are
-    computed here, with the weights that sampled.
+    computed here, with the weights that sampled. Groups that do not learn act too, but
+    nothing of them leaves the runner except their returns.
+
+    An exception is kept as `failure`, and `sample` returns nothing: RLlib would restart
+    a remote runner that raised, without a word, so the driver asks and stops the run.
 
     ``config.env_config`` holds ``world`` (arguments of `make_batched_env`),
-    ``modules`` (group → module id), ``perturbation`` (None, or arguments of
-    `make_perturbation`), ``seed``, ``device`` (of a local runner; a remote one takes
-    its GPU, if it has one) and ``threads`` (of a remote runner).
+    ``modules`` (group → module id), ``fixed`` (`Fixed`), ``perturbation`` (None, or
+    arguments of `make_perturbation`), ``seed``, ``device`` (of a local runner; a remote
+    one takes its GPU, if it has one) and ``threads`` (of a remote runner).
     """
+
+    failure: Failure | None = None
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
@@ -75,7 +87,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             gpus = self.config.num_gpus_per_env_runner
             self.device = "cuda" if gpus > 0 else "cpu"
         self.rollout: Rollout | None = None
-        self._weights_seq_no = 0
+        self._weights_seq_no = self._restarts = 0
         self.make_env()
         self.make_module()
 
@@ -90,12 +102,18 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         self.module = spec.build()
         for _, module in self.module.items():
             module.to(self.device).eval()
+        env = self.options["world"]["name"]
+        self.fixed = {
+            name: build_fixed(what, env, name, self.env.groups[name]).to(self.device)
+            for name, what in self.options["fixed"].items()
+        }
 
     def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
         """Observation and action space of each module, and of the env for RLlib."""
+        groups = self.env.groups
         spaces = {
-            self.options["modules"][name]: (group.tokens.space(), group.action_space)
-            for name, group in self.env.groups.items()
+            module: (groups[name].tokens.space(), groups[name].action_space)
+            for name, module in self.options["modules"].items()
         }
         first = next(iter(spaces.values()))
         return {INPUT_ENV_SPACES: first, INPUT_ENV_SINGLE_SPACES: first, **spaces}
@@ -119,15 +137,18 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             force_reset: begin all worlds anew.
         """
         began = time.perf_counter()
-        rollout = self._prepare(explore, random_actions, force_reset)
         steps = self.config.get_rollout_fragment_length(self.worker_index)
         if num_timesteps is not None:
             steps = math.ceil(num_timesteps / self.env.num_envs)
-        with _one_thread():
-            chunks, finished = self._fragment(rollout, steps)
-            while num_episodes is not None and finished < num_episodes:
-                more, count = self._fragment(rollout, steps)
-                chunks, finished = chunks + more, finished + count
+        try:
+            rollout = self._prepare(explore, random_actions, force_reset)
+            with _one_thread():
+                chunks, finished = self._fragment(rollout, steps)
+                while num_episodes is not None and finished < num_episodes:
+                    more, count = self._fragment(rollout, steps)
+                    chunks, finished = chunks + more, finished + count
+        except Exception as error:
+            return self._fail(error, steps)
         self.metrics.log_value(WEIGHTS_SEQ_NO, self._weights_seq_no, window=1)
         seconds = time.perf_counter() - began
         self.metrics.log_value(SAMPLE_SECONDS, seconds, reduce="max")
@@ -175,7 +196,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 self._weights_seq_no = number
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in state:
             self.num_env_steps_sampled_lifetime = state[NUM_ENV_STEPS_SAMPLED_LIFETIME]
-        if ROLLOUT in state:
+        self._restarts = state.get(RESTARTS, self._restarts)
+        # Several runners cannot all go on where one of them stood.
+        if ROLLOUT in state and not self.config.num_env_runners:
             self.rollout = self._begin()
             self.rollout.load_state_dict(state[ROLLOUT])
 
@@ -212,9 +235,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         )
 
     def _begin(self) -> Rollout:
-        # Episodes are numbered from the steps taken so far: a runner that was
-        # restarted meets episodes that no runner has played.
-        world = self._world(first_episode=self.num_env_steps_sampled_lifetime)
+        # Episodes are numbered from the steps taken so far, which are at least as many.
+        # What a runner that died had played last was never counted, so the one that
+        # takes its place begins far beyond: it meets episodes that nobody has played.
+        skipped = self._restarts * EPISODES_OF_A_RESTART
+        world = self._world(self.num_env_steps_sampled_lifetime + skipped)
         self.env = world
         return Rollout(world, self._policies(), perturbation=self._perturbation())
 
@@ -227,7 +252,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
     def _policies(self) -> dict[str, Policy]:
         modules = self.options["modules"]
-        return {name: self.module[modules[name]].policy for name in self.env.groups}
+        learning = {name: self.module[modules[name]].policy for name in modules}
+        return {**learning, **self.fixed}
 
     def _prepare(
         self, explore: bool | None, random_actions: bool, force_reset: bool
@@ -238,11 +264,18 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         rollout.explore = self.config.explore if explore is None else explore
         rollout.policies = self._policies()
         if random_actions:
-            rollout.policies = {
-                name: RandomPolicy(group.action_space)
-                for name, group in self.env.groups.items()
+            rollout.policies |= {
+                name: RandomPolicy(self.env.groups[name].action_space)
+                for name in self.options["modules"]
             }
         return rollout
+
+    def _fail(self, error: Exception, steps: int) -> list[SingleAgentEpisode]:
+        self.failure = Failure.of(error, type(self.env).__name__)
+        # RLlib would ask again and again until it has so many steps.
+        taken = steps * self.env.num_envs
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
+        return []
 
     def _fragment(
         self, rollout: Rollout, steps: int
@@ -251,7 +284,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
         trajectories = rollout.steps(steps)
         chunks: list[SingleAgentEpisode] = []
-        for name, trajectory in trajectories.items():
+        for name, module_id in self.options["modules"].items():
+            trajectory = trajectories[name]
             advantages, targets = estimate_advantages(
                 trajectory, self.config.gamma, self.config.lambda_
             )
@@ -260,7 +294,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 advantages,
                 targets,
                 group=name,
-                module_id=self.options["modules"][name],
+                module_id=module_id,
                 prefix=prefix,
                 first_steps=before,
             )
@@ -304,7 +338,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
     def _log_non_finite(self, trajectories: dict[str, Trajectory]) -> None:
         for trajectory in trajectories.values():
-            for kind, bad in _non_finite(trajectory).items():
+            for kind, bad in non_finite(trajectory).items():
                 if not bad.any():
                     continue
                 step, env = bad.nonzero()[0, :2].tolist()
@@ -319,16 +353,20 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         for length in finished.lengths.tolist():
             self.metrics.log_value(EPISODE_LEN_MEAN, length, window=window)
         by_module: dict[str, Any] = defaultdict(list)
-        for name, returns in finished.returns.items():
-            by_module[self.options["modules"][name]].append(returns.mean(1))
+        for name, module in self.options["modules"].items():
+            by_module[module].append(finished.returns[name].mean(1))
         for module, parts in by_module.items():
             for value in torch.stack(parts).mean(0).tolist():
                 key = ("module_episode_return_mean", module)
                 self.metrics.log_value(key, value, window=window)
-        totals = torch.stack([part.sum(1) for part in finished.returns.values()])
-        for value in totals.sum(0).tolist():
+        totals = {name: part.sum(1) for name, part in finished.returns.items()}
+        learned = torch.stack([totals[name] for name in self.options["modules"]])
+        for value in learned.sum(0).tolist():
             self.metrics.log_value(EPISODE_RETURN_MEAN, value, window=window)
-            self.metrics.log_value(EPISODE_RETURNS, value, reduce="item_series")
+        for name, total in totals.items():
+            for value in total.tolist():
+                key = (EPISODE_RETURNS, name)
+                self.metrics.log_value(key, value, reduce="item_series")
 
 
 @contextlib.contextmanager
@@ -345,19 +383,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _non_finite(trajectory: Trajectory) -> dict[str, torch.Tensor]:
-    """Where numbers of each kind are not finite; kinds without any are left out."""
-    features, _, padding = trajectory.tokens
-    kinds = {
-        "observations": features.masked_fill(padding[..., None], 0),
-        "rewards": trajectory.rewards,
-        "action logits": trajectory.logits,
-    }
-    return {
-        kind: ~torch.isfinite(tensor)
-        for kind, tensor in kinds.items()
-        # One sum is far cheaper than a test of each number, and as telling.
-        if not torch.isfinite(tensor.sum(dtype=torch.float64))
-    }

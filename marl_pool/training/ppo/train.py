@@ -2,21 +2,20 @@
 
 import contextlib
 import json
-import logging
 import math
-import os
 import signal
+import sys
 import time
-import warnings
+import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ray
 import torch
-from ray.rllib.algorithms.ppo import PPO
+from ray.exceptions import RayError
 from ray.rllib.utils.metrics import (
     ALL_MODULES,
     ENV_RUNNER_RESULTS,
@@ -26,28 +25,33 @@ from ray.rllib.utils.metrics import (
 )
 
 from marl_pool.errors import InputError, StoppedError
-from marl_pool.policies.storage import save_policies
-from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.progress import Progress
 from marl_pool.runs import Run
+from marl_pool.training.cluster import quiet, ray_session
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
     RETURN_WINDOW,
+    BatchedPPO,
     algorithm_config,
 )
+from marl_pool.training.ppo.faults import (
+    all_learners_live,
+    bad_numbers,
+    errors_to,
+    first_failure,
+    last_line,
+)
+from marl_pool.training.ppo.fixed import Fixed, with_absolute_folders
 from marl_pool.training.ppo.learner import (
     FIRST_KL,
     FIRST_RATIO_ERROR,
     LEARN_SECONDS,
-    NON_FINITE_LOSS,
 )
-from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
-    NON_FINITE,
-    NON_FINITE_PLACE,
     SAMPLE_SECONDS,
 )
+from marl_pool.training.ppo.saving import save_algorithm, save_modules
 
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
 LOSSES = {
@@ -64,26 +68,38 @@ LOSSES = {
 """RLlib's name of a learner metric → ours, written ``MODULE/name``."""
 
 
-def train(run: Run, config: Mapping[str, Any]) -> None:
+def train(
+    run: Run,
+    config: Mapping[str, Any],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Train until the steps or the seconds are used up, from the last checkpoint on.
 
     Args:
         run: takes the metrics, the checkpoints and the best policy.
         config: composed and checked, as in ``run.config``.
+        should_stop: asked before each iteration; True saves the run and ends it.
 
     Raises:
         InputError: parts of the configuration that don't fit each other.
-        StoppedError: a number was not finite, or the runners gave no more steps; the
-            last good checkpoint stays.
+        StoppedError: a number was not finite, the world raised, processes died for
+            good, or the disk is full; the last good checkpoint stays.
     """
-    with _quiet():
+    resources = config["resources"]
+    processes = resources["num_env_runners"] + resources["num_learners"]
+    with quiet():
         torch.set_num_threads(config["threads"])
-        algorithm = algorithm_config(config)
+        config = {**config, "fixed": with_absolute_folders(config["fixed"])}
+        latest = run.latest_checkpoint()
+        algorithm = algorithm_config(config, latest and latest / "policy")
         if config != run.config:
             run.write_config(config)
-        with _ray(config):
+        with (
+            ray_session(resources["address"], num_cpus=processes + 1),
+            errors_to(run.error_path),
+        ):
             _check_gpus(config)
-            Driver(run, config, algorithm).loop()
+            Driver(run, config, algorithm, should_stop).loop()
 
 
 class Driver:
@@ -93,21 +109,46 @@ class Driver:
         run: takes the results.
         config: of the run.
         algorithm: the same as RLlib's configuration.
+        should_stop: see `train`.
     """
 
-    def __init__(self, run: Run, config: Mapping[str, Any], algorithm: Any) -> None:
-        self.run, self.config = run, config
+    def __init__(
+        self,
+        run: Run,
+        config: Mapping[str, Any],
+        algorithm: Any,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.run, self.config, self.should_stop = run, config, should_stop
         self.modules: dict[str, str] = algorithm.env_config["modules"]
-        self.algo: PPO = algorithm.copy(copy_frozen=False).build_algo()
+        self.fixed: Fixed = algorithm.env_config["fixed"]
+        self.algo = self._build(algorithm)
         # Building the algorithm can set the number of threads.
         torch.set_num_threads(config["threads"])
-        self.iteration = self.steps = self.empty = 0
+        self.iteration = self.steps = self.empty = self.losses = 0
         self.seconds = 0.0
         self.stopping = False
-        self.losses = dict(LOSSES)
+        self.logged = dict(LOSSES)
         if not config["ppo"]["kl_coeff"]:
-            del self.losses[KL], self.losses[KL_COEFFICIENT]
-        self.returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+            del self.logged[KL], self.logged[KL_COEFFICIENT]
+        self.returns: dict[str, deque[float]] = {
+            group: deque(maxlen=RETURN_WINDOW) for group in (*self.modules, *self.fixed)
+        }
+
+    def _build(self, algorithm: Any) -> BatchedPPO:
+        try:
+            algo: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
+        except Exception as error:
+            # What the main process builds was tried before; others may lack something.
+            if not algorithm.num_env_runners + algorithm.num_learners:
+                raise
+            logged = isinstance(error, RayError) or not self.run.error_path.is_file()
+            text = str(error) if logged else self.run.error_path.read_text()
+            file = self.run.write_error("".join(traceback.format_exception(error)))
+            raise StoppedError(
+                f"the processes of the run did not start: {last_line(text)}; see {file}"
+            ) from error
+        return algo
 
     def loop(self) -> None:
         """Iterate; see `train`."""
@@ -119,7 +160,7 @@ class Driver:
                 Progress(total, done=self.steps, time_limit=limit) as progress,
                 self._interruptible(),
             ):
-                while self.steps < total and not self.stopping:
+                while self.steps < total and not self._must_stop():
                     self._iterate(progress)
                     if limit is not None and time.monotonic() - began >= limit:
                         break
@@ -129,61 +170,84 @@ class Driver:
         finally:
             self.algo.stop()
 
+    def _must_stop(self) -> bool:
+        return self.stopping or self.should_stop()
+
     def _iterate(self, progress: Progress) -> None:
         began = time.monotonic()
-        result = self.algo.train()
+        result = self._train()
         sampled = result.get(ENV_RUNNER_RESULTS, {})
         steps = int(sampled.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.steps))
         if steps == self.steps:
             self._count_empty()
             return
-        self._check(result)
+        if bad := bad_numbers(result):
+            raise self._stopped(bad)
         seconds = time.monotonic() - began
         taken, self.steps = steps - self.steps, steps
         self.iteration, self.empty = self.iteration + 1, 0
         self.seconds += seconds
+        for group, returns in sampled.get(EPISODE_RETURNS, {}).items():
+            if isinstance(returns, list):  # of no episodes RLlib makes a NaN
+                self.returns[group].extend(returns)
         row = {
             "iteration": self.iteration,
             "env_steps": steps,
             "episodes": int(sampled.get(NUM_EPISODES_LIFETIME, 0)),
             "seconds": self.seconds,
-            "return_mean": self._return_mean(sampled),
+            "return_mean": self._return_mean(self.modules),
             "sample_seconds": float(sampled[SAMPLE_SECONDS]),
             "learn_seconds": float(result[LEARNER_RESULTS][ALL_MODULES][LEARN_SECONDS]),
             "steps_per_second": taken / seconds,
         }
+        if len(self.returns) > 1:
+            for group in self.returns:
+                row[f"{group}/return_mean"] = self._return_mean([group])
         for module in sorted(set(self.modules.values())):
             metrics = result[LEARNER_RESULTS].get(module, {})
-            for theirs, ours in self.losses.items():
+            for theirs, ours in self.logged.items():
                 row[f"{module}/{ours}"] = float(metrics.get(theirs, math.nan))
-        self.run.log(row)
+        with self._writing("metrics.csv"):
+            self.run.log(row)
         progress.update(steps, return_mean=row["return_mean"])
         if self.iteration % self.config["checkpoint"]["every"] == 0:
             self._save()
 
-    def _return_mean(self, sampled: Mapping[str, Any]) -> float:
-        """Mean return of the last episodes; NaN before the first one has ended."""
-        self.returns.extend(sampled.get(EPISODE_RETURNS, ()))
-        return sum(self.returns) / len(self.returns) if self.returns else float("nan")
+    def _return_mean(self, groups: Iterable[str]) -> float:
+        """Mean of the last episodes' returns, summed over the agents of ``groups``.
 
-    def _check(self, result: Mapping[str, Any]) -> None:
-        sampled = result[ENV_RUNNER_RESULTS]
-        bad = {kind: n for kind, n in sampled.get(NON_FINITE, {}).items() if n > 0}
-        if bad:
-            world, step = divmod(int(sampled[NON_FINITE_PLACE]), 1 << 20)
-            seen = ", ".join(f"{int(n)} {kind}" for kind, n in sorted(bad.items()))
-            raise StoppedError(
-                f"iteration {self.iteration + 1}: NaN or infinite: {seen}; one in "
-                f"world {world} at step {step} of the fragment; {self._kept()}"
+        NaN before the first episode has ended.
+        """
+        parts = [self.returns[group] for group in groups]
+        totals = [sum(each) for each in zip(*parts, strict=True)]
+        return sum(totals) / len(totals) if totals else math.nan
+
+    def _train(self) -> Mapping[str, Any]:
+        """One iteration of the algorithm; stop if a process failed for good."""
+        try:
+            result: Mapping[str, Any] = self.algo.train()
+        except Exception as error:
+            if all_learners_live(self.algo):
+                raise
+            file = self.run.write_error("".join(traceback.format_exception(error)))
+            raise self._stopped(f"a learner died; see {file}") from error
+        if failure := first_failure(self.algo.env_runner_group):
+            file = self.run.write_error(failure.traceback)
+            raise self._stopped(
+                f"{failure.error}, raised while sampling from {failure.world}; "
+                f"traceback in {file}"
             )
-        for module, metrics in result[LEARNER_RESULTS].items():
-            if metrics.get(NON_FINITE_LOSS, 0) > 0:
-                raise StoppedError(
-                    f"iteration {self.iteration + 1}: loss or gradient of module "
-                    f"{module!r} is NaN or infinite (loss "
-                    f"{float(metrics.get('total_loss', float('nan'))):g}); try a "
-                    f"smaller ppo.lr or ppo.grad_clip; {self._kept()}"
-                )
+        if self.algo.losses > self.losses:
+            self.losses = self.algo.losses
+            print(
+                f"iteration {self.iteration + 1}: a runner died ({self.losses} so far) "
+                f"and is started again, if it may be; see {self.run.error_path}",
+                file=sys.stderr,
+            )
+        return result
+
+    def _stopped(self, reason: str) -> StoppedError:
+        return StoppedError(f"iteration {self.iteration + 1}: {reason}; {self._kept()}")
 
     def _kept(self) -> str:
         checkpoint = self.run.latest_checkpoint()
@@ -192,63 +256,75 @@ class Driver:
     def _count_empty(self) -> None:
         self.empty += 1
         if self.empty >= MAX_RESTARTS:
-            raise StoppedError(
+            raise self._stopped(
                 f"no steps came from the runners in {self.empty} iterations: they keep "
-                f"failing; see the logs of ray; {self._kept()}"
+                f"failing; see {self.run.error_path}"
             )
 
     def _save(self) -> None:
         """Checkpoint; the best one's policy becomes the run's."""
         if not self.iteration or self.iteration == self._saved():
             return
-        with self.run.checkpoint(self.iteration) as folder:
-            self.algo.save_to_path(str((folder / "algorithm").absolute()))
-            self._save_policy(folder / "policy")
-            progress = {
-                "steps": self.steps,
-                "seconds": self.seconds,
-                "returns": list(self.returns),
-            }
-            (folder / "progress.json").write_text(json.dumps(progress))
-        best = self.run.best
+        with self._writing("the checkpoint"):
+            with self.run.checkpoint(self.iteration) as folder:
+                self._write_checkpoint(folder)
+            best, score = self.run.best, self._score()
+            if best is None or score > best.score:
+                with self.run.save_policy_dir() as folder:
+                    self._save_policy(folder)
+                self.run.mark_best(self.iteration, score)
+            self.run.prune(self.config["checkpoint"]["keep"])
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        save_algorithm(self.algo, folder / "algorithm")
+        self._save_policy(folder / "policy")
+        progress = {
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "returns": {group: list(last) for group, last in self.returns.items()},
+        }
+        (folder / "progress.json").write_text(json.dumps(progress))
+
+    def _score(self) -> float:
+        """How good the policy is, to choose the best.
+
+        Several modules may learn at each other's cost, so that no number tells which
+        checkpoint is better: the newest counts as best.
+        """
+        if len(set(self.modules.values())) > 1:
+            return self.iteration
+        score = self._return_mean(self.modules)
         # Before the first episode has ended any later checkpoint is better.
-        score = sum(self.returns) / len(self.returns) if self.returns else -math.inf
-        if best is None or score > best.score:
-            with self.run.save_policy_dir() as folder:
-                self._save_policy(folder)
-            self.run.mark_best(self.iteration, score)
-        self.run.prune(self.config["checkpoint"]["keep"])
+        return -math.inf if math.isnan(score) else score
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Stop with one line if the disk is full or gone."""
+        try:
+            yield
+        except OSError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise StoppedError(
+                f"iteration {self.iteration}: cannot write {what}: {reason}; "
+                f"{self._kept()}"
+            ) from error
 
     def _saved(self) -> int | None:
         latest = self.run.latest_checkpoint()
         return None if latest is None else int(latest.name.removeprefix("iter_"))
 
     def _save_policy(self, folder: Path) -> None:
-        weights = self.algo.learner_group.get_weights()
-        save_policies(
-            {name: self._policy(name, weights[name]) for name in weights},
-            self.modules,
-            folder,
-        )
-
-    def _policy(self, module: str, weights: Mapping[str, Any]) -> TokenPolicy:
-        spec = self.algo.config.rl_module_spec.rl_module_specs[module]
-        policy = build_policy(spec.model_config)
-        policy.load_state_dict(
-            {
-                name.removeprefix("policy."): torch.as_tensor(value)
-                for name, value in weights.items()
-            }
-        )
-        return policy
+        save_modules(self.algo, self.modules, self.fixed, folder)
 
     def _resume(self) -> None:
         checkpoint = self.run.latest_checkpoint()
         if checkpoint is None:
-            self.run.resume_at(0)
+            self._resume_log()
             return
         try:
             progress = json.loads((checkpoint / "progress.json").read_text())
+            for group, returns in progress["returns"].items():
+                self.returns[group].extend(returns)
             self.algo.restore_from_path(str((checkpoint / "algorithm").absolute()))
         except Exception as error:
             # RLlib fails in many ways on a damaged folder; all mean the same to a user.
@@ -259,8 +335,11 @@ class Driver:
             ) from error
         self.iteration = int(checkpoint.name.removeprefix("iter_"))
         self.steps, self.seconds = progress["steps"], progress["seconds"]
-        self.returns.extend(progress["returns"])
-        self.run.resume_at(self.iteration)
+        self._resume_log()
+
+    def _resume_log(self) -> None:
+        with self._writing("metrics.csv"):
+            self.run.resume_at(self.iteration)
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -282,37 +361,6 @@ class Driver:
             signal.signal(signal.SIGINT, before)
 
 
-@contextlib.contextmanager
-def _ray(config: Mapping[str, Any]) -> Iterator[None]:
-    """Start ray, or join a cluster, and leave it; one that runs already is kept."""
-    if ray.is_initialized():
-        yield
-        return
-    resources = config["resources"]
-    options: dict[str, Any] = {"address": resources["address"]}
-    if resources["address"] is None:
-        processes = resources["num_env_runners"] + resources["num_learners"]
-        options = {"num_cpus": processes + 1, "include_dashboard": False}
-    # Workers find a user's own classes where the driver does.
-    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    try:
-        ray.init(
-            runtime_env={"env_vars": {"PYTHONPATH": path.rstrip(os.pathsep)}},
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **options,
-        )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"resources.address: cannot join or start ray: {reason}"
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def _check_gpus(config: Mapping[str, Any]) -> None:
     """Refuse what would wait forever for GPUs, or fail deep inside RLlib."""
     resources = config["resources"]
@@ -328,14 +376,3 @@ def _check_gpus(config: Mapping[str, Any]) -> None:
         raise InputError(
             "resources.num_gpus_per_learner: the local learner finds no CUDA device"
         )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep RLlib's notes about its own migration from the screen."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    for name in ("ray", "ray.rllib", "ray.tune"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield

@@ -1,0 +1,126 @@
+"""Groups of agents that do not learn: scripted ones, and frozen policies."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marl_pool.envs.base import Group
+from marl_pool.envs.scripted import is_scripted, scripted_policy
+from marl_pool.errors import InputError
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.base import Policy
+from marl_pool.policies.storage import CONFIG, load_modules
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.runs import CONFIG as RUN_CONFIG
+from marl_pool.runs import Run
+from marl_pool.tokens import Tokens
+
+Fixed = dict[str, str | TokenPolicy]
+"""What plays each fixed group: the name of a scripted policy, or a frozen one."""
+
+
+def with_absolute_folders(fixed: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Turn folders into absolute paths: a run may be resumed from elsewhere."""
+    if fixed is None:
+        return None
+    return {
+        group: name if is_scripted(name) else str(Path(name).expanduser().absolute())
+        for group, name in fixed.items()
+    }
+
+
+def frozen_module(group: str) -> str:
+    """The name under which a group's frozen policy is saved with the run."""
+    return f"frozen-{group}"
+
+
+def load_fixed(
+    config: Mapping[str, Any], groups: Mapping[str, Group], saved: Path | None = None
+) -> Fixed:
+    """Find what plays each group of ``config["fixed"]``.
+
+    Args:
+        config: of the run.
+        groups: of the world, those of ``config["fixed"]`` among them.
+        saved: a policy folder of this run. Its frozen policies are taken: the folders
+            that they came from may have moved, or hold others by now.
+
+    Raises:
+        InputError: no such policy, or one that does not fit its group.
+    """
+    plugins = [config[part]["name"] for part in ("encoder", "pooling")]
+    fixed: Fixed = {}
+    for name, what in (config["fixed"] or {}).items():
+        try:
+            if is_scripted(what):
+                build_fixed(what, config["env"]["name"], name, groups[name])
+                fixed[name] = what
+            elif saved is not None:
+                modules, _ = load_modules(saved, plugins=plugins)
+                fixed[name] = modules[frozen_module(name)].requires_grad_(False)
+            else:
+                policy = _load_frozen(Path(what), name, plugins)
+                _check_fit(policy, groups[name], what)
+                fixed[name] = policy
+        except InputError as error:
+            raise InputError(f"fixed.{name}: {error}") from error
+        if frozen_module(name) in (config["modules"] or {}).values():
+            raise InputError(
+                f"modules: the name {frozen_module(name)!r} is kept for the frozen "
+                f"policy of the group {name!r}"
+            )
+    return fixed
+
+
+def build_fixed(what: str | TokenPolicy, env: str, role: str, group: Group) -> Policy:
+    """The policy of a fixed group, in evaluation mode."""
+    if isinstance(what, TokenPolicy):
+        return what
+    return scripted_policy(what, env=env, role=role, group=group).eval()
+
+
+def _load_frozen(path: Path, group: str, plugins: list[str]) -> TokenPolicy:
+    """Read a group's policy, or the only one, from the folder of a policy or run."""
+    if (path / CONFIG).is_file():
+        folder = path
+    elif (path / RUN_CONFIG).is_file():
+        folder = Run.open(path).policy_path("best")
+    else:
+        raise InputError(
+            f"{path} is no folder of a policy or a run; choose heuristic, random, "
+            "package.module:Class or such a folder"
+        )
+    modules, groups = load_modules(folder, plugins=plugins)
+    if group not in groups and len(modules) > 1:
+        raise InputError(
+            f"{path} has no policy for this group, only for "
+            f"{', '.join(sorted(groups)) or 'none'}"
+        )
+    policy = modules[groups.get(group, next(iter(modules)))]
+    return policy.requires_grad_(False)
+
+
+def _check_fit(policy: TokenPolicy, group: Group, path: str) -> None:
+    """Refuse a policy that cannot read what the group sees or act as it does.
+
+    The number of tokens may differ from what it was trained on, if its head allows.
+    """
+    expected = {**vars(group.tokens), "actions": ActionSpec.of(group.action_space)}
+    found = {**vars(policy.spec), "actions": policy.actions}
+    for key, value in expected.items():
+        if key != "num_tokens" and found[key] != value:
+            raise InputError(
+                f"{path} does not fit the group: expected {key} = {value}, "
+                f"got {found[key]}"
+            )
+    spec = group.tokens
+    dtype = getattr(torch, spec.dtype)
+    tokens = Tokens(
+        torch.zeros(1, spec.num_tokens, spec.num_features, dtype=dtype),
+        torch.zeros(1, spec.num_tokens, dtype=torch.int64),
+        torch.zeros(1, spec.num_tokens, dtype=torch.bool),
+    )
+    with torch.no_grad():
+        policy.value(tokens)

@@ -1,0 +1,63 @@
+"""A world in which something goes wrong, once or always."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.toy import FoxAndHens
+
+
+class EscapedError(RuntimeError):
+    """What a user's own world may raise."""
+
+
+class Faulty(FoxAndHens):
+    """FoxAndHens until the step ``fault_step`` of this object, then a fault.
+
+    ``fault`` is "raise" or "kill" (the process, as the kernel does when memory runs
+    out), both where world 0 is, or "init" (raise in the constructor, except in the
+    process ``home``). A kill happens ``kills`` times, counted by files beside
+    ``diary``. That file, if given, gets a line for each episode begun: process, world,
+    episode.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        fault: str | None = None,
+        fault_step: int = 0,
+        kills: int = 0,
+        home: int = 0,
+        diary: str | None = None,
+        **options,
+    ) -> None:
+        if fault == "init" and os.getpid() != home:
+            raise EscapedError("no hens\nhere")
+        super().__init__(num_envs, **options)
+        self.fault, self.fault_step, self.kills = fault, fault_step, kills
+        self.diary = None if diary is None else Path(diary)
+        self.taken = 0
+
+    def _place(self, rows, keys):
+        super()._place(rows, keys)
+        if self.diary is not None:
+            with self.diary.open("a") as out:
+                for world, episode in zip(
+                    self.worlds[rows].tolist(),
+                    self.episodes[rows].tolist(),
+                    strict=True,
+                ):
+                    out.write(f"{os.getpid()} {world} {episode}\n")
+
+    def _advance(self, actions):
+        self.taken += 1
+        mine = self.taken == self.fault_step and 0 in self.worlds
+        if mine and self.fault == "raise":
+            raise EscapedError("the hens\nescaped")
+        if mine and self.fault == "kill":
+            done = len(list(self.diary.parent.glob("killed-*")))
+            if done < self.kills:
+                (self.diary.parent / f"killed-{done}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super()._advance(actions)

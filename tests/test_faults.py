@@ -1,0 +1,424 @@
+"""What happens on a cluster: worlds that raise, killed processes, full disks.
+
+NaN is in test_ppo_training.py, Ctrl-C in test_interrupt.py, damaged files in
+test_runs.py and test_policy_storage.py.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+from safetensors.torch import load_file
+
+from marl_pool import cli
+from marl_pool.config import compose
+from marl_pool.errors import InputError, StoppedError
+from marl_pool.policies.storage import load_policies
+from marl_pool.runs import Run, iteration_of
+from marl_pool.training.ppo import train
+from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.ppo.faults import wait_for_runner
+from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
+from marl_pool.training.ppo.train import Driver
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray's own warnings are not ours to mend.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SMALL = [
+    "encoder.num_layers=1",
+    "ppo.num_envs=4",
+    "ppo.batch_size=128",
+    "ppo.minibatch_size=64",
+    "ppo.num_epochs=1",
+    "checkpoint.every=1",
+    "threads=1",
+]
+"""128 agent steps are 8 steps of 4 worlds of a fox and three hens."""
+BATCH = 32
+"""Environment steps of an iteration."""
+FAULTY = ["env=tests.faulty:Faulty", *SMALL]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def trained(path: Path, *overrides: str) -> Run:
+    run = Run.create(path, compose("train", overrides))
+    try:
+        train(run, run.config)
+    finally:
+        run.close()
+    return run
+
+
+def resumed(path: Path, total_steps: int) -> Run:
+    run = Run.open(path)
+    train(run, {**run.config, "total_steps": total_steps})
+    run.close()
+    return run
+
+
+def untimed(run: Run) -> list[dict]:
+    clocks = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
+    return [
+        {key: value for key, value in row.items() if key not in clocks}
+        for row in run.rows()
+    ]
+
+
+def assert_same(first: Run, second: Run) -> None:
+    """The same metrics and weights, bit for bit."""
+    assert untimed(first) == untimed(second)
+    one, other = (
+        load_file(run.policy_path("last") / "model.safetensors")
+        for run in (first, second)
+    )
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_gapless(run: Run, iterations: int) -> None:
+    """Every iteration has its row, with a full batch of new steps."""
+    rows = run.rows()
+    assert [row["iteration"] for row in rows] == list(range(1, iterations + 1))
+    assert [row["env_steps"] for row in rows] == [
+        BATCH * (i + 1) for i in range(iterations)
+    ]
+
+
+# A world that raises
+
+
+# With two runners one raises and the other gives its part of the batch.
+@pytest.mark.parametrize(("runners", "step"), [(0, 12), (2, 6)])
+def test_a_world_that_raises_stops_the_run_with_one_line(
+    tmp_path, capsys, runners, step
+):
+    path = tmp_path / "run"
+    fault = ["env.fault=raise", f"env.fault_step={step}", "total_steps=320"]
+    arguments = [*FAULTY, *fault, f"resources.num_env_runners={runners}"]
+    assert cli.main(["train", "--run-dir", str(path), *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    line = errors.splitlines()[-1]
+    kept = path / "checkpoints" / "iter_000001"
+    assert line == (
+        "marl-pool: iteration 2: EscapedError: the hens escaped, raised while sampling "
+        f"from Faulty; traceback in {path / 'error.txt'}; kept {kept}"
+    )
+    text = (path / "error.txt").read_text()
+    assert "Traceback" in text
+    assert "faulty.py" in text
+    assert "in _advance" in text
+    run = Run.open(path)
+    assert_gapless(run, 1)
+    assert [c.name for c in run.checkpoints()] == ["iter_000001"]
+
+
+def test_a_runner_that_cannot_be_built_is_one_line(tmp_path):
+    fault = ["env.fault=init", f"env.home={os.getpid()}"]
+    with pytest.raises(StoppedError, match=r"did not start: .*EscapedError") as caught:
+        trained(tmp_path / "run", *FAULTY, *fault, "resources.num_env_runners=1")
+    assert "\n" not in str(caught.value)
+    assert "Traceback" in (tmp_path / "run" / "error.txt").read_text()
+
+
+# A runner that is killed
+
+
+def episodes_of(diary: Path) -> dict[str, set[tuple[str, str]]]:
+    """The (world, episode) pairs that each process played."""
+    played: dict[str, set[tuple[str, str]]] = {}
+    for line in diary.read_text().splitlines():
+        process, world, episode = line.split()
+        assert (world, episode) not in played.setdefault(process, set())
+        played[process].add((world, episode))
+    return played
+
+
+@pytest.mark.parametrize(
+    ("runners", "step", "kills"),
+    # In the first fragment twice, before anything was counted; in a later one, while
+    # the other runner goes on.
+    [(1, 3, 2), (2, 13, 1)],
+)
+def test_training_survives_a_killed_runner_and_repeats_nothing(
+    tmp_path, capsys, runners, step, kills
+):
+    diary = tmp_path / "diary"
+    faults = [
+        "env.fault=kill",
+        f"env.fault_step={step}",
+        f"env.kills={kills}",
+        "env.max_steps=3",
+        f"env.diary={diary}",
+    ]
+    batch = [f"resources.num_env_runners={runners}", f"ppo.batch_size={128 * runners}"]
+    config = compose("train", [*FAULTY, *faults, *batch, "checkpoint.every=1000"])
+    run = Run.create(tmp_path / "run", config)
+
+    def all_have_played() -> bool:
+        return diary.is_file() and len(episodes_of(diary)) == runners + kills
+
+    train(run, config, should_stop=all_have_played)
+    run.close()
+    assert all_have_played()
+    rows = run.rows()
+    count = len(rows)
+    assert [row["iteration"] for row in rows] == list(range(1, count + 1))
+    assert [row["env_steps"] for row in rows] == [
+        BATCH * runners * (i + 1) for i in range(count)
+    ]
+    # What a restarted runner sampled came from the newest weights.
+    assert max(row["fox/first_ratio_error"] for row in rows) < 1e-5
+    assert capsys.readouterr().err.count("a runner died (") == kills
+    assert len(list(tmp_path.glob("killed-*"))) == kills
+    for first, second in itertools.combinations(episodes_of(diary).values(), 2):
+        assert first
+        assert not first & second
+
+
+def test_runners_that_keep_dying_end_the_run(tmp_path, monkeypatch):
+    module = sys.modules["marl_pool.training.ppo.train"]
+    monkeypatch.setattr(module, "MAX_RESTARTS", 2)
+    with pytest.raises(StoppedError, match="no steps came from the runners in 2 iter"):
+        trained(
+            tmp_path / "run",
+            *FAULTY,
+            "env.fault=kill",
+            "env.fault_step=2",
+            "env.kills=100",
+            f"env.diary={tmp_path / 'diary'}",
+            "resources.num_env_runners=1",
+        )
+    assert Run.open(tmp_path / "run").rows() == []
+
+
+def test_nobody_waits_for_runners_that_will_not_come_back():
+    @ray.remote
+    class Runner:
+        def ping(self) -> str:
+            return "pong"
+
+    def group(*runners, healthy=0):
+        manager = SimpleNamespace(actors=lambda: dict(enumerate(runners)))
+        return SimpleNamespace(
+            _worker_manager=manager, num_healthy_remote_env_runners=lambda: healthy
+        )
+
+    gone, there = Runner.remote(), Runner.remote()
+    ray.kill(gone)
+    for runners in (group(), group(gone), group(gone, there), group(gone, healthy=1)):
+        wait_for_runner(runners, seconds=1e9)
+
+
+def test_every_incarnation_of_a_runner_has_episodes_of_its_own():
+    config = algorithm_config(compose("train", [*FAULTY, "env.max_steps=1"]))
+
+    def episodes(restarts: int, steps: int) -> set[int]:
+        runner = BatchedEnvRunner(config=config, worker_index=1, num_workers=1)
+        runner.set_state({RESTARTS: restarts, "num_env_steps_sampled_lifetime": steps})
+        runner.sample(num_timesteps=400)
+        first = int(runner._world(steps + restarts * (1 << 32)).episodes[0]) + 1
+        last = int(runner.rollout.world.episodes[0])
+        assert last - first == 100
+        return set(range(first, last + 1))
+
+    # Killed in the first fragment, killed again at once, later, and after a resume.
+    lives = [episodes(0, 0), episodes(1, 0), episodes(2, 0), episodes(2, 640)]
+    for first, second in itertools.combinations(lives, 2):
+        assert not first & second
+
+
+# A full disk
+
+
+@contextlib.contextmanager
+def full_disk(limit: int):
+    """Let no file of this process grow beyond ``limit`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fill_disk(monkeypatch, method: str, call: int, limit: int) -> None:
+    """Fill the disk while ``method`` of the run is called for the ``call``th time."""
+    original = getattr(Run, method)
+    calls = itertools.count(1)
+
+    @contextlib.contextmanager
+    def folder(*arguments):
+        disk = full_disk(limit) if next(calls) == call else contextlib.nullcontext()
+        with disk, original(*arguments) as made:
+            yield made
+
+    def plain(*arguments):
+        disk = full_disk(limit) if next(calls) == call else contextlib.nullcontext()
+        with disk:
+            return original(*arguments)
+
+    folders = ("checkpoint", "save_policy_dir")
+    monkeypatch.setattr(Run, method, folder if method in folders else plain)
+
+
+PLAIN = ["env=tests.toy:FoxAndHens", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Run:
+    """Four iterations without a fault."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    return trained(path, *PLAIN, f"total_steps={BATCH * 4}")
+
+
+@pytest.mark.parametrize(
+    ("method", "limit", "kept", "what"),
+    [
+        ("checkpoint", 0, 2, "the checkpoint"),
+        ("checkpoint", 1000, 2, "the checkpoint"),
+        ("checkpoint", 30_000, 2, "the checkpoint"),
+        ("save_policy_dir", 1000, 3, "the checkpoint"),
+        ("mark_best", 0, 3, "the checkpoint"),
+        ("log", 100, 2, r"metrics\.csv"),
+    ],
+)
+def test_a_full_disk_stops_the_run_and_spoils_nothing(
+    tmp_path, monkeypatch, whole, method, limit, kept, what
+):
+    path = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        fill_disk(patched, method, 3, limit)
+        message = rf"iteration 3: cannot write {what}: .*File too large.*; kept .*"
+        with pytest.raises(StoppedError, match=message) as caught:
+            trained(path, *PLAIN, f"total_steps={BATCH * 4}")
+    assert "\n" not in str(caught.value)
+    run = Run.open(path)
+    folders = [item.name for item in (path / "checkpoints").iterdir()]
+    found = sorted(name for name in folders if name != "best.json")
+    assert found == [f"iter_{i:06d}" for i in range(1, kept + 1)]
+    for checkpoint in run.checkpoints():
+        assert set(load_policies(checkpoint / "policy")) == {"fox", "hen"}
+    assert set(load_policies(run.policy_dir)) == {"fox", "hen"}
+    assert run.best.iteration in (2, 3)
+    again = resumed(path, BATCH * 4)
+    assert_gapless(again, 4)
+    assert_same(again, whole)
+
+
+def test_a_full_disk_from_the_start_is_one_line(tmp_path):
+    path = tmp_path / "run"
+    with full_disk(0), pytest.raises(InputError, match="config.yaml cannot be writte"):
+        Run.create(path, compose("train", PLAIN))
+    assert not list(path.iterdir())
+
+
+def test_a_full_disk_when_a_run_is_resumed_is_one_line(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    trained(path, *PLAIN, f"total_steps={BATCH * 2}")
+    with monkeypatch.context() as patched:
+        fill_disk(patched, "resume_at", 1, 10)
+        with pytest.raises(
+            StoppedError, match=r"cannot write metrics.csv: .*too large"
+        ):
+            resumed(path, BATCH * 3)
+    assert_gapless(resumed(path, BATCH * 3), 3)
+
+
+# A learner
+
+
+def fill_its_disk(learner) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+
+
+def kill_it(learner) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (fill_its_disk, "cannot write the checkpoint: a learner died while it wrote"),
+        (kill_it, r"a learner died; see .*error\.txt"),
+    ],
+)
+def test_a_learner_that_fails_stops_the_run(tmp_path, monkeypatch, fault, message):
+    iterate = Driver._iterate
+
+    def with_fault(driver, progress):
+        if driver.iteration == 1:
+            driver.algo.learner_group.foreach_learner(fault)
+        iterate(driver, progress)
+
+    monkeypatch.setattr(Driver, "_iterate", with_fault)
+    with pytest.raises(StoppedError, match=rf"iteration 2: {message}; kept .*000001"):
+        trained(tmp_path / "run", *PLAIN, "resources.num_learners=1")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    found = {item.name for item in checkpoints.iterdir()}
+    assert found == {"iter_000001", "best.json"}
+
+
+# A driver that is killed
+
+
+def wait_for_rows(run: Path, process: subprocess.Popen, count: int) -> None:
+    file = run / "metrics.csv"
+    for _ in range(1200):
+        if file.is_file() and file.read_text().count("\n") > count:
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    pytest.fail("no rows")
+
+
+def test_a_killed_driver_loses_no_more_than_a_checkpoint_interval(tmp_path):
+    path, every = tmp_path / "run", 4
+    settings = [*PLAIN, f"checkpoint.every={every}"]
+    command = [sys.executable, "-m", "marl_pool", "train", "--run-dir", str(path)]
+    process = subprocess.Popen(
+        [*command, *settings, "total_steps=100_000_000"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    wait_for_rows(path, process, every + 1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    run = Run.open(path)
+    logged = int(run.rows()[-1]["iteration"])
+    saved = iteration_of(run.latest_checkpoint())
+    # The checkpoint of the last row's iteration may have been under way.
+    assert logged - saved <= every
+    progress = json.loads((run.latest_checkpoint() / "progress.json").read_text())
+    assert progress["steps"] == saved * BATCH
+    total = BATCH * (saved + every + 1)
+    again = resumed(path, total)
+    assert_gapless(again, saved + every + 1)
+    assert_same(again, trained(tmp_path / "whole", *settings, f"total_steps={total}"))
