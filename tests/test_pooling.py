@@ -383,7 +383,7 @@ def test_a_head_of_your_own_is_as_good() -> None:
         (
             "zzz",
             {},
-            "unknown pooling 'zzz': choose from ada, attention_neuron, avg, cls, flatten, max",
+            "unknown pooling 'zzz': choose from ada, attention_neuron, avg, cls, ",
         ),
         ("ada", {"num_head": 2}, r"'num_head': choose from .*mean 'num_heads'\?"),
         ("max", {"num_heads": 2}, r"unknown option of pooling 'max': 'num_heads'"),

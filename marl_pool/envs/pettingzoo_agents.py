@@ -71,11 +71,12 @@ def token_spec(space: spaces.Dict) -> TokenSpec | None:
     """
     if set(space.keys()) != set(PARTS):
         return None
-    boxes = [space[part] for part in PARTS if isinstance(space[part], spaces.Box)]
-    if len(boxes) < len(PARTS) or len(boxes[0].shape) != 2:
+    boxes = [box for part in PARTS if isinstance(box := space[part], spaces.Box)]
+    shape = boxes[0].shape or () if len(boxes) == len(PARTS) else ()
+    if len(shape) != 2:
         return None
     features, types, padding = boxes
-    count, width = features.shape
+    count, width = shape
     if types.shape != (count,) or padding.shape != (count,):
         return None
     if not np.issubdtype(types.dtype, np.integer):

@@ -129,8 +129,16 @@ class Copy:
         if not acting:  # the episode is over
             return Outcome({}, {}, {}, {}, (), ())
         chosen = self.decode(actions)
-        results = self.env.step({agent: chosen[agent] for agent in acting})
-        return Outcome(*results[:4], acting, tuple(self.env.agents))
+        step = self.env.step({agent: chosen[agent] for agent in acting})
+        observations, rewards, terminations, truncations, _ = step
+        return Outcome(
+            observations,
+            rewards,
+            terminations,
+            truncations,
+            acting,
+            tuple(self.env.agents),
+        )
 
 
 class Place(NamedTuple):
