@@ -44,7 +44,8 @@ def ray_session(
             logging_level=logging.ERROR,
             **(local if address is None else {}),
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:
+        # Ray raises bare exceptions too, as when its processes start too slowly.
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{key}: cannot join or start ray: {reason}") from error
     try:
