@@ -95,7 +95,8 @@ def _sweep(arguments: Namespace, overrides: list[str]) -> int:
         checked = check("sweep", {**composed, "grid": plan.grid})
         print(commented("sweep", checked, chosen, arguments.config_dir), end="")
         return 0
-    path = arguments.sweep_dir or default_path(plan.trials[0].config["env"]["name"])
+    env = plan.trials[0].config["env"]["name"].rpartition(":")[2]
+    path = arguments.sweep_dir or default_path(env)
     if Sweep.is_at(path):
         raise InputError(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"

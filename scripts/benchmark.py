@@ -47,8 +47,6 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "time_to_return/simple_centroid": time_to("time_to_return"),
     "time_to_skill/simple_centroid": time_to("time_to_skill"),
 }
-CPU_ONLY = ("sample/simple_centroid", "env/pong", "sample/pong")
-"""Stock RLlib's runner and the Atari simulator take no tensors on a GPU."""
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -132,8 +130,6 @@ def main() -> None:
     passed_on += [f"--seeds={arguments.seeds}"] if arguments.seeds else []
     rows: list[dict[str, Any]] = []
     for name in arguments.only or BENCHMARKS:
-        if arguments.device != "cpu" and name in CPU_ONLY:
-            continue
         began = time.perf_counter()
         rows += apart(name, passed_on)
         passed = duration(time.perf_counter() - began)

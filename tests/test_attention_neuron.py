@@ -1,5 +1,6 @@
 """AttentionNeuron, and policies that remember, from one step to a training sequence."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from marl_pool.training.ppo.module import TokenRLModule
 from tests.toy import FoxAndHens
 
 B, T, N, D, A = 3, 5, 4, 2, 2
+PUBLISHED = (
+    Path(__file__).parents[2] / "shared/reference/attention_neuron/golden_cartpole.npz"
+)
 
 
 def make(**options: Any) -> AttentionNeuron:
@@ -71,6 +75,31 @@ def test_one_code_by_hand() -> None:
         query = 2 * float(sinusoids(2, 1)[row, 0]) + 0.3
         expected = (torch.tanh(query * keys) @ token).tanh()
         torch.testing.assert_close(codes[1, 2, D * row : D * row + D], expected)
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="no published codes here")
+@pytest.mark.parametrize(
+    ("seen", "acted", "codes"),
+    [("obs", "f64_action", "f64_latent"), ("obs7", "n7_action", "n7_latent")],
+    ids=["five channels", "two of noise besides"],
+)
+def test_the_codes_are_the_published_layers(seen: str, acted: str, codes: str) -> None:
+    """With the published weights of CartPole, over 20 steps."""
+    golden = {key: torch.from_numpy(array) for key, array in np.load(PUBLISHED).items()}
+    head = AttentionNeuron(1, scale=False, bias=False, action_dim=1).double()
+    assert head.cell is not None
+    weights = [*head.cell.parameters(), head.query.weight, head.key.weight]
+    sizes = [weight.numel() for weight in weights]
+    with torch.no_grad():
+        for weight, part in zip(
+            weights, golden["params"].split([*sizes, 17]), strict=False
+        ):
+            weight.copy_(part.view_as(weight))
+    x = golden[seen][None, ..., None]
+    before = torch.nn.functional.pad(golden[acted].double()[None, :-1], (0, 0, 1, 0))
+    got, _ = head.unroll(x, None, before, head.initial_memory(1, x.shape[2]))
+    atol = 1e-12 if golden[codes].dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(got[0], golden[codes].double(), rtol=0, atol=atol)
 
 
 def test_the_lstm_is_torchs_own() -> None:

@@ -39,6 +39,18 @@ rows = [row for name in BENCHMARKS for row in here(name, TINY)]
 ray.shutdown()
 print(json.dumps(rows))
 """
+CLIMB = """
+import ray
+from benchmarks import learning
+from marl_pool.config import compose
+small = ["env.max_steps=4", "ppo.num_envs=4", "ppo.batch_size=32", "threads=1"]
+small += ["ppo.minibatch_size=null"]
+learning.compose = lambda verb, overrides: compose(verb, [*overrides, *small])
+learning.RETURN_WINDOW = 8
+learning.GOALS.update(dict.fromkeys(learning.GOALS, -1e9))
+print(learning.climb(0, 120.0, "cpu"))
+ray.shutdown()
+"""
 
 
 def python(*arguments: str, cwd: Path) -> str:
@@ -60,6 +72,10 @@ def test_every_row_is_measured():
         assert row["value"] is None or row["value"] > 0
     compared = [row for row in rows if row["name"].startswith("sample/")]
     assert all(row["ratio"] > 0 for row in compared)
+
+
+def test_a_goal_that_anything_reaches_is_reached():
+    assert "None" not in python("-c", CLIMB, cwd=SCRIPTS).splitlines()[-1]
 
 
 def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):

@@ -125,6 +125,8 @@ def test_modules_are_those_of_the_groups_that_learn():
         ({"fox": "a"}, [], r"that learns, ['fox', 'hen'], got ['fox']"),
         ({"fox": "a", "wolf": "b"}, ["hen"], r"['fox'], got ['fox', 'wolf']"),
         ({}, ["hen"], r"that learns, ['fox'], got []"),
+        ({"fox": "a/b"}, ["hen"], "modules.fox: expected what can name a file, got"),
+        ({"fox": ""}, ["hen"], "modules.fox: expected what can name a file, got ''"),
     ],
 )
 def test_groups_and_modules_that_do_not_match_are_refused(modules, fixed, message):

@@ -588,17 +588,17 @@ class Lonely(Crowd):
 
 
 class Vague(Crowd):
-    """Speaks of nobody's observation, or of a stranger."""
+    """Speaks of nobody's observation, of a stranger, or too briefly."""
 
-    def __init__(self, stranger=False):
+    def __init__(self, stranger=False, brief=False):
         super().__init__(death=0.0)
-        self.stranger = stranger
+        self.stranger, self.brief = stranger, brief
 
     def reset(self, seed=None, options=None):
-        _, infos = super().reset(seed)
+        seen, infos = super().reset(seed)
         if self.stranger:
             self.agents = ["ghost_0"]
-        return {}, infos
+        return {agent: seen[agent][:1] for agent in seen if self.brief}, infos
 
 
 def not_an_env():
@@ -612,7 +612,7 @@ def not_an_env():
         ({"module": "json"}, "env.module: .*parallel_env, or .*'json' has no 'par"),
         ({"module": "json:loads2"}, "'json' has no 'loads2'"),
         ({"module": ""}, "env.module: '' cannot be imported"),
-        ({"module": "none/such-v0"}, "env.options: none/such-v0 refuses"),
+        ({"module": "none/such-v0"}, "env.module: Namespace.* 'none' not found"),
         ({"module": f"{__name__}:not_an_env"}, "give a PettingZoo ParallelEnv, got ob"),
         ({"module": "mpe2.simple_spread_v3:env"}, "ParallelEnv, got OrderEnf"),
         ({"module": f"{__name__}:Lonely"}, "possible_agents, got none"),
@@ -667,16 +667,15 @@ def test_what_does_not_fit_is_refused_in_one_line(options, message):
 
 
 @pytest.mark.parametrize(
-    ("stranger", "message"),
+    ("options", "message"),
     [
-        (False, "env.module: no observation of agent"),
-        (True, "'ghost_0' is not one of possible_agents"),
+        ({}, "env.module: no observation of agent"),
+        ({"stranger": True}, "'ghost_0' is not one of possible_agents"),
+        ({"brief": True}, r"expected an observation of shape .*, got \(1,\)"),
     ],
 )
-def test_an_env_that_breaks_its_word_is_named(stranger, message):
-    world = PettingZooWorld(
-        1, module=f"{__name__}:Vague", options={"stranger": stranger}
-    )
+def test_an_env_that_breaks_its_word_is_named(options, message):
+    world = PettingZooWorld(1, module=f"{__name__}:Vague", options=options)
     with pytest.raises(InputError, match=message):
         world.reset()
 

@@ -215,6 +215,21 @@ def test_gpus_that_are_not_there_are_refused(tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("device=cuda:7", "device"),
+        ("resources.num_gpus_per_learner=1", "resources.num_gpus_per_learner"),
+    ],
+)
+def test_a_cuda_device_that_is_not_here_is_refused(
+    tmp_path, monkeypatch, override, key
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InputError, match=f"^{key}: cuda(:7)? is not here: 0 CUDA"):
+        trained(tmp_path / "run", override)
+
+
 def test_a_large_seed_is_a_seed_too(build):
     algo = build(config_of(f"seed={2**62}"))
     assert algo.train()[LEARNER_RESULTS]["agent"][FIRST_RATIO_ERROR] < 1e-5

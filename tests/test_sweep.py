@@ -268,6 +268,18 @@ def test_parts_that_do_not_fit_are_refused_before_a_process_starts(refused):
     assert not Path("s").exists()
 
 
+def test_a_device_that_is_not_here_is_refused_before_a_process_starts(
+    refused, monkeypatch
+):
+    import ray
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    line = refused("sweep", "device=cpu,cuda", "--sweep-dir", "s")
+    assert "device: cuda is not here: 0 CUDA devices (trial device=cuda)" in line
+    assert not ray.is_initialized()
+    assert not Path("s").exists()
+
+
 # Names and folders
 
 values = st.text(max_size=8) | st.integers() | st.booleans() | st.none()

@@ -26,6 +26,7 @@ from marl_pool.envs.boxworld_codes import (
 )
 from marl_pool.envs.boxworld_drawing import draw_grid
 from marl_pool.envs.boxworld_levels import LevelGenerator, LevelStock
+from marl_pool.envs.options import require
 from marl_pool.errors import InputError
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import NonNegativeInt, PositiveInt
@@ -144,11 +145,11 @@ class BoxWorld(World):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if not LEAST_N <= n <= MOST_N:
-            raise InputError(f"env.n: expected {LEAST_N} to {MOST_N}, got {n}")
-        _at_least("goal_length", goal_length, 2)
-        _at_least("num_distractors", num_distractors, 0)
-        _at_least("distractor_length", distractor_length, 1)
+        require("n", n, LEAST_N <= n <= MOST_N, f"{LEAST_N} to {MOST_N}")
+        require("goal_length", goal_length, goal_length >= 2, "at least 2")
+        require("num_distractors", num_distractors, num_distractors >= 0, "at least 0")
+        enough = distractor_length >= 1
+        require("distractor_length", distractor_length, enough, "at least 1")
         if observation not in ("entities", "pixels"):
             raise InputError(
                 f"env.observation: expected entities or pixels, got {observation!r}"
@@ -322,11 +323,6 @@ class BoxWorld(World):
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.codes, self.places = tensors["codes"], tensors["places"]
         self._stock = None  # these may be other worlds
-
-
-def _at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"env.{key}: expected at least {least}, got {value}")
 
 
 def _look_up(table: Tensor, indices: Tensor) -> Tensor:

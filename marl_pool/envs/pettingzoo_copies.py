@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pettingzoo
 from pettingzoo import ParallelEnv
+from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
 from marl_pool.errors import InputError
 
@@ -43,13 +44,16 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
     """Build one copy.
 
     Raises:
-        InputError: the options are refused, or what comes is no parallel env.
+        InputError: there is no such env, the options are refused, or what comes is no
+            parallel env.
     """
     factory = find_factory(module)
     try:
         env = factory(**options)
     except InputError:
         raise
+    except PettingZooRegistryError as error:
+        raise InputError(f"env.module: {reason(error)}") from error
     except Exception as error:  # foreign code may refuse its options in any way
         raise InputError(
             f"env.options: {module} refuses {dict(options)}: {reason(error)}"

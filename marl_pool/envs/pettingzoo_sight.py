@@ -63,8 +63,18 @@ class FlatSight(Sight):
         self._try(name)
 
     def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
-        """Copy the numbers."""
-        arrays["numbers"][row, agent] = observation
+        """Copy the numbers.
+
+        Raises:
+            InputError: not as many as the env's space says; numpy would repeat one.
+        """
+        numbers, expected = np.asarray(observation), self.parts["numbers"][0]
+        if numbers.shape != expected:
+            raise InputError(
+                f"env.module: expected an observation of shape {expected}, as its "
+                f"space says, got {numbers.shape}"
+            )
+        arrays["numbers"][row, agent] = numbers
 
     def tokens(self, seen: Mapping[str, Tensor]) -> Tokens:
         """Call the tokenizer once for all worlds and agents."""

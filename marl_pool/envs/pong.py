@@ -9,6 +9,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from marl_pool.envs.base import Group, World
+from marl_pool.envs.options import require
 from marl_pool.envs.pong_drawing import draw
 from marl_pool.envs.pong_simulator import NOOP, SCREEN, Simulator, vector_env
 from marl_pool.errors import InputError
@@ -115,16 +116,17 @@ class Pong(World):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        _require("frame_skip", frame_skip, frame_skip >= 1, "at least 1")
-        _require("num_frames", num_frames, num_frames >= 1, "at least 1")
+        require("frame_skip", frame_skip, frame_skip >= 1, "at least 1")
+        require("num_frames", num_frames, num_frames >= 1, "at least 1")
         divides = patch >= 1 and SCREEN % patch == 0
-        _require("patch", patch, divides, f"a divisor of {SCREEN}")
-        _require("noop_max", noop_max, noop_max >= 0, "at least 0")
+        require("patch", patch, divides, f"a divisor of {SCREEN}")
+        require("noop_max", noop_max, noop_max >= 0, "at least 0")
         chance = 0 <= sticky_actions < 1
-        _require("sticky_actions", sticky_actions, chance, "a number in [0, 1)")
-        _require("zero_rows", zero_rows, 0 <= zero_rows <= SCREEN, f"0 to {SCREEN}")
-        _require("actions", actions, actions in NATIVE_ACTIONS, "minimal or moves")
-        _require("threads", threads, threads >= 0, "at least 0")
+        require("sticky_actions", sticky_actions, chance, "a number in [0, 1)")
+        require("zero_rows", zero_rows, 0 <= zero_rows <= SCREEN, f"0 to {SCREEN}")
+        require("threads", threads, threads >= 0, "at least 0")
+        if actions not in NATIVE_ACTIONS:
+            raise InputError(f"env.actions: expected minimal or moves, got {actions}")
         vector_env()  # what is missing is to be missed now, not when a game begins
         super().__init__(
             num_envs,
@@ -311,8 +313,3 @@ class Pong(World):
         if not where.all():
             screens = torch.where(where[:, None, None, None], screens, self.screens)
         self.screens = screens
-
-
-def _require(key: str, value: Any, fits: bool, expected: str) -> None:
-    if not fits:
-        raise InputError(f"env.{key}: expected {expected}, got {value}")

@@ -56,8 +56,10 @@ class PongHeuristic(Policy):
     reflected at the walls. The paddle is pressed towards it when its centre, with its
     own last motion added since it has inertia, is more than ``dead_zone`` away. While
     the ball moves away or is not seen, the paddle goes to the middle. What a stroke
-    will lead to is not considered: it holds its own against the console, and loses
-    with sticky actions.
+    will lead to is not considered, so it is no ceiling and hardly an opponent. Without
+    sticky actions all depends on the start: some of the 31 are lost 0 : 21 in some 760
+    steps, from most it gets a few points ahead in long rallies, and no game that was
+    watched was won within 1500 steps. With sticky actions it loses.
 
     The patches are put together by their order: under a shuffle it sees nonsense.
     Missing patches show it an empty field.

@@ -5,8 +5,10 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import ray
+import torch
 
 from marl_pool.errors import InputError
 
@@ -52,6 +54,26 @@ def ray_session(
         yield
     finally:
         ray.shutdown()
+
+
+def refuse_missing_device(config: Mapping[str, Any]) -> None:
+    """Refuse a CUDA device that this process lacks and its runner or learner wants.
+
+    Args:
+        config: of a run.
+
+    Raises:
+        InputError: it would fail deep inside torch or RLlib.
+    """
+    resources, wanted = config["resources"], {}
+    if not resources["num_env_runners"] and config["device"] != "cpu":
+        wanted["device"] = torch.device(config["device"])
+    if not resources["num_learners"] and resources["num_gpus_per_learner"]:
+        wanted["resources.num_gpus_per_learner"] = torch.device("cuda")
+    there = torch.cuda.device_count()
+    for key, device in wanted.items():
+        if (device.index or 0) >= there:
+            raise InputError(f"{key}: {device} is not here: {there} CUDA devices")
 
 
 @contextlib.contextmanager

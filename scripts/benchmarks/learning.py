@@ -116,7 +116,8 @@ def climb(seed: int, limit: float, device: str) -> dict[str, tuple[float, int] |
     began = time.perf_counter()
     while None in result.values() and time.perf_counter() - began < limit:
         sampled = algo.train()["env_runners"]
-        finished = list(sampled.get(EPISODE_RETURNS, ()))
+        finished = sampled.get(EPISODE_RETURNS, {}).get("agent")
+        finished = finished if isinstance(finished, list) else []  # of none: a NaN
         returns = [*returns, *finished][-RETURN_WINDOW:]
         if not finished or len(returns) < RETURN_WINDOW:
             continue

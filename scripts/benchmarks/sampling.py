@@ -63,7 +63,7 @@ def sampling(name: str) -> Callable[[Size], Iterator[Row]]:
 
 
 def stock(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Our runner, its floor in one loop, and RLlib's own runner."""
+    """Our runner, its floor in one loop, and on a CPU RLlib's own runner."""
     task = TASKS[name]
     comparators = {
         "floor": "world step and forward pass alone",
@@ -76,12 +76,15 @@ def stock(name: str) -> Callable[[Size], Iterator[Row]]:
         contenders = {
             "ours": ours,
             "floor": floor_of(policy, task.world(size), task.fragment(size)),
-            "batched": stock_runner(task, size, batched=True),
-            "single": stock_runner(task, size, batched=False),
         }
+        if size.device == "cpu":  # its batches of observations are numpy's
+            contenders["batched"] = stock_runner(task, size, batched=True)
+            contenders["single"] = stock_runner(task, size, batched=False)
         rates = compete(contenders, task, size)
         value = statistics.median(rates["ours"])
         for key, comparator in comparators.items():
+            if key not in contenders:
+                continue
             pairs = zip(rates["ours"], rates[key], strict=True)
             ratio = statistics.median(mine / theirs for mine, theirs in pairs)
             theirs = f"{comparator}: {statistics.median(rates[key]):,.0f}"

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
-from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
+from ray.rllib.core.rl_module import (
+    MultiRLModuleSpec,
+    RLModuleSpec,
+    validate_module_id,
+)
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from marl_pool.envs import make_batched_env
@@ -81,7 +85,8 @@ def assign_modules(
 
     Raises:
         InputError: no such group, no group that learns, a group without a module, a
-            module without agents, or groups of different spaces that share a module.
+            module without agents or with a name that RLlib does not take, or groups of
+            different spaces that share a module.
     """
     for name in fixed:
         if name not in groups:
@@ -100,6 +105,12 @@ def assign_modules(
             f"{sorted(learning)}, got {sorted(modules)}"
         )
     for name, module in modules.items():
+        try:
+            validate_module_id(module, error=True)
+        except ValueError as error:
+            raise InputError(
+                f"modules.{name}: expected what can name a file, got {module!r}"
+            ) from error
         if not groups[name].num_agents:
             raise InputError(
                 f"modules: the group {name!r} has no agents, so the module {module!r} "

@@ -27,7 +27,7 @@ from ray.rllib.utils.metrics import (
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.progress import Progress
 from marl_pool.runs import Run
-from marl_pool.training.cluster import quiet, ray_session
+from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
     RETURN_WINDOW,
@@ -87,6 +87,7 @@ def train(
     """
     resources = config["resources"]
     processes = resources["num_env_runners"] + resources["num_learners"]
+    refuse_missing_device(config)
     with quiet():
         torch.set_num_threads(config["threads"])
         config = {**config, "fixed": with_absolute_folders(config["fixed"])}
@@ -362,7 +363,7 @@ class Driver:
 
 
 def _check_gpus(config: Mapping[str, Any]) -> None:
-    """Refuse what would wait forever for GPUs, or fail deep inside RLlib."""
+    """Refuse processes that would wait forever for their GPUs."""
     resources = config["resources"]
     wanted = sum(
         resources[f"num_{kind}s"] * resources[f"num_gpus_per_{kind}"]
@@ -371,8 +372,3 @@ def _check_gpus(config: Mapping[str, Any]) -> None:
     there = ray.cluster_resources().get("GPU", 0)
     if wanted > there:
         raise InputError(f"resources: {wanted:g} GPUs are asked for, ray has {there:g}")
-    local = not resources["num_learners"] and resources["num_gpus_per_learner"]
-    if local and not torch.cuda.is_available():
-        raise InputError(
-            "resources.num_gpus_per_learner: the local learner finds no CUDA device"
-        )

@@ -8,7 +8,7 @@ import ray
 
 from marl_pool.errors import InputError
 from marl_pool.sweeps import Sweep, Trial
-from marl_pool.training.cluster import quiet, ray_session
+from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.sweep.board import FAILED, WAITING, Board
@@ -42,7 +42,7 @@ def run_sweep(
         KeyboardInterrupt: Ctrl-C; the sweep can be resumed.
     """
     with quiet():
-        _refuse_misfits(trials)
+        _refuse_misfits(trials, settings)
         done = {trial.name: steps_saved(sweep.run(trial)) for trial in trials}
         left = [t for t in trials if done[t.name] < t.config["total_steps"]]
         _say(size_of(sweep.grid, trials, done))
@@ -82,10 +82,13 @@ def _run(
     return {name: board.lines[name].note for name in board.named(FAILED)}
 
 
-def _refuse_misfits(trials: Sequence[Trial]) -> None:
+def _refuse_misfits(trials: Sequence[Trial], settings: SweepSettings) -> None:
     """Refuse what only shows when parts meet, once for each kind of trial."""
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
         try:
+            # A cluster's machines may have what this one lacks.
+            if settings.address is None:
+                refuse_missing_device(trial.config)
             algorithm_config(trial.config)
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
