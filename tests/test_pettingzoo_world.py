@@ -3,6 +3,7 @@
 ``python tests/test_pettingzoo_world.py`` writes the golden file anew.
 """
 
+import importlib.abc
 import itertools
 import json
 import sys
@@ -22,6 +23,7 @@ from torch import Tensor
 from marl_pool.cli import main
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env, make_env
+from marl_pool.envs.pettingzoo_copies import find_factory
 from marl_pool.envs.pettingzoo_world import PettingZooWorld
 from marl_pool.errors import InputError
 from marl_pool.policies import make_policy
@@ -834,3 +836,17 @@ def test_golden_trajectory():
 
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(golden()) + "\n")
+
+
+def test_a_missing_mpe2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpe2"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Hidden(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name == "mpe2":
+                raise ModuleNotFoundError("No module named 'mpe2'", name="mpe2")
+
+    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    with pytest.raises(InputError, match=r'pip install "marl-pool\[mpe\]"'):
+        find_factory("mpe2.simple_spread_v3")

@@ -27,8 +27,10 @@ def find_factory(module: str) -> Factory:
     try:
         found = importlib.import_module(path)
     except Exception as error:  # importing foreign code may raise anything
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "mpe2"
+        hint = '; pip install "marl-pool[mpe]"' if missing else ""
         raise InputError(
-            f"env.module: {path!r} cannot be imported: {reason(error)}"
+            f"env.module: {path!r} cannot be imported: {reason(error)}{hint}"
         ) from error
     factory = getattr(found, attribute, None)
     if not callable(factory):
