@@ -79,7 +79,7 @@ def _train(arguments: Namespace, overrides: list[str]) -> int:
         return _run_training(run, config)
     except StoppedError:
         raise
-    except (InputError, ModuleNotFoundError):
+    except Exception:
         run.discard_if_unused()
         raise
 

@@ -225,6 +225,17 @@ def test_a_frozen_policy_must_fit_its_group(tmp_path):
     algorithm_config(config_of(f"fixed={{hen: {tmp_path / 'few'}}}"))
 
 
+def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
+    save_policy(token_policy("hen", pooling="tests.plug_in:SumPool"), tmp_path / "hen")
+    refused = refusal(tmp_path / "hen")
+    assert "plugins=['tests.plug_in:SumPool']" in refused
+    allowed = [
+        "plugins=['tests.plug_in:SumPool']",
+        f"fixed={{hen: {tmp_path / 'hen'}}}",
+    ]
+    algorithm_config(config_of(*allowed))
+
+
 def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     wrong = {"cat": token_policy("hen"), "dog": token_policy("hen")}
     save_policies(wrong, {"cat": "cat", "dog": "dog"}, tmp_path / "pets")

@@ -70,6 +70,14 @@ def refuse_missing_device(config: Mapping[str, Any]) -> None:
         wanted["device"] = torch.device(config["device"])
     if not resources["num_learners"] and resources["num_gpus_per_learner"]:
         wanted["resources.num_gpus_per_learner"] = torch.device("cuda")
+    for kind in ("env_runner", "learner"):
+        gpus = resources[f"num_gpus_per_{kind}"]
+        most = 1 if kind == "learner" else 0
+        if not resources[f"num_{kind}s"] and gpus > most:
+            raise InputError(
+                f"resources.num_gpus_per_{kind}: expected at most {most} without "
+                f"processes of their own (num_{kind}s), got {gpus:g}"
+            )
     there = torch.cuda.device_count()
     for key, device in wanted.items():
         if (device.index or 0) >= there:

@@ -105,6 +105,8 @@ class TrainSettings:
     fixed: dict[str, str] | None = None
     """Group that does not learn → heuristic, random, package.module:Class of a
     policy, or the folder of a policy or run, frozen. None: all groups learn."""
+    plugins: list[str] = field(default_factory=list)
+    """``package.module:Class`` names that the folder of a frozen policy may use."""
     seed: Seed = 0
     """Of worlds, initial weights, exploration and the order of minibatches."""
     total_steps: PositiveInt = 1_000_000

@@ -123,12 +123,13 @@ class EpochIterator:
                 yield self._minibatch({m: part[index] for m, part in parts.items()})
 
     def _order(self, count: int) -> torch.Tensor:
+        # Drawn on the CPU everywhere, so that one seed gives one order.
         if self.generator is None or self.per_epoch == 1:
-            order = torch.arange(count)
+            order = torch.arange(count, device="cpu")
         else:
-            order = torch.randperm(count, generator=self.generator)
+            order = torch.randperm(count, generator=self.generator, device="cpu")
         if self.in_step and count < self.per_epoch:
-            order = order[torch.arange(self.per_epoch) % count]
+            order = order.repeat(-(-self.per_epoch // count))[: self.per_epoch]
         return order
 
     def _minibatch(self, chosen: dict[str, torch.Tensor]) -> MultiAgentBatch:

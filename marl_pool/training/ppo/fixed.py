@@ -50,7 +50,8 @@ def load_fixed(
     Raises:
         InputError: no such policy, or one that does not fit its group.
     """
-    plugins = [config[part]["name"] for part in ("encoder", "pooling")]
+    own = [config[part]["name"] for part in ("encoder", "pooling")]
+    plugins = [*own, *config["plugins"]]
     fixed: Fixed = {}
     for name, what in (config["fixed"] or {}).items():
         try:

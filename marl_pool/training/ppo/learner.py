@@ -123,7 +123,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         seed = zlib.crc32(f"{self.config.seed} {self._weights_seq_no}".encode())
         torch.manual_seed(seed)
         self._first_pass = True
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator("cpu").manual_seed(seed)
         return EpochIterator(
             batch,
             num_epochs=num_epochs,
