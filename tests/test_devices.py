@@ -5,16 +5,13 @@ that a step makes without a word about its device lands there, and the first ope
 that meets it fails.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.config import compose
 from marl_pool.envs import HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import Group, World
 from marl_pool.perturbations import make_perturbation
@@ -22,7 +19,6 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.training.ppo.advantages import estimate_advantages
-from marl_pool.training.ppo.algorithm import algorithm_config
 from tests.samples import heads
 from tests.test_env_views import CASES
 
@@ -114,36 +110,3 @@ def test_perturbations_say_where_their_tensors_live(options: Any) -> None:
     with torch.device("meta"):
         policies = {"agent": RandomPolicy(group.action_space)}
         Rollout(world, policies, perturbation=perturbation).steps(STEPS)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning:ray.*", "ignore::FutureWarning")
-@pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
-def test_training_says_where_its_tensors_live(pooling: str, tmp_path: Path) -> None:
-    overrides = [
-        "env=simple_centroid",
-        "env.counts=2-3-2",
-        "env.max_steps=6",
-        f"pooling={pooling}",
-        "encoder.num_layers=1",
-        "perturbation=shuffle",
-        "ppo.num_envs=4",
-        "ppo.batch_size=32",
-        "ppo.minibatch_size=16",
-        "ppo.kl_coeff=0.1",
-        "threads=1",
-    ]
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    algo = algorithm_config(compose("train", overrides)).build_algo()
-    try:
-        algo.train()  # builds the worlds
-        with torch.device("meta"):
-            result = algo.train()
-            algo.save_to_path(str(tmp_path / "checkpoint"))
-        assert algo.env_runner.failure is None
-        metrics = result["learners"]["agent"]
-        assert metrics["first_ratio_error"] < 1e-5
-    finally:
-        algo.stop()
-        ray.shutdown()
