@@ -70,7 +70,11 @@ def draw(table: pd.DataFrame, facet: str, line: str, metric: str, out: Path) -> 
             if len(cell):
                 _line(axis, cell, metric, f"C{number}", str(name))
         axis.set(title=f"{facet} = {panel}", xlabel="env steps")
+        axis.margins(x=0.01)
         axis.grid(alpha=0.3)
+    # A band of few seeds can be many times as wide as what was ever reached.
+    low, high = table[metric].min(), table[metric].max()
+    axes[0][0].set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes[0][0].set_ylabel(f"{metric}, training episodes")
     axes[0][-1].legend(title=line)
     figure.tight_layout()
