@@ -69,6 +69,7 @@ class Task:
         paper: the algorithm of its iteration row.
         published: what is known of the published code, measured elsewhere.
         steps: of every world in a sampled fragment.
+        iterations: measured at most; a slow one says enough.
     """
 
     overrides: tuple[str, ...]
@@ -76,6 +77,7 @@ class Task:
     paper: str = "paper"
     published: Mapping[str, str] = field(default_factory=dict)
     steps: int = 128
+    iterations: int = 3
 
     def about(self, row: str) -> str:
         """The published code's figure, in words."""
@@ -129,6 +131,7 @@ TASKS = {
         ("experiment=boxworld", "env.observation=pixels", "ppo=fast"),
         num_envs=96,
         paper="paper_boxworld",
+        iterations=1,
         published={
             "env": "28,500 steps/s",
             "sample": "4917 steps/s",

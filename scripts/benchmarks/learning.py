@@ -44,7 +44,7 @@ def iteration(name: str) -> Callable[[Size], Iterator[Row]]:
         steps = settings["batch_size"] // settings["num_envs"]
         sample = floor_of(policy, task.world(size), steps)
         times, rests = [], []
-        for _ in range(size.iterations):
+        for _ in range(min(size.iterations, task.iterations)):
             times.append(seconds(algo.train))
             torch.set_num_threads(1)
             pure = seconds(sample)
