@@ -207,7 +207,8 @@ def _is_override(text: str) -> bool:
 
 def _not_understood(text: str, parser: argparse.ArgumentParser) -> InputError:
     if not text.startswith("-"):
-        return InputError(f"{text!r}: expected a flag or key=value")
+        hint = "; quote what has spaces: 'key={a: b}'" if text[-1:] in "]}" else ""
+        return InputError(f"{text!r}: expected a flag or key=value{hint}")
     flags = [flag for action in parser._actions for flag in action.option_strings]
     near = difflib.get_close_matches(text.partition("=")[0], flags, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""

@@ -139,6 +139,10 @@ def _resume(arguments: Namespace, overrides: list[str]) -> int:
         config = check("train", assign(run.config, overrides))
     except InputError as error:
         raise InputError(f"{run.path}: {error}") from error
+    if run.steps_saved >= config["total_steps"]:
+        done, wanted = run.steps_saved, config["total_steps"]
+        print(f"{run.path}: {done:,} of {wanted:,} steps are done; nothing to do")
+        return 0
     return _run_training(run, config)
 
 

@@ -1,5 +1,6 @@
 """How far long work is, at what rate, and how long it will take."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -69,11 +70,13 @@ class Progress:
 
         Args:
             done: units in all, not since the last call.
-            **numbers: shown beside it, such as ``return_mean=-1.4``.
+            **numbers: shown beside it, such as ``return_mean=-1.4``; NaN: not yet.
         """
         self.done = done
         self._numbers = "".join(
-            f"  {name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items()
+            f"  {name.replace('_', ' ')} {value:.4g}"
+            for name, value in numbers.items()
+            if not math.isnan(value)
         )
         if self._live is not None:
             self._live.update(self._bar())

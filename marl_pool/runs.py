@@ -245,6 +245,14 @@ class Run:
         return next(reversed(self.checkpoints()), None)
 
     @property
+    def steps_saved(self) -> int:
+        """Environment steps after which `resume` goes on: of the newest checkpoint."""
+        newest = self.latest_checkpoint()
+        last = 0 if newest is None else iteration_of(newest)
+        rows = [row for row in self.rows() if row["iteration"] <= last]
+        return int(rows[-1]["env_steps"]) if rows else 0
+
+    @property
     def best(self) -> Best | None:
         """The best checkpoint, as the last `mark_best` says."""
         try:

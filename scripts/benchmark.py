@@ -25,7 +25,7 @@ import torch
 from benchmarks.common import TINY, Row, Size
 from benchmarks.learning import iteration, time_to
 from benchmarks.parts import attention, evaluation
-from benchmarks.sampling import sampling, stock
+from benchmarks.sampling import sampling, stock, two_runners
 from benchmarks.worlds import env_alone, levels
 
 from marl_pool.progress import duration
@@ -41,6 +41,8 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "sample/simple_tag": sampling("simple_tag"),
     "sample/boxworld_pixels": sampling("boxworld_pixels"),
     "sample/pong": sampling("pong"),
+    "sample/simple_tag/two_runners": two_runners("simple_tag"),
+    "sample/boxworld_pixels/two_runners": two_runners("boxworld_pixels"),
     "iteration/simple_centroid": iteration("simple_centroid"),
     "iteration/boxworld_pixels": iteration("boxworld_pixels"),
     "evaluate/simple_centroid": evaluation,

@@ -125,10 +125,11 @@ def commands(name: str) -> str:
     trusted = "".join(f" --plugin {v}" for v in NEEDED.get(name, {}).values())
     run = f"runs/{name}"
     lines = [f"marl-pool train env={name}{needed} --run-dir {run}"]
-    if name in files_of("experiment"):
-        lines = [f"marl-pool train experiment={name} --run-dir {run}"]
     lines.append(f"marl-pool evaluate {run} suite=quick{trusted}")
     lines.append(f"marl-pool render {run}{trusted}")
+    if name in files_of("experiment"):
+        settings = f"--run-dir {run}-study  # a study's settings: hours"
+        lines.append(f"marl-pool train experiment={name} {settings}")
     return "\n".join(["```bash", *lines, "```"])
 
 

@@ -11,3 +11,10 @@ class SumPool(Pooling):
 
     def forward(self, x, padding=None, types=None):
         return x.sum(dim=1)
+
+
+class Unfit(Pooling):
+    """A head with a mistake: it gives one number in place of ``dim_out``."""
+
+    def forward(self, x, padding=None, types=None):
+        return x.sum(dim=(1, 2))[:, None]

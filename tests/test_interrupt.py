@@ -68,3 +68,11 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
     assert resumed.returncode == 0, resumed.stderr
     iterations = [row["iteration"] for row in Run.open(path).rows()]
     assert iterations == list(range(1, done + 3))
+    again = subprocess.run(
+        [*COMMAND, "resume", str(path), more],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "steps are done; nothing to do" in again.stdout
+    assert len(Run.open(path).rows()) == done + 2

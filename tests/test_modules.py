@@ -3,6 +3,7 @@
 Whole trainings of small worlds; the parts are in test_ppo_parts.py.
 """
 
+import csv
 import itertools
 import math
 from pathlib import Path
@@ -431,7 +432,13 @@ def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
         assert type(random["hen"]) is type(before.policies["hen"])
         assert not isinstance(random["hen"], RandomPolicy)
         table = evaluate_run(run, settings, plugins=plugins)[0]
-        assert {"fox", "hen"} <= set(table.read_text().replace(",", " ").split())
+        with table.open() as lines:
+            rows = list(csv.DictReader(lines))
+        assert {(row["group"], row["fixed"]) for row in rows} == {
+            ("fox", "False"),
+            ("hen", "True"),
+        }
+        assert "hen: fixed, beside random" in capsys.readouterr().out
 
 
 @slow

@@ -349,6 +349,14 @@ def test_parts_that_do_not_fit_are_refused_before_anything_starts():
         algorithm_config(config_of("ppo.batch_size=60", "ppo.minibatch_size=null"))
     with pytest.raises(InputError, match="num_heads: expected a divisor of dim = 8"):
         algorithm_config(config_of("encoder.num_heads=3"))
+    with pytest.raises(InputError, match=r"query positions \[99\] need more than"):
+        algorithm_config(config_of("pooling.query=[99]"))
+    with pytest.raises(
+        InputError, match=r"RuntimeError on tokens of shape \(2, 8, 4\)"
+    ):
+        algorithm_config(config_of("pooling=tests.plug_in:Unfit"))
+    with pytest.raises(InputError, match="expected package.module:Class, got 'nope'"):
+        config_of("plugins=[nope]")
 
 
 def test_the_runner_obeys_rllibs_interface(build):

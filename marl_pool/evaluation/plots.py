@@ -33,6 +33,7 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    results = [result for result in results if not result.fixed]
     groups = list(dict.fromkeys(result.group for result in results))
     labels = [r.label for r in results if r.perturbation != CLEAN] or [CLEAN]
     labels = list(dict.fromkeys(labels))

@@ -52,11 +52,14 @@ class Result:
     """Share of decisions in which AdaPool's self token was padded."""
     gap: str = ""
     """Why there are no numbers; empty where there are."""
+    fixed: bool = False
+    """The group did not learn: it plays as in training, beside ``policy``."""
 
     @property
     def who(self) -> str:
         """The policy in words."""
-        return f"{self.policy}, sampled" if self.stochastic else self.policy
+        who = f"{self.policy}, sampled" if self.stochastic else self.policy
+        return f"fixed, beside {who}" if self.fixed else who
 
 
 def new_paths(folder: Path) -> tuple[Path, Path, Path]:

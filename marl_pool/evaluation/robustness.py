@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ def evaluate(
     perturbations: Sequence[Mapping[str, Any]] = (),
     *,
     baselines: Mapping[str, Mapping[str, Policy]] | None = None,
+    fixed: Collection[str] = (),
     stochastic: bool = False,
     seed: int = 0,
     watch: Watch = iter,
@@ -56,6 +58,7 @@ def evaluate(
         make_world: makes the same worlds at each call.
         perturbations: ``{"name": …, "severities": […], **options}``.
         baselines: other policies by name, which play clean episodes.
+        fixed: groups that did not learn; their results say so.
         stochastic: measure the sampled policies beside the deterministic ones.
         seed: of the bootstrap.
         watch: wraps the list of cases, as a progress bar does.
@@ -91,7 +94,7 @@ def evaluate(
         results += _measure(case, played, None, seed)
         if case.policy == TRAINED:
             clean[case.explore] = played.returns
-    return results
+    return [replace(result, fixed=result.group in fixed) for result in results]
 
 
 def evaluate_run(
@@ -120,6 +123,7 @@ def evaluate_run(
             lambda: subject.worlds(episodes),
             settings["perturbations"],
             baselines=subject.baselines(),
+            fixed=subject.fixed,
             stochastic=settings["stochastic"],
             seed=settings["seed"],
             watch=lambda cases: _watched(cases, episodes),

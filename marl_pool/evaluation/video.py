@@ -168,9 +168,9 @@ def render_run(
     """
     options = _perturbation(settings)
     what = CLEAN if options is None else options["name"].rpartition(":")[2]
-    path = run.new_video_path(what)
     with cpu_threads(settings["threads"]):
         subject = Subject.load(run, settings, plugins)
+        path = run.new_video_path(what)
         with Writer(path, settings["fps"]) as writer:
             _film(subject, settings, writer)
     return path

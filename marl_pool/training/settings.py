@@ -122,6 +122,13 @@ class TrainSettings:
     resources: ResourceSettings = field(default_factory=ResourceSettings)
     """Processes and GPUs."""
 
+    def __post_init__(self) -> None:
+        for name in self.plugins:
+            if ":" not in name:
+                raise InputError(
+                    f"plugins: expected package.module:Class, got {name!r}"
+                )
+
 
 @dataclass(frozen=True)
 class SweepSettings:

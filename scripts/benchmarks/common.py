@@ -41,7 +41,7 @@ class Size:
     limit: float = 240.0
     episodes: int = 256
     sets: int = 1024
-    levels: int = 4096
+    level_draws: int = 16
     tiny: bool = False
     device: str = "cpu"
 
@@ -55,7 +55,7 @@ TINY = Size(
     limit=1.0,
     episodes=4,
     sets=4,
-    levels=8,
+    level_draws=1,
     tiny=True,
 )
 
@@ -84,13 +84,14 @@ class Task:
         figure = self.published.get(row)
         return "" if figure is None else f"published code: {figure}, measured elsewhere"
 
-    def sampling(self, size: Size) -> dict[str, Any]:
+    def sampling(self, size: Size, num_env_runners: int = 0) -> dict[str, Any]:
         """A run's configuration with one fragment an iteration."""
-        batch = self.num_envs * self.fragment(size)
+        batch = self.num_envs * self.fragment(size) * max(1, num_env_runners)
         overrides = [
             f"ppo.num_envs={self.num_envs}",
             f"ppo.batch_size={batch}",
             "ppo.minibatch_size=null",
+            f"resources.num_env_runners={num_env_runners}",
         ]
         return compose("train", [*self.overrides, *overrides, *on(size.device)])
 
@@ -168,7 +169,7 @@ def start_ray() -> None:
     """Start ray in this process, if it does not run."""
     if not ray.is_initialized():
         ray.init(
-            num_cpus=2,
+            num_cpus=3,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,

@@ -1,5 +1,6 @@
 """Rows of sampling: our runner, what it cannot be faster than, and stock RLlib."""
 
+import functools
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,9 +10,10 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.tune.registry import register_env
 
-from benchmarks.common import TASKS, Row, Size, Task, seconds, start_ray
+from benchmarks.common import TASKS, Row, Size, Task, build, seconds, start_ray
 from benchmarks.worlds import stepping
 from marl_pool.envs.base import World
 from marl_pool.envs.gymnasium_view import OneAgentView
@@ -57,6 +59,35 @@ def sampling(name: str) -> Callable[[Size], Iterator[Row]]:
             f"forward pass alone: {pass_:,.0f}",
             statistics.median(alone),
             note=f"world alone: {env:,.0f}",
+        )
+
+    return measure
+
+
+def two_runners(name: str) -> Callable[[Size], Iterator[Row]]:
+    """Two runner processes, as RLlib samples from them, until the driver has all."""
+    task = TASKS[name]
+
+    def measure(size: Size) -> Iterator[Row]:
+        config = task.sampling(size, num_env_runners=2)
+        algo = build(config)
+        sample = functools.partial(
+            synchronous_parallel_sample,
+            worker_set=algo.env_runner_group,
+            max_env_steps=2 * task.num_envs * task.fragment(size),
+            concat=False,
+            _uses_new_env_runners=True,
+        )
+        sample()
+        steps = 2 * task.num_envs * task.fragment(size)
+        rates = [steps / seconds(sample) for _ in range(size.rounds)]
+        algo.stop()
+        yield Row(
+            f"sample/{name}/two_runners",
+            statistics.median(rates),
+            "env steps/s",
+            task.about("sample"),
+            note=f"2 processes of {task.num_envs} worlds; memory is the driver's",
         )
 
     return measure

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.core.rl_module import (
     MultiRLModuleSpec,
@@ -21,6 +22,8 @@ from marl_pool.errors import InputError
 from marl_pool.names import unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.tokens import Tokens
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.fixed import load_fixed
@@ -270,7 +273,7 @@ def _module_spec(
             "dropout": config["ppo"]["dropout"],
             "seed": config["seed"],
         }
-        build_policy({"policy": policy})  # what does not fit is refused here
+        _try(build_policy({"policy": policy}), group)
         specs[module] = RLModuleSpec(
             module_class=TokenRLModule,
             observation_space=group.tokens.space(),
@@ -278,6 +281,28 @@ def _module_spec(
             model_config={"policy": policy},
         )
     return MultiRLModuleSpec(rl_module_specs=specs)
+
+
+def _try(policy: TokenPolicy, group: Group) -> None:
+    """Let a policy see empty tokens: what does not fit is refused here."""
+    spec = group.tokens
+    shape = (2, spec.num_tokens)
+    tokens = Tokens(
+        torch.zeros(*shape, spec.num_features, dtype=getattr(torch, spec.dtype)),
+        torch.zeros(shape, dtype=torch.int64),
+        torch.zeros(shape, dtype=torch.bool),
+    )
+    try:
+        with torch.no_grad():
+            policy(tokens)
+    except InputError as error:
+        raise InputError(f"pooling or encoder: {error}") from error
+    except Exception as error:  # a user's own head may raise anything
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"pooling or encoder: {type(error).__name__} on tokens of shape "
+            f"{(*shape, spec.num_features)}: {reason}; a head gives (B, dim_out)"
+        ) from error
 
 
 def _perturbation(config: Mapping[str, Any], world: World) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ray import tune
 
-from marl_pool.runs import Run, iteration_of
+from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.sweep.board import (
@@ -251,11 +251,7 @@ def steps_saved(run: Run | None) -> int:
     """
     if run is None or run.latest_checkpoint() is None:
         return steps_logged(run) if run and run.policy_dir.is_dir() else 0
-    last = max(map(iteration_of, run.checkpoints()))
-    return max(
-        (int(row["env_steps"]) for row in run.rows() if row["iteration"] <= last),
-        default=0,
-    )
+    return run.steps_saved
 
 
 def _clear(stop: Path, scratch: Path) -> None:
