@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from benchmarks.common import TINY, Row, Size
-from benchmarks.learning import iteration, time_to
+from benchmarks.learning import iteration, time_to, two_learners
 from benchmarks.parts import attention, evaluation
 from benchmarks.sampling import sampling, stock, two_runners
 from benchmarks.worlds import env_alone, levels
@@ -45,6 +45,8 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "sample/boxworld_pixels/two_runners": two_runners("boxworld_pixels"),
     "iteration/simple_centroid": iteration("simple_centroid"),
     "iteration/boxworld_pixels": iteration("boxworld_pixels"),
+    "iteration/simple_centroid/two_learners": two_learners("simple_centroid"),
+    "iteration/boxworld_pixels/two_learners": two_learners("boxworld_pixels"),
     "evaluate/simple_centroid": evaluation,
     "time_to_return/simple_centroid": time_to("time_to_return"),
     "time_to_skill/simple_centroid": time_to("time_to_skill"),

@@ -30,6 +30,8 @@ NAMES = {
     "sample/pong/forward",
     "iteration/simple_centroid",
     "iteration/boxworld_pixels",
+    "iteration/simple_centroid/two_learners",
+    "iteration/boxworld_pixels/two_learners",
     "time_to_return/simple_centroid",
     "time_to_skill/simple_centroid",
     "evaluate/simple_centroid",

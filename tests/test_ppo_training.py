@@ -172,6 +172,25 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch
         torch.testing.assert_close(summed, whole, rtol=1e-3, atol=1e-5)
 
 
+def test_learners_that_work_in_pieces_stay_alike(build):
+    """2048 steps each, two pieces: gradients are averaged once, when they are whole."""
+    sizes = ["ppo.num_envs=64", "ppo.batch_size=4096", "ppo.minibatch_size=null"]
+    algo = build(config_of("resources.num_learners=2", *sizes))
+
+    def weights(learner):
+        module = learner.module["agent"].unwrapped()
+        return [part.detach().numpy().copy() for part in module.parameters()]
+
+    def all_weights():
+        return [result.get() for result in algo.learner_group.foreach_learner(weights)]
+
+    before, _ = all_weights()
+    algo.train()
+    one, other = all_weights()
+    assert all((a == b).all() for a, b in zip(one, other, strict=True))
+    assert any((a != b).any() for a, b in zip(before, one, strict=True))
+
+
 @pytest.mark.parametrize(("size", "steps"), [("null", 1), ("32", 2), ("20", 4)])
 def test_a_minibatch_counts_agent_steps(build, size, steps):
     algo = build(config_of("env.num_agents=4", f"ppo.minibatch_size={size}"))

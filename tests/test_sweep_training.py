@@ -38,7 +38,9 @@ class Fails(Pooling):
         super().__init__(dim)
 
     def forward(self, x, padding=None, types=None):
-        raise RuntimeError("no such sum")
+        if len(x) > 2:  # not when it is tried before the start
+            raise RuntimeError("no such sum")
+        return x.sum(dim=1)
 """
 
 

@@ -95,9 +95,11 @@ class Task:
         ]
         return compose("train", [*self.overrides, *overrides, *on(size.device)])
 
-    def iteration(self, size: Size) -> dict[str, Any]:
+    def iteration(self, size: Size, num_learners: int = 0) -> dict[str, Any]:
         """A run's configuration with the paper's batch and epochs."""
         overrides = [f"ppo={self.paper}", *on(size.device)]
+        if num_learners:
+            overrides += [f"resources.num_learners={num_learners}", "threads=1"]
         if size.tiny:
             overrides += [f"ppo.batch_size={4 * self.num_envs}", "ppo.num_epochs=1"]
         return compose(

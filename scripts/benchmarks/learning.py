@@ -65,6 +65,30 @@ def iteration(name: str) -> Callable[[Size], Iterator[Row]]:
     return measure
 
 
+def two_learners(name: str) -> Callable[[Size], Iterator[Row]]:
+    """The same iteration by two learner processes of one thread each."""
+    task = TASKS[name]
+
+    def measure(size: Size) -> Iterator[Row]:
+        config = task.iteration(size, num_learners=2)
+        algo = build(config)
+        algo.train()
+        rounds = min(size.iterations, task.iterations)
+        times = [seconds(algo.train) for _ in range(rounds)]
+        algo.stop()
+        settings = config["ppo"]
+        what = f"{settings['batch_size']} steps, {settings['num_epochs']} epochs"
+        yield Row(
+            f"iteration/{name}/two_learners",
+            statistics.median(times),
+            "s",
+            task.about("iteration"),
+            note=f"{what}; 2 processes of one thread; memory is the driver's",
+        )
+
+    return measure
+
+
 def gradients(
     learner: Any, module: str, batch: dict[str, Any], settings: dict[str, Any]
 ) -> None:

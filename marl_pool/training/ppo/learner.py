@@ -3,7 +3,8 @@
 import operator
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.metrics import ALL_MODULES
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
@@ -140,12 +142,14 @@ class BatchedPPOLearner(PPOTorchLearner):
         losses: dict[str, Tensor] = {}
         fwd_out: Any = {}
         self._sums: dict[tuple[str, str], Any] = {}
-        for piece, shares in self._pieces(batch):
+        pieces = list(self._pieces(batch))
+        for number, (piece, shares) in enumerate(pieces, 1):
             self._shares = shares
-            fwd_out = self.module.forward_train(piece)
-            parts = self.compute_losses(fwd_out=fwd_out, batch=piece)
-            weighted = {mid: loss * shares[mid] for mid, loss in parts.items()}
-            sum(weighted.values()).backward()
+            with self._apart(piece) if number < len(pieces) else nullcontext():
+                fwd_out = self.module.forward_train(piece)
+                parts = self.compute_losses(fwd_out=fwd_out, batch=piece)
+                weighted = {mid: loss * shares[mid] for mid, loss in parts.items()}
+                sum(weighted.values()).backward()
             for mid, loss in weighted.items():
                 losses[mid] = losses.get(mid, 0.0) + loss.detach()
         self._first_pass = False
@@ -181,8 +185,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
         steps = {mid: num_steps(rows) for mid, rows in batch.items()}
         on_cpu = torch.device(self._device).type == "cpu"
-        # Several learners average their gradients in the backward pass: one only.
-        if not on_cpu or self.config.num_learners > 1:
+        if not on_cpu:
             yield batch, dict.fromkeys(counts, 1.0)
             return
         number = min(-(-max(steps.values()) // PIECE), max(counts.values()))
@@ -200,6 +203,16 @@ class BatchedPPOLearner(PPOTorchLearner):
                     )
                     shares[mid] = num_steps(piece[mid]) / steps[mid]
             yield piece, shares
+
+    @contextmanager
+    def _apart(self, modules: Iterable[str]) -> Iterator[None]:
+        """Let several learners average gradients when they are whole, not before."""
+        with ExitStack() as stack:
+            for module_id in modules:
+                module = self.module[module_id]
+                if isinstance(module, DistributedDataParallel):
+                    stack.enter_context(module.no_sync())
+            yield
 
     def _step(self, losses: dict[str, Tensor]) -> None:
         finite = {mid: self._is_finite(mid, loss) for mid, loss in losses.items()}
