@@ -1,6 +1,7 @@
 """Scripted predators and prey for simple tag, by what the tokens show."""
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -18,7 +19,39 @@ LEAD = (2 - DAMPING) * DT
 """Seconds of the present velocity until a force has moved an agent."""
 
 
-class ChaseHeuristic(Policy):
+class Steered(Policy):
+    """A policy that knows which force it wants.
+
+    Args:
+        group: whose agents it controls, for its action space.
+    """
+
+    role: ClassVar[str]
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        continuous = isinstance(group.action_space, spaces.Box)
+        self.steering = Steering(ACCELERATIONS[self.role], continuous)
+        self.config: dict[str, Any] = {}
+
+    @abstractmethod
+    def force(self, tokens: Tokens) -> Tensor:
+        """The force ``(*B, 2)`` wanted, before it is cut."""
+
+    def act(
+        self,
+        tokens: Tokens,
+        state: State = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        """Decide; ``logits`` are the force before it is cut. See `Policy.act`."""
+        force = self.force(tokens)
+        none = force.new_zeros(tokens.batch_shape)
+        return Decision(self.steering.toward(force), none, none, force, state)
+
+
+class ChaseHeuristic(Steered):
     r"""Run after the nearest prey.
 
     A force moves a predator two steps later. With d and w a prey's position and
@@ -34,21 +67,7 @@ class ChaseHeuristic(Policy):
         group: the predators' group, for its action space.
     """
 
-    def __init__(self, group: Group) -> None:
-        super().__init__()
-        continuous = isinstance(group.action_space, spaces.Box)
-        self.steering = Steering(ACCELERATIONS["predator"], continuous)
-        self.config: dict[str, Any] = {}
-
-    def act(
-        self,
-        tokens: Tokens,
-        state: State = (),
-        generator: Stream | None = None,
-        explore: bool = False,
-    ) -> Decision:
-        """Decide; ``logits`` are the force before it is cut. See `Policy.act`."""
-        return _decide(self.steering, self.force(tokens), tokens, state)
+    role = "predator"
 
     def force(self, tokens: Tokens) -> Tensor:
         """The force ``(*B, 2)`` that takes each predator to its nearest prey."""
@@ -59,7 +78,7 @@ class ChaseHeuristic(Policy):
         return ahead.gather(-2, nearest)[..., 0, :] / DT**2
 
 
-class FleeHeuristic(Policy):
+class FleeHeuristic(Steered):
     """Run from predators, as the world's own prey do with ``prey="flee"``.
 
     The rule is `flight`. Home is there the world's centre, which no token shows; here
@@ -70,21 +89,7 @@ class FleeHeuristic(Policy):
         group: the prey's group, for its action space.
     """
 
-    def __init__(self, group: Group) -> None:
-        super().__init__()
-        continuous = isinstance(group.action_space, spaces.Box)
-        self.steering = Steering(ACCELERATIONS["prey"], continuous)
-        self.config: dict[str, Any] = {}
-
-    def act(
-        self,
-        tokens: Tokens,
-        state: State = (),
-        generator: Stream | None = None,
-        explore: bool = False,
-    ) -> Decision:
-        """Decide; ``logits`` are the force before it is cut. See `Policy.act`."""
-        return _decide(self.steering, self.force(tokens), tokens, state)
+    role = "prey"
 
     def force(self, tokens: Tokens) -> Tensor:
         """The force ``(*B, 2)`` of `flight`, as strong as prey can push."""
@@ -101,10 +106,3 @@ def _of_type(tokens: Tokens, name: str) -> tuple[Tensor, Tensor]:
     missing = (tokens.types != TYPE_NAMES.index(name)) | tokens.padding
     # What lies under padding may be NaN, so it is replaced, not multiplied away.
     return torch.where(missing[..., None], 0.0, tokens.features), missing
-
-
-def _decide(
-    steering: Steering, force: Tensor, tokens: Tokens, state: State
-) -> Decision:
-    none = force.new_zeros(tokens.batch_shape)
-    return Decision(steering.toward(force), none, none, force, state)

@@ -134,12 +134,6 @@ class TokenPolicy(Policy):
         """Whether its decisions depend on the state."""
         return self.network.memory_head is not None
 
-    @property
-    def recurrent(self) -> bool:
-        """Whether it is to be trained on sequences; the state alone may suffice."""
-        head = self.network.memory_head
-        return head is not None and head.recurrent
-
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
         """``{"action", "memories"}`` of zeros, or () if it does not remember."""
         if not self.remembers:

@@ -101,11 +101,6 @@ class AttentionNeuron(MemoryPooling):
         table = sinusoids(num_codes, position_dim)
         self.register_buffer("table", table, persistent=False)
 
-    @property
-    def recurrent(self) -> bool:
-        """Whether each token has an LSTM."""
-        return self.cell is not None
-
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """Hidden and cell state of each token, ``(batch, N, key_units)`` zeros."""
         if self.cell is None:

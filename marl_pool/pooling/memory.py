@@ -30,11 +30,6 @@ class MemoryPooling(Pooling):
         super().__init__(dim, dim_out=dim_out)
         self.action_dim = action_dim
 
-    @property
-    def recurrent(self) -> bool:
-        """Whether it keeps a memory; otherwise the previous action is all it adds."""
-        return True
-
     @abstractmethod
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """The memory at an episode's start, ``(batch, …)``."""
