@@ -67,6 +67,12 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     return found
 
 
+def name_of(cls: type, registry: Mapping[str, str]) -> str:
+    """The name under which `resolve` finds ``cls``."""
+    own = f"{cls.__module__}:{cls.__qualname__}"
+    return next((name for name, target in registry.items() if target == own), own)
+
+
 def check_trusted(
     name: object,
     registry: Mapping[str, str],

@@ -181,9 +181,12 @@ def test_differences_of_frames_are_the_key() -> None:
     torch.manual_seed(0)
     head = AttentionNeuron(6, frames=3, memory="none").double()
     x = torch.randn(B, 1, N, 6, dtype=torch.float64)
-    keys, _ = head._keys(x, None, torch.zeros(B, 1, 0, dtype=torch.float64), ())
+    keys, _ = head._keys(
+        head.fold(), x, None, torch.zeros(B, 1, 0, dtype=torch.float64), ()
+    )
     # A constant added to all frames of a token is in no difference.
     more, _ = head._keys(
+        head.fold(),
         x + torch.randn(B, 1, N, 1, dtype=torch.float64).expand_as(x),
         None,
         torch.zeros(B, 1, 0, dtype=torch.float64),

@@ -68,6 +68,9 @@ class World(ABC):
     version: ClassVar[int] = 0
     """Raised when the dynamics change; part of the registered id."""
 
+    runs_on: ClassVar[bool] = False
+    """Whether a world may be stepped beyond its end, at no cost worth saving."""
+
     imports: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """Options that name code to import, each with the package's own names for it."""
 

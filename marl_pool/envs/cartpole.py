@@ -75,6 +75,8 @@ class CartPole(World):
         InputError: a number out of range.
     """
 
+    runs_on = True
+
     state: Tensor
     """``(num_envs, 5 + noise_channels + 1)``: the channels, the noise, the angle."""
     past: Tensor

@@ -9,6 +9,13 @@ if TYPE_CHECKING:
     from marl_pool.policies.token_policy import TokenPolicy
     from marl_pool.tokens import TokenSpec
 
+POLICIES: dict[str, str] = {
+    "feed_forward": "marl_pool.policies.feed_forward:FeedForward",
+    "sensory": "marl_pool.policies.sensory:Sensory",
+    "token": "marl_pool.policies.token_policy:TokenPolicy",
+}
+"""What can be saved and loaded."""
+
 
 def make_policy(
     spec: "TokenSpec",

@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.randomness import Stream
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, TokenSpec
 
 State = Any
 """A policy's memory: a pytree of tensors, ``(num_envs, agents, …)``, or ()."""
@@ -78,3 +80,53 @@ class Policy(nn.Module, ABC):
             return generator.next().view(shape)
         eps = torch.finfo(torch.float32).eps
         return torch.rand(shape, device=tokens.types.device).clamp(eps, 1 - eps)
+
+
+class SpecifiedPolicy(Policy):
+    """A policy made for the tokens and actions of one group of agents.
+
+    It can be saved: `config` and the weights are all that it is made of.
+
+    Args:
+        spec: of the tokens.
+        action_space: Discrete, or a bounded Box of one dimension.
+        **options: the constructor's other keyword arguments, JSON-ready.
+
+    Attributes:
+        spec: of the tokens.
+        actions: of the action space.
+        config: the constructor's keyword arguments, JSON-ready.
+
+    Raises:
+        InputError: an action space of another kind.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        action_space: spaces.Space | ActionSpec,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        if isinstance(action_space, ActionSpec):
+            self.actions = action_space
+        else:
+            self.actions = ActionSpec.of(action_space)
+        self.config: dict[str, Any] = {
+            "spec": spec.to_json(),
+            "action_space": self.actions.to_json(),
+            **options,
+        }
+        for name in ("low", "high"):
+            bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)
+            self.register_buffer(name, bounds, persistent=False)
+
+    def scale(self, action: Tensor) -> Tensor:
+        """From [-1, 1] to the bounds of the box; a choice stays as it is."""
+        if self.actions.discrete:
+            return action
+        return self.low + (action + 1) * ((self.high - self.low) / 2)

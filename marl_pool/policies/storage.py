@@ -14,27 +14,27 @@ from safetensors.torch import load_file, save
 
 from marl_pool.encoders import ENCODERS
 from marl_pool.errors import InputError
-from marl_pool.names import check_trusted
+from marl_pool.names import check_trusted, name_of, resolve
+from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.base import Policy
-from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.pooling import POOLING
 from marl_pool.tokens import TokenSpec
 from marl_pool.version import __version__
 
 FORMAT = 1
-CLASS = "token"
-"""The class of policy that this format holds."""
+PARTS = {"encoder": ENCODERS, "pooling": POOLING}
+"""Options that name a class, which the file alone must not make us import."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def save_policy(policy: TokenPolicy, path: str | Path) -> None:
+def save_policy(policy: SpecifiedPolicy, path: str | Path) -> None:
     """Write one policy to the folder ``path``; see `save_policies`."""
     save_policies({"policy": policy}, {}, path)
 
 
 def save_policies(
-    modules: Mapping[str, TokenPolicy], groups: Mapping[str, str], path: str | Path
+    modules: Mapping[str, SpecifiedPolicy], groups: Mapping[str, str], path: str | Path
 ) -> None:
     """Write a folder that `load_policy` and `load_policies` read.
 
@@ -49,7 +49,8 @@ def save_policies(
         "format": FORMAT,
         "package_version": __version__,
         "modules": {
-            name: {"class": CLASS, **policy.config} for name, policy in modules.items()
+            name: {"class": name_of(type(policy), POLICIES), **policy.config}
+            for name, policy in modules.items()
         },
         "groups": dict(groups),
     }
@@ -63,7 +64,7 @@ def save_policies(
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> TokenPolicy:
+def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPolicy:
     """Read the only policy in the folder ``path``.
 
     Nothing is unpickled, ray is not needed, and a class outside the package is
@@ -96,7 +97,7 @@ def load_policies(
 
 def load_modules(
     path: str | Path, *, plugins: Iterable[str] = ()
-) -> tuple[dict[str, TokenPolicy], dict[str, str]]:
+) -> tuple[dict[str, SpecifiedPolicy], dict[str, str]]:
     """Read all modules in the folder ``path``; see `load_policy`.
 
     Returns:
@@ -133,8 +134,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not (isinstance(modules, dict) and modules and isinstance(groups, dict)):
         raise InputError(f"{path} is damaged: it names no modules and groups")
     for name, options in modules.items():
-        if not isinstance(options, dict) or options.get("class") != CLASS:
-            raise InputError(f"{path}: module {name!r} is no policy of class {CLASS!r}")
+        if not isinstance(options, dict) or not isinstance(options.get("class"), str):
+            raise InputError(f"{path}: module {name!r} is no policy: it has no class")
     for group, module in groups.items():
         if module not in list(modules):
             raise InputError(f"{path}: group {group!r} has no module {module!r}")
@@ -152,16 +153,19 @@ def _read_weights(path: Path) -> dict[str, Any]:
 
 def _build(
     folder: Path, options: Mapping[str, Any], weights: dict[str, Any], plugins: set[str]
-) -> TokenPolicy:
-    options = {key: value for key, value in options.items() if key != "class"}
-    for kind, registry in (("encoder", ENCODERS), ("pooling", POOLING)):
-        part = options.get(kind)
+) -> SpecifiedPolicy:
+    options = dict(options)
+    cls = options.pop("class")
+    check_trusted(cls, POLICIES, "policy", plugins, folder)
+    for kind in PARTS.keys() & options.keys():
+        part = options[kind]
         name = part.get("name") if isinstance(part, dict) else None
-        check_trusted(name, registry, kind, plugins, folder)
+        check_trusted(name, PARTS[kind], kind, plugins, folder)
     try:
         spec = TokenSpec(**options.pop("spec"))
         action_space = ActionSpec(**options.pop("action_space"))
-        policy = TokenPolicy(spec, action_space, **options)
+        found = resolve(cls, POLICIES, "policy", SpecifiedPolicy)
+        policy: SpecifiedPolicy = found(spec, action_space, **options)
         policy.load_state_dict(weights)
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None

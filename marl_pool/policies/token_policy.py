@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from marl_pool.errors import InputError
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
-from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.policies.base import Decision, SpecifiedPolicy, State
 from marl_pool.pooling.memory import Memory
 from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens, TokenSpec
@@ -27,7 +27,7 @@ def mlp(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(dim_in, dim_out))
 
 
-class TokenPolicy(Policy):
+class TokenPolicy(SpecifiedPolicy):
     """A policy on a set of tokens.
 
     Source: the AdaPool paper, section 4.3 and Tables 10, 12 and 14: two heads of
@@ -73,7 +73,20 @@ class TokenPolicy(Policy):
         dropout: float = 0.0,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
+        network: dict[str, Any] = {
+            "encoder": dict(encoder),
+            "pooling": dict(pooling),
+            "type_embedding": type_embedding,
+            "init_std": init_std,
+        }
+        super().__init__(
+            spec,
+            action_space,
+            **network,
+            head_hidden=list(head_hidden),
+            trunk=trunk,
+            log_std_range=list(log_std_range),
+        )
         if trunk not in ("shared", "separate"):
             raise InputError(f"policy.trunk: expected shared or separate, got {trunk}")
         if len(log_std_range) != 2 or not log_std_range[0] < log_std_range[1]:
@@ -86,28 +99,9 @@ class TokenPolicy(Policy):
                 "policy.head_hidden: expected widths of at least 1, "
                 f"got {list(head_hidden)}"
             )
-        self.spec = spec
-        if isinstance(action_space, ActionSpec):
-            self.actions = action_space
-        else:
-            self.actions = ActionSpec.of(action_space)
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
-        network: dict[str, Any] = {
-            "encoder": dict(encoder),
-            "pooling": dict(pooling),
-            "type_embedding": type_embedding,
-            "init_std": init_std,
-        }
         dim_action = self.actions.dim
-        self.config = {
-            "spec": spec.to_json(),
-            "action_space": self.actions.to_json(),
-            **network,
-            "head_hidden": list(head_hidden),
-            "trunk": trunk,
-            "log_std_range": list(log_std_range),
-        }
         self.network = SetNetwork(
             spec, **network, action_dim=dim_action, dropout=dropout, seed=seed
         )
@@ -124,10 +118,6 @@ class TokenPolicy(Policy):
         with seeded(seed, "value"):
             self.value_head = mlp(dim, head_hidden, 1)
             init_weights(self.value_head, init_std)
-        self.low: Tensor
-        self.high: Tensor
-        self.register_buffer("low", torch.tensor(self.actions.low), persistent=False)
-        self.register_buffer("high", torch.tensor(self.actions.high), persistent=False)
 
     @property
     def remembers(self) -> bool:
@@ -249,12 +239,6 @@ class TokenPolicy(Policy):
             shape = torch.Size([1, shape.numel()])
         flat = tree_map(lambda part: part.flatten(0, len(shape) - 1), state)
         return flat["action"][:, None], flat["memories"]
-
-    def scale(self, action: Tensor) -> Tensor:
-        """From [-1, 1] to the bounds of the box; a choice stays as it is."""
-        if self.actions.discrete:
-            return action
-        return self.low + (action + 1) * ((self.high - self.low) / 2)
 
     def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
         """The pooling head's weights, ``(*B, heads, N)``, or None if it has none."""

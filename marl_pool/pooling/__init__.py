@@ -12,6 +12,7 @@ POOLING: dict[str, str] = {
     "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuron",
     "avg": "marl_pool.pooling.reduce:AvgPool",
     "cls": "marl_pool.pooling.cls_token:ClsToken",
+    "cnn": "marl_pool.pooling.cnn:GridCNN",
     "flatten": "marl_pool.pooling.flatten:Flatten",
     "max": "marl_pool.pooling.reduce:MaxPool",
 }

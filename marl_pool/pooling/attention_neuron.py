@@ -1,12 +1,14 @@
 """AttentionNeuron: each token a sensory neuron, a fixed bank of queries reads them."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from marl_pool.errors import InputError
 from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.stacked import Layer, product, tanh, under
 from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -112,50 +114,107 @@ class AttentionNeuron(MemoryPooling):
         self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """Read T sets of ``(B, T, N, D)``; see `MemoryPooling.unroll`."""
-        keys, memory = self._keys(x, padding, actions, memory)
-        codes = self._attend(keys, padding) @ x
-        if self.squash:
-            codes = codes.tanh()
-        return codes.flatten(-2), memory
+        return self.read(self.fold(), x, padding, actions, memory)
 
     def shares(
         self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
     ) -> Tensor:
         """The size of each weight as a share of its code's, ``(B, M, N)``."""
-        keys, _ = self._keys(x, padding, actions, memory)
-        sizes = self._attend(keys, padding)[:, -1].abs()
+        folded = self.fold()
+        keys, _ = self._keys(folded, x, padding, actions, memory)
+        sizes = self._attend(folded, keys, padding)[:, -1].transpose(-1, -2).abs()
         least = torch.finfo(sizes.dtype).tiny
         return sizes / sizes.sum(-1, keepdim=True).clamp(min=least)
 
-    def _attend(self, keys: Tensor, padding: Tensor | None) -> Tensor:
-        """σ of the scores, ``(B, T, M, N)``, zero under padding."""
-        queries = self.query(self.table)
-        scores = self.scale * (queries @ self.key(keys).transpose(-1, -2))
-        hidden = None if padding is None else padding[..., None, :]
+    def fold(self, parameters: Mapping[str, Tensor] | None = None) -> "Folded":
+        """Compute from the weights what can be before anything is seen.
+
+        Args:
+            parameters: by name, each with a leading dimension P for a population;
+                None for the layer's own.
+        """
+        own = dict(self.named_parameters()) if parameters is None else parameters
+        keys: Layer | None = None
+        if self.cell is not None:
+            keys = _fold_cell(under("cell", own))
+        elif self.hidden is not None:
+            keys = own["hidden.weight"].mT, own["hidden.bias"]
+        queries = self.table @ own["query.weight"].mT
+        if "query.bias" in own:
+            queries = queries + own["query.bias"][..., None, :]
+        queries = self.scale * queries
+        # Queries are few and always the same: the keys' projection is theirs first.
+        bias = None
+        if "key.bias" in own:
+            bias = (queries @ own["key.bias"][..., None])[..., 0]
+        return Folded(keys, (queries @ own["key.weight"]).mT, bias)
+
+    def read(
+        self,
+        folded: "Folded",
+        x: Tensor,
+        padding: Tensor | None,
+        actions: Tensor,
+        memory: Memory,
+    ) -> tuple[Tensor, Memory]:
+        """Do as `unroll` with what `fold` returned.
+
+        All arguments may have a leading dimension P, for a population of weights.
+        """
+        keys, memory = self._keys(folded, x, padding, actions, memory)
+        weights = self._attend(folded, keys, padding)
+        if self.dim == 1:  # many times faster than that many products with one column
+            codes = (weights * x).sum(-2)
+        else:
+            codes = (weights.transpose(-1, -2) @ x).flatten(-2)
+        return tanh(codes) if self.squash else codes, memory
+
+    def _attend(self, folded: "Folded", keys: Tensor, padding: Tensor | None) -> Tensor:
+        """σ of the scores, ``(B, T, N, M)``, zero under padding."""
+        scores = product(keys, folded.scores, folded.bias)
+        hidden = None if padding is None else padding[..., None]
         if self.activation == "tanh":
-            weights = scores.tanh()
+            weights = tanh(scores)
         else:
             if hidden is not None:
                 # Finite, so that a set without any token has no NaN in its gradient.
                 lowest = torch.finfo(scores.dtype).min
                 scores = scores.masked_fill(hidden, lowest)
-            weights = scores.softmax(-1)
+            weights = scores.softmax(-2)
         return weights if hidden is None else weights.masked_fill(hidden, 0.0)
 
     def _keys(
-        self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
+        self,
+        folded: "Folded",
+        x: Tensor,
+        padding: Tensor | None,
+        actions: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """The keys ``(B, T, N, K)`` before their projection."""
+        num_tokens = x.shape[-2]
         if self.frames > 1:
             stacked = x.unflatten(-1, (self.frames, -1))
             x = (stacked[..., 1:, :] - stacked[..., :-1, :]).flatten(-2)
-        before = actions[:, :, None].expand(-1, -1, x.shape[2], -1)
+        before = actions[..., None, :]
+        before = before.expand(*before.shape[:-2], num_tokens, -1)
         readings = torch.cat([x, before], dim=-1)
-        if self.cell is not None:
-            return _run(self.cell, readings, padding, memory)
-        if self.hidden is not None:
-            readings = self.hidden(readings).tanh()
-        return readings, memory
+        if folded.keys is None:
+            return readings, memory
+        if self.cell is None:
+            return tanh(product(readings, *folded.keys)), memory
+        return _run(folded.keys, readings, padding, memory)
+
+
+class Folded(NamedTuple):
+    """Weights of an `AttentionNeuron`, or of a population of them, ready for use."""
+
+    keys: Layer | None
+    """Of what makes the keys, the LSTM or the hidden layer; None for neither."""
+    scores: Tensor
+    """``(*P, K, M)`` from a key to its scores with all queries."""
+    bias: Tensor | None
+    """``(*P, M)`` of the scores."""
 
 
 def sinusoids(rows: int, width: int) -> Tensor:
@@ -169,26 +228,37 @@ def sinusoids(rows: int, width: int) -> Tensor:
     return torch.where(column % 2 == 0, angles.sin(), angles.cos()).float()
 
 
+def _fold_cell(cell: Mapping[str, Tensor]) -> Layer:
+    """One layer from input and hidden state to the gates, twice that of the update.
+
+    So one logistic function serves all gates: at 2z it makes the update's tanh of z.
+    """
+    weight = torch.cat([cell["weight_ih"], cell["weight_hh"]], dim=-1)
+    bias = cell["bias_ih"] + cell["bias_hh"]
+    units = bias.shape[-1] // 4
+    factor = bias.new_tensor([1.0, 1.0, 2.0, 1.0]).repeat_interleave(units)
+    return (weight * factor[:, None]).mT, bias * factor
+
+
 def _run(
-    cell: nn.LSTMCell, inputs: Tensor, padding: Tensor | None, memory: Memory
+    gates: Layer, inputs: Tensor, padding: Tensor | None, memory: Memory
 ) -> tuple[Tensor, Memory]:
     """Feed ``(B, T, N, I)`` to one LSTM a token; padded tokens keep their memory."""
     hidden, state = memory
-    # All steps at once; only what depends on the memory waits for it.
-    driven = nn.functional.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
     outputs = []
-    for t in range(inputs.shape[1]):
-        gates = driven[:, t] + hidden @ cell.weight_hh.T
-        let_in, forget, update, let_out = gates.chunk(4, dim=-1)
-        new_state = forget.sigmoid() * state + let_in.sigmoid() * update.tanh()
-        new_hidden = let_out.sigmoid() * new_state.tanh()
+    for t in range(inputs.shape[-3]):
+        seen = torch.cat([inputs[..., t, :, :], hidden], dim=-1)
+        opened = product(seen, *gates).sigmoid()
+        let_in, forget, update, let_out = opened.chunk(4, dim=-1)
+        new_state = torch.addcmul(forget * state - let_in, let_in, update, value=2)
+        new_hidden = let_out * tanh(new_state)
         if padding is not None:
-            held = padding[:, t, :, None]
+            held = padding[..., t, :, None]
             new_hidden = torch.where(held, hidden, new_hidden)
             new_state = torch.where(held, state, new_state)
         hidden, state = new_hidden, new_state
         outputs.append(hidden)
-    return torch.stack(outputs, dim=1), (hidden, state)
+    return torch.stack(outputs, dim=-3), (hidden, state)
 
 
 def _check(dim: int, memory: str, key_units: int, frames: int, activation: str) -> None:

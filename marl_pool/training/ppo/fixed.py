@@ -10,14 +10,13 @@ from marl_pool.envs.base import Group
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.errors import InputError
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.base import Policy
+from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
-from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.runs import CONFIG as RUN_CONFIG
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens
 
-Fixed = dict[str, str | TokenPolicy]
+Fixed = dict[str, str | SpecifiedPolicy]
 """What plays each fixed group: the name of a scripted policy, or a frozen one."""
 
 
@@ -75,14 +74,16 @@ def load_fixed(
     return fixed
 
 
-def build_fixed(what: str | TokenPolicy, env: str, role: str, group: Group) -> Policy:
+def build_fixed(
+    what: str | SpecifiedPolicy, env: str, role: str, group: Group
+) -> Policy:
     """The policy of a fixed group, in evaluation mode."""
-    if isinstance(what, TokenPolicy):
+    if isinstance(what, SpecifiedPolicy):
         return what
     return scripted_policy(what, env=env, role=role, group=group).eval()
 
 
-def _load_frozen(path: Path, group: str, plugins: list[str]) -> TokenPolicy:
+def _load_frozen(path: Path, group: str, plugins: list[str]) -> SpecifiedPolicy:
     """Read a group's policy, or the only one, from the folder of a policy or run."""
     if (path / CONFIG).is_file():
         folder = path
@@ -103,7 +104,7 @@ def _load_frozen(path: Path, group: str, plugins: list[str]) -> TokenPolicy:
     return policy.requires_grad_(False)
 
 
-def _check_fit(policy: TokenPolicy, group: Group, path: str) -> None:
+def _check_fit(policy: SpecifiedPolicy, group: Group, path: str) -> None:
     """Refuse a policy that cannot read what the group sees or act as it does.
 
     The number of tokens may differ from what it was trained on, if its head allows.

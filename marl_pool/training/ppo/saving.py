@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.training.ppo.algorithm import BatchedPPO
@@ -38,10 +39,12 @@ def save_modules(
         folder: see `save_policies`.
     """
     weights = algo.learner_group.get_weights()
-    policies = {name: _policy(algo, name, weights[name]) for name in weights}
+    policies: dict[str, SpecifiedPolicy] = {
+        name: _policy(algo, name, weights[name]) for name in weights
+    }
     groups = dict(modules)
     for group, policy in fixed.items():
-        if isinstance(policy, TokenPolicy):
+        if isinstance(policy, SpecifiedPolicy):
             groups[group] = frozen_module(group)
             policies[groups[group]] = policy
     save_policies(policies, groups, folder)

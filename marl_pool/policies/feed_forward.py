@@ -1,0 +1,105 @@
+"""The baseline without invariance: tokens in their order, one multilayer perceptron."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from marl_pool.errors import InputError, UnfitTokensError
+from marl_pool.networks import seeded
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.agent import Agent, Unroll
+from marl_pool.pooling.memory import Memory
+from marl_pool.stacked import Layer, layers_of, tanh, tanh_layers, under
+from marl_pool.tokens import TokenSpec
+from marl_pool.types import PositiveInt
+
+
+def make_layers(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequential:
+    """Linear layers with tanh between them."""
+    widths, layers = [dim_in, *hidden], list[nn.Module]()
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], dim_out))
+
+
+def check_hidden(hidden: Sequence[int]) -> list[int]:
+    """The widths of hidden layers as a list.
+
+    Raises:
+        InputError: one is below 1.
+    """
+    if any(width < 1 for width in hidden):
+        raise InputError(
+            f"policy.hidden: expected widths of at least 1, got {list(hidden)}"
+        )
+    return list(hidden)
+
+
+class FeedForward(Agent):
+    """Concatenate all tokens' features in their order; tanh layers; the action.
+
+    Each token has weights of its own, so it depends on the order and on N: the
+    control that a shuffle must break.
+
+    Source: the FNN of Tang and Ha (2021), Tables 2 and 4; tanh in every layer, also
+    the last one where the action is a box.
+
+    Args:
+        spec: of the tokens.
+        action_space: Discrete, or a bounded Box of one dimension.
+        hidden: widths of the hidden layers.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: an action space of another kind, or a width below 1.
+    """
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        action_space: spaces.Space | ActionSpec,
+        *,
+        hidden: Sequence[PositiveInt] = (16,),
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(spec, action_space, hidden=check_hidden(hidden))
+        with seeded(seed, "agent"):
+            inputs = spec.num_tokens * spec.num_features
+            self.body = make_layers(inputs, hidden, self.actions.dim)
+
+    def unroll(
+        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """Answer each set by itself; see `Agent.unroll`."""
+        layers = layers_of(dict(self.body.named_parameters()))
+        return self.answer(features, padding, layers), memory
+
+    def members(self, parameters: dict[str, Tensor]) -> Unroll:
+        """`unroll` for P members; see `Agent.members`."""
+        layers = layers_of(under("body", parameters))
+
+        def unroll(
+            features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        ) -> tuple[Tensor, Memory]:
+            return self.answer(features, padding, layers), memory
+
+        return unroll
+
+    def answer(
+        self, features: Tensor, padding: Tensor | None, layers: Sequence[Layer]
+    ) -> Tensor:
+        """The outputs that some layers make of the features."""
+        num_tokens = features.shape[-2]
+        if num_tokens > self.spec.num_tokens:
+            raise UnfitTokensError(
+                f"FeedForward: expected at most {self.spec.num_tokens} tokens, "
+                f"got {num_tokens}"
+            )
+        flat = self.readings(features, padding).flatten(-2)
+        # Tokens that are not there read 0, like those under padding.
+        missing = (self.spec.num_tokens - num_tokens) * self.spec.num_features
+        flat = nn.functional.pad(flat, (0, missing))
+        outputs = tanh_layers(flat, layers)
+        return outputs if self.actions.discrete else tanh(outputs)

@@ -1,0 +1,119 @@
+"""AttentionNeuron agents on vectors: a sensory layer, a small network on its codes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.errors import InputError
+from marl_pool.names import build
+from marl_pool.networks import seeded
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.agent import Agent, Unroll
+from marl_pool.policies.feed_forward import check_hidden, make_layers
+from marl_pool.pooling import POOLING
+from marl_pool.pooling.attention_neuron import AttentionNeuron
+from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.stacked import Layer, layers_of, tanh, tanh_layers, under
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.types import PositiveInt
+
+
+class Sensory(Agent):
+    """Sensory neurons, one a token, and tanh layers on the codes that they make.
+
+    Source: Tang and Ha (2021), section 4.1 (CartPole: 16 codes and a linear layer)
+    and section 4.2 (Ant: 32 codes and one hidden layer of 32; as a student of
+    behaviour cloning two of them).
+
+    Args:
+        spec: of the tokens.
+        action_space: Discrete, or a bounded Box of one dimension.
+        pooling: ``{"name": …, **options}`` of a head that takes the previous action;
+            `marl_pool.pooling.attention_neuron` is the paper's.
+        hidden: widths of the hidden layers on the codes.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: an unknown name or option, a head without a memory, an action
+            space of another kind, a width below 1.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        action_space: spaces.Space | ActionSpec,
+        *,
+        pooling: Mapping[str, Any],
+        hidden: Sequence[PositiveInt] = (),
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            spec, action_space, pooling=dict(pooling), hidden=check_hidden(hidden)
+        )
+        options = dict(pooling)
+        context = {
+            "dim": spec.num_features,
+            "num_tokens": spec.num_tokens,
+            "has_self": spec.has_self,
+            "action_dim": self.actions.dim,
+        }
+        name = options.pop("name", None)
+        if name is None:
+            raise InputError(f"pooling: expected a mapping with a name, got {pooling}")
+        with seeded(seed, "pooling"):
+            self.sensor = build(
+                name, POOLING, "pooling", MemoryPooling, options, context
+            )
+        with seeded(seed, "agent"):
+            self.body = make_layers(self.sensor.dim_out, hidden, self.actions.dim)
+
+    def initial_memory(self, batch: int, num_tokens: int) -> Memory:
+        """That of the sensory layer."""
+        return self.sensor.initial_memory(batch, num_tokens)
+
+    def unroll(
+        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """Answer sequences; see `Agent.unroll`."""
+        codes, memory = self.codes(features, padding, before, memory)
+        return self.answer(codes, layers_of(dict(self.body.named_parameters()))), memory
+
+    def answer(self, codes: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """The outputs that some layers make of the codes."""
+        outputs = tanh_layers(codes, layers)
+        return outputs if self.actions.discrete else tanh(outputs)
+
+    def members(self, parameters: dict[str, Tensor]) -> Unroll:
+        """`unroll` for P members; see `Agent.members`."""
+        sensor = self.sensor
+        if not isinstance(sensor, AttentionNeuron):
+            return super().members(parameters)
+        folded = sensor.fold(under("sensor", parameters))
+        layers = layers_of(under("body", parameters))
+
+        def unroll(
+            features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        ) -> tuple[Tensor, Memory]:
+            x = self.readings(features, padding)
+            codes, memory = sensor.read(folded, x, padding, before, memory)
+            return self.answer(codes, layers), memory
+
+        return unroll
+
+    def codes(
+        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """What the sensory layer makes of sequences, ``(B, T, M·D)``."""
+        x = self.readings(features, padding)
+        return self.sensor.unroll(x, padding, before, memory)
+
+    def weights(self, tokens: Tokens, state: Any = ()) -> Tensor | None:
+        """The sensory layer's shares, ``(*B, M, N)``; see `Policy.weights`."""
+        features, padding, before, memory = self.arguments(tokens, state)
+        x = self.readings(features, padding)
+        shares = self.sensor.shares(x, padding, before, memory)
+        return shares.unflatten(0, tokens.batch_shape)

@@ -1,0 +1,79 @@
+"""Convolutions over tokens on a grid: the control that needs every token's place."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from marl_pool.errors import InputError, UnfitTokensError
+from marl_pool.pooling.base import Pooling
+from marl_pool.types import PositiveInt
+
+
+class GridCNN(Pooling):
+    """Lay N vectors out in rows on the smallest square grid, and convolve it.
+
+    Each vector passes one ReLU layer, which for patches is a convolution whose stride
+    is the patch; then come 3 × 3 convolutions of stride 2, and one linear layer on
+    what remains. It depends on the order and on N: a control like ``flatten``, and the
+    teacher of agents that do without the order.
+
+    Args:
+        dim: D, the width of the vectors.
+        num_tokens: N, the only cardinality that it takes.
+        channels: widths of the layer on each vector and of the convolutions after it.
+        width: of the result.
+
+    Raises:
+        InputError: there are no tokens or no channels.
+    """
+
+    permutation_invariant = False
+    keeps_initial_weights = True
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_tokens: int,
+        channels: Sequence[PositiveInt] = (32, 32),
+        width: PositiveInt = 128,
+    ) -> None:
+        super().__init__(dim, dim_out=width)
+        if num_tokens < 1:
+            raise InputError(
+                f"pooling.num_tokens: expected at least 1, got {num_tokens}"
+            )
+        if not channels or any(channel < 1 for channel in channels):
+            raise InputError(
+                f"pooling.channels: expected widths of at least 1, got {list(channels)}"
+            )
+        self.num_tokens = num_tokens
+        self.side = side = math.isqrt(num_tokens - 1) + 1
+        self.look = nn.Linear(dim, channels[0])
+        self.convolutions = nn.ModuleList()
+        for before, after in pairwise(channels):
+            self.convolutions.append(nn.Conv2d(before, after, 3, stride=2, padding=1))
+            side = (side + 1) // 2
+        self.project = nn.Linear(channels[-1] * side * side, width)
+        for layer in (self.look, *self.convolutions, self.project):
+            nn.init.orthogonal_(layer.weight, gain=2**0.5)
+            nn.init.zeros_(layer.bias)
+
+    def forward(
+        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        """Pool ``(B, num_tokens, D)`` to ``(B, width)``; see `Pooling.forward`."""
+        if x.shape[1] > self.num_tokens:
+            raise UnfitTokensError(
+                f"GridCNN: expected at most {self.num_tokens} tokens, got {x.shape[1]}"
+            )
+        # A shorter set is one whose last slots are padding, and padding is zero.
+        missing = self.side * self.side - x.shape[1]
+        x = nn.functional.pad(x, (0, 0, 0, missing))
+        grid = self.look(x).relu().transpose(1, 2)
+        grid = grid.unflatten(2, (self.side, self.side))
+        for convolution in self.convolutions:
+            grid = convolution(grid).relu()
+        return self.project(grid.flatten(1)).relu()
