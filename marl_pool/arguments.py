@@ -8,7 +8,11 @@ from typing import NoReturn
 from marl_pool import __version__, names
 from marl_pool.errors import InputError
 
-KINDS = ("pooling", "envs", "encoders", "perturbations", "tokenizers")
+PRETRAINED = "pretrained"
+KINDS = (
+    *("pooling", "envs", "encoders", "perturbations", "tokenizers"),
+    *("policies", "strategies", PRETRAINED),
+)
 """What can be listed."""
 RESOURCES = {
     "num_env_runners": "processes that sample",
@@ -18,6 +22,12 @@ RESOURCES = {
     "address": "existing Ray cluster, host:port or auto",
 }
 """Flags of ``train`` that are short for the keys ``resources.…``."""
+WORKERS = {
+    "num_workers": "processes that play; 0: this one",
+    "num_gpus_per_worker": "GPUs of each process that plays",
+    "address": "existing Ray cluster, host:port or auto",
+}
+"""Flags of ``evolve`` that are short for the keys ``resources.…``."""
 SWEEP_FLAGS = {
     "concurrency": "trials at a time",
     "cpus_per_trial": "CPUs, and threads of torch, of each trial",
@@ -27,6 +37,11 @@ SWEEP_FLAGS = {
     "address": "existing Ray cluster, host:port or auto",
 }
 """Flags of ``sweep`` that are short for the keys ``sweep.…``."""
+
+WEIGHTS = ("attention-neuron",)
+"""Whose published weights can be imported."""
+PUBLISHED = ("ant_mlp", "ant_pi", "carracing", "carracing_pi", "cartpole_pi")
+"""The agents whose weights were published."""
 
 TRAIN = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
@@ -59,10 +74,42 @@ examples:
   marl-pool sweep experiment=figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
   marl-pool sweep experiment=figure5 --concurrency 8 --format parquet
 """
+EVOLVE = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+For env, policy, evolution and perturbation the option may be package.module:Class, a
+class of your own. `marl-pool evolve --cfg` prints every key with its meaning. All
+members of a generation play the same episodes. Simulators are played by several
+processes with --num-workers, of a cluster with --address.
+
+examples:
+  marl-pool evolve experiment=cartpole_attention_neuron
+  marl-pool evolve policy=feed_forward evolution=pgpe evolution.population=64 seed=3
+  marl-pool evolve evolution=cma init=zeros repetitions=32 time_limit=600
+"""
+CLONE = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+teacher=… says who is cloned: the folder of a run or policy, heuristic, planner (which
+reads Pong's memory), or package.module:Class of a policy. It sees everything, what
+learns sees it through the perturbation. For env, policy and perturbation the option may
+be package.module:Class, a class of your own. clone=sequences is for students with a
+memory, clone=steps for those without. `marl-pool clone --cfg` prints every key.
+
+examples:
+  marl-pool clone teacher=heuristic perturbation=shuffle
+  marl-pool clone teacher=runs/my-run policy=feed_forward clone=steps clone.rounds=4
+  marl-pool clone experiment=pong_clone teacher=runs/pong-teacher
+  marl-pool clone trajectories=runs/my-clone policy.hidden=[32] seed=1
+"""
 RESUME = """\
 Training goes on from the newest checkpoint, and a sweep with what it has not finished.
-Only run control may be changed: total_steps, time_limit, checkpoint.*, resources.*, and
-sweep.* of a sweep.
+Only run control may be changed: total_steps, total_generations or total_batches,
+time_limit, checkpoint.*, resources.*, and sweep.* of a sweep.
 
 examples:
   marl-pool resume runs/my-run
@@ -70,11 +117,22 @@ examples:
   marl-pool resume sweeps/my-sweep sweep.concurrency=4
 """
 EVALUATE = """\
-Arguments of the form key=value set a key.
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+env.KEY=… measures a run in another world than it was trained in. A policy without a run
+is measured, too: its folder, with env=NAME if it does not say its world, or the name of
+one that is shipped with the package, pretrained=NAME. Its results are written to --out,
+by default a new folder in evaluations/. Several runs whose training or test hides
+tokens are compared in a heat map, which --out is for, too.
 `marl-pool evaluate --cfg` prints every key with its meaning.
 
 examples:
   marl-pool evaluate runs/my-run
+  marl-pool evaluate runs/my-run suite=attention_neuron env.noise_channels=5
+  marl-pool evaluate my-policy env=cartpole suite=attention_neuron --out my-results
+  marl-pool evaluate runs/one runs/two suite=attention_neuron
   marl-pool evaluate runs/my-run episodes=1024 stochastic=true checkpoint=last
   marl-pool evaluate runs/my-run --plugin my_package.my_module:MyPool
 """
@@ -83,11 +141,22 @@ Arguments of the form key=value set a key; group=option takes another file of a 
 
   {groups}
 
+env.KEY=… shows a run in another world than it was trained in. A policy without a run
+is shown, too: its folder, with env=NAME if it does not say its world, or the name of
+one that is shipped with the package, pretrained=NAME; its video is written to --out.
 `marl-pool render --cfg` prints every key with its meaning.
 
 examples:
   marl-pool render runs/my-run
+  marl-pool render runs/my-run top_patches=10
   marl-pool render runs/my-run episodes=3 head=0 seed=7
+"""
+IMPORT_WEIGHTS = """\
+FILE is a model.npz of the folder AttentionNeuron/pretrained in the repository
+github.com/google/brain-tokyo-workshop. DIR becomes a folder with a policy, as in a run.
+
+examples:
+  marl-pool import-weights attention-neuron model.npz --agent cartpole_pi --out cartpole
 """
 LIST = """\
 examples:
@@ -109,12 +178,16 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if not arguments[0].startswith("-") and arguments[0] not in verbs:
         raise names.unknown("command", arguments[0], verbs)
     known, rest = parser.parse_known_args(arguments)
-    run = getattr(known, "run", None)
-    if run and _is_override(run) and not Path(run).exists():
-        # argparse takes the first bare argument for RUN, wherever RUN stands.
-        paths = [text for text in rest if "=" not in text and text[0] != "-"]
-        known.run = next(iter(paths), None)
-        rest = [run, *(text for text in rest if text != known.run)]
+    if hasattr(known, "run"):
+        # argparse takes the first bare arguments for RUN, wherever RUN stands.
+        taken = known.run if isinstance(known.run, list) else [known.run]
+        words = [*filter(None, taken), *(text for text in rest if text[0] != "-")]
+        paths = [word for word in words if _is_path(word)]
+        several = isinstance(known.run, list)
+        known.run = paths if several else next(iter(paths), None)
+        left = [] if several else paths[1:]
+        flags = [text for text in rest if text[0] == "-"]
+        rest = [*(word for word in words if not _is_path(word)), *left, *flags]
     for text in rest:
         if not _is_override(text):
             raise _not_understood(text, verbs.get(known.verb, parser))
@@ -161,6 +234,13 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     for key, what in RESOURCES.items():
         flag = f"--{key.replace('_', '-')}"
         train.add_argument(flag, metavar="X", help=f"{what} (resources.{key})")
+    evolve = add("evolve", "evolve a policy, a population at a time", EVOLVE)
+    evolve.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
+    for key, what in WORKERS.items():
+        flag = f"--{key.replace('_', '-')}"
+        evolve.add_argument(flag, metavar="X", help=f"{what} (resources.{key})")
+    clone = add("clone", "clone a teacher by what it does", CLONE)
+    clone.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
     sweep = add("sweep", "train a grid of policies, several at a time", SWEEP)
     sweep.add_argument("--sweep-dir", metavar="DIR", help="folder of the sweep")
     sweep.add_argument(
@@ -172,9 +252,16 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     resume = add("resume", "go on with a run or a sweep that was stopped", RESUME)
     evaluate = add("evaluate", "measure a policy under perturbations", EVALUATE)
     render = add("render", "make a video of a policy", RENDER)
-    for reader in (resume, evaluate, render):
-        reader.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    for reader, number, what in (
+        (resume, "?", "folder of the run or sweep"),
+        (render, "?", "folder of a run, or of a policy"),
+        (evaluate, "*", "folder of a run, or of a policy; or of several runs"),
+    ):
+        reader.add_argument("run", metavar="RUN", nargs=number, help=what)
     for reader in (evaluate, render):
+        reader.add_argument(
+            "--out", metavar="DIR", help="new folder for results that belong to no run"
+        )
         reader.add_argument(
             "--plugin",
             metavar="CLASS",
@@ -182,23 +269,39 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
             default=[],
             help="package.module:Class that the run may use; may be given repeatedly",
         )
-    for composer in (train, sweep, evaluate, render):
+    for composer in (train, evolve, clone, sweep, evaluate, render):
         composer.add_argument(
             "--config-dir", metavar="DIR", type=Path, help="folder of your own YAML"
         )
         composer.add_argument(
             "--cfg", action="store_true", help="print the configuration and stop"
         )
+    importer = add(
+        "import-weights", "make a policy of published weights", IMPORT_WEIGHTS
+    )
+    importer.add_argument("source", metavar="SOURCE", help=", ".join(WEIGHTS))
+    importer.add_argument("file", metavar="FILE", help="the published .npz")
+    importer.add_argument(
+        "--agent", metavar="NAME", required=True, help=", ".join(PUBLISHED)
+    )
+    importer.add_argument("--out", metavar="DIR", required=True, help="new folder")
     listing = add("list", "list what can be named", LIST)
     listing.add_argument("kind", metavar="KIND", nargs="?", help=", ".join(KINDS))
     return parser, dict(verbs.choices)
 
 
 def _groups(verb: str) -> str:
-    from marl_pool.config.sections import VERBS, files_of
+    from marl_pool.config.sections import VERBS, options_for
 
     groups = VERBS[verb].config_groups
-    return "\n  ".join(f"{group}={'|'.join(files_of(group))}" for group in groups)
+    return "\n  ".join(
+        f"{group}={'|'.join(options_for(verb, group))}" for group in groups
+    )
+
+
+def _is_path(text: str) -> bool:
+    """Whether a bare argument can only be a folder, not key=value."""
+    return Path(text).exists() or ("=" not in text and text[-1:] not in "]}")
 
 
 def _is_override(text: str) -> bool:

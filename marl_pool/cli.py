@@ -4,16 +4,27 @@ Whatever is heavy loads inside the verb that needs it, so that help and refusals
 at once.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool import names
-from marl_pool.arguments import KINDS, RESOURCES, SWEEP_FLAGS, parse, print_help
+from marl_pool.arguments import (
+    KINDS,
+    PRETRAINED,
+    PUBLISHED,
+    RESOURCES,
+    SWEEP_FLAGS,
+    WEIGHTS,
+    WORKERS,
+    parse,
+    print_help,
+)
 from marl_pool.errors import InputError, StoppedError
 
 if TYPE_CHECKING:
@@ -24,13 +35,33 @@ if TYPE_CHECKING:
 EXTRAS = {
     "ray": "rllib",
     "tensorboardX": "rllib",
+    "cma": "evolve",
     "matplotlib": "plots",
     "cv2": "plots",
     "ale_py": "atari",
+    "Box2D": "box2d",
+    "pygame": "box2d",
+    "pybullet": "bullet",
+    "mujoco": "mujoco",
+    "imageio": "mujoco",
 }
 """Which extra installs a module that the base installation lacks."""
 RESUMABLE = ("total_steps", "time_limit", "checkpoint", "resources")
-"""Keys, with those below them, that ``resume`` may change."""
+"""Keys, with those below them, that ``resume`` may change in a run of ``train``."""
+CONTROLS = {
+    "train": RESUMABLE,
+    "evolve": ("total_generations", "time_limit", "checkpoint", "resources"),
+    "clone": ("total_batches", "time_limit", "checkpoint"),
+}
+"""The same for each verb that makes runs; the first one says when a run is done."""
+COUNTED = {"train": "env_steps", "evolve": "iteration", "clone": "batches"}
+"""The column of ``metrics.csv`` that counts what the first of these keys limits."""
+TRAINERS = {
+    "train": "marl_pool.training.ppo:train",
+    "evolve": "marl_pool.training.evolution.evolve:evolve",
+    "clone": "marl_pool.training.cloning.clone:clone",
+}
+"""What does the work, called with the run and its configuration."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,14 +98,29 @@ def _main(arguments: list[str]) -> int:
 
 
 def _train(arguments: Namespace, overrides: list[str]) -> int:
-    overrides += _flags_as_keys("resources", RESOURCES, arguments)
-    config = _composed("train", arguments, overrides)
+    return _new_run(arguments, overrides, RESOURCES)
+
+
+def _evolve(arguments: Namespace, overrides: list[str]) -> int:
+    return _new_run(arguments, overrides, WORKERS)
+
+
+def _clone(arguments: Namespace, overrides: list[str]) -> int:
+    return _new_run(arguments, overrides, {})
+
+
+def _new_run(
+    arguments: Namespace, overrides: list[str], flags: Mapping[str, str]
+) -> int:
+    overrides += _flags_as_keys("resources", flags, arguments)
+    verb = arguments.verb
+    config = _composed(verb, arguments, overrides)
     if config is None:
         return 0
-    _require_ray()
+    _require_ray_for(verb, config)
     from marl_pool.runs import Run, default_path
 
-    run = Run.create(arguments.run_dir or default_path(config), config)
+    run = Run.create(arguments.run_dir or default_path(config), config, verb)
     try:
         return _run_training(run, config)
     except StoppedError:
@@ -133,16 +179,21 @@ def _resume(arguments: Namespace, overrides: list[str]) -> int:
 
     if arguments.run is not None and Sweep.is_at(arguments.run):
         return _resume_sweep(Sweep.open(arguments.run), overrides)
-    run = _open_run(arguments)
-    _refuse_unless(RESUMABLE, overrides)
+    run = _open_run(arguments.verb, arguments.run)
+    if run.verb not in CONTROLS:
+        raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
+    _refuse_unless(CONTROLS[run.verb], overrides)
     try:
-        config = check("train", assign(run.config, overrides))
+        config = check(run.verb, assign(run.config, overrides))
     except InputError as error:
         raise InputError(f"{run.path}: {error}") from error
-    if run.steps_saved >= config["total_steps"]:
-        done, wanted = run.steps_saved, config["total_steps"]
-        print(f"{run.path}: {done:,} of {wanted:,} steps are done; nothing to do")
+    total = CONTROLS[run.verb][0]
+    unit, wanted = total.removeprefix("total_"), config[total]
+    done = run.saved(COUNTED[run.verb])
+    if done >= wanted:
+        print(f"{run.path}: {done:,} of {wanted:,} {unit} are done; nothing to do")
         return 0
+    _require_ray_for(run.verb, config)
     return _run_training(run, config)
 
 
@@ -172,9 +223,8 @@ def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
     try:
         with run.lock():
-            from marl_pool.training.ppo import train
-
-            train(run, config)
+            module, _, function = TRAINERS[run.verb].partition(":")
+            getattr(importlib.import_module(module), function)(run, config)
     except KeyboardInterrupt:
         return _stopped(run.path)
     finally:
@@ -187,10 +237,26 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
     settings = _composed("evaluate", arguments, overrides)
     if settings is None:
         return 0
-    run = _open_run(arguments)
-    from marl_pool.evaluation.robustness import evaluate_run
 
-    _print_paths(evaluate_run(run, settings, plugins=arguments.plugin))
+    def act(run: "Run", *given: Any) -> list[Path]:
+        from marl_pool.evaluation.robustness import evaluate_run
+
+        settings, plugins = given
+        return evaluate_run(run, settings, plugins=plugins)
+
+    if len(arguments.run) < 2:
+        path = next(iter(arguments.run), None)
+        _print_paths(_act_on(path, arguments.out, arguments, settings, act))
+        return 0
+    documents = []
+    for path in arguments.run:
+        written = _act_on(path, None, arguments, settings, act)
+        _print_paths(written)
+        documents += [file for file in written if file.suffix == ".json"]
+    if any(entry["name"] == "occlude" for entry in settings["perturbations"]):
+        from marl_pool.evaluation.heat_map import compare
+
+        _print_paths(compare(documents, arguments.out))
     return 0
 
 
@@ -198,10 +264,86 @@ def _render(arguments: Namespace, overrides: list[str]) -> int:
     settings = _composed("render", arguments, overrides)
     if settings is None:
         return 0
-    run = _open_run(arguments)
-    from marl_pool.evaluation.video import render_run
 
-    _print_paths([render_run(run, settings, plugins=arguments.plugin)])
+    def act(run: "Run", *given: Any) -> list[Path]:
+        from marl_pool.evaluation.video import render_run
+
+        settings, plugins = given
+        return [render_run(run, settings, plugins=plugins)]
+
+    _print_paths(_act_on(arguments.run, arguments.out, arguments, settings, act))
+    return 0
+
+
+def _act_on(
+    path: str | None,
+    out: str | None,
+    arguments: Namespace,
+    settings: dict[str, Any],
+    act: "Callable[[Run, dict[str, Any], list[str]], list[Path]]",
+) -> list[Path]:
+    """Evaluate or render a run, or a policy without one.
+
+    Args:
+        path: of either; None where ``pretrained`` names a policy.
+        out: folder for the results of a policy without a run.
+        arguments: the flags.
+        settings: of the verb; the env in them becomes complete, if there is one.
+        act: takes the run, the settings and the plug-ins; returns what it wrote.
+    """
+    from marl_pool.evaluation.opening import find_bare
+
+    verb, change = arguments.verb, settings["env"]
+    bare = find_bare(path, settings["pretrained"])
+    own = [change["name"]] if change and "name" in change else []
+    plugins = [*arguments.plugin, *own]
+    if bare is None:
+        run = _open_run(verb, path)
+        if out is not None:
+            raise InputError(f"--out: the results of {path} are written to that run")
+        env = _env(change, run.config["env"], run.path, plugins)
+        return act(run, {**settings, "env": env}, plugins)
+    if not own and bare.env is None:
+        raise InputError(
+            f"{bare.source} does not say in what world it acts: expected env=NAME"
+        )
+    trained = _env(bare.env, None, bare.source, plugins)
+    env = _env(change, trained, bare.source, plugins) or trained
+    assert env is not None
+    with bare.as_run(trained or env, out, verb) as run:
+        changed = None if env == run.config["env"] else env
+        return act(run, {**settings, "env": changed}, plugins)
+
+
+def _env(
+    change: Mapping[str, Any] | None,
+    base: Mapping[str, Any] | None,
+    source: object,
+    plugins: Sequence[str],
+) -> dict[str, Any] | None:
+    """A world's complete options; None where nothing is to change."""
+    from marl_pool.config.checks import check_change
+    from marl_pool.envs import ENVS
+
+    if change is None:
+        return None
+    name = change.get("name") or (base or {})["name"]
+    names.check_trusted(name, ENVS, "env", plugins, source)
+    return check_change("env", change, base)
+
+
+def _import_weights(arguments: Namespace, overrides: list[str]) -> int:
+    if overrides:
+        raise InputError(f"import-weights takes no keys, got {overrides[0]!r}")
+    for kind, given, choices in (
+        ("source", arguments.source, WEIGHTS),
+        ("agent", arguments.agent, PUBLISHED),
+    ):
+        if given not in choices:
+            raise names.unknown(kind, given, choices)
+    from marl_pool.policies.published import import_weights
+
+    _print_paths([import_weights(arguments.file, arguments.agent, arguments.out)])
     return 0
 
 
@@ -216,17 +358,30 @@ def _list(arguments: Namespace, overrides: list[str]) -> int:
     for kind in [arguments.kind] if arguments.kind else KINDS:
         if not arguments.kind:
             print(f"{kind}:")
+        if kind == PRETRAINED:
+            _list_pretrained()
+            continue
         for name, target in sorted(registry(kind).items()):
             print(f"  {name:<16} {summary(target)}")
     return 0
 
 
+def _list_pretrained() -> None:
+    from marl_pool.pretrained import pretrained_names, pretrained_summary
+
+    for name in pretrained_names():
+        print(f"  {name:<16} {pretrained_summary(name)}")
+
+
 VERBS = {
     "train": _train,
     "sweep": _sweep,
+    "evolve": _evolve,
+    "clone": _clone,
     "resume": _resume,
     "evaluate": _evaluate,
     "render": _render,
+    "import-weights": _import_weights,
     "list": _list,
 }
 
@@ -247,12 +402,12 @@ def _composed(
     return None
 
 
-def _open_run(arguments: Namespace) -> "Run":
+def _open_run(verb: str, path: str | None) -> "Run":
     from marl_pool.runs import Run
 
-    if arguments.run is None:
-        raise InputError(f"{arguments.verb}: expected the folder of a run, got none")
-    return Run.open(arguments.run)
+    if path is None:
+        raise InputError(f"{verb}: expected the folder of a run, got none")
+    return Run.open(path)
 
 
 def _flags_as_keys(
@@ -265,6 +420,11 @@ def _flags_as_keys(
         for key, value in given.items()
         if value is not None
     ]
+
+
+def _require_ray_for(verb: str, config: Mapping[str, Any]) -> None:
+    if verb == "train" or config.get("resources", {}).get("num_workers"):
+        _require_ray()
 
 
 def _require_ray() -> None:

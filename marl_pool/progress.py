@@ -101,10 +101,11 @@ class Progress:
     def line(self) -> str:
         """All of it as one line of text."""
         left = self.seconds_left
+        rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.2g}"
         until = "" if left is None else f"  {duration(left)} left"
         return (
             f"{self.done:,} / {self.total:,} {self.unit}"
-            f"  {self.rate:,.0f} {self.unit}/s{until}{self._numbers}"
+            f"  {rate} {self.unit}/s{until}{self._numbers}"
         )
 
     def _print(self) -> None:

@@ -23,8 +23,12 @@ class Purpose(IntEnum):
     DYNAMICS = 2
     POLICY = 3
     PERTURBATION = 4
+    SEARCH = 5
+    LEARNING = 6
 
 
+VALIDATION_WORLDS = 1 << 40
+"""First world number of the rollouts by which a solution is chosen."""
 EVALUATION_WORLDS = 1 << 41
 """First world number of the rollouts whose numbers are reported."""
 

@@ -186,7 +186,15 @@ class Rollout:
 
         Returns:
             The episodes in the order of the worlds.
+
+        Raises:
+            InputError: ``idle`` above 0 in a world that does not run on.
         """
+        if idle and not self.world.runs_on:
+            raise InputError(
+                f"idle: expected 0 for {type(self.world).__name__}, which does not say "
+                f"that it runs_on beyond its end, got {idle}"
+            )
         worlds = torch.arange(self.world.num_envs, device=self.world.device)
         over = torch.zeros_like(worlds, dtype=torch.bool)
         order, parts = [], []
@@ -288,9 +296,13 @@ class Rollout:
         tokens = self.world.observe()
         if self.perturbation is not None:
             for name in tokens:
-                tokens[name], self.perturbed[name] = self.perturbation(
-                    tokens[name], self.perturbed[name]
-                )
+                before = self.perturbed[name]
+                tokens[name], after = self.perturbation(tokens[name], before)
+                self.perturbed[name] = after
+                moved = self.perturbation.moved(before, after)
+                if moved is not None:
+                    state = self.states[name]
+                    self.states[name] = self.policies[name].carry(state, moved)
         self.tokens = tokens
 
     def _begin(self, where: Tensor | None) -> None:

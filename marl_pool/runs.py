@@ -1,8 +1,8 @@
 """Run folders, written by this module alone.
 
     RUN/config.yaml           every key of the run, and the package's version
-    RUN/metrics.csv           one row an iteration; the same as TensorBoard events
-    RUN/events.out.tfevents…
+    RUN/metrics.csv           one row an iteration
+    RUN/events.out.tfevents…  the same for TensorBoard, where tensorboardX is installed
     RUN/checkpoints/iter_…    what training resumes from; best.json names the best
     RUN/policy/               the best policy, for `marl_pool.load_policy`
     RUN/evaluation/           results of `marl-pool evaluate`
@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +30,7 @@ from marl_pool.errors import InputError
 from marl_pool.version import __version__
 
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
-VERSION = "package_version"
+VERSION, VERB, TRAIN = "package_version", "verb", "train"
 ITERATION = "iteration"
 
 
@@ -49,16 +50,26 @@ class Run:
         path: of the folder.
         config: the checked configuration, as plain data.
         version: of the package that wrote ``config``.
+        verb: the command that made it: train, evolve or clone.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], version: str) -> None:
-        self.path, self.config, self.version = path, config, version
+    def __init__(
+        self, path: Path, config: dict[str, Any], version: str, verb: str = TRAIN
+    ) -> None:
+        self.path, self.config, self.version, self.verb = path, config, version, verb
         self._first_event = 0
         self._events: Any = None
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping[str, Any]) -> "Run":
+    def create(
+        cls, path: str | Path, config: Mapping[str, Any], verb: str = TRAIN
+    ) -> "Run":
         """Make the folder of a new run.
+
+        Args:
+            path: of the folder.
+            config: checked.
+            verb: the command that makes it.
 
         Raises:
             InputError: it exists and is not empty, or cannot be made.
@@ -72,7 +83,7 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{path} cannot be made: {error.strerror}") from error
-        run = cls(path, {}, __version__)
+        run = cls(path, {}, __version__, verb)
         run.write_config(config)
         return run
 
@@ -97,7 +108,8 @@ class Run:
         # The version stands last, so a file that was cut short lacks it.
         if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
             raise InputError(f"{file} is truncated or none of ours: no {VERSION}")
-        return cls(path, config, config.pop(VERSION))
+        verb = str(config.pop(VERB, TRAIN))
+        return cls(path, config, config.pop(VERSION), verb)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Replace ``config.yaml``.
@@ -106,7 +118,9 @@ class Run:
             InputError: it cannot be written.
         """
         self.config, self.version = dict(config), __version__
-        content = {**self.config, VERSION: self.version}
+        # A run of `train` names no verb, as those of earlier versions did.
+        verb = {} if self.verb == TRAIN else {VERB: self.verb}
+        content = {**self.config, **verb, VERSION: self.version}
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         try:
             with new_file(self.path / CONFIG) as out:
@@ -165,22 +179,19 @@ class Run:
             if not out.tell():
                 writer.writeheader()
             writer.writerow(row)
+        events = self._writer()
+        if events is None:
+            return
         for name, value in row.items():
             if name != ITERATION and math.isfinite(value):
-                self._writer().add_scalar(name, value, int(row[ITERATION]))
-        self._writer().flush()
+                events.add_scalar(name, value, int(row[ITERATION]))
+        events.flush()
 
     def rows(self) -> list[dict[str, float]]:
         """All logged rows; NaN where a row left a name out."""
-        file = self.metrics_path
-        if not file.is_file():
-            return []
-        with file.open(newline="", encoding="utf-8") as lines:
-            # A line without its end was cut off by a crash.
-            whole = [line for line in lines if line.endswith("\n")]
         return [
             {name: _number(text) for name, text in row.items()}
-            for row in csv.DictReader(whole)
+            for row in _texts(self.metrics_path)
         ]
 
     def resume_at(self, iteration: int) -> None:
@@ -195,7 +206,7 @@ class Run:
         if header is None:
             file.unlink(missing_ok=True)
             return
-        kept = [row for row in self.rows() if row[ITERATION] <= iteration]
+        kept = [row for row in _texts(file) if int(row[ITERATION]) <= iteration]
         with new_file(file) as out:
             writer = csv.DictWriter(out, header, lineterminator="\n")
             writer.writeheader()
@@ -210,7 +221,8 @@ class Run:
             self._events = None
 
     def _writer(self) -> Any:
-        if self._events is None:
+        """The open event file; None where tensorboardX is not installed."""
+        if self._events is None and find_spec("tensorboardX"):
             from tensorboardX import SummaryWriter
 
             first = self._first_event
@@ -245,12 +257,21 @@ class Run:
         return next(reversed(self.checkpoints()), None)
 
     @property
+    def iterations_saved(self) -> int:
+        """The iteration after which `resume` goes on: of the newest checkpoint."""
+        newest = self.latest_checkpoint()
+        return 0 if newest is None else iteration_of(newest)
+
+    @property
     def steps_saved(self) -> int:
         """Environment steps after which `resume` goes on: of the newest checkpoint."""
-        newest = self.latest_checkpoint()
-        last = 0 if newest is None else iteration_of(newest)
-        rows = [row for row in self.rows() if row["iteration"] <= last]
-        return int(rows[-1]["env_steps"]) if rows else 0
+        return self.saved("env_steps")
+
+    def saved(self, column: str) -> int:
+        """What ``metrics.csv`` counts in ``column``, up to the newest checkpoint."""
+        last = self.iterations_saved
+        rows = [row for row in self.rows() if row[ITERATION] <= last]
+        return int(rows[-1][column]) if rows else 0
 
     @property
     def best(self) -> Best | None:
@@ -344,12 +365,14 @@ class Run:
 
 
 def default_path(config: Mapping[str, Any]) -> Path:
-    """``runs/<date-time>-<env>-<pooling>-s<seed>`` for a new run of ``config``."""
-    env, pooling = (
-        config[part]["name"].rpartition(":")[2] for part in ("env", "pooling")
-    )
+    """``runs/<date-time>-<env>-<pooling>-s<seed>`` for a new run of ``config``.
+
+    Where there is no section ``pooling``, the policy's name stands in its place.
+    """
+    chosen = [config["env"], config.get("pooling") or config["policy"]]
+    env, policy = (part["name"].rpartition(":")[2] for part in chosen)
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{now}-{env}-{pooling}-s{config['seed']}"
+    return Path("runs") / f"{now}-{env}-{policy}-s{config['seed']}"
 
 
 def iteration_of(checkpoint: Path) -> int:
@@ -363,6 +386,16 @@ def _header(file: Path) -> list[str] | None:
     with file.open(newline="", encoding="utf-8") as lines:
         first = lines.readline()
     return next(csv.reader([first])) if first.endswith("\n") else None
+
+
+def _texts(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file as they are written."""
+    if not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as lines:
+        # A line without its end was cut off by a crash.
+        whole = [line for line in lines if line.endswith("\n")]
+    return list(csv.DictReader(whole))
 
 
 def _number(text: str | None) -> float:

@@ -30,6 +30,7 @@ NEURON_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("attention_neuron", {"memory": "none", "key_units": 0, "frames": 4}),
     ("attention_neuron", {"activation": "softmax", "squash": False, "num_codes": 3}),
     ("attention_neuron", {"bias": False, "scale": False}),
+    ("vision_neuron", {"num_codes": 3, "frames": 2, "affine": False, "scale": False}),
 ]
 VARIANTS = [(name, {}) for name in pooling_names()] + ADA_VARIANTS + NEURON_VARIANTS
 """Every registered head with its defaults, and what else a head can be."""

@@ -15,7 +15,14 @@ from marl_pool import InputError, names
 from marl_pool.config import VERBS, assign, check, commented, compose, compose_only
 from marl_pool.config.checks import check_value, describe
 from marl_pool.config.describe import KEY, comments
-from marl_pool.config.sections import CONFIGS, GROUPS, POLICY, SECTIONS, files_of
+from marl_pool.config.sections import (
+    CONFIGS,
+    GROUPS,
+    POLICY,
+    Group,
+    files_of,
+    options_for,
+)
 from marl_pool.config.signatures import (
     ANY_OTHER,
     Option,
@@ -25,7 +32,7 @@ from marl_pool.config.signatures import (
     summary,
 )
 from marl_pool.evaluation.settings import EvaluateSettings, RenderSettings
-from marl_pool.training.settings import PPOSettings, TrainSettings
+from marl_pool.training.settings import EvolveSettings, PPOSettings, TrainSettings
 from marl_pool.types import Device, PositiveInt, Probability, Seed
 
 REGISTERED = [
@@ -39,12 +46,24 @@ TARGETS = [
     (POLICY.target, POLICY.context),
 ]
 """Every class that a configuration can construct, and what the program fills."""
+CHOICES = {
+    (group, option): kind.section(group)
+    for verb, kind in VERBS.items()
+    for group in kind.sections
+    for option in options_for(verb, group)
+}
+"""Every file of a group, and what it configures."""
 YAML_FILES = sorted(CONFIGS.rglob("*.yaml"))
 OTHER_DEFAULTS = {
     # A library user's head does not know what encoder stands before it.
     ("pooling/ada", "num_heads"): "${oc.select:encoder.num_heads,1}",
 }
 """Where a YAML file departs from its signature, on purpose."""
+
+
+def as_lists(value: Any) -> Any:
+    """Tuples, also inside of tuples, as YAML has them."""
+    return [as_lists(part) for part in value] if isinstance(value, tuple) else value
 
 
 def refusal(verb: str, *overrides: str) -> str:
@@ -156,26 +175,24 @@ def test_every_registered_name_has_a_file_of_its_own(group):
         option
         for option, file in files_of(group).items()
         if "defaults" not in yaml.safe_load(file.read_text())  # it builds on another
+        and isinstance(CHOICES[group, option], Group)
     }
     assert named == set(GROUPS[group].names())
 
 
-@pytest.mark.parametrize(
-    ("group", "option"),
-    [(group, option) for group in SECTIONS for option in files_of(group)],
-)
+@pytest.mark.parametrize(("group", "option"), CHOICES)
 def test_group_file_agrees_with_the_signature(group, option):
     content = yaml.safe_load(files_of(group)[option].read_text())
-    section = SECTIONS[group]
-    if group in GROUPS:
+    section = CHOICES[group, option]
+    if isinstance(section, Group):
         below = content.get("defaults", [option])[0]
         name = content.pop("name", below)
         target = section.names()[name]
         options = options_of(target, section.context) if target else {}
-    elif group == "policy":
-        options = options_of(section.target, section.context)
+    elif isinstance(section, type):
+        options = {k: Option(default=v) for k, v in asdict(section()).items()}
     else:
-        options = {k: Option(default=v) for k, v in asdict(PPOSettings()).items()}
+        options = options_of(section.target, section.context)
     if "defaults" in content:  # it builds on another option
         assert set(content) - {"defaults"} <= set(options)
         return
@@ -183,8 +200,7 @@ def test_group_file_agrees_with_the_signature(group, option):
     if (group, option) == ("ppo", "paper"):
         return
     for key, chosen in content.items():
-        default = options[key].default
-        default = list(default) if isinstance(default, tuple) else default
+        default = as_lists(options[key].default)
         expected = OTHER_DEFAULTS.get((f"{group}/{option}", key), default)
         assert options[key].required or chosen == expected, key
 
@@ -193,6 +209,7 @@ def test_group_file_agrees_with_the_signature(group, option):
     ("verb", "settings"),
     [
         ("train", TrainSettings),
+        ("evolve", EvolveSettings),
         ("evaluate", EvaluateSettings),
         ("render", RenderSettings),
     ],
@@ -427,7 +444,7 @@ def test_a_suite_is_chosen_by_name():
     quick = compose("evaluate", ["suite=quick"])["perturbations"]
     assert [entry["severities"] for entry in quick] == [[1.0], [1.0], [0.5], [0.1]]
     assert "suite" not in compose("evaluate")
-    assert "unknown suite 'quik': choose from quick, standard" in refusal(
+    assert "unknown suite 'quik': choose from attention_neuron, quick, standard" in refusal(
         "evaluate", "suite=quik"
     )
 
@@ -538,7 +555,7 @@ def test_config_dir_adds_options(tmp_path):
     assert config["seed"] == 7
     assert compose("train", ["pooling=corner"], tmp_path)["pooling"]["query"] == [0]
     with pytest.raises(
-        InputError, match="choose from ada, attention_neuron, avg, cls, corner, "
+        InputError, match="choose from ada, attention_neuron, avg, cls, cnn, corner, "
     ):
         compose("train", ["pooling=corn"], tmp_path)
 

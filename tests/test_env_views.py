@@ -25,9 +25,29 @@ from marl_pool.names import resolve
 
 ID = "marl_pool/simple_centroid-v0"
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "ant": {
+        "plain": {"max_steps": 20},
+        "contacts and frames": {
+            "max_steps": 20,
+            "contact_forces": True,
+            "num_frames": 3,
+            "channel_ids": True,
+        },
+    },
     "boxworld": {
         "entities": {"max_steps": 20},
         "pixels": {"max_steps": 20, "observation": "pixels"},
+    },
+    "car_racing": {
+        "grey": {"max_steps": 20},
+        "overlapping patches in color": {
+            "max_steps": 20,
+            "patch": 7,
+            "stride": 4,
+            "num_frames": 1,
+            "color": "rgb",
+            "background": "clouds",
+        },
     },
     "cartpole": {
         "plain": {"max_steps": 20},

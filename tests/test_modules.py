@@ -29,9 +29,9 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules, save_policies, save_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.runs import Run
+from marl_pool.training.fixed import with_absolute_folders
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import algorithm_config, assign_modules
-from marl_pool.training.ppo.fixed import with_absolute_folders
 from tests.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
 
 pytestmark = [

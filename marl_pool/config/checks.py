@@ -8,6 +8,7 @@ import json
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from inspect import Parameter
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -15,9 +16,18 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from marl_pool import names
-from marl_pool.config.sections import GROUPS, SECTIONS, VERBS, Group, Section, load
+from marl_pool.config.sections import (
+    GROUPS,
+    SECTIONS,
+    VERBS,
+    AnySection,
+    Group,
+    Section,
+    load,
+)
 from marl_pool.config.signatures import ANY_OTHER, Option, options_of
 from marl_pool.errors import InputError
+from marl_pool.evaluation.settings import WorldChange
 
 
 def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +46,11 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind, given = VERBS[verb], dict(config)
     checked: dict[str, Any] = {
-        name: check_section(name, given.pop(name, None)) for name in kind.sections
+        name: check_section(name, given.pop(name, None), kind.section(name))
+        for name in kind.sections
+    }
+    checked |= {
+        name: check_change(name, given.pop(name, None)) for name in kind.changes
     }
     choices = [*kind.config_groups, *options_of_settings(kind.settings)]
     for key in given:
@@ -48,12 +62,39 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             _check_sweep(f"perturbations[{i}]", entry)
             for i, entry in enumerate(checked["perturbations"])
         ]
+    if "worlds" in checked:
+        checked["worlds"] = [
+            check_settings(WorldChange, entry, f"worlds[{i}]")
+            for i, entry in enumerate(checked["worlds"])
+        ]
     return checked
 
 
-def check_section(name: str, given: Any) -> dict[str, Any]:
+def check_change(
+    name: str, given: Any, base: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Check a section that may change some keys of another one.
+
+    Args:
+        name: of the section.
+        given: all of it, with a name; or keys to change in ``base``; or None.
+        base: what it changes; None while that is not known, and then keys without a
+            name are taken as they are.
+
+    Returns:
+        The whole section, the keys without a name, or None.
+    """
+    if given is None or (isinstance(given, Mapping) and not given):
+        return None
+    if not isinstance(given, Mapping) or "name" in given:
+        return check_section(name, given, SECTIONS[name])
+    if base is None:
+        return dict(given)
+    return check_section(name, {**base, **given}, SECTIONS[name])
+
+
+def check_section(name: str, given: Any, section: AnySection) -> dict[str, Any]:
     """Check one section, such as ``pooling``, against its class."""
-    section = SECTIONS[name]
     if isinstance(section, Group):
         return check_group(name, given, section)
     if isinstance(section, Section):
@@ -88,7 +129,13 @@ def check_group(
         assert isinstance(base, type)
         names.resolve(name, registry, kind, base)
     options = options_of(found, group.context) if found else {}
-    return {"name": name, **check_options(where, rest, options)}
+    checked = check_options(where, rest, options)
+    for part, own in group.parts.items():
+        if checked.get(part) is not None:  # some classes do without, by null
+            checked[part] = check_group(
+                f"{where}.{part}", checked[part], GROUPS[own], own
+            )
+    return {"name": name, **checked}
 
 
 def check_settings(settings: type[Any], given: Any, where: str = "") -> dict[str, Any]:
@@ -106,6 +153,8 @@ def options_of_settings(settings: type[Any]) -> dict[str, Option]:
         default = item.default
         if item.default_factory is not MISSING:
             default = to_jsonable_python(item.default_factory())
+        elif default is MISSING:
+            default = Parameter.empty
         options[item.name] = Option(hints[item.name], default)
     return options
 
@@ -212,7 +261,9 @@ def _alternatives(annotation: Any) -> list[str]:
     if origin is tuple and arguments[-1] is not Ellipsis:
         return [f"a list of {len(arguments)} ({', '.join(map(describe, arguments))})"]
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return ["a mapping"]
+        if get_origin(arguments[-1]) is None:
+            return ["a mapping"]
+        return [f"a mapping (each {describe(arguments[-1])})"]
     if isinstance(origin, type) and issubclass(origin, Iterable):
         return [f"a list (each {describe(arguments[0])})"]
     if annotation in WORDS:

@@ -22,7 +22,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from marl_pool import names
 from marl_pool.config.checks import check, show
-from marl_pool.config.sections import CONFIGS, GROUPS, VERBS, files_of
+from marl_pool.config.sections import (
+    CONFIGS,
+    VERBS,
+    Group,
+    files_of,
+    options_for,
+    refuse_option,
+)
 from marl_pool.errors import InputError
 
 
@@ -159,17 +166,18 @@ def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
         raise InputError(f"{key}: Hydra's own settings have no effect here")
     if key not in VERBS[verb].config_groups:
         return [f"++{text.lstrip('+')}"]
-    options = files_of(key, folder)
+    options = options_for(verb, key, folder)
     if isinstance(value, str) and value in options:
         return [text.lstrip("+")]
-    registry = GROUPS[key].names() if key in GROUPS else {}
     if not isinstance(value, str):
         raise InputError(
             f"{key}: expected one of {', '.join(sorted(options))}, got {show(value)}"
         )
-    if key not in GROUPS:
-        raise names.unknown(key, value, options)
-    names.target(value, {**registry, **dict.fromkeys(options, "")}, key)
+    kind = VERBS[verb]
+    section = None if key in kind.presets else kind.section(key)
+    if value in files_of(key, folder) or not isinstance(section, Group):
+        raise refuse_option(verb, key, value, folder)
+    names.target(value, {**section.names(), **dict.fromkeys(options, "")}, key)
     # No YAML file stands behind this name: leave the group out, then write it by hand.
     return [f"~{key}", f"++{key}.name='{value}'"]
 

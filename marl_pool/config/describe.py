@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from marl_pool.config.sections import CONFIGS, GROUPS, VERBS, files_of
+from marl_pool.config.sections import CONFIGS, VERBS, Group, options_for
 
 KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[\w/ ]+):")
 
@@ -35,8 +35,11 @@ def commented(
         for key, lines in comments(file):
             notes.setdefault(key, lines)
     for group in VERBS[verb].config_groups:
-        options = files_of(group, config_dir)
-        plugin = " or package.module:Class" if group in GROUPS else ""
+        options = options_for(verb, group, config_dir)
+        kind = VERBS[verb]
+        preset = group in kind.presets
+        named = not preset and isinstance(kind.section(group), Group)
+        plugin = " or package.module:Class" if named else ""
         text = notes.pop(f"defaults.{group}", [])
         notes[group] = [*text, f"# {group}={'|'.join(options)}{plugin}"]
         # A preset's keys stand at the top; the primary file explains those it has.

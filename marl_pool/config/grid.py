@@ -229,7 +229,7 @@ def _trial(
 def _resolved(config: dict[str, Any]) -> dict[str, Any]:
     """Folders of frozen policies in full, as training writes them."""
     if config["fixed"]:
-        from marl_pool.training.ppo.fixed import with_absolute_folders
+        from marl_pool.training.fixed import with_absolute_folders
 
         config["fixed"] = with_absolute_folders(config["fixed"])
     return config

@@ -1,14 +1,24 @@
 """What a configuration consists of: each verb's sections and what they configure."""
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from marl_pool import names
+from marl_pool.errors import InputError
 from marl_pool.evaluation.settings import EvaluateSettings, RenderSettings
-from marl_pool.training.settings import PPOSettings, StudySettings, TrainSettings
+from marl_pool.training.cloning.settings import CloneRunSettings, CloneSettings
+from marl_pool.training.settings import (
+    EvolveSettings,
+    PPOSettings,
+    StudySettings,
+    TrainSettings,
+)
 
 CONFIGS = Path(str(files("marl_pool"))) / "configs"
 """The YAML files inside the package: one for each verb, a folder for each group."""
@@ -25,17 +35,20 @@ class Group:
         base: ``module:Class`` that a plug-in must derive from.
         context: constructor arguments that the program fills, not the configuration.
         optional: whether the name `NONE` stands for doing without.
+        parts: options that are a ``{"name": …, **options}`` of their own, each with
+            the config group whose names it takes.
     """
 
     registry: str
     base: str
     context: frozenset[str] = frozenset()
     optional: bool = False
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> Mapping[str, str]:
         """The registry itself."""
-        names: Mapping[str, str] = load(self.registry)
-        return {**names, NONE: ""} if self.optional else names
+        registered: Mapping[str, str] = load(self.registry)
+        return {**registered, NONE: ""} if self.optional else registered
 
 
 @dataclass(frozen=True)
@@ -75,9 +88,24 @@ GROUPS = {
         frozenset({"has_self", "type_names", "dtype"}),
         optional=True,
     ),
+    "policy": Group(
+        "marl_pool.policies:AGENTS",
+        "marl_pool.policies.agent:Agent",
+        frozenset({"spec", "action_space", "seed"}),
+        parts={"pooling": "pooling"},
+    ),
+    "evolution": Group(
+        "marl_pool.training.evolution:STRATEGIES",
+        "marl_pool.training.evolution.strategy:Strategy",
+        frozenset({"start", "seed"}),
+    ),
 }
 
-LISTED = {"tokenizers": "marl_pool.envs.tokenizers:TOKENIZERS"}
+LISTED = {
+    "tokenizers": "marl_pool.envs.tokenizers:TOKENIZERS",
+    "policies": "marl_pool.policies:POLICIES",
+    "strategies": "marl_pool.training.evolution:STRATEGIES",
+}
 """Registries whose names are values of an option, not a group."""
 
 POLICY = Section(
@@ -85,12 +113,11 @@ POLICY = Section(
     frozenset({"spec", "action_space", "encoder", "pooling", "dropout", "seed"}),
 )
 
-SECTIONS: dict[str, Group | Section | type[Any]] = {
-    **GROUPS,
-    "policy": POLICY,
-    "ppo": PPOSettings,
-}
-"""By config group; a type is a dataclass of settings."""
+AnySection = Group | Section | type[Any]
+"""A type is a dataclass of settings."""
+
+SECTIONS: dict[str, AnySection] = {**GROUPS, "ppo": PPOSettings, "clone": CloneSettings}
+"""By config group, where a verb has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +128,25 @@ class Verb:
         sections: the keys of `SECTIONS` that it has.
         settings: its other top-level keys.
         presets: config groups that leave no section behind.
+        own: sections that mean something else to this verb than in `SECTIONS`.
+        changes: sections that may be absent, or hold some keys only: they change
+            what a run's configuration says.
     """
 
     sections: tuple[str, ...]
     settings: type[Any]
     presets: tuple[str, ...] = ()
+    own: Mapping[str, AnySection] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
 
     @property
     def config_groups(self) -> tuple[str, ...]:
         """Keys whose value is the name of a YAML file."""
-        return (*self.sections, *self.presets)
+        return (*self.sections, *self.presets, *self.changes)
+
+    def section(self, name: str) -> AnySection:
+        """What the section ``name`` configures."""
+        return self.own.get(name, SECTIONS[name])
 
 
 VERBS = {
@@ -118,22 +154,30 @@ VERBS = {
         ("env", "encoder", "pooling", "policy", "ppo", "perturbation"),
         TrainSettings,
         ("experiment",),
+        {"policy": POLICY},
     ),
     "sweep": Verb(
         ("env", "encoder", "pooling", "policy", "ppo", "perturbation"),
         StudySettings,
         ("experiment",),
+        {"policy": POLICY},
     ),
-    "evaluate": Verb((), EvaluateSettings, ("suite",)),
-    "render": Verb(("perturbation",), RenderSettings),
+    "evolve": Verb(
+        ("env", "policy", "evolution", "perturbation"), EvolveSettings, ("experiment",)
+    ),
+    "clone": Verb(
+        ("env", "policy", "clone", "perturbation"), CloneRunSettings, ("experiment",)
+    ),
+    "evaluate": Verb((), EvaluateSettings, ("suite",), changes=("env",)),
+    "render": Verb(("perturbation",), RenderSettings, changes=("env",)),
 }
 
 
 def registry(kind: str) -> Mapping[str, str]:
     """What is registered under "pooling", "envs", "tokenizers" and so on."""
     own = LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry
-    names: Mapping[str, str] = load(own)
-    return names
+    registered: Mapping[str, str] = load(own)
+    return registered
 
 
 def load(target: str) -> Any:
@@ -150,3 +194,77 @@ def files_of(group: str, config_dir: Path | None = None) -> dict[str, Path]:
         for folder in folders
         for path in sorted((folder / group).rglob("*.yaml"))
     }
+
+
+def options_for(
+    verb: str, group: str, config_dir: Path | None = None
+) -> dict[str, Path]:
+    """The files of a config group that suit a verb; see `files_of`.
+
+    A file of a section that verbs read in different ways suits those that want a
+    ``name`` if it has one, else the others. A preset suits the verbs that have all
+    the groups and options that it chooses.
+    """
+    files = files_of(group, config_dir)
+    return {
+        option: file
+        for option, file in files.items()
+        if _suits(verb, group, option, files, config_dir)
+    }
+
+
+def refuse_option(
+    verb: str, group: str, option: str, config_dir: Path | None = None
+) -> InputError:
+    """Build the refusal of an option that is none, or is made for other verbs."""
+    choices = options_for(verb, group, config_dir)
+    suited = [
+        other
+        for other, kind in VERBS.items()
+        if group in kind.config_groups
+        and option in options_for(other, group, config_dir)
+    ]
+    if not suited:
+        return names.unknown(group, option, choices)
+    return InputError(
+        f"{group}={option} is made for {' and '.join(suited)}; "
+        f"for {verb} choose from {', '.join(choices)}"
+    )
+
+
+def _suits(
+    verb: str,
+    group: str,
+    option: str,
+    files: Mapping[str, Path],
+    config_dir: Path | None,
+) -> bool:
+    kind = VERBS[verb]
+    if group in kind.presets:
+        return all(
+            chosen in kind.sections
+            and value in options_for(verb, chosen, config_dir)
+            for chosen, value in _choices(option, files)
+        )
+    if any(group in other.own for other in VERBS.values()):
+        named = any("name" in content for content in contents(option, files))
+        return named == isinstance(kind.section(group), Group)
+    return True
+
+
+def _choices(option: str, files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """The groups that a preset, or one that it builds on, chooses options of."""
+    for content in contents(option, files):
+        for default in content.get("defaults", ()):
+            if isinstance(default, Mapping):
+                for key, value in default.items():
+                    yield str(key).removeprefix("override ").lstrip("/"), str(value)
+
+
+def contents(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
+    """What the file of an option holds, then those of the options it builds on."""
+    if option in files:
+        content = yaml.safe_load(files[option].read_text(encoding="utf-8")) or {}
+        yield content
+        for base in content.get("defaults", ()):
+            yield from contents(str(base), files)

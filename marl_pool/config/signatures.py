@@ -124,8 +124,16 @@ class _Source(dict[str, Any]):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level
             for alias in node.names
         }
+        self.modules = {
+            alias.asname or alias.name
+            for node in self.tree.body
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
 
     def __missing__(self, name: str) -> Any:
+        if name in self.modules & sys.stdlib_module_names:
+            return importlib.import_module(name)
         if name in self.imports:
             module, original = self.imports[name]
             root = module.split(".")[0]

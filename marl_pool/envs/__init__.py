@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from marl_pool.policies.base import Policy
 
 ENVS: dict[str, str] = {
+    "ant": "marl_pool.envs.ant:Ant",
+    "ant_bullet": "marl_pool.envs.ant_bullet:AntBullet",
     "boxworld": "marl_pool.envs.boxworld:BoxWorld",
+    "car_racing": "marl_pool.envs.car_racing:CarRacing",
     "cartpole": "marl_pool.envs.cartpole:CartPole",
     "pettingzoo": "marl_pool.envs.pettingzoo_world:PettingZooWorld",
     "pong": "marl_pool.envs.pong:Pong",

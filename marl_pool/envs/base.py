@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.envs.patch_drawing import PatchGrid
 from marl_pool.errors import InputError
 from marl_pool.randomness import Purpose, Stream, stream_keys, uniform
 from marl_pool.tokens import Tokens, TokenSpec
@@ -71,6 +72,12 @@ class World(ABC):
     runs_on: ClassVar[bool] = False
     """Whether a world may be stepped beyond its end, at no cost worth saving."""
 
+    simulated: ClassVar[bool] = False
+    """Whether each world is a simulator of its own, of which few fit a machine."""
+
+    patch_grid: PatchGrid | None = None
+    """Where on its `frame` the tokens are, if they are the patches of a picture."""
+
     imports: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """Options that name code to import, each with the package's own names for it."""
 
@@ -124,6 +131,25 @@ class World(ABC):
         self.steps[rows] = 0
         self.dynamics.restart(self.episodes, where)
         self._place(rows, self._reset_keys(rows))
+
+    def renumber(self, worlds: Tensor, episode: int) -> None:
+        """Give the worlds other numbers; the next `reset` of all begins ``episode``.
+
+        Worlds of one number play the same episode, whoever acts in them.
+
+        Args:
+            worlds: ``(num_envs,)`` int64 world numbers, which may repeat.
+            episode: number of the episode.
+        """
+        self.worlds = worlds.to(self.device)
+        self.episodes = torch.full_like(self.worlds, episode - 1)
+        self.dynamics = Stream(
+            self.seed,
+            self.worlds,
+            Purpose.DYNAMICS,
+            self.dynamics.size,
+            dtype=self.dtype,
+        )
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
         """Advance every world by one step.

@@ -213,6 +213,11 @@ class BoxWorld(World):
             return torch.arange(self.n**2 + 1, device=self.device)
         return self.places[index]
 
+    def renumber(self, worlds: Tensor, episode: int) -> None:
+        """Give the worlds other numbers; see `World.renumber`."""
+        super().renumber(worlds, episode)
+        self._stock = None
+
     def frame(
         self,
         index: int = 0,

@@ -18,9 +18,6 @@ from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 CHANNELS = ("position", "velocity", "cos", "sin", "angular_velocity")
 """What the sensor measures, in the order of the tokens."""
 
-START_SCALE = (TRACK, 10.0, math.pi / 2, 10.0)
-"""Largest distance of a start's position, velocity, angle and angular velocity from
-those of a cart that rests in the middle, its pole hanging."""
 
 
 class CartPole(World):
@@ -37,7 +34,8 @@ class CartPole(World):
     Position and angle advance with the old velocities (explicit Euler). A start is
     uniform: position in [-2.4, 2.4], velocities in [-10, 10], angle within
     :math:`\pi / 2` of hanging. Many starts cannot be saved: the cart arrives at the end
-    of the track too fast.
+    of the track too fast. Slower starts, and upright ones, make an easier task to begin
+    with (``start_speed``, ``start_angle``).
 
     Each of the five channels (:math:`x, \dot x, \cos\theta, \sin\theta, \dot\theta`)
     is a token of its own. All tokens are of one type, none is the agent itself, and
@@ -64,6 +62,9 @@ class CartPole(World):
         num_frames: readings of its channel that a token carries as features, the
             newest last, at least 1; the first reading stands for those before it.
         channel_ids: each channel is a type of its own, which duplicates share.
+        start_speed: largest velocity of a start, of the cart in m/s and of the pole in
+            rad/s, at least 0.
+        start_angle: largest angle of a start from hanging, in [0, π] radians.
         max_steps: steps until truncation.
         seed: of the run.
         first_world: number of the first world.
@@ -91,6 +92,8 @@ class CartPole(World):
         noise_std: NonNegativeFloat = 0.1,
         num_frames: PositiveInt = 1,
         channel_ids: bool = False,
+        start_speed: NonNegativeFloat = 10.0,
+        start_angle: NonNegativeFloat = 1.5707963267948966,
         max_steps: PositiveInt = 1000,
         seed: NonNegativeInt = 0,
         first_world: NonNegativeInt = 0,
@@ -102,6 +105,9 @@ class CartPole(World):
         require("noise_channels", noise_channels, noise_channels >= 0, "at least 0")
         require("noise_std", noise_std, noise_std >= 0, "at least 0")
         require("num_frames", num_frames, num_frames >= 1, "at least 1")
+        require("start_speed", start_speed, start_speed >= 0, "at least 0")
+        turned = 0 <= start_angle <= math.pi
+        require("start_angle", start_angle, turned, "an angle in [0, π]")
         super().__init__(
             num_envs,
             max_steps=max_steps,
@@ -119,7 +125,8 @@ class CartPole(World):
         order = [*range(five)] * duplicates + [*range(five, channels)]
         self._order = torch.tensor(order, device=self.device)
         self._types = self._order * channel_ids
-        self._scale = torch.tensor(START_SCALE, dtype=dtype, device=self.device)
+        scale = (TRACK, start_speed, start_angle, start_speed)
+        self._scale = torch.tensor(scale, dtype=dtype, device=self.device)
         self._groups = {"agent": self._describe()}
         empty = torch.zeros(num_envs, channels + 1, dtype=dtype, device=self.device)
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
@@ -194,8 +201,8 @@ class CartPole(World):
         )
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        drawn = self.draw(keys, len(START_SCALE) + self.noise_channels)
-        start, noise = drawn.split([len(START_SCALE), self.noise_channels], 1)
+        drawn = self.draw(keys, len(self._scale) + self.noise_channels)
+        start, noise = drawn.split([len(self._scale), self.noise_channels], 1)
         self.state[rows, len(CHANNELS) : -1] = self._gaussian(noise)
         start = (2 * start - 1) * self._scale
         start[:, 2] += math.pi

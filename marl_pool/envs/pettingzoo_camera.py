@@ -6,13 +6,8 @@ from typing import Any
 import numpy as np
 
 from marl_pool.envs.drawing import PAPER, opencv
-from marl_pool.envs.pettingzoo_copies import (
-    Copy,
-    History,
-    Place,
-    build_env,
-    reason,
-)
+from marl_pool.envs.pettingzoo_copies import Copy, build_env, reason
+from marl_pool.envs.replay import History, Place
 from marl_pool.errors import InputError
 
 

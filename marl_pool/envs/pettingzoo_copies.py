@@ -1,4 +1,4 @@
-"""Other people's envs: found, built, stepped, and replayed to where they stood."""
+"""Other people's envs: found, built, stepped and replayed."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ import pettingzoo
 from pettingzoo import ParallelEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
+from marl_pool.envs.replay import History
 from marl_pool.errors import InputError
 
 Factory = Callable[..., Any]
@@ -73,18 +74,6 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-class History:
-    """An episode: how it began and what was done; it only ever grows.
-
-    Args:
-        seed: of the reset.
-        actions: one flat array a step, of all agents in the order of the columns.
-    """
-
-    def __init__(self, seed: int, actions: list[np.ndarray] | None = None) -> None:
-        self.seed, self.actions = seed, [] if actions is None else actions
-
-
 class Outcome(NamedTuple):
     """What an env returned last, by agent."""
 
@@ -145,29 +134,3 @@ class Copy:
             acting,
             tuple(self.env.agents),
         )
-
-
-class Place(NamedTuple):
-    """Where a world stands: after ``length`` actions of a history.
-
-    Worlds that `World.take` gave share copies. The first to step has the copy; for
-    another one, a fresh copy is led to where it stands.
-    """
-
-    copy: Copy
-    history: History
-    length: int
-
-    @property
-    def current(self) -> bool:
-        """Whether the copy stands here too."""
-        ends = len(self.history.actions) == self.length
-        return ends and self.copy.history is self.history
-
-    def past(self) -> History:
-        """The history up to here, as one of its own."""
-        return History(self.history.seed, self.history.actions[: self.length])
-
-    def moved(self) -> "Place":
-        """The place one step further."""
-        return self._replace(length=self.length + 1)

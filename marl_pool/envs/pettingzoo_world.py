@@ -13,8 +13,9 @@ from marl_pool.envs.base import Group, Step, World
 from marl_pool.envs.pettingzoo_agents import teams
 from marl_pool.envs.pettingzoo_batch import Batch
 from marl_pool.envs.pettingzoo_camera import Camera, fitted
-from marl_pool.envs.pettingzoo_copies import Copy, History, Outcome, Place, build_env
+from marl_pool.envs.pettingzoo_copies import Copy, Outcome, build_env
 from marl_pool.envs.pettingzoo_sight import Sight, sight_of
+from marl_pool.envs.replay import History, Place
 from marl_pool.envs.tokenizers import TOKENIZERS, fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.errors import InputError
@@ -70,6 +71,8 @@ class PettingZooWorld(World):
         InputError: no such env, options that it refuses, spaces or groups that don't
             fit, or a tokenizer that does not fit the observations.
     """
+
+    simulated = True
 
     imports: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "module": {},

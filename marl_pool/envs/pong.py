@@ -10,8 +10,14 @@ from torch import Tensor
 
 from marl_pool.envs.base import Group, World
 from marl_pool.envs.options import require
-from marl_pool.envs.pong_drawing import draw
-from marl_pool.envs.pong_simulator import NOOP, SCREEN, Simulator, vector_env
+from marl_pool.envs.patch_drawing import PatchGrid, draw
+from marl_pool.envs.pong_simulator import (
+    NOOP,
+    SCREEN,
+    UNKNOWN,
+    Simulator,
+    vector_env,
+)
 from marl_pool.errors import InputError
 from marl_pool.randomness import Purpose, stream_keys, uniform
 from marl_pool.tokens import Tokens, TokenSpec
@@ -90,12 +96,16 @@ class Pong(World):
         ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
     """
 
+    simulated = True
+
     screens: Tensor
     """``(num_envs, num_frames, 84, 84)`` uint8, the newest frame last."""
     over: Tensor
     """``(num_envs,)`` bool: the game has ended."""
     history: Tensor
     """``(num_envs, at least steps)`` uint8: native actions since the episode began."""
+    noops: Tensor
+    """``(num_envs,)`` int64: how many no-ops came before the episode's actions."""
 
     def __init__(
         self,
@@ -145,8 +155,10 @@ class Pong(World):
             "sticky_actions": sticky_actions,
             "threads": threads,
         }
+        self.patch_grid = PatchGrid(SCREEN, patch, patch)
         self._starts_per_seed = 1 if sticky_actions else EPISODES_PER_SEED
-        self._native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
+        self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
+        self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
         self._groups = {"agent": self._describe()}
         self._simulator: Simulator | None = None
         self._games = np.arange(num_envs)  # this world's among the simulator's
@@ -155,6 +167,7 @@ class Pong(World):
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self.history = torch.zeros(num_envs, 0, dtype=torch.uint8, device=self.device)
+        self.noops = torch.full_like(self.worlds, UNKNOWN)
 
     @property
     def groups(self) -> dict[str, Group]:
@@ -216,7 +229,7 @@ class Pong(World):
         It is what the agent sees. Attention tints the patches.
         """
         screen = self.screens[index, -1].cpu().numpy()
-        return draw(screen, attention, self.groups["agent"].tokens.num_tokens, size)
+        return draw(screen, attention, patch=self.patch, stride=self.patch, size=size)
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if len(rows) < self.num_envs:
@@ -229,7 +242,7 @@ class Pong(World):
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
         self._catch_up()
-        chosen = self._native_actions[actions["agent"][:, 0]]
+        chosen = self.native_actions[actions["agent"][:, 0]]
         if int(self.steps.max()) >= self.history.shape[1]:
             more = max(1024, self.history.shape[1])
             longer = self.history.new_zeros(self.num_envs, more)
@@ -239,13 +252,14 @@ class Pong(World):
         return {"agent": rewards[:, None]}, self.over
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in ("screens", "over", "history")}
+        names = ("screens", "over", "history", "noops")
+        return {name: getattr(self, name) for name in names}
 
     def _describe(self) -> Group:
         tokens = (SCREEN // self.patch) ** 2
         features = self.num_frames * self.patch**2
         spec = TokenSpec(tokens, features, ("patch",), has_self=False, dtype="uint8")
-        return Group(1, spec, spaces.Discrete(len(self._native_actions)))
+        return Group(1, spec, spaces.Discrete(len(self.native_actions)))
 
     def _build(self) -> None:
         """Get games that no other world plays, not yet begun."""
@@ -286,6 +300,8 @@ class Pong(World):
         fresh = torch.zeros_like(self.over)
         fresh[rows] = True
         self.over = self.over & ~fresh
+        noops = torch.from_numpy(simulator.noops[self._games]).to(self.device)
+        self.noops = torch.where(fresh, noops, self.noops)
         self._show(frames, fresh)
 
     def _play(self, chosen: Tensor) -> Tensor:

@@ -55,6 +55,8 @@ class Simulator:
         self.num_games = num_games
         self.turn = 0
         """Counts the calls that moved a game."""
+        self.noops = np.zeros(num_games, np.int64)
+        """How many no-ops each game began with."""
         self._native = vector_env()(
             "pong",
             num_games,
@@ -120,7 +122,9 @@ class Simulator:
 
     def _reset(self, games: np.ndarray, seeds: np.ndarray | None = None) -> np.ndarray:
         chosen = {"reset_mask": games}
-        frames: np.ndarray = self._native.reset(seed=seeds, options=chosen)[0]
+        frames: np.ndarray
+        frames, infos = self._native.reset(seed=seeds, options=chosen)
+        self.noops[games] = infos["episode_frame_number"][games]
         return frames
 
 

@@ -11,7 +11,10 @@ import pettingzoo
 NAMESPACE = "marl_pool"
 
 VERSIONS: dict[str, int] = {
+    "ant": 0,
+    "ant_bullet": 0,
     "boxworld": 0,
+    "car_racing": 0,
     "cartpole": 0,
     "pong": 0,
     "simple_centroid": 0,
@@ -20,7 +23,10 @@ VERSIONS: dict[str, int] = {
 """The ``version`` of each world that has an id."""
 
 ONE_LEARNER = (
+    "ant",
+    "ant_bullet",
     "boxworld",
+    "car_racing",
     "cartpole",
     "pong",
     "simple_centroid",

@@ -1,18 +1,37 @@
 """The cases of an evaluation: who plays, and what is done to what they see."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError, UnfitTokensError
-from marl_pool.evaluation.results import CLEAN, Result
-from marl_pool.evaluation.subject import perturb
+from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD, Result
 from marl_pool.names import resolve
-from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.shuffle import Shuffle
 from marl_pool.policies.base import Policy
+
+
+@dataclass(frozen=True)
+class OtherWorld:
+    """A world other than the one that all else is measured in.
+
+    Attributes:
+        label: of its row.
+        env: options of the env that differ.
+        make: makes the worlds, of the same numbers as the others.
+        policies: by group, made ready for it.
+        gap: why it cannot be played; empty where it can.
+    """
+
+    label: str
+    env: Mapping[str, Any]
+    make: Callable[[], World]
+    policies: Mapping[str, Policy]
+    gap: str = ""
 
 
 @dataclass(frozen=True)
@@ -27,6 +46,7 @@ class Case:
         name: of the perturbation, or "clean".
         options: of it, without severity.
         severity: of it, in [0, 1].
+        other: the world, where it is another one.
         gap: why it cannot be played; empty where it can.
     """
 
@@ -37,6 +57,7 @@ class Case:
     name: str = CLEAN
     options: Mapping[str, Any] = field(default_factory=dict)
     severity: float = 0.0
+    other: OtherWorld | None = None
     gap: str = ""
 
     def result(self, group: str, **numbers: Any) -> Result:
@@ -46,19 +67,55 @@ class Case:
             policy=self.policy,
             stochastic=self.explore,
             perturbation=self.name,
-            label=label(self.name, self.options),
+            label=self.other.label if self.other else label(self.name, self.options),
             severity=self.severity,
             options=dict(self.options),
+            world=dict(self.other.env) if self.other else {},
             **numbers,
         )
 
 
+def cases_of(
+    policies: Mapping[str, Policy],
+    perturbations: Sequence[Mapping[str, Any]],
+    others: Sequence[OtherWorld],
+    world: World,
+) -> list[Case]:
+    """The clean case, each perturbation at each severity, and each other world.
+
+    Raises:
+        InputError: a wrong perturbation.
+    """
+    perturbed = conditions(perturbations, world, policies)
+    return [
+        Case(TRAINED, policies),
+        *(Case(TRAINED, policies, **condition) for condition in perturbed),
+        *(
+            Case(TRAINED, other.policies, name=WORLD, other=other, gap=other.gap)
+            for other in others
+        ),
+    ]
+
+
+def perturb(options: Mapping[str, Any], world: World) -> Perturbation:
+    """Build the perturbation ``{"name": …, **options}`` for the groups of a world.
+
+    Raises:
+        InputError: an unknown name or a wrong option.
+    """
+    specs = [group.tokens for group in world.groups.values()]
+    return make_perturbation(specs=specs, **options)
+
+
 def conditions(
-    perturbations: Sequence[Mapping[str, Any]], world: World
+    perturbations: Sequence[Mapping[str, Any]],
+    world: World,
+    policies: Mapping[str, Policy],
 ) -> list[dict[str, Any]]:
     """Build each perturbation at each of its severities.
 
-    One for a type of token that the world lacks is a gap.
+    One for a type of token that the world lacks is a gap, and so is a shuffle that
+    carries memories along where no policy has any.
 
     Raises:
         InputError: an unknown name, a wrong option, no severities.
@@ -78,10 +135,18 @@ def conditions(
             case = {"name": name, "options": options, "severity": severity}
             try:
                 made = perturb({"name": name, **options, "severity": severity}, world)
-                built.append({**case, "perturbation": made})
+                gap = _without_memory(made, policies)
+                built.append({**case, "perturbation": made, "gap": gap})
             except UnfitTokensError as error:
                 built.append({**case, "gap": str(error)})
     return built
+
+
+def _without_memory(made: Perturbation, policies: Mapping[str, Policy]) -> str:
+    carries = isinstance(made, Shuffle) and made.carry_memory
+    if carries and not any(policy.remembers_tokens for policy in policies.values()):
+        return "the policy has no memory of single tokens to carry along"
+    return ""
 
 
 def label(name: str, options: Mapping[str, Any]) -> str:

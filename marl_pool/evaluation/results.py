@@ -10,9 +10,15 @@ from typing import Any
 
 from marl_pool.atomic import new_file
 
-CLEAN = "clean"
+CLEAN, WORLD = "clean", "world"
 TRAINED = "trained"
 NAN = math.nan
+TABLE, DOCUMENT = "results.csv", "results.json"
+CURVES, ROWS = "robustness.png", "rows.png"
+REGRESSION, LATENTS = "regression.csv", "latents.png"
+CODES, PATCHES = "codes.png", "patches.png"
+NAMES = (TABLE, DOCUMENT, CURVES, ROWS, REGRESSION, LATENTS, CODES, PATCHES)
+"""What an evaluation may write."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,9 @@ class Result:
     stochastic: bool
     """Actions were sampled, not the most likely ones."""
     perturbation: str
-    """Its name, or ``"clean"``."""
+    """Its name; ``"clean"``, or ``"world"`` for another world."""
     label: str
-    """The name and the options that differ from its defaults."""
+    """The name and the options that differ from its defaults; or the world's label."""
     severity: float
     options: dict[str, Any] = field(default_factory=dict)
     """All options given."""
@@ -54,6 +60,19 @@ class Result:
     """Why there are no numbers; empty where there are."""
     fixed: bool = False
     """The group did not learn: it plays as in training, beside ``policy``."""
+    world: dict[str, Any] = field(default_factory=dict)
+    """Options of the env that differ in another world."""
+    distinct: int | None = None
+    """How many of the episodes differ, in actions or rewards."""
+    published: float = NAN
+    """The mean that a paper has for the same."""
+    published_std: float = NAN
+    """Standard deviation over the paper's episodes."""
+
+    @property
+    def perturbed(self) -> bool:
+        """Whether there was a perturbation."""
+        return self.perturbation not in (CLEAN, WORLD)
 
     @property
     def who(self) -> str:
@@ -62,20 +81,27 @@ class Result:
         return f"fixed, beside {who}" if self.fixed else who
 
 
-def new_paths(folder: Path) -> tuple[Path, Path, Path]:
-    """Paths for the CSV, the JSON and the plot that no file has.
+class Files:
+    """Names for the files of one evaluation that no file has.
 
-    They are ``results.csv``, ``results.json`` and ``robustness.png``, or where one of
-    them exists all three with the same number: ``results-2.csv`` and so on.
+    They are `NAMES`, or where one of them exists all with the same number:
+    ``results-2.csv`` and so on.
+
+    Args:
+        folder: where they are to be.
     """
-    names, number = ("results.csv", "results.json", "robustness.png"), 1
-    paths = [folder / name for name in names]
-    while any(path.exists() for path in paths):
-        number += 1
-        paths = [
-            folder / f"{Path(name).stem}-{number}{Path(name).suffix}" for name in names
-        ]
-    return paths[0], paths[1], paths[2]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.number = folder, 1
+        while any(self.path(name).exists() for name in NAMES):
+            self.number += 1
+
+    def path(self, name: str) -> Path:
+        """The path of one of `NAMES`."""
+        if self.number == 1:
+            return self.folder / name
+        stem, suffix = Path(name).stem, Path(name).suffix
+        return self.folder / f"{stem}-{self.number}{suffix}"
 
 
 def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -> None:
@@ -111,6 +137,8 @@ def print_table(results: Sequence[Result], title: str) -> None:
 
     groups = {result.group for result in results}
     loses = any(result.self_query_lost for result in results)
+    repeats = any(0 < (r.distinct or 0) < r.episodes for r in results)
+    compared = any(not math.isnan(result.published) for result in results)
     table = Table(title=title, title_justify="left")
     for name in ("policy", "perturbation"):
         table.add_column(name)
@@ -118,26 +146,50 @@ def print_table(results: Sequence[Result], title: str) -> None:
         table.add_column(name, justify="right")
     if loses:
         table.add_column("self lost", justify="right")
+    if repeats:
+        table.add_column("distinct", justify="right")
+    if compared:
+        table.add_column("published", justify="right")
     for result in results:
         prefix = f"{result.group}: " if len(groups) > 1 else ""
         cells = [prefix + result.who, result.label, *_numbers(result)]
-        lost = [f"{result.self_query_lost or 0:.0%}"] if loses else []
-        table.add_row(*cells, *lost)
+        if loses:
+            cells.append(f"{result.self_query_lost or 0:.0%}")
+        if repeats:
+            cells.append("" if result.distinct is None else str(result.distinct))
+        if compared:
+            cells.append(_published(result))
+        table.add_row(*cells)
     console = Console()
     # A pipe has no width of its own, and 80 columns would break the rows.
-    console.width = console.width if console.is_terminal else 140
+    console.width = console.width if console.is_terminal else 140 + 20 * compared
     console.print(table)
+    for gap, labels in gaps_of(results).items():
+        console.print(f"not measured: {', '.join(labels)}: {gap}", markup=False)
+
+
+def gaps_of(results: Iterable[Result]) -> dict[str, list[str]]:
+    """The reasons of gaps, each with the labels that it is one for."""
+    gaps: dict[str, dict[str, None]] = {}
     for result in results:
         if result.gap:
-            console.print(f"not measured: {result.label}: {result.gap}", markup=False)
+            gaps.setdefault(result.gap, {})[result.label] = None
+    return {gap: list(labels) for gap, labels in gaps.items()}
+
+
+def _published(result: Result) -> str:
+    if math.isnan(result.published):
+        return ""
+    return f"{result.published:g} ± {result.published_std:g}"
 
 
 def _numbers(result: Result) -> list[str]:
+    severity = f"{result.severity:g}" if result.perturbed else ""
     if result.gap:
-        return [f"{result.severity:g}", "not measured", *[""] * 5]
+        return [severity, "not measured", *[""] * 5]
     paired = not math.isnan(result.drop)
     return [
-        "" if result.perturbation == CLEAN else f"{result.severity:g}",
+        severity,
         f"{result.mean:.3f}",
         f"{result.mean_low:.3f} to {result.mean_high:.3f}",
         f"{result.std:.3f}",

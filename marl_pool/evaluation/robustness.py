@@ -10,18 +10,27 @@ import numpy as np
 
 from marl_pool.envs.base import World
 from marl_pool.errors import UnfitTokensError
-from marl_pool.evaluation.cases import Case, conditions
+from marl_pool.evaluation.analyses import analyse
+from marl_pool.evaluation.cases import Case, OtherWorld, cases_of
 from marl_pool.evaluation.episodes import Played, play
+from marl_pool.evaluation.heat_map import occluded_in_training
+from marl_pool.evaluation.published import with_published
 from marl_pool.evaluation.results import (
+    CLEAN,
+    CURVES,
+    DOCUMENT,
+    ROWS,
+    TABLE,
     TRAINED,
+    WORLD,
+    Files,
     Result,
-    new_paths,
     print_table,
     write_csv,
     write_json,
 )
 from marl_pool.evaluation.statistics import paired_drop, summarize
-from marl_pool.evaluation.subject import Subject, cpu_threads
+from marl_pool.evaluation.subject import Subject, changed, cpu_threads
 from marl_pool.policies.base import Policy
 from marl_pool.progress import Progress
 from marl_pool.version import __version__
@@ -38,6 +47,7 @@ def evaluate(
     make_world: Callable[[], World],
     perturbations: Sequence[Mapping[str, Any]] = (),
     *,
+    others: Sequence[OtherWorld] = (),
     baselines: Mapping[str, Mapping[str, Policy]] | None = None,
     fixed: Collection[str] = (),
     stochastic: bool = False,
@@ -57,6 +67,7 @@ def evaluate(
             change exactly nothing (`in_double`).
         make_world: makes the same worlds at each call.
         perturbations: ``{"name": …, "severities": […], **options}``.
+        others: other worlds, in which the policies play unperturbed.
         baselines: other policies by name, which play clean episodes.
         fixed: groups that did not learn; their results say so.
         stochastic: measure the sampled policies beside the deterministic ones.
@@ -66,29 +77,28 @@ def evaluate(
     Raises:
         InputError: a wrong perturbation, or policies that don't fit the worlds.
     """
-    cases = [
-        Case(TRAINED, policies, explore, **condition)
-        for explore in ((False, True) if stochastic else (False,))
-        for condition in ({}, *conditions(perturbations, make_world()))
-    ]
+    cases = cases_of(policies, perturbations, others, make_world())
+    if stochastic:
+        cases += [replace(case, explore=True) for case in cases]
     cases += [Case(name, played) for name, played in (baselines or {}).items()]
     results: list[Result] = []
     clean: dict[bool, Mapping[str, np.ndarray]] = {}
     for case in watch(cases):
         gap = case.gap
         if not gap:
+            make = case.other.make if case.other else make_world
             try:
                 played = play(
-                    case.policies, make_world(), case.perturbation, explore=case.explore
+                    case.policies, make(), case.perturbation, explore=case.explore
                 )
             except UnfitTokensError as error:
-                if case.perturbation is None:
+                if case.name == CLEAN:
                     raise
                 gap = str(error)
         if gap:
             results += [case.result(name, gap=gap) for name in policies]
             continue
-        if case.perturbation is not None:
+        if case.name != CLEAN:
             results += _measure(case, played, clean[case.explore], seed)
             continue
         results += _measure(case, played, None, seed)
@@ -102,11 +112,11 @@ def evaluate_run(
 ) -> list[Path]:
     """Measure a run's policy and write table, CSV, JSON and plot.
 
-    The files go to the run's ``evaluation/``; earlier ones stay (`new_paths`).
+    The files go to the run's ``evaluation/``; earlier ones stay (`Files`).
 
     Args:
         run: an earlier run.
-        settings: of `EvaluateSettings`, as plain data.
+        settings: of `EvaluateSettings` and ``env``, as plain data.
         plugins: ``package.module:Class`` names that the run may use.
 
     Returns:
@@ -118,30 +128,42 @@ def evaluate_run(
     episodes = settings["episodes"]
     with cpu_threads(settings["threads"]):
         subject = Subject.load(run, settings, plugins)
+        others = subject.others(settings["worlds"], episodes)
         results = evaluate(
             subject.policies,
             lambda: subject.worlds(episodes),
             settings["perturbations"],
+            others=others,
             baselines=subject.baselines(),
             fixed=subject.fixed,
             stochastic=settings["stochastic"],
             seed=settings["seed"],
             watch=lambda cases: _watched(cases, episodes),
         )
-    about = {
+        results = with_published(results, subject.policies, subject.env)
+        about = _about(run, subject)
+        title = (
+            f"{run.path.name}: {subject.env['name']}, {episodes} episodes, "
+            f"checkpoint {subject.name}"
+        )
+        print_table(results, title)
+        files = Files(run.evaluation_dir)
+        written = _write(files, results, about, title)
+        return written + analyse(settings["analyses"], subject, others, episodes, files)
+
+
+def _about(run: "Run", subject: Subject) -> dict[str, Any]:
+    """What holds for all rows."""
+    return {
         "run": run.path.name,
         "env": subject.env,
+        "changed": changed(subject.trained_env, subject.env),
+        "occluded_in_training": occluded_in_training(run.config),
         "seed": subject.seed,
         "checkpoint": subject.checkpoint,
         "iteration": subject.iteration,
         "package_version": __version__,
     }
-    title = (
-        f"{run.path.name}: {subject.env['name']}, {episodes} episodes, "
-        f"checkpoint {subject.name}"
-    )
-    print_table(results, title)
-    return _write(run.evaluation_dir, results, about, title)
 
 
 def _measure(
@@ -155,6 +177,7 @@ def _measure(
             "episodes": summary.episodes,
             "std": summary.std,
             "self_query_lost": played.self_query_lost[name],
+            "distinct": played.distinct,
             **_columns("mean", summary.mean),
             **_columns("iqm", summary.iqm),
         }
@@ -178,15 +201,19 @@ def _watched(cases: Sequence[Case], episodes: int) -> Iterator[Case]:
 
 
 def _write(
-    folder: Path, results: Sequence[Result], about: Mapping[str, Any], title: str
+    files: Files, results: Sequence[Result], about: Mapping[str, Any], title: str
 ) -> list[Path]:
-    table, document, picture = new_paths(folder)
+    table, document = files.path(TABLE), files.path(DOCUMENT)
     write_csv(table, results, about)
     write_json(document, results, about)
     if importlib.util.find_spec("matplotlib") is None:
         print('no plot: pip install "marl-pool[plots]"')
         return [table, document]
     from marl_pool.evaluation.plots import plot_robustness
+    from marl_pool.evaluation.rows import plot_rows
 
-    plot_robustness(results, picture, title)
-    return [table, document, picture]
+    if not any(result.perturbation == WORLD for result in results):
+        plot_robustness(results, files.path(CURVES), title)
+        return [table, document, files.path(CURVES)]
+    plot_rows(results, files.path(ROWS), title)
+    return [table, document, files.path(ROWS)]

@@ -12,6 +12,20 @@ from marl_pool.types import (
 
 Checkpoint = Literal["best", "last"] | NonNegativeInt
 """Which of a run's saved policies: the best, the last or that of an iteration."""
+Analysis = Literal["regression", "latents", "codes", "patches"]
+"""What an evaluation may look at beside returns; see `evaluation.analyses`."""
+
+
+@dataclass(frozen=True)
+class WorldChange:
+    """A world that differs from the trained one, as a row of an evaluation."""
+
+    label: str
+    """Of the row."""
+    env: dict[str, Any]
+    """Options of the env that differ; an env without one of them is a gap."""
+    rescale_codes: bool = False
+    """Make sums over more tokens as large as in training; see `rescaled`."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,14 @@ class EvaluateSettings:
     """Measure the sampled policy beside the deterministic one."""
     perturbations: list[dict[str, Any]] = field(default_factory=list)
     """``{"name": …, "severities": [...], **options}``; clean runs in any case."""
+    worlds: list[dict[str, Any]] = field(default_factory=list)
+    """`WorldChange` each: other worlds, in which the policy plays unperturbed."""
+    analyses: list[Analysis] = field(default_factory=list)
+    """What else is looked at."""
+    pretrained: str | None = None
+    """A policy shipped with the package, in place of a run."""
+    rescale_codes: bool = False
+    """Make sums over more tokens as large as in training; see `rescaled`."""
     checkpoint: Checkpoint = "best"
     """Which of the run's policies."""
     seed: Seed = 0
@@ -44,8 +66,14 @@ class RenderSettings:
     """Draw the pooling head's weights as lines, where it has any."""
     head: Literal["mean"] | NonNegativeInt = "mean"
     """Which attention head is drawn: the mean of all, or the number of one."""
+    top_patches: NonNegativeInt = 0
+    """Outline so many patches that get most attention, in place of tints; 0: tint."""
     stochastic: bool = False
     """Sample actions instead of taking the most likely one."""
+    pretrained: str | None = None
+    """A policy shipped with the package, in place of a run."""
+    rescale_codes: bool = False
+    """Make sums over more tokens as large as in training; see `rescaled`."""
     checkpoint: Checkpoint = "best"
     """Which of the run's policies."""
     seed: Seed = 0

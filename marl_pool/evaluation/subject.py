@@ -1,9 +1,11 @@
 """What is evaluated or rendered: a run's policies, its worlds, and baselines."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +15,12 @@ from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import World
 from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
 from marl_pool.errors import InputError
+from marl_pool.evaluation.cases import OtherWorld
 from marl_pool.names import check_trusted, resolve
-from marl_pool.perturbations import make_perturbation
-from marl_pool.perturbations.base import Perturbation
-from marl_pool.policies.base import Policy
+from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.policies.storage import load_policies
+from marl_pool.policies.storage import load_modules
+from marl_pool.pooling.attention_neuron import AttentionNeuron
 from marl_pool.randomness import EVALUATION_WORLDS
 from marl_pool.runs import iteration_of
 
@@ -35,7 +37,8 @@ class Subject:
 
     Attributes:
         policies: by group, in float64; see `in_double`.
-        env: ``{"name": …, **options}``.
+        env: ``{"name": …, **options}`` of the worlds.
+        trained_env: the same of those that the policy was trained in.
         seed: of the worlds.
         device: of policies and worlds.
         checkpoint: which of the run's policies: best, last or an iteration.
@@ -45,6 +48,7 @@ class Subject:
 
     policies: Policies
     env: dict[str, Any]
+    trained_env: dict[str, Any]
     seed: int
     device: str
     checkpoint: str | int
@@ -59,25 +63,38 @@ class Subject:
 
         Args:
             run: an earlier run.
-            settings: with ``checkpoint``, ``seed`` and ``device``.
+            settings: with ``checkpoint``, ``seed``, ``device`` and ``rescale_codes``;
+                ``env`` is the world's, None for the run's own.
             plugins: ``package.module:Class`` names that the run may use.
 
         Raises:
-            InputError: no such policy, or no such device.
+            InputError: no such policy, one that does not fit the world, or no such
+                device.
         """
         which, device = settings["checkpoint"], settings["device"]
         _check_device(device)
-        _check_env(run.config["env"], plugins, run.path)
-        policies = load_policies(run.policy_path(which), plugins=plugins)
-        return cls(
-            in_double({**policies, **_scripted(run, plugins)}, device),
-            dict(run.config["env"]),
+        trained_env = dict(run.config["env"])
+        env = dict(settings["env"] or trained_env)
+        _check_env(env, plugins, run.path)
+        folder = run.policy_path(which)
+        scripted = _scripted(run, env, plugins)
+        policies = {**_load(folder, env, scripted, plugins), **scripted}
+        subject = cls(
+            in_double(policies, device),
+            env,
+            trained_env,
             settings["seed"],
             device,
             which,
             _iteration(run, which),
             frozenset(run.config.get("fixed") or ()),
         )
+        reason = misfit(subject.policies, subject.worlds(1))
+        if reason:
+            raise InputError(f"{run.path} does not fit the env {env['name']}: {reason}")
+        if settings["rescale_codes"]:
+            return replace(subject, policies=rescaled(subject.policies))
+        return subject
 
     @property
     def name(self) -> str:
@@ -86,15 +103,53 @@ class Subject:
             return str(self.checkpoint)
         return f"{self.checkpoint} (iteration {self.iteration})"
 
-    def worlds(self, count: int, first: int = 0) -> World:
-        """Evaluation worlds ``first`` to ``first + count - 1``, not yet reset."""
+    def worlds(self, count: int, first: int = 0, **changes: Any) -> World:
+        """Evaluation worlds ``first`` to ``first + count - 1``, not yet reset.
+
+        Args:
+            count: how many.
+            first: the number of the first.
+            **changes: options of the env that differ.
+        """
         return make_batched_env(
             num_envs=count,
             seed=self.seed,
             first_world=EVALUATION_WORLDS + first,
             device=self.device,
-            **self.env,
+            **{**self.env, **changes},
         )
+
+    def others(
+        self, changes: Sequence[Mapping[str, Any]], count: int
+    ) -> list[OtherWorld]:
+        """Build the rows of other worlds.
+
+        What the env cannot do, or the policies cannot play, is a gap.
+
+        Args:
+            changes: `marl_pool.evaluation.settings.WorldChange`, as plain data.
+            count: worlds of each.
+
+        Raises:
+            InputError: a value that the env refuses.
+        """
+        return [self._other(change, count) for change in changes]
+
+    def _other(self, change: Mapping[str, Any], count: int) -> OtherWorld:
+        env, policies = change["env"], self.policies
+        lacking = self._lacks(env)
+        gap = f"env {self.env['name']} has no {lacking}" if lacking else ""
+        if not gap:
+            gap = misfit(policies, self.worlds(1, **env))
+        if change["rescale_codes"]:
+            policies = rescaled(policies)
+        make = partial(self.worlds, count, **env)
+        return OtherWorld(change["label"], dict(env), make, policies, gap)
+
+    def _lacks(self, env: Mapping[str, Any]) -> str:
+        """The first option that the world's class lacks; empty if none."""
+        known = inspect.signature(resolve(self.env["name"], ENVS, "env", World))
+        return next((key for key in env if key not in known.parameters), "")
 
     def baselines(self) -> dict[str, Policies]:
         """The random policy, and the heuristic of the env if it has one.
@@ -133,14 +188,46 @@ def in_double(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
     return {name: policy.double().to(device).eval() for name, policy in copies.items()}
 
 
-def perturb(options: Mapping[str, Any], world: World) -> Perturbation:
-    """Build the perturbation ``{"name": …, **options}`` for the groups of a world.
+def rescaled(policies: Mapping[str, Policy]) -> Policies:
+    """Copy policies so that more tokens make no larger codes than in training.
 
-    Raises:
-        InputError: an unknown name or a wrong option.
+    AttentionNeuron's codes are sums over tokens; they are multiplied by the number of
+    tokens that the policy was made for over those that are present
+    (``expected_tokens``). Means, and other heads, stay as they are.
+
+    Source: Tang and Ha (2021), footnote 3; inside the tanh, which makes inputs that are
+    there twice exactly those that are there once.
     """
-    specs = [group.tokens for group in world.groups.values()]
-    return make_perturbation(specs=specs, **options)
+    copies = copy.deepcopy(dict(policies))
+    for policy in copies.values():
+        for part in policy.modules():
+            if isinstance(part, AttentionNeuron) and part.activation == "tanh":
+                assert isinstance(policy, SpecifiedPolicy)
+                part.expected_tokens = policy.spec.num_tokens
+    return copies
+
+
+def changed(trained: Mapping[str, Any], played: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the world played that the trained one had not."""
+    return {
+        key: value
+        for key, value in played.items()
+        if key not in trained or trained[key] != value
+    }
+
+
+def misfit(policies: Mapping[str, Policy], world: World) -> str:
+    """Why policies cannot play in a world; empty if they can.
+
+    Those of other groups than the world's are no misfit of this kind.
+    """
+    for name, group in world.groups.items():
+        policy = policies.get(name)
+        if isinstance(policy, SpecifiedPolicy):
+            reason = policy.misfit(group.tokens, group.action_space)
+            if reason:
+                return f"the policy of {name!r}: {reason}"
+    return ""
 
 
 @contextmanager
@@ -154,9 +241,21 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _scripted(run: "Run", plugins: Collection[str]) -> Policies:
+def _load(
+    folder: Path, env: Mapping[str, Any], others: Policies, plugins: Collection[str]
+) -> Policies:
+    """The saved policies; one that names no group plays all groups but ``others``."""
+    modules, groups = load_modules(folder, plugins=plugins)
+    if not groups and len(modules) == 1:
+        (only,) = modules
+        world = make_batched_env(num_envs=1, **env)
+        groups = {name: only for name in world.groups if name not in others}
+    return {group: modules[module] for group, module in groups.items()}
+
+
+def _scripted(run: "Run", env: Mapping[str, Any], plugins: Collection[str]) -> Policies:
     """Policies of the groups that the run's configuration gives to a script."""
-    env, fixed = run.config["env"], run.config.get("fixed") or {}
+    fixed = run.config.get("fixed") or {}
     names = {group: name for group, name in fixed.items() if is_scripted(name)}
     if not names:
         return {}

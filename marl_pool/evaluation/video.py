@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import World
+from marl_pool.envs.patch_drawing import outline
 from marl_pool.errors import InputError
-from marl_pool.evaluation.cases import label
+from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.subject import Subject, cpu_threads, perturb
+from marl_pool.evaluation.subject import Subject, cpu_threads
 from marl_pool.evaluation.webm import Writer, captioned
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.policies.base import Policy, State
@@ -89,6 +90,7 @@ class Film:
         about: a line of text for all frames.
         head: whose attention is drawn; None for none.
         size: width of a frame in pixels; it is a little higher.
+        top: outline so many patches that get most attention, in place of tints.
         group: whose return is counted and attention drawn; None for the first.
         agent: its number in the group.
     """
@@ -101,11 +103,12 @@ class Film:
         about: str = "",
         head: Head | None = "mean",
         size: int = 512,
+        top: int = 0,
         group: str | None = None,
         agent: int = 0,
     ) -> None:
         self.rollout, self.show, self.about = rollout, show, about
-        self.head, self.size, self.agent = head, size, agent
+        self.head, self.size, self.top, self.agent = head, size, top, agent
         self.group = group or next(iter(rollout.world.groups))
         self.num_tokens = rollout.world.groups[self.group].tokens.num_tokens
         self.before = _copy(rollout.world)
@@ -134,16 +137,33 @@ class Film:
         )
 
     def _draw(self, attention: Attention | None) -> None:
+        weights = None if attention is None else attention.weights
         image = self.before.frame(
-            attention=None if attention is None else attention.weights,
+            attention=None if self.top else weights,
             group=self.group,
             agent=self.agent,
             size=self.size,
         )
+        if self.top and weights is not None:
+            image = with_top(image, self.before, weights, self.top)
         state = f"step {self.steps}   return {self.total:.3f}"
         if attention is not None and attention.injected:
             state += f"   attention on injected {attention.injected:.0%}"
         self.show(captioned(image, (self.about, state)))
+
+
+def with_top(image: np.ndarray, world: World, weights: Tensor, top: int) -> np.ndarray:
+    """Outline the patches that get most attention.
+
+    Args:
+        image: a frame of the world.
+        world: whose tokens are patches.
+        weights: ``(N,)`` of the tokens in the world's own order.
+        top: how many.
+    """
+    assert world.patch_grid is not None
+    most = weights.topk(min(top, len(weights))).indices
+    return outline(image, world.patch_grid, most.tolist())
 
 
 def render_run(
@@ -156,7 +176,7 @@ def render_run(
 
     Args:
         run: an earlier run.
-        settings: of `RenderSettings` and ``perturbation``, as plain data.
+        settings: of `RenderSettings`, ``perturbation`` and ``env``, as plain data.
         plugins: ``package.module:Class`` names that the run may use.
 
     Returns:
@@ -164,12 +184,17 @@ def render_run(
 
     Raises:
         InputError: no policy in the run, a wrong perturbation, no such attention
-            head, a world that cannot be drawn, no OpenCV.
+            head, no patches to outline, a world that cannot be drawn, no OpenCV.
     """
     options = _perturbation(settings)
     what = CLEAN if options is None else options["name"].rpartition(":")[2]
     with cpu_threads(settings["threads"]):
         subject = Subject.load(run, settings, plugins)
+        if settings["top_patches"] and subject.worlds(1).patch_grid is None:
+            raise InputError(
+                f"top_patches: expected 0 for the env {subject.env['name']}, whose "
+                f"tokens are no patches, got {settings['top_patches']}"
+            )
         path = run.new_video_path(what)
         with Writer(path, settings["fps"]) as writer:
             _film(subject, settings, writer)
@@ -200,6 +225,7 @@ def _film(subject: Subject, settings: Mapping[str, Any], writer: Writer) -> None
                 about=which + _condition(options),
                 head=settings["head"] if settings["attention"] else None,
                 size=settings["size"],
+                top=settings["top_patches"],
             )
             rollout.episodes(on_step=film)
 

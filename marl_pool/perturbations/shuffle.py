@@ -29,9 +29,12 @@ class Shuffle(DrawnPerturbation):
         every: steps from one permutation to the next; None permutes at reset only.
         held: seed of one permutation that all worlds, agents and episodes share, now
             and in any other run; None draws a new one for each.
+        carry_memory: what a policy remembers of a token by itself goes with it to its
+            new place; else it stays, as published, and meets another token there.
 
     Raises:
-        InputError: ``held`` together with ``every``, or a number out of range.
+        InputError: ``held`` together with ``every``, ``carry_memory`` without it, or a
+            number out of range.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Shuffle(DrawnPerturbation):
         severity: UnitInterval = 1.0,
         every: PositiveInt | None = None,
         held: Seed | None = None,
+        carry_memory: bool = False,
     ) -> None:
         super().__init__(severity=severity, every=every)
         if held is not None and every is not None:
@@ -52,7 +56,20 @@ class Shuffle(DrawnPerturbation):
                 f"perturbation.held: expected null or an integer in [0, 2**63), "
                 f"got {held}"
             )
-        self.held = held
+        if carry_memory and every is None:
+            raise InputError(
+                "perturbation.carry_memory: expected false where perturbation.every is "
+                f"null, got {carry_memory}"
+            )
+        self.held, self.carry_memory = held, carry_memory
+
+    def moved(
+        self, before: PerturbationState, after: PerturbationState
+    ) -> Tensor | None:
+        """The places, if memories are carried; see `Perturbation.moved`."""
+        if not self.carry_memory or after["origin"] is before["origin"]:
+            return None
+        return before["origin"].argsort(-1).gather(-1, after["origin"])
 
     def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Draw a permutation for each agent; see `DrawnPerturbation.draw`."""

@@ -3,15 +3,25 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.names import build
+
 if TYPE_CHECKING:
     from gymnasium import spaces
 
+    from marl_pool.policies.agent import Agent
     from marl_pool.policies.token_policy import TokenPolicy
     from marl_pool.tokens import TokenSpec
 
-POLICIES: dict[str, str] = {
+AGENTS: dict[str, str] = {
+    "attention_agent": "marl_pool.policies.attention_agent:AttentionAgent",
     "feed_forward": "marl_pool.policies.feed_forward:FeedForward",
     "sensory": "marl_pool.policies.sensory:Sensory",
+    "vision": "marl_pool.policies.vision:Vision",
+}
+"""What can be evolved and cloned."""
+
+POLICIES: dict[str, str] = {
+    **AGENTS,
     "token": "marl_pool.policies.token_policy:TokenPolicy",
 }
 """What can be saved and loaded."""
@@ -42,6 +52,27 @@ def make_policy(
     return TokenPolicy(
         spec, action_space, encoder=_part(encoder), pooling=_part(pooling), **options
     )
+
+
+def make_agent(
+    spec: "TokenSpec", action_space: "spaces.Space", name: str, **options: Any
+) -> "Agent":
+    """Build a policy that is evolved or cloned.
+
+    Args:
+        spec: of the tokens.
+        action_space: Discrete, or a bounded Box of one dimension.
+        name: a key of `AGENTS`, or ``package.module:Class`` of your own.
+        **options: of the class's constructor.
+
+    Raises:
+        InputError: an unknown name or a wrong option.
+    """
+    from marl_pool.policies.agent import Agent
+
+    context = {"spec": spec, "action_space": action_space}
+    agent: Agent = build(name, AGENTS, "policy", Agent, options, context)
+    return agent
 
 
 def _part(part: str | Mapping[str, Any]) -> dict[str, Any]:

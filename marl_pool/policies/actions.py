@@ -73,11 +73,13 @@ class ActionSpec:
     def to_vectors(self, actions: Tensor) -> Tensor:
         """Actions as a policy that remembers them reads them, ``(*B, A)``.
 
-        A choice is one-hot; what a box would clip is clipped, to [-1, 1].
+        A choice is one-hot; what a box would clip is clipped, to [-1, 1]. They are in
+        float32, as a world hears them: finer than that, the last bits would tell a
+        memory in which order the policy summed its tokens.
         """
         if self.discrete:
             return one_hot(actions, self.n)
-        return actions.clamp(-1, 1)
+        return actions.clamp(-1, 1).float()
 
     @property
     def noise_size(self) -> int:

@@ -39,6 +39,11 @@ class Policy(nn.Module, ABC):
 
     noise_size: int = 0
 
+    @property
+    def remembers_tokens(self) -> bool:
+        """Whether its memory holds something of each token by itself."""
+        return False
+
     @abstractmethod
     def act(
         self,
@@ -61,6 +66,16 @@ class Policy(nn.Module, ABC):
         """The memory at an episode's start; () for a policy without memory."""
         return ()
 
+    def carry(self, state: State, origin: Tensor) -> State:
+        """The state after the memories of single tokens have changed places.
+
+        Args:
+            state: the memory.
+            origin: ``(num_envs, agents, N)`` int64: for each token's place, the place
+                whose memory comes to it.
+        """
+        return state
+
     def value(self, tokens: Tokens, state: State = ()) -> Tensor:
         """Estimated returns ``(*B,)`` of what is seen, without a decision."""
         return self.act(tokens, state).value
@@ -71,6 +86,10 @@ class Policy(nn.Module, ABC):
 
     def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
         """What share each token has in the decision, ``(*B, heads, N)``, or None."""
+        return None
+
+    def latent(self, tokens: Tokens, state: State = ()) -> Tensor | None:
+        """What a sensory layer makes of what is seen, ``(*B, C)``, or None."""
         return None
 
     def noise(self, tokens: Tokens, generator: Stream | None) -> Tensor:
@@ -124,6 +143,18 @@ class SpecifiedPolicy(Policy):
         for name in ("low", "high"):
             bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)
             self.register_buffer(name, bounds, persistent=False)
+
+    def misfit(self, spec: TokenSpec, action_space: spaces.Space) -> str:
+        """Why it cannot read such tokens or act so; empty if it can.
+
+        The number of tokens may differ from what it was made for, if its head allows.
+        """
+        expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
+        found = {**vars(self.spec), "actions": self.actions}
+        for key, value in expected.items():
+            if key != "num_tokens" and found[key] != value:
+                return f"expected {key} = {value}, got {found[key]}"
+        return ""
 
     def scale(self, action: Tensor) -> Tensor:
         """From [-1, 1] to the bounds of the box; a choice stays as it is."""

@@ -46,6 +46,8 @@ class _Layout(NamedTuple):
     """``(worlds,)`` each one's flat place; None where they fill the rectangle."""
     shape: tuple[int, int]
     """Members that are left, and the most worlds of one of them."""
+    parameters: dict[str, Tensor]
+    """Of those members, by name, ``(members, …)``."""
     unroll: Unroll
     """Of those members."""
 
@@ -118,6 +120,15 @@ class Population(Policy):
         own = {"member": state["member"], "agent": decision.state}
         return decision._replace(state=own)
 
+    @property
+    def remembers_tokens(self) -> bool:
+        """As the agent does."""
+        return self.agent.remembers_tokens
+
+    def carry(self, state: State, origin: Tensor) -> State:
+        """As the agent does."""
+        return {**state, "agent": self.agent.carry(state["agent"], origin)}
+
     def scale(self, action: Tensor) -> Tensor:
         """As the agent does."""
         return self.agent.scale(action)
@@ -145,7 +156,7 @@ class Population(Policy):
             parameters[name] = vectors[:, start:end].view(len(left), *part.shape)
             start = end
         unroll = self.agent.members(parameters)
-        return _Layout(member, places, (len(left), width), unroll)
+        return _Layout(member, places, (len(left), width), parameters, unroll)
 
 
 def _spread(part: Tensor, layout: _Layout, agents: int) -> Tensor:

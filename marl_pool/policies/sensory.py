@@ -11,6 +11,7 @@ from marl_pool.names import build
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
+from marl_pool.policies.base import State
 from marl_pool.policies.feed_forward import check_hidden, make_layers
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention_neuron import AttentionNeuron
@@ -18,6 +19,37 @@ from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.stacked import Layer, layers_of, tanh, tanh_layers, under
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import PositiveInt
+
+
+def make_sensor(
+    pooling: Mapping[str, Any], spec: TokenSpec, actions: ActionSpec, seed: int | None
+) -> MemoryPooling:
+    """Build a sensory layer: a head on the tokens that takes the previous action.
+
+    Args:
+        pooling: ``{"name": …, **options}``.
+        spec: of the tokens.
+        actions: of the agent.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: an unknown name or option, or a head without a memory.
+    """
+    options = dict(pooling)
+    context = {
+        "dim": spec.num_features,
+        "num_tokens": spec.num_tokens,
+        "has_self": spec.has_self,
+        "action_dim": actions.dim,
+    }
+    name = options.pop("name", None)
+    if name is None:
+        raise InputError(f"pooling: expected a mapping with a name, got {pooling}")
+    with seeded(seed, "pooling"):
+        head: MemoryPooling = build(
+            name, POOLING, "pooling", MemoryPooling, options, context
+        )
+    return head
 
 
 class Sensory(Agent):
@@ -54,26 +86,22 @@ class Sensory(Agent):
         super().__init__(
             spec, action_space, pooling=dict(pooling), hidden=check_hidden(hidden)
         )
-        options = dict(pooling)
-        context = {
-            "dim": spec.num_features,
-            "num_tokens": spec.num_tokens,
-            "has_self": spec.has_self,
-            "action_dim": self.actions.dim,
-        }
-        name = options.pop("name", None)
-        if name is None:
-            raise InputError(f"pooling: expected a mapping with a name, got {pooling}")
-        with seeded(seed, "pooling"):
-            self.sensor = build(
-                name, POOLING, "pooling", MemoryPooling, options, context
-            )
+        self.sensor = make_sensor(pooling, spec, self.actions, seed)
         with seeded(seed, "agent"):
             self.body = make_layers(self.sensor.dim_out, hidden, self.actions.dim)
 
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """That of the sensory layer."""
         return self.sensor.initial_memory(batch, num_tokens)
+
+    @property
+    def remembers_tokens(self) -> bool:
+        """Whether its sensory layer does."""
+        return self.sensor.remembers_tokens
+
+    def carry(self, state: State, origin: Tensor) -> State:
+        """See `Policy.carry`."""
+        return {**state, "memory": self.sensor.carry(state["memory"], origin)}
 
     def unroll(
         self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
@@ -110,6 +138,11 @@ class Sensory(Agent):
         """What the sensory layer makes of sequences, ``(B, T, M·D)``."""
         x = self.readings(features, padding)
         return self.sensor.unroll(x, padding, before, memory)
+
+    def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
+        """The codes, ``(*B, M·D)``; see `Policy.latent`."""
+        codes, _ = self.codes(*self.arguments(tokens, state))
+        return codes[:, 0].unflatten(0, tokens.batch_shape)
 
     def weights(self, tokens: Tokens, state: Any = ()) -> Tensor | None:
         """The sensory layer's shares, ``(*B, M, N)``; see `Policy.weights`."""

@@ -34,7 +34,11 @@ def save_policy(policy: SpecifiedPolicy, path: str | Path) -> None:
 
 
 def save_policies(
-    modules: Mapping[str, SpecifiedPolicy], groups: Mapping[str, str], path: str | Path
+    modules: Mapping[str, SpecifiedPolicy],
+    groups: Mapping[str, str],
+    path: str | Path,
+    *,
+    env: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder that `load_policy` and `load_policies` read.
 
@@ -42,6 +46,8 @@ def save_policies(
         modules: the policies, by module name.
         groups: for each group of agents, the module that drives it.
         path: made if need be; earlier policy files in it are replaced.
+        env: the world that they act in, ``{"name": …, **options}``, for a folder that
+            is in no run; None says nothing.
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +59,7 @@ def save_policies(
             for name, policy in modules.items()
         },
         "groups": dict(groups),
+        **({} if env is None else {"env": dict(env)}),
     }
     weights = {
         f"{name}/{key}": tensor.detach().cpu().contiguous()
@@ -115,6 +122,23 @@ def load_modules(
         }
         modules[name] = _build(folder, options, own, allowed)
     return modules, config["groups"]
+
+
+def world_of(path: str | Path) -> dict[str, Any] | None:
+    """The world that the policies in the folder ``path`` act in, if it says so.
+
+    Returns:
+        ``{"name": …, **options}``, as `save_policies` was given it, or None.
+
+    Raises:
+        InputError: a missing or foreign file.
+    """
+    env = _read_config(Path(path)).get("env")
+    if env is None:
+        return None
+    if not isinstance(env, dict) or not isinstance(env.get("name"), str):
+        raise InputError(f"{Path(path) / CONFIG} is damaged: its env has no name")
+    return env
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

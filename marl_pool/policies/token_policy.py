@@ -124,6 +124,23 @@ class TokenPolicy(SpecifiedPolicy):
         """Whether its decisions depend on the state."""
         return self.network.memory_head is not None
 
+    @property
+    def remembers_tokens(self) -> bool:
+        """Whether its pooling head remembers each token by itself."""
+        head = self.network.memory_head
+        return head is not None and head.remembers_tokens
+
+    def carry(self, state: State, origin: Tensor) -> State:
+        """See `Policy.carry`."""
+        if not self.remembers_tokens:
+            return state
+        memories = tuple(
+            head.carry(memory, origin)
+            for network, memory in zip(self._networks, state["memories"], strict=True)
+            if (head := network.memory_head) is not None
+        )
+        return {**state, "memories": memories}
+
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
         """``{"action", "memories"}`` of zeros, or () if it does not remember."""
         if not self.remembers:
@@ -239,6 +256,13 @@ class TokenPolicy(SpecifiedPolicy):
             shape = torch.Size([1, shape.numel()])
         flat = tree_map(lambda part: part.flatten(0, len(shape) - 1), state)
         return flat["action"][:, None], flat["memories"]
+
+    def latent(self, tokens: Tokens, state: State = ()) -> Tensor | None:
+        """What a head that remembers makes of what is seen, ``(*B, C)``, or None."""
+        if not self.remembers:
+            return None
+        pooled, _, _ = self._look(tokens, state)
+        return pooled.unflatten(0, tokens.batch_shape)
 
     def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
         """The pooling head's weights, ``(*B, heads, N)``, or None if it has none."""

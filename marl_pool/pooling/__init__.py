@@ -15,6 +15,7 @@ POOLING: dict[str, str] = {
     "cnn": "marl_pool.pooling.cnn:GridCNN",
     "flatten": "marl_pool.pooling.flatten:Flatten",
     "max": "marl_pool.pooling.reduce:MaxPool",
+    "vision_neuron": "marl_pool.pooling.vision_neuron:VisionNeuron",
 }
 
 

@@ -53,6 +53,9 @@ class AttentionNeuron(MemoryPooling):
         squash: put a tanh around the codes.
         key_gain: of the initial projection of the keys; large where a token's
             readings are small, as an LSTM's outputs and differences of frames are.
+        expected_tokens: multiply the codes, inside ``squash``, by this number over
+            that of the tokens present, so that a sum over more of them, as of inputs
+            that are there twice, is as large as in training; 0 for no such factor.
         action_dim: A, the width of the previous action.
 
     Raises:
@@ -77,12 +80,14 @@ class AttentionNeuron(MemoryPooling):
         bias: bool = True,
         squash: bool = True,
         key_gain: PositiveFloat = 4.0,
+        expected_tokens: NonNegativeInt = 0,
         action_dim: int = 0,
     ) -> None:
         super().__init__(dim, action_dim=action_dim, dim_out=num_codes * dim)
         _check(dim, memory, key_units, frames, activation)
         self.num_codes, self.frames = num_codes, frames
         self.activation, self.squash = activation, squash
+        self.expected_tokens = expected_tokens
         self.scale = message_dim**-0.5 if scale else 1.0
         seen = dim if frames == 1 else dim - dim // frames
         self.cell: nn.LSTMCell | None = None
@@ -109,6 +114,19 @@ class AttentionNeuron(MemoryPooling):
             return ()
         zeros = self.key.weight.new_zeros(batch, num_tokens, self.cell.hidden_size)
         return zeros, zeros
+
+    @property
+    def remembers_tokens(self) -> bool:
+        """Whether there is an LSTM."""
+        return self.cell is not None
+
+    def carry(self, memory: Memory, origin: Tensor) -> Memory:
+        """Give the LSTMs' states other places; see `MemoryPooling.carry`."""
+        places = origin[..., None]
+        return tuple(
+            part.gather(-2, places.expand(*origin.shape, part.shape[-1]))
+            for part in memory
+        )
 
     def unroll(
         self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
@@ -167,7 +185,16 @@ class AttentionNeuron(MemoryPooling):
             codes = (weights * x).sum(-2)
         else:
             codes = (weights.transpose(-1, -2) @ x).flatten(-2)
+        if self.expected_tokens:
+            codes = codes * self._factor(x, padding)
         return tanh(codes) if self.squash else codes, memory
+
+    def _factor(self, x: Tensor, padding: Tensor | None) -> Tensor | float:
+        """What ``expected_tokens`` makes of the codes, a number or ``(B, T, 1)``."""
+        if padding is None:
+            return self.expected_tokens / max(1, x.shape[-2])
+        present = (~padding).sum(-1, keepdim=True).clamp(min=1)
+        return self.expected_tokens / present.to(x.dtype)
 
     def _attend(self, folded: "Folded", keys: Tensor, padding: Tensor | None) -> Tensor:
         """σ of the scores, ``(B, T, N, M)``, zero under padding."""

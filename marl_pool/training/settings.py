@@ -123,11 +123,74 @@ class TrainSettings:
     """Processes and GPUs."""
 
     def __post_init__(self) -> None:
-        for name in self.plugins:
-            if ":" not in name:
-                raise InputError(
-                    f"plugins: expected package.module:Class, got {name!r}"
-                )
+        check_plugins(self.plugins)
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """How the solution is found that a run of evolution keeps."""
+
+    every: PositiveInt = 10
+    """Generations between two validations."""
+    episodes: PositiveInt = 512
+    """Episodes of each, always the same ones."""
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Processes that play the episodes of a generation."""
+
+    num_workers: NonNegativeInt = 0
+    """Processes that play; 0: the main process does, in batches, without ray."""
+    num_gpus_per_worker: NonNegativeFloat = 0
+    """GPUs of each worker; a share is allowed."""
+    address: str | None = None
+    """Of an existing Ray cluster ("auto", "host:port"); None starts a local one."""
+
+
+@dataclass(frozen=True)
+class EvolveSettings:
+    """What belongs to a run of evolution itself, not to one of its parts.
+
+    Raises:
+        InputError: a plug-in that is no ``package.module:Class``.
+    """
+
+    init: str = "policy"
+    """Where the search starts: policy (the agent's own initial weights), zeros, or the
+    folder of a policy or run."""
+    plugins: list[str] = field(default_factory=list)
+    """``package.module:Class`` names that the folder ``init`` may use."""
+    seed: Seed = 0
+    """Of worlds, initial weights and the strategy."""
+    repetitions: PositiveInt = 16
+    """Episodes over which a member's fitness is the mean: the same for all members of
+    a generation, new ones in the next."""
+    total_generations: PositiveInt = 1000
+    """Generations after which the search ends."""
+    time_limit: PositiveFloat | None = None
+    """Seconds after which the search ends; None: no limit."""
+    curriculum: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Option of the env → its values at the start and from the end of the curriculum
+    on, in training; linear in between."""
+    curriculum_generations: PositiveInt = 300
+    """Generations that the curriculum takes."""
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    """How the best solution is found."""
+    max_worlds: PositiveInt | None = None
+    """Worlds that one process steps together at most; members beyond take turns.
+    None: 8192, or of a simulator as many as ``repetitions``."""
+    threads: PositiveInt = 2
+    """CPU threads of torch in the main process."""
+    device: Device = "cpu"
+    """Where worlds and agents live."""
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """When a run saves itself."""
+    resources: WorkerSettings = field(default_factory=WorkerSettings)
+    """Processes that play."""
+
+    def __post_init__(self) -> None:
+        check_plugins(self.plugins)
 
 
 @dataclass(frozen=True)
@@ -156,3 +219,10 @@ class StudySettings(TrainSettings):
     """Key → the values that it takes, each combined with those of the other keys."""
     sweep: SweepSettings = field(default_factory=SweepSettings)
     """How the trials are run."""
+
+
+def check_plugins(plugins: list[str]) -> None:
+    """Refuse what is no ``package.module:Class``."""
+    for name in plugins:
+        if ":" not in name:
+            raise InputError(f"plugins: expected package.module:Class, got {name!r}")

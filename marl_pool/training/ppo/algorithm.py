@@ -24,9 +24,9 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
+from marl_pool.training.fixed import load_fixed
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.faults import wait_for_runner
-from marl_pool.training.ppo.fixed import load_fixed
 from marl_pool.training.ppo.learner import NUM_MINIBATCHES, BatchedPPOLearner
 from marl_pool.training.ppo.module import TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner

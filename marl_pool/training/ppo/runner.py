@@ -35,6 +35,7 @@ from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Episodes, Rollout, Trajectory
+from marl_pool.training.fixed import build_fixed
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.episodes import to_episodes
 from marl_pool.training.ppo.faults import (
@@ -43,7 +44,6 @@ from marl_pool.training.ppo.faults import (
     Failure,
     non_finite,
 )
-from marl_pool.training.ppo.fixed import build_fixed
 
 ROLLOUT = "rollout"
 """Component of a checkpoint: worlds, memories and random streams."""

@@ -9,9 +9,9 @@ import torch
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.training.fixed import Fixed, frozen_module
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.faults import all_learners_live
-from marl_pool.training.ppo.fixed import Fixed, frozen_module
 from marl_pool.training.ppo.module import build_policy
 
 

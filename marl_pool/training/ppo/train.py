@@ -28,6 +28,7 @@ from marl_pool.errors import InputError, StoppedError
 from marl_pool.progress import Progress
 from marl_pool.runs import Run
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
+from marl_pool.training.fixed import Fixed, with_absolute_folders
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
     RETURN_WINDOW,
@@ -41,7 +42,6 @@ from marl_pool.training.ppo.faults import (
     first_failure,
     last_line,
 )
-from marl_pool.training.ppo.fixed import Fixed, with_absolute_folders
 from marl_pool.training.ppo.learner import (
     FIRST_KL,
     FIRST_RATIO_ERROR,

@@ -1,6 +1,6 @@
 """Groups of agents that do not learn: scripted ones, and frozen policies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import torch
 from marl_pool.envs.base import Group
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.errors import InputError
-from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
 from marl_pool.runs import CONFIG as RUN_CONFIG
@@ -49,7 +48,7 @@ def load_fixed(
     Raises:
         InputError: no such policy, or one that does not fit its group.
     """
-    own = [config[part]["name"] for part in ("encoder", "pooling")]
+    own = [config[part]["name"] for part in ("encoder", "pooling") if part in config]
     plugins = [*own, *config["plugins"]]
     fixed: Fixed = {}
     for name, what in (config["fixed"] or {}).items():
@@ -61,12 +60,12 @@ def load_fixed(
                 modules, _ = load_modules(saved, plugins=plugins)
                 fixed[name] = modules[frozen_module(name)].requires_grad_(False)
             else:
-                policy = _load_frozen(Path(what), name, plugins)
-                _check_fit(policy, groups[name], what)
+                policy = load_frozen(Path(what), name, plugins)
+                check_fit(policy, groups[name], what)
                 fixed[name] = policy
         except InputError as error:
             raise InputError(f"fixed.{name}: {error}") from error
-        if frozen_module(name) in (config["modules"] or {}).values():
+        if frozen_module(name) in (config.get("modules") or {}).values():
             raise InputError(
                 f"modules: the name {frozen_module(name)!r} is kept for the frozen "
                 f"policy of the group {name!r}"
@@ -83,8 +82,12 @@ def build_fixed(
     return scripted_policy(what, env=env, role=role, group=group).eval()
 
 
-def _load_frozen(path: Path, group: str, plugins: list[str]) -> SpecifiedPolicy:
-    """Read a group's policy, or the only one, from the folder of a policy or run."""
+def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPolicy:
+    """Read a group's policy, or the only one, from the folder of a policy or run.
+
+    Raises:
+        InputError: no such folder, or no policy for this group in it.
+    """
     if (path / CONFIG).is_file():
         folder = path
     elif (path / RUN_CONFIG).is_file():
@@ -104,20 +107,18 @@ def _load_frozen(path: Path, group: str, plugins: list[str]) -> SpecifiedPolicy:
     return policy.requires_grad_(False)
 
 
-def _check_fit(policy: SpecifiedPolicy, group: Group, path: str) -> None:
+def check_fit(policy: SpecifiedPolicy, group: Group, path: str) -> None:
     """Refuse a policy that cannot read what the group sees or act as it does.
 
     The number of tokens may differ from what it was trained on, if its head allows.
+
+    Raises:
+        InputError: it does not fit.
     """
-    expected = {**vars(group.tokens), "actions": ActionSpec.of(group.action_space)}
-    found = {**vars(policy.spec), "actions": policy.actions}
-    for key, value in expected.items():
-        if key != "num_tokens" and found[key] != value:
-            raise InputError(
-                f"{path} does not fit the group: expected {key} = {value}, "
-                f"got {found[key]}"
-            )
     spec = group.tokens
+    reason = policy.misfit(spec, group.action_space)
+    if reason:
+        raise InputError(f"{path} does not fit the group: {reason}")
     dtype = getattr(torch, spec.dtype)
     tokens = Tokens(
         torch.zeros(1, spec.num_tokens, spec.num_features, dtype=dtype),

@@ -1,0 +1,162 @@
+"""Occlusion in training against occlusion in tests: Figure 5 of AttentionNeuron."""
+
+import csv
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marl_pool.atomic import new_file
+from marl_pool.errors import InputError
+from marl_pool.evaluation.opening import new_folder_for
+from marl_pool.evaluation.results import CLEAN, TRAINED
+
+OCCLUDE = "occlude"
+INK = "#333333"
+
+
+class Cell(NamedTuple):
+    """A cell of the heat map."""
+
+    run: str
+    trained: str
+    """Share of the tokens that was missing in training, or its bounds."""
+    tested: float
+    """Share that was missing in the test."""
+    episodes: int
+    mean: float
+    std: float
+
+
+def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
+    """The share of tokens missing in a run's training, or bounds of it.
+
+    Args:
+        config: of the run.
+    """
+    perturbation = config.get("perturbation") or {}
+    if perturbation.get("name") != OCCLUDE:
+        return 0.0
+    bounds = (config.get("clone") or {}).get("severities")
+    return list(bounds) if bounds else float(perturbation["severity"])
+
+
+def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
+    """Write table and heat map of several evaluations.
+
+    Args:
+        documents: their ``results.json``.
+        out: a new folder; None for one in ``evaluations/``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: an evaluation without occlusion, or the folder exists.
+    """
+    cells = cells_of(documents)
+    folder = new_folder_for("occlusion") if out is None else Path(out)
+    if folder.exists():
+        raise InputError(f"{folder} exists; choose another --out")
+    folder.mkdir(parents=True)
+    table, picture = folder / "occlusion.csv", folder / "occlusion.png"
+    write_cells(table, cells)
+    if importlib.util.find_spec("matplotlib") is None:
+        return [table]
+    draw_heat_map(picture, cells)
+    return [table, picture]
+
+
+def cells_of(documents: Sequence[Path]) -> list[Cell]:
+    """Read the cells from evaluations' ``results.json``.
+
+    A clean row is occlusion by 0. Deterministic policies count, and of the first
+    group that learned.
+
+    Raises:
+        InputError: an evaluation without occlusion.
+    """
+    cells: list[Cell] = []
+    for document in documents:
+        content = json.loads(document.read_text(encoding="utf-8"))
+        rows = [row for row in content["results"] if _counts(row)]
+        if not any(row["perturbation"] == OCCLUDE for row in rows):
+            raise InputError(
+                f"{document}: expected rows of the perturbation {OCCLUDE}, got none"
+            )
+        cells += [
+            Cell(
+                content["run"],
+                _words(content["occluded_in_training"]),
+                row["severity"],
+                row["episodes"],
+                row["mean"],
+                row["std"],
+            )
+            for row in rows
+            if row["group"] == rows[0]["group"]
+        ]
+    return cells
+
+
+def write_cells(path: Path, cells: Sequence[Cell]) -> None:
+    """Write a row for each cell."""
+    with new_file(path) as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(Cell._fields)
+        writer.writerows(cells)
+
+
+def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
+    """Draw a row for each run, by its occlusion in training, and a column each test.
+
+    Source: Tang and Ha (2021), Figure 5.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    runs = sorted({(cell.trained, cell.run) for cell in cells})
+    tests = sorted({cell.tested for cell in cells})
+    means = np.full((len(runs), len(tests)), np.nan)
+    for cell in cells:
+        row = runs.index((cell.trained, cell.run))
+        means[row, tests.index(cell.tested)] = cell.mean
+    size = (1.6 + 0.8 * len(tests) + 1.2, 1.4 + 0.55 * len(runs))
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    image = axes.imshow(means, aspect="auto")
+    low, high = float(np.nanmin(means)), float(np.nanmax(means))
+    for (row, column), mean in np.ndenumerate(means):
+        if not np.isnan(mean):
+            dark = mean < (low + high) / 2
+            axes.text(
+                column,
+                row,
+                f"{mean:.4g}",
+                ha="center",
+                va="center",
+                color="white" if dark else INK,
+            )
+    axes.set_xticks(range(len(tests)), [f"{share:.0%}" for share in tests])
+    axes.set_yticks(range(len(runs)), [trained for trained, _ in runs])
+    axes.set_xlabel("missing in the test", color=INK)
+    axes.set_ylabel("missing in training", color=INK)
+    figure.colorbar(image, ax=axes, label="mean return")
+    figure.savefig(path, dpi=150)
+
+
+def _counts(row: Mapping[str, Any]) -> bool:
+    plain = row["policy"] == TRAINED and not row["stochastic"] and not row["fixed"]
+    known = row["label"] in (CLEAN, OCCLUDE)
+    return plain and known and not row["gap"]
+
+
+def _words(share: float | list[float]) -> str:
+    if isinstance(share, list):
+        low, high = share
+        return f"{low:.0%} to {high:.0%}"
+    return f"{share:.0%}"

@@ -1,0 +1,216 @@
+"""AttentionNeuron and a CNN: pictures that come as loose patches."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from marl_pool.errors import InputError
+from marl_pool.networks import seeded
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.agent import Agent, Unroll
+from marl_pool.policies.base import State
+from marl_pool.policies.feed_forward import check_hidden
+from marl_pool.policies.sensory import make_sensor
+from marl_pool.pooling.distinct import distinct
+from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.vision_neuron import VisionNeuron
+from marl_pool.stacked import tanh
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.types import PositiveInt
+
+Convolution = tuple[PositiveInt, PositiveInt, PositiveInt]
+"""Channels, width of the square kernel, and stride."""
+
+
+class Vision(Agent):
+    """Sensory neurons on patches, their codes a picture that a CNN reads.
+
+    The codes are laid out in rows on a square; then come a ReLU, convolutions without
+    a margin, and linear layers, with ReLU between them.
+
+    Source: Tang and Ha (2021), section 4.3, and the published code: with 400 codes the
+    defaults are its Pong player, 1 687 726 parameters with six actions. Where we
+    differ: the initial weights (`VisionNeuron`), and the action before an episode's
+    first, which is none; the published player moves there. It cancels, as every
+    previous action does (`VisionNeuron`).
+
+    Args:
+        spec: of the tokens, patches of several frames.
+        action_space: Discrete, or a bounded Box of one dimension; then there is a
+            tanh on the outputs.
+        pooling: ``{"name": "vision_neuron", **options}``, a square number of codes.
+        convolutions: (channels, kernel, stride) of each.
+        hidden: widths of the linear layers after them.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: another layer, an unknown option, codes that make no square, a
+            convolution that is wider than what it reads, a size below 1, or an action
+            space of another kind.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        action_space: spaces.Space | ActionSpec,
+        *,
+        pooling: Mapping[str, Any],
+        convolutions: Sequence[Convolution] = ((64, 4, 2), (64, 3, 1)),
+        hidden: Sequence[PositiveInt] = (512,),
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            spec,
+            action_space,
+            pooling=dict(pooling),
+            convolutions=[list(convolution) for convolution in convolutions],
+            hidden=check_hidden(hidden),
+        )
+        self.sensor = make_vision(pooling, spec, self.actions, seed)
+        self.side = math.isqrt(self.sensor.num_codes)
+        if self.side**2 != self.sensor.num_codes:
+            raise InputError(
+                "policy.pooling.num_codes: expected a square number, "
+                f"got {self.sensor.num_codes}"
+            )
+        picture = (self.sensor.value_dim, self.side)
+        with seeded(seed, "agent"):
+            self.body = make_cnn(*picture, convolutions, hidden, self.actions.dim)
+
+    def unroll(
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        before: Tensor,
+        memory: Memory,
+        counts: Tensor | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Answer sequences; see `Agent.unroll`.
+
+        Of bytes it takes the distinct patches, unless they are given: that is exact,
+        and several times as fast. Who sees the same pictures often finds them once,
+        with `marl_pool.pooling.distinct`.
+
+        Args:
+            features: ``(B, T, N, F)``.
+            padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
+            before: ``(B, T, A)``, the action before each set.
+            memory: ().
+            counts: ``(B, T, N)``, how many times each patch is there, 0 for a slot
+                without one; None for once.
+
+        Returns:
+            ``(B, T, L)``, see `Agent.unroll`, and ().
+        """
+        codes, memory = self.codes(features, padding, before, memory, counts)
+        grid = codes.relu().view(-1, self.side, self.side, self.sensor.value_dim)
+        # Channels are last in memory, and stay so: the faster layout on a CPU.
+        outputs = self.body(grid.permute(0, 3, 1, 2))
+        outputs = outputs.unflatten(0, codes.shape[:-1])
+        return outputs if self.actions.discrete else tanh(outputs), memory
+
+    def codes(
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        before: Tensor,
+        memory: Memory,
+        counts: Tensor | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """What the sensory layer makes of sequences, ``(B, T, M·V)``; see `unroll`."""
+        if counts is None and features.dtype == torch.uint8:
+            features, counts = distinct(features, padding)
+            padding = None
+        x = self.readings(features, padding)
+        return self.sensor.unroll(x, padding, before, memory, counts)
+
+    def forward(
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        before: Tensor,
+        memory: Memory,
+        counts: Tensor | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Call `unroll`."""
+        return self.unroll(features, padding, before, memory, counts)
+
+    def members(self, parameters: dict[str, Tensor]) -> Unroll:
+        """`unroll` for P members; see `Agent.members`."""
+        each: Callable[..., tuple[Tensor, Memory]] = super().members(parameters)
+
+        def unroll(
+            features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        ) -> tuple[Tensor, Memory]:
+            if features.dtype != torch.uint8:
+                return each(features, padding, before, memory)
+            # How many patches differ decides a shape, so it is found before `vmap`.
+            patches, counts = distinct(features, padding)
+            return each(patches, None, before, memory, counts)
+
+        return unroll
+
+    def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
+        """The codes, ``(*B, M·V)``; see `Policy.latent`."""
+        codes, _ = self.codes(*self.arguments(tokens, state))
+        return codes[:, 0].unflatten(0, tokens.batch_shape)
+
+    def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
+        """Each patch's share in the mean of the codes, ``(*B, 1, N)``."""
+        features, padding, before, memory = self.arguments(tokens, state)
+        x = self.readings(features, padding)
+        shares = self.sensor.shares(x, padding, before, memory)
+        return shares.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
+
+
+def make_vision(
+    pooling: Mapping[str, Any], spec: TokenSpec, actions: ActionSpec, seed: int | None
+) -> VisionNeuron:
+    """Build a sensory layer on patches; see `make_sensor`.
+
+    Raises:
+        InputError: an unknown name or option, or another layer.
+    """
+    sensor = make_sensor(pooling, spec, actions, seed)
+    if not isinstance(sensor, VisionNeuron):
+        raise InputError(
+            "policy.pooling: expected vision_neuron or a class derived from it, "
+            f"got {pooling['name']}"
+        )
+    return sensor
+
+
+def make_cnn(
+    channels: int,
+    side: int,
+    convolutions: Sequence[Convolution],
+    hidden: Sequence[int],
+    dim_out: int,
+) -> nn.Sequential:
+    """Convolutions of a square picture and linear layers, with ReLU between them.
+
+    Raises:
+        InputError: a convolution that is wider than what it reads, or a size below 1.
+    """
+    layers: list[nn.Module] = []
+    for convolution in convolutions:
+        width, kernel, stride = convolution
+        if min(convolution) < 1 or kernel > side:
+            raise InputError(
+                "policy.convolutions: expected numbers of at least 1 and a kernel no "
+                f"wider than the {side} that it reads, got {list(convolution)}"
+            )
+        layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU()]
+        channels, side = width, (side - kernel) // stride + 1
+    layers.append(nn.Flatten())
+    widths = [channels * side * side, *hidden]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], dim_out))

@@ -1,0 +1,1 @@
+"""Behaviour cloning: a teacher's answers, learned by an `Agent`."""

@@ -1,0 +1,131 @@
+"""Who takes part: the teacher, the student, and who plays the other groups."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils._pytree import tree_leaves
+
+from marl_pool.envs.base import Group, World
+from marl_pool.envs.scripted import HEURISTIC, is_plug_in, scripted_policy
+from marl_pool.errors import InputError
+from marl_pool.names import build
+from marl_pool.networks import seeded
+from marl_pool.policies import AGENTS
+from marl_pool.policies.agent import Agent
+from marl_pool.policies.base import SpecifiedPolicy
+from marl_pool.policies.storage import WEIGHTS, load_modules
+from marl_pool.training.cloning.collect import Cast
+from marl_pool.training.cloning.teacher import PlannerTeacher, PolicyTeacher, Teacher
+from marl_pool.training.fixed import build_fixed, check_fit, load_fixed, load_frozen
+
+PLANNER = "planner"
+NAMED = f"{HEURISTIC}, {PLANNER}, package.module:Class or the folder of a policy or run"
+
+
+def cloned_group(config: Mapping[str, Any], world: World) -> str:
+    """The one group that is not in ``fixed``.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    fixed = config["fixed"] or {}
+    for name in fixed:
+        if name not in world.groups:
+            raise InputError(
+                f"fixed: expected groups among {', '.join(world.groups)}, got {name!r}"
+            )
+    left = [name for name in world.groups if name not in fixed]
+    if len(left) != 1:
+        raise InputError(
+            f"fixed: expected all groups but one, that is cloned, got "
+            f"{', '.join(fixed) or 'none'} of {', '.join(world.groups)}"
+        )
+    return left[0]
+
+
+def make_cast(
+    config: Mapping[str, Any], world: World, kept: Path, saved: Path | None
+) -> Cast:
+    """Find teacher and other players.
+
+    Args:
+        config: of the run.
+        world: with the run's options.
+        kept: where the run keeps its teacher; read if it is there.
+        saved: a policy folder of the run, which keeps the other groups' policies.
+
+    Raises:
+        InputError: no such policy, or one that cannot play its group.
+    """
+    group = cloned_group(config, world)
+    env, device = config["env"]["name"], config["device"]
+    others = {
+        name: build_fixed(what, env, name, world.groups[name]).to(device)
+        for name, what in load_fixed(config, world.groups, saved).items()
+    }
+    teacher = None
+    if config["teacher"] is not None:
+        try:
+            teacher = _teacher(config, world, group, kept)
+        except InputError as error:
+            raise InputError(f"teacher: {error}") from error
+    return Cast(group, teacher, others)
+
+
+def _teacher(
+    config: Mapping[str, Any], world: World, group: str, kept: Path
+) -> Teacher:
+    what, env, own = config["teacher"], config["env"]["name"], world.groups[group]
+    if what == PLANNER:
+        return _planner(env, world)
+    if what == HEURISTIC or is_plug_in(what):
+        policy = scripted_policy(what, env=env, role=group, group=own)
+    else:
+        policy = _load(config, group, own, kept)
+    return PolicyTeacher(policy.to(config["device"]).eval(), what)
+
+
+def _planner(env: str, world: World) -> Teacher:
+    if env != "pong":  # whose module needs an extra
+        raise InputError(f"there is a planner for pong only, not for {env}")
+    from marl_pool.envs.pong_planner import PongPlanner
+
+    return PlannerTeacher(PongPlanner(world))  # type: ignore[arg-type]
+
+
+def _load(
+    config: Mapping[str, Any], name: str, group: Group, kept: Path
+) -> SpecifiedPolicy:
+    """Read the teacher; the run keeps a copy, since folders move and change."""
+    if (kept / WEIGHTS).is_file():
+        return next(iter(load_modules(kept, plugins=config["plugins"])[0].values()))
+    path = Path(config["teacher"]).expanduser()
+    if not path.is_dir():
+        raise InputError(f"expected {NAMED}, got {config['teacher']!r}")
+    policy = load_frozen(path, name, config["plugins"])
+    check_fit(policy, group, str(path))
+    return policy
+
+
+def make_student(config: Mapping[str, Any], group: Group) -> Agent:
+    """Build what learns.
+
+    Raises:
+        InputError: a wrong option, or a class that is no `Agent`.
+    """
+    options = dict(config["policy"])
+    context = {
+        "spec": group.tokens,
+        "action_space": group.action_space,
+        "seed": config["seed"],
+    }
+    name = options.pop("name")
+    with seeded(config["seed"], "student"):  # a class of one's own may take no seed
+        student: Agent = build(name, AGENTS, "policy", Agent, options, context)
+    return student.to(config["device"])
+
+
+def has_memory(student: Agent, num_tokens: int) -> bool:
+    """Whether it has to learn from sequences, not from single steps."""
+    return bool(tree_leaves(student.initial_memory(1, num_tokens)))

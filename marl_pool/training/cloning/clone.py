@@ -1,0 +1,376 @@
+"""The driver: collect, learn, let the student play, log, checkpoint, stop."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from marl_pool.atomic import new_folder
+from marl_pool.envs import make_batched_env
+from marl_pool.errors import InputError, StoppedError
+from marl_pool.policies.base import SpecifiedPolicy
+from marl_pool.policies.storage import save_policies, save_policy
+from marl_pool.progress import Progress
+from marl_pool.rollout import Rollout
+from marl_pool.runs import Run, iteration_of
+from marl_pool.training.cloning.batches import Batch, Sampler
+from marl_pool.training.cloning.casting import has_memory, make_cast, make_student
+from marl_pool.training.cloning.collect import PLAY_WORLDS
+from marl_pool.training.cloning.fitting import check_fit_together, disturbance_of
+from marl_pool.training.cloning.learner import NOTHING, Learner, Score
+from marl_pool.training.cloning.rounds import FOLDER, Rounds
+from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.cloning.teacher import PolicyTeacher
+from marl_pool.training.fixed import frozen_module, with_absolute_folders
+from marl_pool.training.interrupt import Interruptible
+
+PROGRESS, STATE, TEACHER = "progress.json", "learner.safetensors", "teacher"
+
+
+def clone(
+    run: Run,
+    config: Mapping[str, Any],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Clone until all rounds are learned or the seconds are used up.
+
+    It goes on from the last checkpoint.
+
+    Args:
+        run: takes trajectories, metrics, checkpoints and the best policy.
+        config: composed and checked, as in ``run.config``.
+        should_stop: asked before each iteration; True saves the run and ends it.
+
+    Raises:
+        InputError: parts of the configuration that don't fit each other, a teacher
+            that cannot play, no trajectories.
+        StoppedError: the loss was not finite, or the disk is full; the last good
+            checkpoint stays.
+    """
+    torch.set_num_threads(config["threads"])
+    config = _with_absolute_folders(config)
+    driver = Driver(run, config, should_stop)
+    if config != run.config:
+        run.write_config(config)
+    driver.loop()
+
+
+class Driver:
+    """One process's cloning of one run.
+
+    Args:
+        run: takes the results.
+        config: of the run.
+        should_stop: see `clone`.
+    """
+
+    def __init__(
+        self, run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool]
+    ) -> None:
+        self.run, self.config, self.should_stop = run, config, should_stop
+        self.settings = settings = CloneSettings(**config["clone"])
+        check_fit_together(config, settings)
+        world = make_batched_env(num_envs=1, seed=config["seed"], **config["env"])
+        latest = run.latest_checkpoint()
+        saved = latest and latest / "policy"
+        self.cast = make_cast(config, world, run.path / TEACHER, saved)
+        teacher = self.cast.teacher
+        if settings.soft and teacher is not None and not teacher.has_logits:
+            raise InputError(
+                f"clone.soft: expected false: the teacher {config['teacher']} has no "
+                "logits"
+            )
+        self.group = world.groups[self.cast.group]
+        self.student = make_student(config, self.group)
+        self.disturbance = disturbance_of(config, settings, self.group.tokens)
+        self.rounds = Rounds(
+            config, settings, self.cast, run.path / FOLDER, self.disturbance
+        )
+        self.learner = Learner(
+            self.student,
+            lr=settings.lr,
+            grad_clip=settings.grad_clip,
+            truncate=settings.truncate,
+            soft=settings.soft,
+            bfloat16=settings.bfloat16,
+        )
+        self.round = self.batch = self.iteration = self.samples = 0
+        self.seconds = 0.0
+        self.best_round = -1
+        self.played, self.played_at = math.nan, -1
+        self.validation_loss = math.inf
+        self.ctrl_c = Interruptible()
+
+    def loop(self) -> None:
+        """Learn; see `clone`."""
+        self._resume()
+        limit, began = self.config["time_limit"], time.monotonic()
+        for number in range(self.settings.rounds + 1):
+            begun = number <= self.round
+            self.rounds.add(number, self.student.eval(), None if begun else self.batch)
+            self.round = max(self.round, number)
+            self._keep_teacher()
+            end = self._end(number)
+            if self.batch >= end:
+                continue
+            self._begin_round()
+            left = None if limit is None else limit - (time.monotonic() - began)
+            with (
+                Progress(
+                    self.config["total_batches"],
+                    unit="batches",
+                    done=self.batch,
+                    time_limit=left,
+                ) as progress,
+                self.ctrl_c,
+            ):
+                while self.batch < end and not self._must_stop(began):
+                    self._iterate(progress, end)
+            self._save()
+            if self.ctrl_c.asked:
+                raise KeyboardInterrupt
+            if self._must_stop(began):
+                return
+
+    def _keep_teacher(self) -> None:
+        """Copy the teacher into the run: its folder may move, or hold another."""
+        teacher, folder = self.cast.teacher, self.run.path / TEACHER
+        if not isinstance(teacher, PolicyTeacher) or folder.is_dir():
+            return
+        if isinstance(teacher.policy, SpecifiedPolicy):
+            with self._writing("the teacher"), new_folder(folder) as new:
+                save_policy(teacher.policy, new)
+
+    def _end(self, number: int) -> int:
+        """Batches after which the round ends."""
+        if number == self.settings.rounds:
+            return int(self.config["total_batches"])
+        return self.settings.start(number + 1)
+
+    def _must_stop(self, began: float) -> bool:
+        limit = self.config["time_limit"]
+        late = limit is not None and time.monotonic() - began >= limit
+        return late or self.ctrl_c.asked or self.should_stop()
+
+    def _begin_round(self) -> None:
+        train, validation = self.rounds.train, self.rounds.validation
+        assert train is not None
+        assert validation is not None
+        table = None if self.rounds.rows is None else self.rounds.rows.table()
+        self.samplers = [
+            Sampler(
+                part,
+                table,
+                self.student.actions,
+                self.disturbance,
+                size=self.settings.batch_size,
+                whole=has_memory(self.student, self.group.tokens.num_tokens),
+            )
+            for part in (train, validation)
+        ]
+
+    def _iterate(self, progress: Progress, end: int) -> None:
+        began = time.monotonic()
+        train, validation = self.samplers
+        first = self.settings.start(self.round)
+        score, batches = NOTHING, min(self.settings.iteration_batches, end - self.batch)
+        for _ in range(batches):
+            batch = train.batch(self.batch - first, self.batch)
+            lr = self.lr(self.batch)
+            score = score.plus(self.learner.learn(self._here(batch), lr))
+            self.batch += 1
+        learn_seconds = time.monotonic() - began
+        self.iteration, self.samples = self.iteration + 1, self.samples + score.steps
+        if not math.isfinite(float(score.loss)):
+            raise self._stopped("the loss is not finite")
+        measured = NOTHING
+        for batch in validation.all(self.settings.validation_steps):
+            measured = measured.plus(self.learner.measure(self._here(batch)))
+        self.validation_loss = float(measured.loss) / measured.steps
+        if self.settings.play_every and (
+            self.iteration % self.settings.play_every == 0
+        ):
+            self._play()
+        self.seconds += time.monotonic() - began
+        row = {
+            "iteration": self.iteration,
+            "round": self.round,
+            "batches": self.batch,
+            "samples": self.samples,
+            "seconds": self.seconds,
+            **self._scores("", score),
+            **self._scores("validation_", measured),
+            "return_mean": (
+                self.played if self.played_at == self.iteration else math.nan
+            ),
+            "lr": lr,
+            "gradient_norm": float(self.learner.gradient_norm),
+            "trajectories": len(train.trajectories),
+            "trajectory_steps": train.trajectories.num_steps,
+            "learn_seconds": learn_seconds,
+            "samples_per_second": score.steps / learn_seconds,
+        }
+        with self._writing("metrics.csv"):
+            self.run.log(row)
+        progress.update(
+            self.batch,
+            **{
+                name: row[name]
+                for name in ("samples_per_second", "loss", "validation_loss")
+            },
+            return_mean=self.played,
+        )
+        if self.iteration % self.config["checkpoint"]["every"] == 0:
+            self._save()
+
+    def _here(self, batch: Batch) -> Batch:
+        return batch.to(self.config["device"])
+
+    def _scores(self, prefix: str, score: Score) -> dict[str, float]:
+        found = {f"{prefix}loss": float(score.loss) / score.steps}
+        if self.student.actions.discrete:
+            found[f"{prefix}accuracy"] = float(score.right) / score.steps
+        return found
+
+    def lr(self, batch: int) -> float:
+        """The learning rate of a batch."""
+        settings, done = (
+            self.settings,
+            min(batch / max(self.config["total_batches"] - 1, 1), 1.0),
+        )
+        if settings.decay == "constant":
+            return settings.lr
+        left = 1 - done
+        if settings.decay == "cosine":
+            left = (1 + math.cos(math.pi * done)) / 2
+        return settings.lr_end + (settings.lr - settings.lr_end) * left
+
+    def _play(self) -> float:
+        """Measure the student's return in worlds of its own."""
+        if self.played_at == self.iteration:
+            return self.played
+        count = self.settings.play_episodes
+        rollout = Rollout(
+            self.rounds.world(count, PLAY_WORLDS, student=True),
+            {**self.cast.others, self.cast.group: self.student.eval()},
+            perturbation=self.rounds.perturbation(PLAY_WORLDS),
+        )
+        returns = rollout.episodes().returns[self.cast.group]
+        self.played, self.played_at = float(returns.mean()), self.iteration
+        return self.played
+
+    # Checkpoints
+
+    def _save(self) -> None:
+        """Checkpoint; the best one's policy becomes the run's."""
+        latest = self.run.latest_checkpoint()
+        last = 0 if latest is None else iteration_of(latest)
+        if self.iteration == last:
+            return
+        by_return = self.settings.select == "return"
+        score = self._play() if by_return else -self.validation_loss
+        best = self.run.best
+        # A later round's validation trajectories are others, and harder.
+        newer = not by_return and self.round > self.best_round
+        better = best is None or newer or score > best.score
+        self.best_round = self.round if better else self.best_round
+        with self._writing("the checkpoint"):
+            with self.run.checkpoint(self.iteration) as folder:
+                self._write_checkpoint(folder)
+            if better:
+                with self.run.save_policy_dir() as folder:
+                    self._save_policy(folder)
+                self.run.mark_best(self.iteration, score)
+            self.run.prune(self.config["checkpoint"]["keep"])
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        self._save_policy(folder / "policy")
+        (folder / STATE).write_bytes(save(self._state()))
+        names = ("round", "batch", "samples", "seconds", "best_round")
+        progress = {name: getattr(self, name) for name in names}
+        (folder / PROGRESS).write_text(json.dumps(progress))
+
+    def _save_policy(self, folder: Path) -> None:
+        group = self.cast.group
+        modules: dict[str, SpecifiedPolicy] = {group: self.student}
+        groups = {group: group}
+        for name, policy in self.cast.others.items():
+            if isinstance(policy, SpecifiedPolicy):
+                groups[name] = frozen_module(name)
+                modules[groups[name]] = policy
+        save_policies(modules, groups, folder)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Weights, and what Adam remembers of each."""
+        state = {
+            f"student/{name}": part for name, part in self.student.state_dict().items()
+        }
+        moments = self.learner.optimizer.state_dict()["state"]
+        for number, own in moments.items():
+            state |= {f"adam/{number}/{name}": part for name, part in own.items()}
+        return {name: part.detach().cpu().contiguous() for name, part in state.items()}
+
+    def _resume(self) -> None:
+        checkpoint = self.run.latest_checkpoint()
+        if checkpoint is not None:
+            try:
+                progress = json.loads((checkpoint / PROGRESS).read_text())
+                self._load(load_file(checkpoint / STATE))
+                for name, value in progress.items():
+                    setattr(self, name, value)
+            except Exception as error:
+                # Files can be damaged in many ways; all mean the same to a user.
+                reason = " ".join(str(error).split())[:200]
+                raise StoppedError(
+                    f"{checkpoint} cannot be read: {reason}; remove it to go on from "
+                    "the checkpoint before"
+                ) from error
+            self.iteration = iteration_of(checkpoint)
+        with self._writing("metrics.csv"):
+            self.run.resume_at(self.iteration)
+
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        weights: dict[str, Tensor] = {}
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, part in state.items():
+            kind, _, name = key.partition("/")
+            if kind == "student":
+                weights[name] = part
+                continue
+            number, _, moment = name.partition("/")
+            moments.setdefault(int(number), {})[moment] = part
+        self.student.load_state_dict(weights)
+        optimizer = self.learner.optimizer
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+    def _stopped(self, reason: str) -> StoppedError:
+        checkpoint = self.run.latest_checkpoint()
+        kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
+        return StoppedError(f"iteration {self.iteration}: {reason}; {kept}")
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Stop with one line if the disk is full or gone."""
+        try:
+            yield
+        except OSError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise self._stopped(f"cannot write {what}: {reason}") from error
+
+
+def _with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn folders into absolute paths: a run may be resumed from elsewhere."""
+    found = {**config, "fixed": with_absolute_folders(config["fixed"])}
+    for key in ("teacher", "trajectories"):
+        folder = config[key] and Path(config[key]).expanduser()
+        if folder and folder.is_dir():
+            found[key] = str(folder.absolute())
+    return found

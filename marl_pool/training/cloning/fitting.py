@@ -1,0 +1,63 @@
+"""Parts of a configuration that have to fit each other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from marl_pool.errors import InputError
+from marl_pool.tokens import TokenSpec
+from marl_pool.training.cloning.batches import Disturbance
+from marl_pool.training.cloning.settings import CloneSettings
+
+
+def check_fit_together(config: Mapping[str, Any], settings: CloneSettings) -> None:
+    """Refuse what no single section shows to be wrong.
+
+    Raises:
+        InputError: rounds beyond the end, no teacher where one is needed, or a
+            perturbation that leaves nothing to learn from.
+    """
+    total, last = config["total_batches"], settings.start(settings.rounds)
+    if total <= last:
+        raise InputError(
+            f"total_batches: expected more than {last}, where the last of "
+            f"clone.rounds = {settings.rounds} begins, got {total}"
+        )
+    if config["teacher"] is None and (
+        config["trajectories"] is None or settings.rounds
+    ):
+        raise InputError(
+            "teacher: expected one where trajectories is null or clone.rounds is above "
+            "0, got null"
+        )
+    perturbation = config["perturbation"]
+    name = perturbation["name"]
+    if name == "none" and settings.severities is not None:
+        raise InputError(
+            f"clone.severities: expected null without a perturbation, "
+            f"got {list(settings.severities)}"
+        )
+    if name == "occlude" and perturbation["severity"] >= 1 and not settings.severities:
+        raise InputError(
+            "perturbation.severity: expected a share in [0, 1) of tokens that the "
+            f"student misses, got {perturbation['severity']:g}"
+        )
+    if perturbation.get("carry_memory"):
+        raise InputError(
+            "perturbation.carry_memory: expected false: sequences are learned as "
+            "published, memories stay in their place, got true"
+        )
+
+
+def disturbance_of(
+    config: Mapping[str, Any], settings: CloneSettings, spec: TokenSpec
+) -> Disturbance:
+    """What is done to samples while they are learned from."""
+    perturbation = config["perturbation"]
+    return Disturbance(
+        spec,
+        None if perturbation["name"] == "none" else perturbation,
+        settings.severities,
+        settings.before_noise,
+        settings.before_dropout,
+        config["seed"],
+    )

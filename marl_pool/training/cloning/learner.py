@@ -1,0 +1,136 @@
+"""The student's gradient steps."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_map
+
+from marl_pool.policies.agent import Agent
+from marl_pool.training.cloning.batches import Batch
+
+
+class Score(NamedTuple):
+    """How well a student answers, as sums over steps."""
+
+    loss: Tensor
+    """Sum of the steps' losses."""
+    right: Tensor
+    """How many choices were the teacher's; of a box nothing."""
+    steps: int
+    """How many steps."""
+
+    def plus(self, other: "Score") -> "Score":
+        """Both together."""
+        return Score(
+            self.loss + other.loss, self.right + other.right, self.steps + other.steps
+        )
+
+
+NOTHING = Score(torch.zeros(()), torch.zeros(()), 0)
+
+
+def losses(outputs: Tensor, batch: Batch, soft: bool) -> Tensor:
+    """Losses ``(B, T)``, zero beyond a sequence's end.
+
+    For a choice it is the cross-entropy with the teacher's choice or, where ``soft``,
+    with its probabilities; for a box the squared error, the mean over the action's
+    numbers.
+
+    Args:
+        outputs: ``(B, T, L)`` of the student.
+        batch: what the teacher said.
+        soft: learn its probabilities.
+    """
+    outputs = outputs.float()
+    if batch.label.dim() == 3:
+        each = (outputs - batch.label).square().mean(-1)
+    else:
+        target = batch.label
+        if soft:
+            assert batch.logits is not None
+            target = batch.logits.softmax(-1).flatten(0, 1)
+        each = cross_entropy(
+            outputs.flatten(0, 1),
+            target if soft else target.flatten(),
+            reduction="none",
+        ).view_as(batch.valid)
+    return each.masked_fill(~batch.valid, 0.0)
+
+
+class Learner:
+    """A student and its optimizer.
+
+    Args:
+        student: learns in place.
+        lr: learning rate of Adam, until `learn` is told another.
+        grad_clip: largest global norm of the gradient; None: no limit.
+        truncate: steps that a gradient goes back in time; None: the whole sequence.
+            Then each piece is a gradient step of its own, and the memory is carried
+            from one to the next.
+        soft: learn the teacher's probabilities.
+        bfloat16: compute in bfloat16 where torch thinks that it is safe.
+    """
+
+    def __init__(
+        self,
+        student: Agent,
+        *,
+        lr: float = 1e-3,
+        grad_clip: float | None = None,
+        truncate: int | None = None,
+        soft: bool = False,
+        bfloat16: bool = False,
+    ) -> None:
+        self.student = student
+        self.grad_clip, self.truncate = grad_clip, truncate
+        self.soft, self.bfloat16 = soft, bfloat16
+        self.optimizer = torch.optim.Adam(student.parameters(), lr=lr)
+        self.gradient_norm = torch.zeros(())
+
+    def learn(self, batch: Batch, lr: float | None = None) -> Score:
+        """Learn from one batch: a gradient step, or one for each truncated piece.
+
+        Args:
+            batch: on the student's device.
+            lr: learning rate from now on; None: as it is.
+        """
+        if lr is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+        total, memory = NOTHING, None
+        for piece in batch.windows(self.truncate):
+            score, memory = self._answer(piece, memory)
+            if not score.steps:
+                break
+            self.optimizer.zero_grad(set_to_none=True)
+            (score.loss / score.steps).backward()
+            limit = torch.inf if self.grad_clip is None else self.grad_clip
+            self.gradient_norm = torch.nn.utils.clip_grad_norm_(
+                self.student.parameters(), limit
+            )
+            self.optimizer.step()
+            memory = tree_map(lambda part: part.detach(), memory)
+            total = total.plus(score._replace(loss=score.loss.detach()))
+        return total
+
+    @torch.no_grad()
+    def measure(self, batch: Batch) -> Score:
+        """How well the student answers a batch, without learning from it."""
+        return self._answer(batch, None)[0]
+
+    def _answer(self, batch: Batch, memory: object) -> tuple[Score, object]:
+        if memory is None:
+            size, _, num_tokens, _ = batch.features.shape
+            memory = self.student.initial_memory(size, num_tokens)
+        device = batch.features.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.bfloat16):
+            outputs, memory = self.student(
+                batch.features, batch.padding, batch.before, memory
+            )
+        each = losses(outputs, batch, self.soft)
+        right = each.new_zeros(())
+        if batch.label.dim() == 2:
+            right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
+        return Score(each.sum(), right, int(batch.valid.sum())), memory

@@ -1,0 +1,109 @@
+"""Taking down what a player sees, does and is told, in little memory."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_pool.envs.base import World
+from marl_pool.tokens import Tokens
+from marl_pool.training.cloning.teacher import Answer
+
+NO_ACTION = -1
+"""The choice before an episode's first one."""
+
+
+class Rows:
+    """Distinct rows of bytes, numbered in the order in which they came.
+
+    The number 0 is the row of zeros. A screen of Pong holds about 16 distinct patches
+    out of 196, most of them seen before: so it takes a hundredth of its bytes.
+
+    Args:
+        width: bytes of a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._numbers = {bytes(width): 0}
+
+    def number(self, rows: Tensor) -> Tensor:
+        """Numbers ``(*B,)`` int32 of the rows ``(*B, width)`` uint8."""
+        flat = np.ascontiguousarray(rows.cpu().numpy()).reshape(-1, self.width)
+        numbers = self._numbers
+        keys = flat.view(f"V{self.width}")[:, 0].tolist()
+        found = [numbers.setdefault(key, len(numbers)) for key in keys]
+        return torch.tensor(found, dtype=torch.int32).view(rows.shape[:-1])
+
+    def table(self) -> Tensor:
+        """The rows by number, ``(rows, width)`` uint8."""
+        joined = np.frombuffer(bytearray(b"".join(self._numbers)), dtype=np.uint8)
+        return torch.from_numpy(joined).view(-1, self.width)
+
+
+@dataclass
+class Recorder:
+    """Steps of one group of agents in worlds that end at different times.
+
+    Attributes:
+        discrete: whether actions are choices.
+        parts: what was taken down, by name, a tensor ``(rows, …)`` for each step.
+        rows: the distinct features, where they are bytes.
+    """
+
+    discrete: bool
+    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+    rows: Rows | None = None
+
+    def add(
+        self,
+        world: World,
+        active: Tensor,
+        tokens: Tokens,
+        before: Tensor,
+        label: Tensor,
+        answer: Answer,
+    ) -> None:
+        """Take down one step, before it is taken.
+
+        Args:
+            world: where it stands.
+            active: ``(E, A)`` bool, who lives.
+            tokens: what it shows, ``(E, A)``.
+            before: ``(E, A, dim)``, what was done last, as a vector.
+            label: ``(E, A, dim)`` or ``(E, A)``, what should be done.
+            answer: of the teacher.
+        """
+        agents = torch.arange(active.shape[1], device=active.device)
+        features = tokens.features
+        if features.dtype == torch.uint8:
+            self.rows = self.rows or Rows(features.shape[-1])
+            features = self.rows.number(features)
+        if self.discrete:
+            first = before.sum(-1) == 0
+            before = before.argmax(-1).masked_fill(first, NO_ACTION).short()
+            label = label.short()
+        step = {
+            "world": world.worlds[:, None].expand(active.shape),
+            "time": world.steps[:, None].expand(active.shape),
+            "agent": agents.expand(active.shape),
+            "features": features,
+            "types": tokens.types.byte(),
+            "padding": tokens.padding,
+            "before": before,
+            "label": label,
+        }
+        if answer.logits is not None:
+            step["logits"] = answer.logits.float()
+        for name, part in step.items():
+            living = part.to("cpu", copy=True)[active.cpu()]
+            self.parts.setdefault(name, []).append(living)
+
+    def pop(self) -> dict[str, Tensor]:
+        """All that was taken down so far, ``(rows, …)``, each life in one piece."""
+        flat = {name: torch.cat(parts) for name, parts in self.parts.items()}
+        self.parts = {}
+        order = np.lexsort([flat[name] for name in ("time", "agent", "world")])
+        rows = torch.from_numpy(order)
+        return {name: part.index_select(0, rows) for name, part in flat.items()}

@@ -1,0 +1,261 @@
+"""Each round's trajectories: collected, or read where they were collected before."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.errors import InputError
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.agent import Agent
+from marl_pool.progress import Progress
+from marl_pool.randomness import VALIDATION_WORLDS
+from marl_pool.training.cloning.batches import PLAY, Disturbance
+from marl_pool.training.cloning.collect import Cast, collect
+from marl_pool.training.cloning.recorder import Rows
+from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.cloning.storage import (
+    Round,
+    load_round,
+    read_about,
+    round_path,
+    rounds_in,
+    save_round,
+)
+from marl_pool.training.cloning.trajectories import Trajectories, join
+
+FOLDER = "trajectories"
+NO_MATTER = ("threads",)
+"""Options of an env that change nothing that happens in it."""
+
+
+class Rounds:
+    """The trajectories of a run.
+
+    Args:
+        config: of the run.
+        settings: its section ``clone``.
+        cast: who plays.
+        folder: where the run keeps its trajectories.
+        disturbance: what is done to what the student sees.
+
+    Attributes:
+        rows: the distinct features, where they are bytes.
+        train: what has been read or collected so far.
+        validation: the same, which nobody is trained on.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        settings: CloneSettings,
+        cast: Cast,
+        folder: Path,
+        disturbance: Disturbance,
+    ) -> None:
+        self.config, self.settings, self.cast = config, settings, cast
+        self.folder, self.disturbance = folder, disturbance
+        world = self.world(1, 0)
+        group = world.groups[cast.group]
+        about = {
+            "group": cast.group,
+            "spec": group.tokens.to_json(),
+            "actions": ActionSpec.of(group.action_space).to_json(),
+            "env": config["env"],
+            "teacher": None if cast.teacher is None else cast.teacher.identity,
+        }
+        self.about: dict[str, Any] = json.loads(json.dumps(about))
+        bytes_ = group.tokens.dtype == "uint8"
+        self.rows = Rows(group.tokens.num_features) if bytes_ else None
+        self.train: Trajectories | None = None
+        self.validation: Trajectories | None = None
+        self._check_student_world()
+
+    def _check_student_world(self) -> None:
+        """Refuse other worlds for the student that are of another kind."""
+        if not self.settings.rollout_env:
+            return
+        try:
+            if "name" in self.settings.rollout_env:
+                raise InputError("expected options of the env, got a name")
+            world = self.world(1, 0, student=True)
+            group = world.groups.get(self.cast.group)
+            if group is None or group != self.world(1, 0).groups[self.cast.group]:
+                raise InputError(
+                    "expected options that change neither tokens nor actions"
+                )
+            teacher = self.cast.teacher if self.settings.rounds else None
+            if teacher is not None and (reason := teacher.misfit(world)):
+                raise InputError(reason)
+        except InputError as error:
+            raise InputError(f"clone.rollout_env: {error}") from error
+
+    def world(self, count: int, first: int, student: bool = False) -> World:
+        """Worlds ``first`` to ``first + count - 1``, perhaps those for the student."""
+        options = dict(self.config["env"])
+        if student:
+            options |= self.settings.rollout_env
+        return make_batched_env(
+            num_envs=count,
+            seed=self.config["seed"],
+            first_world=first,
+            device=self.config["device"],
+            **options,
+        )
+
+    def perturbation(self, first: int) -> Perturbation | None:
+        """What the student plays under in the worlds from ``first`` on."""
+        return self.disturbance.at(first, PLAY)
+
+    def add(self, number: int, student: Agent, learned: int | None) -> None:
+        """Read the round ``number``, or let it be played.
+
+        Args:
+            number: of the round; 0 is the teacher's own play.
+            student: plays in the others.
+            learned: batches that it has learned from; None: this round was begun
+                before, so what was collected then is taken.
+
+        Raises:
+            InputError: trajectories of another world or teacher, damaged ones, or
+                none that is long or good enough.
+        """
+        path = round_path(self.folder, number)
+        if not number and self.config["trajectories"] is not None:
+            rounds = self._given(Path(self.config["trajectories"]))
+        elif path.is_dir() and learned in (None, read_about(path).get("learned")):
+            rounds = [load_round(path, self.rows)]
+        else:
+            rounds = [self._collect(number, student, learned or 0)]
+            save_round(path, rounds[0], self.rows)
+        before = [part for part in (self.train,) if part is not None]
+        self.train = join([*before, *(each.train for each in rounds)])
+        before = [part for part in (self.validation,) if part is not None]
+        self.validation = join([*before, *(each.validation for each in rounds)])
+
+    def _given(self, path: Path) -> list[Round]:
+        """Read what an earlier run has collected."""
+        folder = path / FOLDER if (path / FOLDER).is_dir() else path
+        found = rounds_in(folder)
+        if not found:
+            raise InputError(
+                f"trajectories: {path} holds none: expected the folder of a cloning "
+                "run, or its trajectories"
+            )
+        for each in found:
+            self._refuse_others(each)
+        rounds = [load_round(each, self.rows) for each in found]
+        if self.settings.soft and any("logits" not in r.train.steps for r in rounds):
+            raise InputError(
+                f"clone.soft: expected false: {path} holds no logits of the teacher"
+            )
+        count, steps = 0, 0
+        for each in rounds:
+            count, steps = count + len(each.train), steps + each.train.num_steps
+        print(f"{path}: {count} trajectories, {steps:,} steps", file=sys.stderr)
+        return rounds
+
+    def _refuse_others(self, path: Path) -> None:
+        """Refuse a round of another world or teacher."""
+        found, wanted = read_about(path), dict(self.about)
+        if wanted["teacher"] is None:
+            del wanted["teacher"]
+        for each in (found, wanted):
+            env = each.pop("env", {})
+            each |= {f"env.{k}": v for k, v in env.items() if k not in NO_MATTER}
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise InputError(
+                    f"trajectories: {path} is of another kind: expected {key} = "
+                    f"{value}, got {found.get(key)}"
+                )
+
+    def _collect(self, number: int, student: Agent, learned: int) -> Round:
+        settings = self.settings
+        episodes = settings.round_episodes if number else settings.episodes
+        first = settings.episodes + (number - 1) * episodes if number else 0
+        played = {
+            name: self._play(number, student, start, count, name)
+            for name, start, count in (
+                ("validation", VALIDATION_WORLDS, settings.validation_episodes),
+                ("train", first, episodes),
+            )
+        }
+        kept = played if number else {k: self._good(v) for k, v in played.items()}
+        validation = kept["validation"].distinct()
+        known = [*validation.digests]
+        known += () if self.validation is None else self.validation.digests
+        known += () if self.train is None else self.train.digests
+        train = kept["train"].distinct(known)
+        if not len(train) and not number:
+            raise InputError(
+                f"env: all {len(kept['train'])} training trajectories are validation "
+                "trajectories, too: expected a world with more than so few starts, or "
+                "fewer clone.validation_episodes"
+            )
+        about = {
+            **self.about,
+            "round": number,
+            "learned": learned,
+            "rollout_env": settings.rollout_env if number else {},
+            "played": {name: len(part) for name, part in played.items()},
+            "distinct": {"train": len(train), "validation": len(validation)},
+            "mean_return": float(played["train"].returns.mean()),
+        }
+        self._report(number, about, train)
+        return Round(train, validation, about)
+
+    def _play(
+        self, number: int, student: Agent, first: int, episodes: int, name: str
+    ) -> Trajectories:
+        settings, is_student = self.settings, number > 0
+        with Progress(episodes, unit=f"{name} episodes") as progress:
+            return collect(
+                self.cast,
+                lambda count, start: self.world(count, start, is_student),
+                first,
+                episodes,
+                num_envs=settings.num_envs,
+                rows=self.rows,
+                student=student if is_student else None,
+                perturbation=self.perturbation if is_student else None,
+                beta=settings.beta**number,
+                noise=0.0 if is_student else settings.noise,
+                progress=progress,
+            )
+
+    def _good(self, played: Trajectories) -> Trajectories:
+        """Those that are long and good enough."""
+        settings = self.settings
+        long = played.lengths >= settings.min_length
+        if not long.any():
+            raise InputError(
+                f"clone.min_length: none of {len(played)} trajectories has "
+                f"{settings.min_length} steps; the longest has {played.lengths.max()}"
+            )
+        least = -torch.inf if settings.min_return is None else settings.min_return
+        good = long & (played.returns >= least)
+        if not good.any():
+            raise InputError(
+                f"clone.min_return: none of {int(long.sum())} trajectories returns "
+                f"{least}; the best returns {float(played.returns[long].max()):g}"
+            )
+        return played.keep(good)
+
+    def _report(
+        self, number: int, about: Mapping[str, Any], train: Trajectories
+    ) -> None:
+        played, distinct = about["played"], about["distinct"]
+        print(
+            f"round {number}: {distinct['train']} distinct trajectories of "
+            f"{played['train']} to learn from, {train.num_steps:,} steps; "
+            f"{distinct['validation']} of {played['validation']} for validation; "
+            f"mean return {about['mean_return']:.2f}",
+            file=sys.stderr,
+        )

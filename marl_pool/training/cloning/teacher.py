@@ -1,0 +1,132 @@
+"""Teachers: whoever can say what to do in the state where a world is."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from marl_pool.envs.base import World
+from marl_pool.errors import InputError
+from marl_pool.policies.base import Policy, SpecifiedPolicy, State
+from marl_pool.randomness import Stream
+from marl_pool.tokens import Tokens
+
+if TYPE_CHECKING:
+    from marl_pool.envs.pong_planner import PongPlanner
+
+
+class Answer(NamedTuple):
+    """What a teacher says; ``E`` worlds, ``A`` agents in each."""
+
+    action: Tensor
+    """``(E, A, dim)`` or ``(E, A)`` in the env's units."""
+    logits: Tensor | None
+    """``(E, A, n)`` of its choices; None where it has none."""
+    state: State
+    """Its memory for the next step."""
+
+
+class Teacher(ABC):
+    """Answer for the agents of one group, whoever plays them.
+
+    Attributes:
+        noise_size: uniform numbers that one answer takes.
+        has_logits: whether its answers have logits.
+    """
+
+    noise_size: int = 0
+    has_logits: bool = False
+
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        """The memory at an episode's start."""
+        return ()
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """The same for teachers that answer alike."""
+
+    def misfit(self, world: World) -> str:
+        """Why it cannot answer in a world; empty if it can."""
+        return ""
+
+    @abstractmethod
+    def answer(
+        self, world: World, tokens: Tokens, state: State, noise: Stream | None
+    ) -> Answer:
+        """Say what to do now.
+
+        Args:
+            world: where its worlds stand.
+            tokens: what it shows the agents, ``(E, A)``, unperturbed.
+            state: the memory, from `initial_state` or the last answer.
+            noise: ``(E, A · noise_size)`` uniform numbers.
+        """
+
+
+class PolicyTeacher(Teacher):
+    """A policy that takes its most likely action.
+
+    Args:
+        policy: in eval mode.
+        name: under which it was found.
+    """
+
+    def __init__(self, policy: Policy, name: str) -> None:
+        self.policy, self.name = policy, name
+        self.noise_size = policy.noise_size
+        self.has_logits = isinstance(policy, SpecifiedPolicy) and (
+            policy.actions.discrete
+        )
+
+    @property
+    def identity(self) -> str:
+        """Its name or, if it has weights, a digest of them: a folder's may change."""
+        if not isinstance(self.policy, SpecifiedPolicy):
+            return self.name
+        digest = hashlib.sha256()
+        for name, part in self.policy.state_dict().items():
+            digest.update(name.encode())
+            digest.update(part.cpu().contiguous().numpy())
+        return digest.hexdigest()
+
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        """That of the policy."""
+        return self.policy.initial_state(num_envs, num_agents, num_tokens)
+
+    def answer(
+        self, world: World, tokens: Tokens, state: State, noise: Stream | None
+    ) -> Answer:
+        """Ask the policy; see `Teacher.answer`."""
+        decision = self.policy.act(tokens, state, noise)
+        logits = decision.logits if self.has_logits else None
+        return Answer(self.policy.scale(decision.action), logits, decision.state)
+
+
+class PlannerTeacher(Teacher):
+    """The planner of `Pong`, which reads the console and not the screen.
+
+    Args:
+        planner: of a world with the same options.
+    """
+
+    identity = "planner"
+
+    def __init__(self, planner: "PongPlanner") -> None:
+        self.planner = planner
+
+    def misfit(self, world: World) -> str:
+        """It cannot follow sticky actions; see `Teacher.misfit`."""
+        try:
+            type(self.planner)(world)  # type: ignore[arg-type]
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def answer(
+        self, world: World, tokens: Tokens, state: State, noise: Stream | None
+    ) -> Answer:
+        """Let it look at the console; see `Teacher.answer`."""
+        self.planner.world = world  # type: ignore[assignment]
+        return Answer(self.planner.actions(), None, ())

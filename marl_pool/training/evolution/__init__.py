@@ -1,0 +1,7 @@
+"""Evolution: agents found by the returns of whole populations, without a gradient."""
+
+STRATEGIES: dict[str, str] = {
+    "cma": "marl_pool.training.evolution.cma_es:CMAES",
+    "pgpe": "marl_pool.training.evolution.pgpe:PGPE",
+}
+"""How populations are drawn, and what is learned from their returns."""

@@ -1,0 +1,163 @@
+"""Returns of the members of a population, all in the same worlds."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.errors import InputError
+from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.policies import make_agent
+from marl_pool.policies.agent import Agent
+from marl_pool.policies.base import Policy
+from marl_pool.policies.population import Population, load_vector
+from marl_pool.rollout import Rollout
+
+MAX_WORLDS = 8192
+"""Worlds that are stepped together at most, where nothing else is said."""
+IDLE = 0.25
+"""Share of ended worlds that are still stepped, in worlds that run on."""
+
+
+class Task(NamedTuple):
+    """Episodes to be played by every member of some."""
+
+    worlds: Tensor
+    """``(R,)`` int64 world numbers."""
+    episode: int
+    """Its number, in each of these worlds."""
+    env: dict[str, Any]
+    """``{"name": …, **options}``."""
+
+
+class Played(NamedTuple):
+    """Finished episodes, ``(members, R)``."""
+
+    returns: Tensor
+    """float64, the mean over a world's agents."""
+    lengths: Tensor
+    """int64, in steps."""
+
+
+class Piece(NamedTuple):
+    """A part of what is to be played, small enough for one batch."""
+
+    members: slice
+    worlds: slice
+
+
+class Evaluator:
+    """Plays members of a population, as many at a time as fit one batch.
+
+    Member by member gives the same episodes, and the same returns up to rounding.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        InputError: parts of the configuration that don't fit each other.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.seed, self.device = config["seed"], config["device"]
+        self.options = config["perturbation"]
+        world = self._build(1, config["env"])
+        if len(world.groups) != 1:
+            raise InputError(
+                f"env: evolution finds one policy, {config['env']['name']} has the "
+                f"groups {', '.join(world.groups)}"
+            )
+        ((self.group, group),) = world.groups.items()
+        self.agent: Agent = make_agent(
+            group.tokens, group.action_space, **config["policy"], seed=self.seed
+        ).to(self.device)
+        self.agent.eval()
+        self._perturbation()
+        # A simulator for each member and repetition would be thousands of them.
+        most = config["repetitions"] if world.simulated else MAX_WORLDS
+        self.max_worlds: int = config["max_worlds"] or most
+        self._kept: tuple[Any, World] | None = None
+
+    def pieces(self, members: int, worlds: int, shares: int = 1) -> Iterator[Piece]:
+        """Cut what is to be played into batches.
+
+        Args:
+            members: how many.
+            worlds: R, that each of them plays.
+            shares: processes that want a piece each, at least.
+        """
+        columns = min(worlds, self.max_worlds)
+        rows = min(max(1, self.max_worlds // columns), -(-members // shares))
+        for row in range(0, members, rows):
+            for column in range(0, worlds, columns):
+                yield Piece(
+                    slice(row, min(row + rows, members)),
+                    slice(column, min(column + columns, worlds)),
+                )
+
+    def check(self, env: Mapping[str, Any]) -> None:
+        """Refuse options that worlds cannot be made of.
+
+        Raises:
+            InputError: an unknown option, or a number out of range.
+        """
+        self._build(1, env)
+
+    def play(self, vectors: Tensor, task: Task) -> Played:
+        """Play one episode for each member and world.
+
+        Args:
+            vectors: ``(members, n)`` parameters in the order of `to_vector`.
+            task: what is played; the same for all of them.
+        """
+        shape = (len(vectors), len(task.worlds))
+        returns = torch.zeros(shape, dtype=torch.float64)
+        lengths = torch.zeros(shape, dtype=torch.int64)
+        for piece in self.pieces(*shape):
+            worlds = task.worlds[piece.worlds]
+            part = self._play(vectors[piece.members], task._replace(worlds=worlds))
+            returns[piece], lengths[piece] = part
+        return Played(returns, lengths)
+
+    def _play(self, vectors: Tensor, task: Task) -> Played:
+        """Play what fits one batch."""
+        shape = (len(vectors), len(task.worlds))
+        world = self._world(len(vectors) * len(task.worlds), task.env)
+        world.renumber(task.worlds.repeat(len(vectors)), task.episode)
+        rollout = Rollout(
+            world,
+            {self.group: self._policy(vectors)},
+            perturbation=self._perturbation(),
+        )
+        episodes = rollout.episodes(idle=IDLE if world.runs_on else 0.0)
+        returns = episodes.returns[self.group].mean(1).cpu().view(shape)
+        return Played(returns, episodes.lengths.cpu().view(shape))
+
+    def _policy(self, vectors: Tensor) -> Policy:
+        if len(vectors) > 1:
+            return Population(self.agent, vectors.to(self.agent.low))
+        load_vector(self.agent, vectors[0].to(self.agent.low))
+        return self.agent
+
+    def _perturbation(self) -> Perturbation | None:
+        if self.options["name"] == "none":
+            return None
+        return make_perturbation(specs=[self.agent.spec], **self.options)
+
+    def _world(self, num_envs: int, env: dict[str, Any]) -> World:
+        """A world of these options: that of the last call, if it was like this."""
+        wanted = (num_envs, env)
+        if self._kept is None or self._kept[0] != wanted:
+            # First let go of the old one, and of the processes that it may have.
+            self._kept = None
+            self._kept = (wanted, self._build(num_envs, env))
+        return self._kept[1]
+
+    def _build(self, num_envs: int, env: Mapping[str, Any]) -> World:
+        return make_batched_env(
+            num_envs=num_envs, seed=self.seed, device=self.device, **env
+        )

@@ -1,0 +1,247 @@
+"""The driver: ask, play, tell, validate, log, checkpoint."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_pool import names
+from marl_pool.errors import StoppedError
+from marl_pool.policies.population import load_vector
+from marl_pool.policies.storage import save_policies
+from marl_pool.progress import Progress
+from marl_pool.randomness import VALIDATION_WORLDS
+from marl_pool.runs import Run, iteration_of
+from marl_pool.training.evolution import STRATEGIES
+from marl_pool.training.evolution.curriculum import check_options, env_at
+from marl_pool.training.evolution.evaluator import Evaluator, Task
+from marl_pool.training.evolution.start import start_vector
+from marl_pool.training.evolution.strategy import Strategy
+from marl_pool.training.evolution.workers import Player, players
+from marl_pool.training.interrupt import Interruptible
+
+SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
+"""Files of a checkpoint, and the folder of the best solution so far."""
+
+
+def evolve(run: Run, config: Mapping[str, Any]) -> None:
+    """Evolve until the generations or the seconds are used up.
+
+    It goes on from the last checkpoint, if there is one.
+
+    Args:
+        run: takes the metrics, the checkpoints and the best policy.
+        config: composed and checked, as in ``run.config``.
+
+    Raises:
+        InputError: parts of the configuration that don't fit each other.
+        StoppedError: a return was not finite, a worker failed for good, or the disk is
+            full; the last good checkpoint stays.
+    """
+    torch.set_num_threads(config["threads"])
+    evolution = Evolution(run, config)
+    if config != run.config:
+        run.write_config(config)
+    with players(evolution.evaluator, config, run) as player:
+        evolution.loop(player)
+
+
+class Validation(NamedTuple):
+    """Mean returns in the worlds by which solutions are chosen."""
+
+    favourite: float
+    best_sample: float
+
+
+class Evolution:
+    """One process's search of one run.
+
+    Args:
+        run: takes the results.
+        config: of the run.
+
+    Raises:
+        InputError: parts of the configuration that don't fit each other.
+    """
+
+    def __init__(self, run: Run, config: Mapping[str, Any]) -> None:
+        self.run, self.config = run, config
+        self.evaluator = Evaluator(config)
+        self._check_curriculum()
+        agent, options = self.evaluator.agent, dict(config["evolution"])
+        start = start_vector(config["init"], agent, config["plugins"])
+        self.strategy: Strategy = names.build(
+            options.pop("name"),
+            STRATEGIES,
+            "evolution",
+            Strategy,
+            options,
+            {"start": start.cpu(), "seed": config["seed"]},
+        )
+        self.generation = self.steps = self.episodes = 0
+        self.seconds = 0.0
+        self.best: Tensor = start.double().cpu()
+
+    def loop(self, player: Player) -> None:
+        """Run generations; see `evolve`."""
+        self._resume()
+        limit, total = self.config["time_limit"], self.config["total_generations"]
+        began = time.monotonic()
+        with (
+            Progress(
+                total, unit="generations", done=self.generation, time_limit=limit
+            ) as progress,
+            Interruptible() as ctrl_c,
+        ):
+            while self.generation < total and not ctrl_c.asked:
+                self._iterate(player, progress)
+                if limit is not None and time.monotonic() - began >= limit:
+                    break
+        self._save()
+        if ctrl_c.asked:
+            raise KeyboardInterrupt
+
+    def _iterate(self, player: Player, progress: Progress) -> None:
+        began, number = time.monotonic(), self.generation + 1
+        vectors = self.strategy.ask(number)
+        share = (number - 1) / self.config["curriculum_generations"]
+        worlds = torch.arange(self.config["repetitions"])
+        played = player.play(vectors, Task(worlds, number, self._env(share)))
+        fitness = played.returns.mean(1)
+        if not fitness.isfinite().all():
+            raise self._stopped("a return is not finite")
+        self.strategy.tell(vectors, fitness)
+        self.generation = number
+        self.steps += int(played.lengths.sum())
+        self.episodes += played.lengths.numel()
+        row = {
+            "iteration": number,
+            "env_steps": self.steps,
+            "episodes": self.episodes,
+            "seconds": self.seconds,
+            "fitness_mean": float(fitness.mean()),
+            "fitness_max": float(fitness.max()),
+            "fitness_min": float(fitness.min()),
+            "step_size": self.strategy.step_size,
+        }
+        if number == 1 or number % self.config["validation"]["every"] == 0:
+            found = self._validate(player, vectors[fitness.argmax()])
+            row["validation_favourite"] = found.favourite
+            row["validation_best_sample"] = found.best_sample
+        seconds = time.monotonic() - began
+        self.seconds += seconds
+        row["seconds"] = self.seconds
+        row["generations_per_second"] = 1 / seconds
+        row["rollouts_per_second"] = played.lengths.numel() / seconds
+        with self._writing("metrics.csv"):
+            self.run.log(row)
+        progress.update(
+            number,
+            fitness=row["fitness_mean"],
+            best=self.run.best.score if self.run.best else float("nan"),
+            rollouts_per_second=row["rollouts_per_second"],
+        )
+        if number % self.config["checkpoint"]["every"] == 0:
+            self._save()
+
+    def _check_curriculum(self) -> None:
+        if not self.config["curriculum"]:
+            return
+        check_options(self.config["env"], self.config["curriculum"])
+        for share in (0.0, 1.0):
+            self.evaluator.check(self._env(share))
+
+    def _env(self, share: float) -> dict[str, Any]:
+        """Training's worlds when ``share`` of the curriculum is done."""
+        return env_at(self.config["env"], self.config["curriculum"], share)
+
+    def _validate(self, player: Player, best_sample: Tensor) -> Validation:
+        """Measure the favourite and a member; the best so far is the run's policy."""
+        count = self.config["validation"]["episodes"]
+        worlds = torch.arange(count) + VALIDATION_WORLDS
+        vectors = torch.stack((self.strategy.favourite, best_sample))
+        played = player.play(vectors, Task(worlds, 0, dict(self.config["env"])))
+        returns = played.returns.mean(1)
+        if not returns.isfinite().all():
+            raise self._stopped("a return of the validation is not finite")
+        best, score = self.run.best, float(returns.max())
+        if best is None or score > best.score:
+            self.best = vectors[returns.argmax()]
+            with self._writing("the policy"):
+                with self.run.save_policy_dir() as folder:
+                    self._save_policy(self.best, folder)
+                self.run.mark_best(self.generation, score)
+        return Validation(*returns.tolist())
+
+    def _save_policy(self, vector: Tensor, folder: Path) -> None:
+        agent, group = self.evaluator.agent, self.evaluator.group
+        load_vector(agent, vector.to(agent.low))
+        save_policies({group: agent}, {group: group}, folder)
+
+    def _save(self) -> None:
+        """Checkpoint: the search, its favourite and the best solution so far."""
+        latest = self.run.latest_checkpoint()
+        saved = 0 if latest is None else iteration_of(latest)
+        if self.generation == saved:
+            return
+        with self._writing("the checkpoint"):
+            with self.run.checkpoint(self.generation) as folder:
+                self._write_checkpoint(folder)
+            self.run.prune(self.config["checkpoint"]["keep"])
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        state = self.strategy.state_dict()
+        np.savez(folder / SEARCH, best=self.best.numpy(), allow_pickle=False, **state)
+        self._save_policy(self.strategy.favourite, folder / "policy")
+        self._save_policy(self.best, folder / BEST)
+        counts = {
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "seconds": self.seconds,
+        }
+        (folder / STATE).write_text(json.dumps(counts))
+
+    def _resume(self) -> None:
+        checkpoint = self.run.latest_checkpoint()
+        if checkpoint is not None:
+            try:
+                self._load(checkpoint)
+            except Exception as error:
+                # A damaged file fails in many ways; all mean the same to a user.
+                reason = " ".join(str(error).split())[:200]
+                raise StoppedError(
+                    f"{checkpoint} cannot be read: {reason}; remove it to go on from "
+                    "the checkpoint before"
+                ) from error
+        with self._writing("metrics.csv"):
+            self.run.resume_at(self.generation)
+
+    def _load(self, checkpoint: Path) -> None:
+        counts = json.loads((checkpoint / STATE).read_text())
+        with np.load(checkpoint / SEARCH, allow_pickle=False) as arrays:
+            state = dict(arrays)
+        self.best = torch.from_numpy(state.pop(BEST))
+        self.strategy.load_state_dict(state)
+        self.steps, self.episodes = counts["steps"], counts["episodes"]
+        self.seconds = counts["seconds"]
+        self.generation = iteration_of(checkpoint)
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Stop with one line if the disk is full or gone."""
+        try:
+            yield
+        except OSError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise self._stopped(f"cannot write {what}: {reason}") from error
+
+    def _stopped(self, reason: str) -> StoppedError:
+        checkpoint = self.run.latest_checkpoint()
+        kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
+        return StoppedError(f"generation {self.generation + 1}: {reason}; {kept}")

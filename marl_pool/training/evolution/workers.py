@@ -1,0 +1,144 @@
+"""Who plays the episodes: this process, or Ray actors on one machine or a cluster."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from marl_pool.errors import InputError, StoppedError
+from marl_pool.runs import Run
+from marl_pool.training.evolution.evaluator import Evaluator, Piece, Played, Task
+
+RESTARTS = 1
+"""How often an actor that died is started again, and its piece tried again."""
+
+
+class Player(Protocol):
+    """What plays a population; see `Evaluator.play`."""
+
+    def play(self, vectors: Tensor, task: Task) -> Played:
+        """Play one episode for each member and world."""
+
+
+@contextmanager
+def players(
+    evaluator: Evaluator, config: Mapping[str, Any], run: Run
+) -> Iterator[Player]:
+    """Yield who plays, as ``config["resources"]`` says.
+
+    Args:
+        evaluator: of this process.
+        config: of the run.
+        run: takes the tracebacks.
+
+    Raises:
+        InputError: ray cannot be started or joined, or lacks GPUs.
+    """
+    resources = config["resources"]
+    if not resources["num_workers"]:
+        yield evaluator
+        return
+    from marl_pool.training.cluster import ray_session
+
+    with ray_session(resources["address"], num_cpus=resources["num_workers"] + 1):
+        yield Workers(evaluator, config, run)
+
+
+class Workers:
+    """Evaluators in Ray actors, each taking the next piece when it has done one.
+
+    Args:
+        evaluator: of this process; cuts the work.
+        config: of the run.
+        run: takes the tracebacks.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, config: Mapping[str, Any], run: Run
+    ) -> None:
+        import ray
+
+        self.evaluator, self.run = evaluator, run
+        resources = config["resources"]
+        gpus = resources["num_gpus_per_worker"]
+        wanted = gpus * resources["num_workers"]
+        there = ray.cluster_resources().get("GPU", 0)
+        if wanted > there:
+            raise InputError(
+                f"resources: {wanted:g} GPUs are asked for, ray has {there:g}"
+            )
+        actor = ray.remote(
+            num_cpus=1,
+            num_gpus=gpus,
+            max_restarts=RESTARTS,
+            max_task_retries=RESTARTS,
+        )(Worker)
+        self.actors = [actor.remote(config) for _ in range(resources["num_workers"])]
+
+    def play(self, vectors: Tensor, task: Task) -> Played:
+        """Play one episode for each member and world.
+
+        Raises:
+            StoppedError: a world raised, or an actor died again.
+        """
+        import ray
+
+        shape = (len(vectors), len(task.worlds))
+        returns = torch.zeros(shape, dtype=torch.float64)
+        lengths = torch.zeros(shape, dtype=torch.int64)
+        todo = self.evaluator.pieces(*shape, shares=len(self.actors))
+        idle, running = list(self.actors), dict[Any, tuple[Any, Piece]]()
+        while True:
+            for actor, piece in zip(list(idle), todo, strict=False):
+                idle.remove(actor)
+                part = task._replace(worlds=task.worlds[piece.worlds])
+                future = actor.play.remote(vectors[piece.members].numpy(), part)
+                running[future] = (actor, piece)
+            if not running:
+                return Played(returns, lengths)
+            for future in ray.wait(list(running))[0]:
+                actor, piece = running.pop(future)
+                returns[piece], lengths[piece] = self._get(future)
+                idle.append(actor)
+
+    def _get(self, future: Any) -> Played:
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            played: Played = ray.get(future)
+        except RayTaskError as error:
+            file = self.run.write_error(str(error))
+            cause = error.cause
+            raise StoppedError(
+                f"a worker failed: {type(cause).__name__}: {_line(cause)}; "
+                f"traceback in {file}"
+            ) from error
+        except RayActorError as error:
+            file = self.run.write_error(str(error))
+            raise StoppedError(
+                f"a worker died, was started again and died again; see {file}"
+            ) from error
+        return played
+
+
+class Worker:
+    """An evaluator in a process of its own, on one core.
+
+    Args:
+        config: of the run.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self.evaluator = Evaluator(config)
+
+    def play(self, vectors: Any, task: Task) -> Played:
+        """Play one episode for each member and world; see `Evaluator.play`."""
+        return self.evaluator.play(torch.from_numpy(vectors), task)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
