@@ -32,6 +32,7 @@ from marl_pool.config.signatures import (
     summary,
 )
 from marl_pool.evaluation.settings import EvaluateSettings, RenderSettings
+from marl_pool.training.cloning.settings import CloneRunSettings
 from marl_pool.training.settings import EvolveSettings, PPOSettings, TrainSettings
 from marl_pool.types import Device, PositiveInt, Probability, Seed
 
@@ -210,6 +211,7 @@ def test_group_file_agrees_with_the_signature(group, option):
     [
         ("train", TrainSettings),
         ("evolve", EvolveSettings),
+        ("clone", CloneRunSettings),
         ("evaluate", EvaluateSettings),
         ("render", RenderSettings),
     ],
@@ -444,8 +446,9 @@ def test_a_suite_is_chosen_by_name():
     quick = compose("evaluate", ["suite=quick"])["perturbations"]
     assert [entry["severities"] for entry in quick] == [[1.0], [1.0], [0.5], [0.1]]
     assert "suite" not in compose("evaluate")
-    assert "unknown suite 'quik': choose from attention_neuron, quick, standard" in refusal(
-        "evaluate", "suite=quik"
+    assert (
+        "unknown suite 'quik': choose from attention_neuron, quick, standard"
+        in refusal("evaluate", "suite=quik")
     )
 
 

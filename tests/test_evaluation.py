@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,19 @@ import torch
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError
-from marl_pool.evaluation.cases import label
+from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.episodes import play
 from marl_pool.evaluation.results import (
+    NAMES,
+    Files,
     Result,
-    new_paths,
     print_table,
     write_csv,
     write_json,
 )
 from marl_pool.evaluation.robustness import evaluate, evaluate_run
-from marl_pool.evaluation.subject import Subject, cpu_threads, in_double, perturb
+from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.evaluation.subject import Subject, cpu_threads, in_double
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
@@ -338,19 +341,13 @@ def test_json_has_null_for_what_is_missing(tmp_path: Path) -> None:
     assert (gap["mean"], gap["gap"]) == (None, "why")
 
 
-def test_new_paths_never_name_a_file_that_exists(tmp_path: Path) -> None:
-    assert [path.name for path in new_paths(tmp_path)] == [
-        "results.csv",
-        "results.json",
-        "robustness.png",
-    ]
+def test_new_files_never_have_the_name_of_one_that_exists(tmp_path: Path) -> None:
+    assert [Files(tmp_path).path(name).name for name in NAMES] == list(NAMES)
     (tmp_path / "robustness.png").touch()
-    (tmp_path / "results-2.csv").touch()
-    assert [path.name for path in new_paths(tmp_path)] == [
-        "results-3.csv",
-        "results-3.json",
-        "robustness-3.png",
-    ]
+    (tmp_path / "codes-2.png").touch()
+    paths = [Files(tmp_path).path(name).name for name in NAMES]
+    assert paths[:3] == ["results-3.csv", "results-3.json", "robustness-3.png"]
+    assert not any((tmp_path / name).exists() for name in paths)
 
 
 def test_table_shows_numbers_and_gaps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,15 +361,13 @@ def test_table_shows_numbers_and_gaps(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 SETTINGS: dict[str, Any] = {
+    **asdict(EvaluateSettings()),
+    "env": None,
     "episodes": 4,
-    "stochastic": False,
     "perturbations": [
         {"name": "shuffle", "every": None, "severities": [1.0]},
         {"name": "inject", "token_type": "noise", "severities": [0.5, 1.0]},
     ],
-    "checkpoint": "best",
-    "seed": 0,
-    "device": "cpu",
     "threads": 1,
 }
 

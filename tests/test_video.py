@@ -1,5 +1,6 @@
 """Videos: what a frame shows, and files that a browser's codec can read back."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError
+from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.subject import in_double
 from marl_pool.evaluation.video import Attention, Film, attention_of, render_run
 from marl_pool.evaluation.webm import Writer, captioned
@@ -275,16 +277,11 @@ def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
 
 
 SETTINGS: dict[str, Any] = {
-    "episodes": 1,
+    **asdict(RenderSettings()),
     "perturbation": {"name": "none"},
-    "attention": True,
-    "head": "mean",
-    "seed": 0,
+    "env": None,
     "size": 96,
     "fps": 10,
-    "stochastic": False,
-    "checkpoint": "best",
-    "device": "cpu",
     "threads": 1,
 }
 
@@ -336,6 +333,7 @@ def test_a_perturbation_names_the_file_and_is_written_in_it(
         ({"head": 1}, "head: expected mean or 0 to 0, got 1"),
         ({"perturbation": {"name": "shufle"}}, "unknown perturbation 'shufle'"),
         ({"checkpoint": 3}, "has no policy 3"),
+        ({"top_patches": 3}, "top_patches: expected 0 for the env simple_centroid"),
     ],
 )
 def test_bad_settings_leave_no_file(

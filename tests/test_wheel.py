@@ -66,10 +66,12 @@ def test_it_works_from_elsewhere_without_ray(site, tmp_path):
     )
 
 
-def test_it_holds_every_configuration(site):
+def test_it_holds_every_configuration_and_pretrained_policy(site):
     packaged = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "marl_pool" / "configs").rglob("*.yaml")
+        for folder in ("configs", "pretrained")
+        for path in (ROOT / "marl_pool" / folder).rglob("*.*")
+        if path.suffix in (".yaml", ".json", ".safetensors")
     }
     assert packaged
     assert all((site / name).is_file() for name in packaged)

@@ -242,8 +242,7 @@ def _suits(
     kind = VERBS[verb]
     if group in kind.presets:
         return all(
-            chosen in kind.sections
-            and value in options_for(verb, chosen, config_dir)
+            chosen in kind.sections and value in options_for(verb, chosen, config_dir)
             for chosen, value in _choices(option, files)
         )
     if any(group in other.own for other in VERBS.values()):

@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from marl_pool.envs.base import World
 from marl_pool.envs.drawing import opencv
 from marl_pool.errors import UnfitTokensError
 from marl_pool.evaluation.cases import OtherWorld, perturb
-from marl_pool.evaluation.recording import SHUFFLED
+from marl_pool.evaluation.recording import SHUFFLED, blank_tokens
 from marl_pool.evaluation.subject import Subject
-from marl_pool.evaluation.video import Film, attention_of
+from marl_pool.evaluation.video import Film
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
 
@@ -39,7 +40,7 @@ def draw_attended(subject: Subject, others: Sequence[OtherWorld], path: Path) ->
     if world.patch_grid is None:
         name = subject.env["name"]
         raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
-    _require_attention(subject, world)
+    _require_attention(subject)
     rows = [
         _row(subject.worlds(1), subject.policies, "clean", shuffled=False),
         _row(subject.worlds(1), subject.policies, "shuffled", shuffled=True),
@@ -67,11 +68,9 @@ def _row(
     return [frames[moment] for moment in moments]
 
 
-def _require_attention(subject: Subject, world: World) -> None:
-    rollout = Rollout(world, subject.policies)
-    name = next(iter(world.groups))
-    tokens, memory = rollout.tokens[name], rollout.states[name]
-    policy, count = subject.policies[name], tokens.num_tokens
-    if attention_of(policy, tokens, {}, count, memory=memory) is None:
-        kind = type(policy).__name__
-        raise UnfitTokensError(f"expected attention to patches, which {kind} has not")
+def _require_attention(subject: Subject) -> None:
+    name, policy = next(iter(subject.policies.items()))
+    with torch.no_grad():
+        if policy.weights(blank_tokens(subject, name)) is None:
+            kind = type(policy).__name__
+            raise UnfitTokensError(f"expected attention, which {kind} has not")

@@ -89,12 +89,19 @@ def require_codes(subject: Subject) -> None:
     if len(groups) > 1:
         raise UnfitTokensError(f"expected one group of agents, got {', '.join(groups)}")
     (policy,) = subject.policies.values()
-    world = subject.worlds(1)
-    world.reset()
     with torch.no_grad():
-        if policy.latent(world.observe()[groups[0]]) is None:
+        if policy.latent(blank_tokens(subject, groups[0])) is None:
             kind = type(policy).__name__
             raise UnfitTokensError(f"expected a sensory layer, which {kind} has not")
+
+
+def blank_tokens(subject: Subject, group: str) -> Tokens:
+    """Zeros in the form of what one agent sees, without playing anything."""
+    spec = subject.worlds(1).groups[group].tokens
+    shape = (1, 1, spec.num_tokens)
+    types = torch.zeros(shape, dtype=torch.int64, device=subject.device)
+    features = types.new_zeros(*shape, spec.num_features)
+    return Tokens(features.to(getattr(torch, spec.dtype)), types, types.bool())
 
 
 class _Recorder:

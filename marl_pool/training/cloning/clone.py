@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
-from torch import Tensor
 
 from marl_pool.atomic import new_folder
 from marl_pool.envs import make_batched_env
@@ -20,18 +18,21 @@ from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.progress import Progress
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run, iteration_of
-from marl_pool.training.cloning.batches import Batch, Sampler
+from marl_pool.training.cloning.batches import Sampler
 from marl_pool.training.cloning.casting import has_memory, make_cast, make_student
 from marl_pool.training.cloning.collect import PLAY_WORLDS
 from marl_pool.training.cloning.fitting import check_fit_together, disturbance_of
 from marl_pool.training.cloning.learner import NOTHING, Learner, Score
 from marl_pool.training.cloning.rounds import FOLDER, Rounds
+from marl_pool.training.cloning.saving import load_learner, save_learner
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.fixed import frozen_module, with_absolute_folders
 from marl_pool.training.interrupt import Interruptible
 
-PROGRESS, STATE, TEACHER = "progress.json", "learner.safetensors", "teacher"
+PROGRESS, TEACHER = "progress.json", "teacher"
+COUNTS = ("round", "batch", "samples", "seconds", "best_round")
+"""What the driver counts, and a checkpoint holds."""
 
 
 def clone(
@@ -39,9 +40,9 @@ def clone(
     config: Mapping[str, Any],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Clone until all rounds are learned or the seconds are used up.
+    """Clone until all batches are learned or the seconds are used up.
 
-    It goes on from the last checkpoint.
+    It goes on from the last checkpoint, if there is one.
 
     Args:
         run: takes trajectories, metrics, checkpoints and the best policy.
@@ -69,6 +70,9 @@ class Driver:
         run: takes the results.
         config: of the run.
         should_stop: see `clone`.
+
+    Raises:
+        InputError: parts of the configuration that don't fit each other.
     """
 
     def __init__(
@@ -87,12 +91,12 @@ class Driver:
                 f"clone.soft: expected false: the teacher {config['teacher']} has no "
                 "logits"
             )
-        self.group = world.groups[self.cast.group]
-        self.student = make_student(config, self.group)
-        self.disturbance = disturbance_of(config, settings, self.group.tokens)
-        self.rounds = Rounds(
-            config, settings, self.cast, run.path / FOLDER, self.disturbance
-        )
+        group = world.groups[self.cast.group]
+        self.student = make_student(config, group)
+        self.whole = has_memory(self.student, group.tokens.num_tokens)
+        self.disturbance = disturbance_of(config, settings, group.tokens)
+        folder = run.path / FOLDER
+        self.rounds = Rounds(config, settings, self.cast, folder, self.disturbance)
         self.learner = Learner(
             self.student,
             lr=settings.lr,
@@ -102,37 +106,26 @@ class Driver:
             bfloat16=settings.bfloat16,
         )
         self.round = self.batch = self.iteration = self.samples = 0
-        self.seconds = 0.0
-        self.best_round = -1
+        self.seconds, self.best_round = 0.0, -1
         self.played, self.played_at = math.nan, -1
         self.validation_loss = math.inf
         self.ctrl_c = Interruptible()
 
     def loop(self) -> None:
-        """Learn; see `clone`."""
+        """Collect and learn, round by round; see `clone`."""
         self._resume()
-        limit, began = self.config["time_limit"], time.monotonic()
+        began = time.monotonic()
         for number in range(self.settings.rounds + 1):
             begun = number <= self.round
-            self.rounds.add(number, self.student.eval(), None if begun else self.batch)
+            with self._writing("the trajectories"):
+                learned = None if begun else self.batch
+                self.rounds.add(number, self.student.eval(), learned)
             self.round = max(self.round, number)
             self._keep_teacher()
             end = self._end(number)
             if self.batch >= end:
                 continue
-            self._begin_round()
-            left = None if limit is None else limit - (time.monotonic() - began)
-            with (
-                Progress(
-                    self.config["total_batches"],
-                    unit="batches",
-                    done=self.batch,
-                    time_limit=left,
-                ) as progress,
-                self.ctrl_c,
-            ):
-                while self.batch < end and not self._must_stop(began):
-                    self._iterate(progress, end)
+            self._learn_round(end, began)
             self._save()
             if self.ctrl_c.asked:
                 raise KeyboardInterrupt
@@ -159,46 +152,54 @@ class Driver:
         late = limit is not None and time.monotonic() - began >= limit
         return late or self.ctrl_c.asked or self.should_stop()
 
-    def _begin_round(self) -> None:
-        train, validation = self.rounds.train, self.rounds.validation
-        assert train is not None
-        assert validation is not None
-        table = None if self.rounds.rows is None else self.rounds.rows.table()
-        self.samplers = [
+    def _learn_round(self, end: int, began: float) -> None:
+        train, validation = self._samplers()
+        total, limit = self.config["total_batches"], self.config["time_limit"]
+        left = None if limit is None else limit - (time.monotonic() - began)
+        with (
+            Progress(
+                total, unit="batches", done=self.batch, time_limit=left
+            ) as progress,
+            self.ctrl_c,
+        ):
+            while self.batch < end and not self._must_stop(began):
+                row = self._iterate(train, validation, end)
+                numbers = ("samples_per_second", "loss", "validation_loss")
+                progress.update(
+                    self.batch,
+                    **{name: row[name] for name in numbers},
+                    return_mean=self.played,
+                )
+
+    def _samplers(self) -> list[Sampler]:
+        """Of the trajectories to learn from, and of those for validation."""
+        rows = self.rounds.rows
+        table = None if rows is None else rows.table()
+        return [
             Sampler(
                 part,
                 table,
                 self.student.actions,
                 self.disturbance,
                 size=self.settings.batch_size,
-                whole=has_memory(self.student, self.group.tokens.num_tokens),
+                whole=self.whole,
             )
-            for part in (train, validation)
+            for part in (self.rounds.train, self.rounds.validation)
+            if part is not None
         ]
 
-    def _iterate(self, progress: Progress, end: int) -> None:
-        began = time.monotonic()
-        train, validation = self.samplers
-        first = self.settings.start(self.round)
-        score, batches = NOTHING, min(self.settings.iteration_batches, end - self.batch)
-        for _ in range(batches):
-            batch = train.batch(self.batch - first, self.batch)
-            lr = self.lr(self.batch)
-            score = score.plus(self.learner.learn(self._here(batch), lr))
-            self.batch += 1
+    def _iterate(
+        self, train: Sampler, validation: Sampler, end: int
+    ) -> dict[str, float]:
+        """Learn some batches, measure, log; return the row of metrics."""
+        began, every = time.monotonic(), self.settings.play_every
+        score = self._learn(train, end)
         learn_seconds = time.monotonic() - began
-        self.iteration, self.samples = self.iteration + 1, self.samples + score.steps
-        if not math.isfinite(float(score.loss)):
-            raise self._stopped("the loss is not finite")
-        measured = NOTHING
-        for batch in validation.all(self.settings.validation_steps):
-            measured = measured.plus(self.learner.measure(self._here(batch)))
-        self.validation_loss = float(measured.loss) / measured.steps
-        if self.settings.play_every and (
-            self.iteration % self.settings.play_every == 0
-        ):
+        measured = self._measure(validation)
+        if every and self.iteration % every == 0:
             self._play()
         self.seconds += time.monotonic() - began
+        played = self.played if self.played_at == self.iteration else math.nan
         row = {
             "iteration": self.iteration,
             "round": self.round,
@@ -207,10 +208,8 @@ class Driver:
             "seconds": self.seconds,
             **self._scores("", score),
             **self._scores("validation_", measured),
-            "return_mean": (
-                self.played if self.played_at == self.iteration else math.nan
-            ),
-            "lr": lr,
+            "return_mean": played,
+            "lr": self.lr(self.batch - 1),
             "gradient_norm": float(self.learner.gradient_norm),
             "trajectories": len(train.trajectories),
             "trajectory_steps": train.trajectories.num_steps,
@@ -219,19 +218,30 @@ class Driver:
         }
         with self._writing("metrics.csv"):
             self.run.log(row)
-        progress.update(
-            self.batch,
-            **{
-                name: row[name]
-                for name in ("samples_per_second", "loss", "validation_loss")
-            },
-            return_mean=self.played,
-        )
         if self.iteration % self.config["checkpoint"]["every"] == 0:
             self._save()
+        return row
 
-    def _here(self, batch: Batch) -> Batch:
-        return batch.to(self.config["device"])
+    def _learn(self, train: Sampler, end: int) -> Score:
+        """An iteration's batches, none beyond ``end``."""
+        first, score = self.settings.start(self.round), NOTHING
+        for _ in range(min(self.settings.iteration_batches, end - self.batch)):
+            batch = train.batch(self.batch - first, self.batch)
+            batch = batch.to(self.config["device"])
+            score = score.plus(self.learner.learn(batch, self.lr(self.batch)))
+            self.batch += 1
+        self.iteration, self.samples = self.iteration + 1, self.samples + score.steps
+        if not math.isfinite(float(score.loss)):
+            raise self._stopped("the loss is not finite")
+        return score
+
+    def _measure(self, validation: Sampler) -> Score:
+        measured = NOTHING
+        for batch in validation.all(self.settings.validation_steps):
+            here = batch.to(self.config["device"])
+            measured = measured.plus(self.learner.measure(here))
+        self.validation_loss = float(measured.loss) / measured.steps
+        return measured
 
     def _scores(self, prefix: str, score: Score) -> dict[str, float]:
         found = {f"{prefix}loss": float(score.loss) / score.steps}
@@ -240,16 +250,13 @@ class Driver:
         return found
 
     def lr(self, batch: int) -> float:
-        """The learning rate of a batch."""
-        settings, done = (
-            self.settings,
-            min(batch / max(self.config["total_batches"] - 1, 1), 1.0),
-        )
+        """The learning rate of a batch, by its number."""
+        settings = self.settings
         if settings.decay == "constant":
             return settings.lr
-        left = 1 - done
+        left = 1 - min(batch / max(self.config["total_batches"] - 1, 1), 1.0)
         if settings.decay == "cosine":
-            left = (1 + math.cos(math.pi * done)) / 2
+            left = (1 - math.cos(math.pi * left)) / 2
         return settings.lr_end + (settings.lr - settings.lr_end) * left
 
     def _play(self) -> float:
@@ -266,13 +273,9 @@ class Driver:
         self.played, self.played_at = float(returns.mean()), self.iteration
         return self.played
 
-    # Checkpoints
-
     def _save(self) -> None:
         """Checkpoint; the best one's policy becomes the run's."""
-        latest = self.run.latest_checkpoint()
-        last = 0 if latest is None else iteration_of(latest)
-        if self.iteration == last:
+        if self.iteration == self.run.iterations_saved:
             return
         by_return = self.settings.select == "return"
         score = self._play() if by_return else -self.validation_loss
@@ -292,10 +295,9 @@ class Driver:
 
     def _write_checkpoint(self, folder: Path) -> None:
         self._save_policy(folder / "policy")
-        (folder / STATE).write_bytes(save(self._state()))
-        names = ("round", "batch", "samples", "seconds", "best_round")
-        progress = {name: getattr(self, name) for name in names}
-        (folder / PROGRESS).write_text(json.dumps(progress))
+        save_learner(self.learner, folder)
+        counts = {name: getattr(self, name) for name in COUNTS}
+        (folder / PROGRESS).write_text(json.dumps(counts))
 
     def _save_policy(self, folder: Path) -> None:
         group = self.cast.group
@@ -307,24 +309,14 @@ class Driver:
                 modules[groups[name]] = policy
         save_policies(modules, groups, folder)
 
-    def _state(self) -> dict[str, Tensor]:
-        """Weights, and what Adam remembers of each."""
-        state = {
-            f"student/{name}": part for name, part in self.student.state_dict().items()
-        }
-        moments = self.learner.optimizer.state_dict()["state"]
-        for number, own in moments.items():
-            state |= {f"adam/{number}/{name}": part for name, part in own.items()}
-        return {name: part.detach().cpu().contiguous() for name, part in state.items()}
-
     def _resume(self) -> None:
         checkpoint = self.run.latest_checkpoint()
         if checkpoint is not None:
             try:
-                progress = json.loads((checkpoint / PROGRESS).read_text())
-                self._load(load_file(checkpoint / STATE))
-                for name, value in progress.items():
-                    setattr(self, name, value)
+                counts = json.loads((checkpoint / PROGRESS).read_text())
+                load_learner(self.learner, checkpoint)
+                for name in COUNTS:
+                    setattr(self, name, counts[name])
             except Exception as error:
                 # Files can be damaged in many ways; all mean the same to a user.
                 reason = " ".join(str(error).split())[:200]
@@ -335,21 +327,6 @@ class Driver:
             self.iteration = iteration_of(checkpoint)
         with self._writing("metrics.csv"):
             self.run.resume_at(self.iteration)
-
-    def _load(self, state: Mapping[str, Tensor]) -> None:
-        weights: dict[str, Tensor] = {}
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, part in state.items():
-            kind, _, name = key.partition("/")
-            if kind == "student":
-                weights[name] = part
-                continue
-            number, _, moment = name.partition("/")
-            moments.setdefault(int(number), {})[moment] = part
-        self.student.load_state_dict(weights)
-        optimizer = self.learner.optimizer
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
     def _stopped(self, reason: str) -> StoppedError:
         checkpoint = self.run.latest_checkpoint()

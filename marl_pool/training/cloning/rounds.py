@@ -151,13 +151,14 @@ class Rounds:
         for each in found:
             self._refuse_others(each)
         rounds = [load_round(each, self.rows) for each in found]
-        if self.settings.soft and any("logits" not in r.train.steps for r in rounds):
+        if self.settings.soft and any(
+            "logits" not in part.train.steps for part in rounds
+        ):
             raise InputError(
                 f"clone.soft: expected false: {path} holds no logits of the teacher"
             )
-        count, steps = 0, 0
-        for each in rounds:
-            count, steps = count + len(each.train), steps + each.train.num_steps
+        count = sum(len(part.train) for part in rounds)
+        steps = sum(part.train.num_steps for part in rounds)
         print(f"{path}: {count} trajectories, {steps:,} steps", file=sys.stderr)
         return rounds
 

@@ -22,7 +22,7 @@ class PGPE(Strategy):
     r"""Follow the gradient of the expected fitness of a normal distribution.
 
     .. math::
-        \nabla_\mu = \frac{2}{P} \sum_i \frac{u_i^+ - u_i^-}{2} \frac{\epsilon_i}{\sigma}
+        \nabla_\mu = \frac{1}{P} \sum_i (u_i^+ - u_i^-) \frac{\epsilon_i}{\sigma}
 
     over mirrored pairs :math:`\mu \pm \sigma \epsilon_i`. The mean moves by Adam.
 

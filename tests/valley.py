@@ -1,0 +1,89 @@
+"""A quick world of one agent, in which something may go wrong."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from gymnasium import spaces
+
+from marl_pool.envs.base import Group, World
+from marl_pool.tokens import Tokens, TokenSpec
+
+
+class Valley(World):
+    """Stay near 0 on a windy line; one token shows the place.
+
+    ``fault`` happens where world 0 plays ``episode``: "raise", "nan" (a reward), or
+    "kill" of the process, ``kills`` times, counted by files in ``diary``.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        width: float = 1.0,
+        fault: str | None = None,
+        episode: int = 2,
+        kills: int = 1,
+        diary: str = ".",
+        max_steps: int = 5,
+        seed: int = 0,
+        first_world: int = 0,
+        first_episode: int = 0,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(
+            num_envs,
+            max_steps=max_steps,
+            seed=seed,
+            first_world=first_world,
+            first_episode=first_episode,
+            device=device,
+            dtype=dtype,
+            dynamics_size=1,
+        )
+        self.width, self.fault, self.fault_episode = width, fault, episode
+        self.kills, self.diary = kills, Path(diary)
+        self.place = torch.zeros(num_envs, dtype=dtype)
+
+    @property
+    def groups(self):
+        spec = TokenSpec(1, 2, ("place",), has_self=False)
+        return {"agent": Group(1, spec, spaces.Box(-1.0, 1.0, (1,)))}
+
+    def observe(self):
+        place = self.place[:, None, None]
+        features = torch.stack([place, torch.ones_like(place)], -1)
+        types = torch.zeros(features.shape[:3], dtype=torch.int64)
+        return {"agent": Tokens(features, types, torch.zeros_like(types).bool())}
+
+    def _place(self, rows, keys):
+        self.place = self.place.index_copy(
+            0, rows, self.width * (2 * self.draw(keys, 1)[:, 0] - 1)
+        )
+
+    def _advance(self, actions):
+        wind = self.dynamics.next()[:, 0] - 0.5
+        self.place = self.place + 0.5 * actions["agent"][:, 0, 0] + 0.1 * wind
+        rewards = -self.place.square()
+        if ((self.worlds == 0) & (self.episodes == self.fault_episode)).any():
+            rewards = self._fail(rewards)
+        ended = torch.zeros(self.num_envs, dtype=torch.bool)
+        return {"agent": rewards[:, None]}, ended
+
+    def _fail(self, rewards):
+        if self.fault == "raise":
+            raise RuntimeError("a rock\nfell")
+        if self.fault == "nan":
+            return rewards * torch.nan
+        if self.fault == "kill":
+            done = len(list(self.diary.glob("killed-*")))
+            if done < self.kills:
+                (self.diary / f"killed-{done}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return rewards
+
+    def _tensors(self):
+        return {"place": self.place}
