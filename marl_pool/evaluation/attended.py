@@ -21,7 +21,7 @@ STEPS = 240
 MOMENTS = 6
 TOP = 10
 """Patches outlined, as in the paper's figure."""
-SIZE = 240
+SIZE, MARGIN = 240, 8
 
 
 def draw_attended(subject: Subject, others: Sequence[OtherWorld], path: Path) -> None:
@@ -49,8 +49,16 @@ def draw_attended(subject: Subject, others: Sequence[OtherWorld], path: Path) ->
         if not other.gap:
             changed = subject.worlds(1, **other.env)
             rows.append(_row(changed, other.policies, other.label, shuffled=False))
-    sheet = np.concatenate([np.concatenate(row, 1) for row in rows])
+    sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
     opencv().imwrite(str(path), sheet[..., ::-1])
+
+
+def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
+    """Images of one size in a row or a column, with margins between them."""
+    margins = [(0, 0)] * 3
+    margins[axis] = (0, MARGIN)
+    apart = [np.pad(image, margins, constant_values=255) for image in images]
+    return np.concatenate(apart, axis)
 
 
 def _row(

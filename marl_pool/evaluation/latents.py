@@ -137,7 +137,7 @@ def _draw_map(
     axes.set_yticks([])
     # Groups in two columns, a gap between them; samples are rows, frames columns.
     half = GROUPS // 2
-    right = grid[1].subgridspec(half, 2, wspace=0.12, hspace=0.12)
+    right = grid[1].subgridspec(half, 2, wspace=0.25, hspace=0.15)
     for group, samples in enumerate(pictures):
         cells = right[group % half, group // half].subgridspec(
             SAMPLES, frames, wspace=0.05, hspace=0.05

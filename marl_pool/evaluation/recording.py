@@ -113,7 +113,7 @@ class _Recorder:
         self.codes: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.worlds: list[World] = []
-        self._before = rollout.world.take(rollout.world.worlds * 0)
+        self._before = _first(rollout.world)
 
     def __call__(self, moment: Moment) -> None:
         tokens, state = moment.tokens[self.group], moment.states[self.group]
@@ -124,8 +124,12 @@ class _Recorder:
         self.inputs.append(inputs[:, 0].flatten(1))
         if self.keep_worlds:
             self.worlds.append(self._before)
-            world = moment.world
-            self._before = world.take(torch.zeros_like(world.worlds))
+            self._before = _first(moment.world)
+
+
+def _first(world: World) -> World:
+    """The first world as it stands now."""
+    return world.take(torch.zeros(1, dtype=torch.int64, device=world.device))
 
 
 def _rollout(subject: Subject, world: World, shuffled: bool) -> Rollout:

@@ -90,9 +90,6 @@ class Rounds:
                 raise InputError(
                     "expected options that change neither tokens nor actions"
                 )
-            teacher = self.cast.teacher if self.settings.rounds else None
-            if teacher is not None and (reason := teacher.misfit(world)):
-                raise InputError(reason)
         except InputError as error:
             raise InputError(f"clone.rollout_env: {error}") from error
 

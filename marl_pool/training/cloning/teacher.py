@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from marl_pool.envs.base import World
-from marl_pool.errors import InputError
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens
@@ -46,10 +45,6 @@ class Teacher(ABC):
     @abstractmethod
     def identity(self) -> str:
         """The same for teachers that answer alike."""
-
-    def misfit(self, world: World) -> str:
-        """Why it cannot answer in a world; empty if it can."""
-        return ""
 
     @abstractmethod
     def answer(
@@ -108,21 +103,13 @@ class PlannerTeacher(Teacher):
     """The planner of `Pong`, which reads the console and not the screen.
 
     Args:
-        planner: of a world with the same options.
+        planner: of any world; it is shown others.
     """
 
     identity = "planner"
 
     def __init__(self, planner: "PongPlanner") -> None:
         self.planner = planner
-
-    def misfit(self, world: World) -> str:
-        """It cannot follow sticky actions; see `Teacher.misfit`."""
-        try:
-            type(self.planner)(world)  # type: ignore[arg-type]
-        except InputError as error:
-            return str(error)
-        return ""
 
     def answer(
         self, world: World, tokens: Tokens, state: State, noise: Stream | None

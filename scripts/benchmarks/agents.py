@@ -1,0 +1,116 @@
+"""Rows of evolution and cloning, each beside one after the other in one process."""
+
+import statistics
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import Row, Size, seconds
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.population import load_vector, to_vector
+from marl_pool.policies.sensory import Sensory
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import TokenSpec
+from marl_pool.training.cloning.batches import Batch
+from marl_pool.training.cloning.learner import Learner
+from marl_pool.training.evolution.cma_es import CMAES
+from marl_pool.training.evolution.evaluator import Evaluator, Played, Task
+
+ALONE = 24
+"""Episodes that the comparator plays; its time is scaled by the steps of all."""
+
+
+def generation(size: Size) -> Iterator[Row]:
+    """Generation 1 of CMA-ES from zeros: 256 vectors, 16 CartPole episodes each."""
+    torch.set_num_threads(1)
+    population, repetitions = (4, 2) if size.tiny else (256, 16)
+    chosen = ["experiment=cartpole_attention_neuron", f"device={size.device}"]
+    config = compose("evolve", [*chosen, f"repetitions={repetitions}"])
+    evaluator = Evaluator(config)
+    start = torch.zeros_like(to_vector(evaluator.agent))
+    whole, ratios = [], []
+    for turn in range(1 + size.rounds):
+        strategy = CMAES(start, population=population, seed=turn)
+        task = Task(torch.arange(repetitions), turn + 1, config["env"])
+        done: list[tuple[Tensor, Played]] = []
+
+        def run(strategy: CMAES = strategy, task: Task = task) -> None:
+            vectors = strategy.ask(1)
+            played = evaluator.play(vectors, task)
+            strategy.tell(vectors, played.returns.mean(1))
+            done.append((vectors, played))  # noqa: B023
+
+        whole.append(seconds(run))
+        vectors, played = done[0]
+        batched = seconds(lambda: evaluator.play(vectors, task))  # noqa: B023
+        total = int(played.lengths.sum())
+        ratios.append(_a_step_alone(evaluator, vectors, task) * total / batched)
+    ours, ratio = statistics.median(whole[1:]), statistics.median(ratios[1:])
+    yield Row(
+        "generation/cartpole",
+        ours,
+        "s",
+        f"the same agents one at a time, a step of {ALONE} episodes times all steps",
+        ratio,
+        f"one core, with CMA-ES; {population * repetitions / ours:,.0f} rollouts/s; "
+        "published code: 23.6 s, measured elsewhere",
+    )
+
+
+def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: Task) -> float:
+    """Seconds that a step takes where every agent plays its episodes by itself."""
+    agent, steps, spent = evaluator.agent, 0, 0.0
+    for number in range(min(ALONE, len(vectors))):
+        load_vector(agent, vectors[number].to(agent.low))
+        world = make_batched_env(num_envs=1, device=evaluator.device, **task.env)
+        world.renumber(task.worlds[:1], task.episode)
+        rollout = Rollout(world, {evaluator.group: agent})
+        lengths: list[Tensor] = []
+        spent += seconds(lambda: lengths.append(rollout.episodes().lengths))  # noqa: B023
+        steps += int(lengths[0].sum())
+    return spent / steps
+
+
+def cloning(size: Size) -> Iterator[Row]:
+    """A gradient step on eight whole trajectories of an Ant-sized student."""
+    torch.set_num_threads(1)
+    count, steps = (2, 5) if size.tiny else (8, 500)
+    spec = TokenSpec(28, 1, ("channel",), has_self=False)
+    actions = ActionSpec(low=(-1.0,) * 8, high=(1.0,) * 8)
+    student = Sensory(
+        spec,
+        actions,
+        pooling={"name": "attention_neuron", "num_codes": 32},
+        hidden=[32, 32],
+        seed=0,
+    ).to(size.device)
+    generator = torch.Generator().manual_seed(0)
+    batch = Batch(
+        features=torch.randn(count, steps, 28, 1, generator=generator),
+        padding=None,
+        before=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
+        label=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
+        logits=None,
+        valid=torch.ones(count, steps, dtype=torch.bool),
+    ).to(size.device)
+    rows = [
+        Batch._make(part if part is None else part[i : i + 1] for part in batch)
+        for i in range(count)
+    ]
+    learner = Learner(student, lr=3e-4, grad_clip=0.1)
+    together, alone = [], []
+    for _ in range(1 + size.rounds):
+        together.append(seconds(lambda: learner.learn(batch)))
+        alone.append(seconds(lambda: [learner.learn(row) for row in rows]))
+    pairs = zip(alone[1:], together[1:], strict=True)
+    yield Row(
+        "clone/ant",
+        statistics.median(together[1:]),
+        "s",
+        f"one trajectory after the other: {statistics.median(alone[1:]):.3g} s",
+        statistics.median(a / b for a, b in pairs),
+        f"{count} trajectories of {steps} steps, all steps back; one core",
+    )
