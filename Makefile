@@ -26,7 +26,7 @@ $(BIN)/.demo: $(BIN)/.torch pyproject.toml
 	touch $@
 
 $(BIN)/.dev: $(BIN)/.torch pyproject.toml
-	$(PIP) --editable '.[rllib,plots,analysis,atari,box2d,bullet,mujoco,dev]'
+	$(PIP) --editable '.[rllib,plots,evolve,analysis,atari,box2d,bullet,mujoco,dev]'
 	touch $@
 
 demo: $(BIN)/.demo  ## Install, train AdaPool for two minutes, evaluate it, render a video

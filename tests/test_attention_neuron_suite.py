@@ -87,7 +87,7 @@ def token_policy() -> SpecifiedPolicy:
         group.action_space,
         pooling=NEURON,
         encoder="identity",
-        init_std=1.0,
+        init_std=0.2,
         trunk="separate",
         seed=1,
     )

@@ -149,7 +149,7 @@ def test_bare_command_and_help_name_every_verb(capsys):
     assert stopped.value.code == 0
     assert capsys.readouterr().out == bare
     for verb in cli.VERBS:
-        assert f"\n    {verb} " in bare
+        assert f"\n    {verb}" in bare
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -162,7 +162,7 @@ def test_help_of_a_verb_shows_examples(verb, capsys):
     if verb in ("train", "sweep", "evaluate", "render"):
         assert f"marl-pool {verb} --cfg" in text
     if verb == "train":
-        assert "pooling=ada|attention_neuron|avg|cls|flatten|max" in text
+        assert "pooling=ada|attention_neuron|avg|cls|" in text
 
 
 def test_the_examples_of_the_help_are_understood(capsys, provide, tmp_path):
@@ -212,7 +212,7 @@ def test_cfg_prints_the_composed_config(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "unknown command 'trian': choose from evaluate, list, render, "),
+        (["trian"], "unknown command 'trian': choose from clone, evaluate, evolve, "),
         (["trian"], "Did you mean 'train'?"),
         (["train", "pooling"], "'pooling': expected a flag or key=value"),
         (["train", "--num-envrunners=3"], "Did you mean --num-env-runners?"),

@@ -445,7 +445,7 @@ def test_the_time_limit_ends_a_run_that_resumes(tmp_path):
 
 
 def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
-    run = tiny("env.fault=nan", "env.episode=4", path=tmp_path / "run")
+    run = tiny("env.fault=poison", "env.episode=4", path=tmp_path / "run")
     with pytest.raises(
         StoppedError, match="generation 4: a return is not finite; kept"
     ):

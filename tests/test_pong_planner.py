@@ -387,7 +387,7 @@ def test_plans_are_those_of_aims_tried_one_by_one() -> None:
         player.step(2 if time % 140 > 90 else player.action)
     won = Outcome.WON
     assert {outcome for outcome, _ in met} == set(Outcome)
-    assert {first for outcome, first in met if outcome is won} == {True, False}
+    assert (won, False) in met  # by an aim that is tried only if the others fail
 
 
 def test_a_safe_aim_is_drawn_anew_each_time() -> None:
@@ -472,12 +472,15 @@ def test_clean_games_are_won() -> None:
 
 
 @pytest.mark.slow
-def test_a_sticky_game_is_won() -> None:
+def test_sticky_games_are_won() -> None:
     world = begun(2, seed=3, actions="moves", sticky_actions=0.25)
-    planner, total = PongPlanner(world), torch.zeros(2, 1)
+    planner, won, lost = PongPlanner(world), 0, 0
     for _ in range(1500):
-        total += world.step({"agent": planner.actions()}).rewards["agent"]
-    assert (total >= 2).all()
+        rewards = world.step({"agent": planner.actions()}).rewards["agent"]
+        won += int((rewards > 0).sum())
+        lost += int((rewards < 0).sum())
+    assert won >= 6
+    assert lost <= 2
 
 
 # Bad input

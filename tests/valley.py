@@ -14,8 +14,8 @@ from marl_pool.tokens import Tokens, TokenSpec
 class Valley(World):
     """Stay near 0 on a windy line; one token shows the place.
 
-    ``fault`` happens where world 0 plays ``episode``: "raise", "nan" (a reward), or
-    "kill" of the process, ``kills`` times, counted by files in ``diary``.
+    ``fault`` happens where world 0 plays ``episode``: "raise", "poison" (rewards are
+    NaN), or "kill" of the process, ``kills`` times, counted by files in ``diary``.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Valley(World):
     def _fail(self, rewards):
         if self.fault == "raise":
             raise RuntimeError("a rock\nfell")
-        if self.fault == "nan":
+        if self.fault == "poison":
             return rewards * torch.nan
         if self.fault == "kill":
             done = len(list(self.diary.glob("killed-*")))

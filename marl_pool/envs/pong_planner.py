@@ -12,10 +12,12 @@ from marl_pool.errors import InputError
 class PongPlanner:
     r"""Say what to do in the states where a `Pong` world's games are.
 
-    Without sticky actions it wins 21 : 0 from each of the 31 starts. It is no policy,
-    since it does not look at the screen: a second console for each game, led through
-    the same actions with the same seed, shows it the ball in its memory and can be
-    saved. A third one, whose actions never stick, is what it plays ahead on.
+    Without sticky actions it wins 21 : 0 from each of the 31 starts; where a quarter of
+    the frames repeat the action before, it loses about one point in eleven. It is no
+    policy, since it does not look at the screen: a second console for each game, led
+    through the same actions with the same seed, shows it the ball in its memory and can
+    be saved. A third one, whose actions never stick, is what it plays ahead on: it does
+    not know which actions will stick.
 
     While the ball moves away or is not there, the paddle goes to where it waits. A ball
     at column x and row y that moves by (u, v) pixels a frame will cross the paddle's

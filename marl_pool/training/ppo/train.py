@@ -3,14 +3,12 @@
 import contextlib
 import json
 import math
-import signal
 import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
@@ -29,6 +27,7 @@ from marl_pool.progress import Progress
 from marl_pool.runs import Run
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.fixed import Fixed, with_absolute_folders
+from marl_pool.training.interrupt import Interruptible
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
     RETURN_WINDOW,
@@ -128,7 +127,7 @@ class Driver:
         torch.set_num_threads(config["threads"])
         self.iteration = self.steps = self.empty = self.losses = 0
         self.seconds = 0.0
-        self.stopping = False
+        self.ctrl_c = Interruptible()
         self.logged = dict(LOSSES)
         if not config["ppo"]["kl_coeff"]:
             del self.logged[KL], self.logged[KL_COEFFICIENT]
@@ -159,20 +158,20 @@ class Driver:
             began = time.monotonic()
             with (
                 Progress(total, done=self.steps, time_limit=limit) as progress,
-                self._interruptible(),
+                self.ctrl_c,
             ):
                 while self.steps < total and not self._must_stop():
                     self._iterate(progress)
                     if limit is not None and time.monotonic() - began >= limit:
                         break
             self._save()
-            if self.stopping:
+            if self.ctrl_c.asked:
                 raise KeyboardInterrupt
         finally:
             self.algo.stop()
 
     def _must_stop(self) -> bool:
-        return self.stopping or self.should_stop()
+        return self.ctrl_c.asked or self.should_stop()
 
     def _iterate(self, progress: Progress) -> None:
         began = time.monotonic()
@@ -341,25 +340,6 @@ class Driver:
     def _resume_log(self) -> None:
         with self._writing("metrics.csv"):
             self.run.resume_at(self.iteration)
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let the first Ctrl-C finish the iteration; a second one stops at once."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            if self.stopping:
-                raise KeyboardInterrupt
-            self.stopping = True
-
-        try:
-            before = signal.signal(signal.SIGINT, stop)
-        except ValueError:  # not the main thread: signals are someone else's
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def _check_gpus(config: Mapping[str, Any]) -> None:
