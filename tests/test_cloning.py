@@ -777,6 +777,7 @@ def test_random_policies_are_no_teachers(tmp_path):
 # Pong
 
 
+@pytest.mark.slow
 def test_a_pong_player_is_cloned_from_the_planner(tmp_path):
     pytest.importorskip("ale_py")
     overrides = [

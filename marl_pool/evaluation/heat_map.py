@@ -118,7 +118,7 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    runs = sorted({(cell.trained, cell.run) for cell in cells})
+    runs = sorted({(cell.trained, cell.run) for cell in cells}, key=_order)
     tests = sorted({cell.tested for cell in cells})
     means = np.full((len(runs), len(tests)), np.nan)
     for cell in cells:
@@ -153,6 +153,12 @@ def _counts(row: Mapping[str, Any]) -> bool:
     plain = row["policy"] == TRAINED and not row["stochastic"] and not row["fixed"]
     known = row["label"] in (CLEAN, OCCLUDE)
     return plain and known and not row["gap"]
+
+
+def _order(row: tuple[str, str]) -> tuple[list[float], str]:
+    """By the shares that `_words` wrote, then by name."""
+    trained, run = row
+    return [float(share.rstrip("%")) for share in trained.split(" to ")], run
 
 
 def _words(share: float | list[float]) -> str:
