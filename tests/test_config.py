@@ -33,7 +33,7 @@ from marl_pool.config.signatures import (
 )
 from marl_pool.evaluation.settings import EvaluateSettings, RenderSettings
 from marl_pool.training.cloning.settings import CloneRunSettings
-from marl_pool.training.settings import EvolveSettings, PPOSettings, TrainSettings
+from marl_pool.training.settings import EvolveSettings, TrainSettings
 from marl_pool.types import Device, PositiveInt, Probability, Seed
 
 REGISTERED = [

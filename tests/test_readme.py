@@ -85,14 +85,15 @@ def test_its_python_runs(folder, number):
 def test_its_commands_are_understood(folder, words):
     with contextlib.suppress(SystemExit):  # --help
         known, overrides = arguments.parse(words)
-        if known.verb in ("train", "evolve"):
+        if known.verb in ("train", "evolve", "clone"):
             compose(known.verb, overrides)
         elif known.verb == "sweep":
             assert plan_sweep(overrides).trials
         elif known.verb == "resume":
             assert {text.partition("=")[0] for text in overrides} <= set(RESUMABLE)
         elif known.verb == "import-weights":
-            assert (known.source in arguments.WEIGHTS) and not overrides
+            assert known.source in arguments.WEIGHTS
+            assert not overrides
             assert known.agent in arguments.PUBLISHED
         elif known.verb == "list":
             assert main(words) == 0

@@ -19,7 +19,6 @@ CHANNELS = ("position", "velocity", "cos", "sin", "angular_velocity")
 """What the sensor measures, in the order of the tokens."""
 
 
-
 class CartPole(World):
     r"""Swing a pole up and balance it, sensing channels without names.
 
