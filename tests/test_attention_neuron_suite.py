@@ -705,6 +705,7 @@ def test_what_is_shipped_says_its_world_and_fits_it() -> None:
         ("worlds=[{env: {duplicates: 2}}]", "worlds[0].label: expected text"),
         ("worlds=[{label: a, env: 3}]", "worlds[0].env: expected a mapping, got 3"),
         ("worlds=[{label: a, env: {}, re: 1}]", "worlds[0].re: unknown key 're'"),
+        ("worlds=[{label: a, env: {seed: 1}}]", "worlds[0].env.seed: expected an opt"),
         ("analyses=[codez]", "analyses: expected a list (each regression, latents"),
         ("env=cartpol", "Did you mean 'cartpole'?"),
         ("env=3", "env: expected one of "),

@@ -399,6 +399,8 @@ def test_state_dict_continues_exactly_and_survives_its_use(
         ("noise_std", math.nan),
         ("noise_std", math.inf),
         ("num_frames", 0),
+        ("start_speed", -1.0),
+        ("start_speed", math.nan),
         ("max_steps", 0),
         ("num_envs", 0),
     ],
@@ -407,6 +409,31 @@ def test_a_number_out_of_range_is_refused_by_its_key(key: str, value: float) -> 
     options: dict[str, Any] = {"num_envs": 2, key: value}
     with pytest.raises(InputError, match=rf"env\.{key}: expected at least .* got"):
         make_batched_env("cartpole", **options)
+
+
+@pytest.mark.parametrize("angle", [-0.1, 3.2, math.nan])
+def test_an_angle_out_of_range_is_refused(angle: float) -> None:
+    with pytest.raises(InputError, match=r"env\.start_angle: expected an angle in"):
+        make_batched_env("cartpole", 2, start_angle=angle)
+
+
+def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told() -> None:
+    world = make_batched_env("cartpole", 4000, start_speed=0.5, start_angle=math.pi)
+    world.reset()
+    position, velocity, cos, _, turning = (
+        world.observe()["agent"].features[:, 0, :, 0].unbind(-1)
+    )
+    assert 2.3 < float(position.abs().max()) <= 2.4
+    for speed in (velocity, turning):
+        assert 0.49 < float(speed.abs().max()) <= 0.5
+    assert float(cos.min()) < -0.99
+    assert float(cos.max()) > 0.99
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
+def test_a_device_that_is_not_here_is_refused() -> None:
+    with pytest.raises(InputError, match="device: cuda is not here: 0 CUDA devices"):
+        make_batched_env("cartpole", 2, device="cuda")
 
 
 # Heuristic

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from marl_pool.training.cloning.clone import Driver, clone
 from marl_pool.training.cloning.collect import PLAY_WORLDS, Cast, collect
 from marl_pool.training.cloning.learner import Learner, losses
 from marl_pool.training.cloning.recorder import Rows
+from marl_pool.training.cloning.rounds import FOLDER
 from marl_pool.training.cloning.storage import (
     Round,
     load_round,
@@ -629,6 +632,51 @@ def test_trajectories_are_learned_from_again(tmp_path, teacher_folder, capsys):
         assert "\n" not in str(caught.value)
 
 
+def test_rounds_of_two_teachers_are_not_mixed(tmp_path, teacher_folder):
+    save_policy(sensory(seed=8), tmp_path / "other")
+    found = tmp_path / "found"
+    for number, teacher in enumerate((teacher_folder, tmp_path / "other")):
+        run = run_clone(tmp_path / str(number), f"teacher={teacher}")
+        shutil.copytree(round_path(run.path / FOLDER, 0), round_path(found, number))
+    with pytest.raises(InputError, match="is mixed: expected rounds of one teacher"):
+        run_clone(tmp_path / "run", f"trajectories={found}")
+
+
+def test_a_set_without_trajectories_is_refused(tmp_path, teacher_folder):
+    run = run_clone(tmp_path / "first", f"teacher={teacher_folder}")
+    path = round_path(run.path / FOLDER, 0)
+    full = load_round(path, None)
+    nothing = full.train.keep(torch.zeros(len(full.train), dtype=torch.bool))
+    shutil.rmtree(path)
+    save_round(path, Round(nothing, full.validation, full.about), None)
+    with pytest.raises(InputError, match="is empty: expected some to learn from"):
+        run_clone(tmp_path / "again", f"trajectories={run.path}")
+
+
+def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
+    tmp_path, monkeypatch, teacher_folder
+):
+    options = (f"teacher={teacher_folder}", *ROUNDS)
+    straight = run_clone(tmp_path / "straight", *options)
+    asked: list[int] = []
+    answer = PolicyTeacher.answer
+
+    def press(*arguments):
+        asked.append(1)
+        if len(asked) in (30, 115):  # in the teacher's own play, in a round
+            signal.raise_signal(signal.SIGINT)
+        return answer(*arguments)
+
+    monkeypatch.setattr(PolicyTeacher, "answer", press)
+    with pytest.raises(KeyboardInterrupt):
+        run_clone(tmp_path / "stopped", *options)
+    assert not (tmp_path / "stopped" / FOLDER).exists()
+    with pytest.raises(KeyboardInterrupt):
+        run_clone(tmp_path / "stopped")
+    assert round_path(tmp_path / "stopped" / FOLDER, 0).is_dir()
+    same(straight, run_clone(tmp_path / "stopped"))
+
+
 def test_the_best_by_return_is_the_one_with_the_highest(tmp_path, teacher_folder):
     run = run_clone(
         tmp_path / "run",
@@ -723,7 +771,15 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
         (["teacher=heuristic", "fixed={fox: random}"], "groups among agent, got 'fox'"),
         (
             ["teacher=heuristic", "clone.rollout_env={durations: 3}"],
-            "clone.rollout_env: unknown option",
+            "clone.rollout_env.durations: unknown key",
+        ),
+        (
+            ["teacher=heuristic", "clone.rollout_env={seed: 3}"],
+            "clone.rollout_env.seed: unknown key",
+        ),
+        (
+            ["teacher=heuristic", "clone.rollout_env={max_steps: few}"],
+            "clone.rollout_env.max_steps: expected an integer",
         ),
         (
             ["teacher=heuristic", "clone.rollout_env={duplicates: 3}"],

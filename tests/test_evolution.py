@@ -438,6 +438,16 @@ def test_a_row_says_what_a_generation_found_and_cost(tmp_path):
     assert rows[0]["seconds"] < rows[-1]["seconds"]
 
 
+def test_a_run_goes_on_without_the_folder_that_it_started_from(tmp_path):
+    first = finished(tmp_path / "first", "total_generations=1")
+    more = (f"init={first.path}", "checkpoint.every=1")
+    whole = finished(tmp_path / "whole", *more)
+    part = finished(tmp_path / "part", *more, "total_generations=2")
+    first.path.rename(tmp_path / "elsewhere")
+    evolve(part, {**part.config, "total_generations": 6})
+    assert results(part) == results(whole)
+
+
 def test_the_time_limit_ends_a_run_that_resumes(tmp_path):
     run = finished(tmp_path / "run", "time_limit=1e-9")
     assert len(run.rows()) == 1
@@ -499,7 +509,7 @@ def test_a_search_starts_where_it_is_told(tmp_path):
 
 def test_a_search_goes_on_from_the_policy_of_a_run(tmp_path):
     run = finished(tmp_path / "first", "total_generations=2")
-    more = ("init=zeros", f"init={run.path}", "total_generations=1")
+    more = (f"init={run.path}", "total_generations=1")
     later = finished(tmp_path / "later", *more, "evolution.sigma0=1e-9")
     own, found = (to_vector(load_policy(each.policy_path())) for each in (run, later))
     torch.testing.assert_close(own, found, rtol=0, atol=1e-6)
@@ -581,6 +591,10 @@ def refused(tmp_path, monkeypatch, capsys):
         (
             ["curriculum={start_speed: [-1, 1]}"],
             "env.start_speed: expected at least 0, got -1.0",
+        ),
+        (
+            ["curriculum={num_frames: [2, 1]}"],
+            "curriculum: the policy does not fit its worlds: expected num_features = 2",
         ),
         (
             ["env=simple_tag", "env.prey=learned"],
@@ -697,6 +711,23 @@ def test_workers_find_what_one_process_finds(tmp_path, ray_here):
     apart = finished(tmp_path / "apart", "resources.num_workers=2", "max_worlds=2")
     alone = finished(tmp_path / "alone", "max_worlds=2")
     assert results(apart) == results(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        (["resources.num_workers=4"], "resources: 4 CPUs are asked for, ray has 3"),
+        (
+            ["resources.num_workers=1", "resources.num_gpus_per_worker=99"],
+            "resources: 99 GPUs are asked for",
+        ),
+    ],
+)
+def test_more_than_ray_has_is_refused(tmp_path, ray_here, resources, message):
+    run = tiny(*resources, path=tmp_path / "run")
+    with pytest.raises(InputError, match=message):
+        evolve(run, run.config)
 
 
 @pytest.mark.slow

@@ -67,7 +67,22 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             check_settings(WorldChange, entry, f"worlds[{i}]")
             for i, entry in enumerate(checked["worlds"])
         ]
+        for i, world in enumerate(checked["worlds"]):
+            _refuse_context(f"worlds[{i}].env", world["env"])
+    if change := checked.get("clone", {}).get("rollout_env"):
+        whole = {**checked["env"], **change}
+        whole = check_group("clone.rollout_env", whole, GROUPS["env"])
+        checked["clone"]["rollout_env"] = {key: whole[key] for key in change}
     return checked
+
+
+def _refuse_context(where: str, change: Mapping[str, Any]) -> None:
+    """Refuse what the program itself tells an env, such as the seed."""
+    for key in change:
+        if key in GROUPS["env"].context:
+            raise InputError(
+                f"{where}.{key}: expected an option of the env's own, got {key!r}"
+            )
 
 
 def check_change(

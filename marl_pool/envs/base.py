@@ -63,7 +63,7 @@ class World(ABC):
         dynamics_size: random numbers that `step` takes for each world.
 
     Raises:
-        InputError: a number out of range.
+        InputError: a number out of range, or a device that is not here.
     """
 
     version: ClassVar[int] = 0
@@ -98,6 +98,10 @@ class World(ABC):
                 raise InputError(f"env.{name}: expected at least 1, got {value}")
         self.num_envs, self.max_steps, self.seed = num_envs, max_steps, seed
         self.device, self.dtype = torch.device(device), dtype
+        if self.device.type == "cuda":
+            there = torch.cuda.device_count()
+            if (self.device.index or 0) >= there:
+                raise InputError(f"device: {device} is not here: {there} CUDA devices")
         self.worlds = torch.arange(num_envs, device=self.device) + first_world
         self.episodes = torch.full_like(self.worlds, first_episode - 1)
         self.steps = torch.zeros_like(self.worlds)

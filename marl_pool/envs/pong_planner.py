@@ -45,12 +45,18 @@ class PongPlanner:
     (`Pong.take`); those that it knows by their numbers and that differ in no option, it
     follows from where they were.
 
+    What wins can hardly be seen on the screen. With a fixed ``offset`` it does not look
+    ahead, and what it does follows from what is seen: a weaker player, and a teacher
+    that is easier to learn from.
+
     Args:
         world: whose games it follows.
+        offset: of the paddle below the ball, always the same one, in pixels of
+            210 × 160; -6 is its middle. None: look ahead.
     """
 
-    def __init__(self, world: Pong) -> None:
-        self.world = world
+    def __init__(self, world: Pong, *, offset: int | None = None) -> None:
+        self.world, self.offset = world, offset
         self._players: dict[int, Player] = {}
 
     def actions(self) -> Tensor:
@@ -79,7 +85,7 @@ class PongPlanner:
 
     def _player(self, number: int) -> Player:
         """The player that follows a world of this number, or a new one."""
-        options = self.world.frame_skip, self.world.sticky_actions
+        options = self.world.frame_skip, self.world.sticky_actions, self.offset
         player = self._players.get(number)
         if player is not None and player.options == options:
             return player

@@ -106,10 +106,15 @@ class Player:
         frame_skip: emulated frames that an action lasts.
         sticky: probability that a frame of the game repeats the action before. The
             player does not look ahead at when.
+        offset: of the paddle below the ball, always the same one; None to look ahead
+            for the one that wins.
     """
 
-    def __init__(self, frame_skip: int, sticky: float = 0.0) -> None:
-        self.options = frame_skip, sticky
+    def __init__(
+        self, frame_skip: int, sticky: float = 0.0, offset: int | None = None
+    ) -> None:
+        self.options = frame_skip, sticky, offset
+        self._steady = None if offset is None else Aim(offset, HORIZON)
         self.console = Console(frame_skip, sticky)
         self._ahead = Console(frame_skip)
         self._push = PUSH * frame_skip
@@ -158,6 +163,8 @@ class Player:
 
     def _meet(self, departed: bool) -> Plan:
         """The plan for the ball that approaches: the old one, if it holds."""
+        if self._steady is not None:
+            return Plan(self._steady, Outcome.SAFE)
         old = self._plan
         if old is None:
             return self._try(AIMS)

@@ -19,8 +19,10 @@ from marl_pool.training.cloning.collect import Cast
 from marl_pool.training.cloning.teacher import PlannerTeacher, PolicyTeacher, Teacher
 from marl_pool.training.fixed import build_fixed, check_fit, load_fixed, load_frozen
 
-PLANNER = "planner"
-NAMED = f"{HEURISTIC}, {PLANNER}, package.module:Class or the folder of a policy or run"
+PLANNER, RETURNER = "planner", "returner"
+STEADY = -8
+"""The returner's offset: by a point or so the best of a few in sticky games."""
+NAMED = f"{HEURISTIC}, {PLANNER}, {RETURNER}, package.module:Class or the folder of a policy or run"
 
 
 def cloned_group(config: Mapping[str, Any], world: World) -> str:
@@ -77,8 +79,8 @@ def _teacher(
     config: Mapping[str, Any], world: World, group: str, kept: Path
 ) -> Teacher:
     what, env, own = config["teacher"], config["env"]["name"], world.groups[group]
-    if what == PLANNER:
-        return _planner(env, world)
+    if what in (PLANNER, RETURNER):
+        return _planner(what, env, world)
     if what == HEURISTIC or is_plug_in(what):
         policy = scripted_policy(what, env=env, role=group, group=own)
     else:
@@ -86,12 +88,13 @@ def _teacher(
     return PolicyTeacher(policy.to(config["device"]).eval(), what)
 
 
-def _planner(env: str, world: World) -> Teacher:
+def _planner(what: str, env: str, world: World) -> Teacher:
     if env != "pong":  # whose module needs an extra
-        raise InputError(f"there is a planner for pong only, not for {env}")
+        raise InputError(f"there is a {what} for pong only, not for {env}")
     from marl_pool.envs.pong_planner import PongPlanner
 
-    return PlannerTeacher(PongPlanner(world))  # type: ignore[arg-type]
+    offset = STEADY if what == RETURNER else None
+    return PlannerTeacher(PongPlanner(world, offset=offset), what)  # type: ignore[arg-type]
 
 
 def _load(

@@ -147,6 +147,12 @@ class Rounds:
             )
         for each in found:
             self._refuse_others(each)
+        teachers = {str(read_about(each).get("teacher")) for each in found}
+        if len(teachers) > 1:
+            raise InputError(
+                f"trajectories: {path} is mixed: expected rounds of one teacher, got "
+                f"{', '.join(sorted(teachers))}"
+            )
         rounds = [load_round(each, self.rows) for each in found]
         if self.settings.soft and any(
             "logits" not in part.train.steps for part in rounds
@@ -155,6 +161,11 @@ class Rounds:
                 f"clone.soft: expected false: {path} holds no logits of the teacher"
             )
         count = sum(len(part.train) for part in rounds)
+        if not count or not any(len(part.validation) for part in rounds):
+            raise InputError(
+                f"trajectories: {path} is empty: expected some to learn from, and some "
+                "for validation"
+            )
         steps = sum(part.train.num_steps for part in rounds)
         print(f"{path}: {count} trajectories, {steps:,} steps", file=sys.stderr)
         return rounds

@@ -104,12 +104,16 @@ class PlannerTeacher(Teacher):
 
     Args:
         planner: of any world; it is shown others.
+        identity: what it is called.
     """
 
-    identity = "planner"
+    def __init__(self, planner: "PongPlanner", identity: str) -> None:
+        self.planner, self._identity = planner, identity
 
-    def __init__(self, planner: "PongPlanner") -> None:
-        self.planner = planner
+    @property
+    def identity(self) -> str:
+        """Its name."""
+        return self._identity
 
     def answer(
         self, world: World, tokens: Tokens, state: State, noise: Stream | None

@@ -100,12 +100,17 @@ class Evaluator:
                 )
 
     def check(self, env: Mapping[str, Any]) -> None:
-        """Refuse options that worlds cannot be made of.
+        """Refuse options that worlds cannot be made of, or the agent cannot act in.
 
         Raises:
-            InputError: an unknown option, or a number out of range.
+            InputError: an unknown option, a number out of range, or other tokens.
         """
-        self._build(1, env)
+        group = self._build(1, env).groups[self.group]
+        misfit = self.agent.misfit(group.tokens, group.action_space)
+        if misfit:
+            raise InputError(
+                f"curriculum: the policy does not fit its worlds: {misfit}"
+            )
 
     def play(self, vectors: Tensor, task: Task) -> Played:
         """Play one episode for each member and world.

@@ -21,7 +21,7 @@ from marl_pool.runs import Run, iteration_of
 from marl_pool.training.evolution import STRATEGIES
 from marl_pool.training.evolution.curriculum import check_options, env_at
 from marl_pool.training.evolution.evaluator import Evaluator, Task
-from marl_pool.training.evolution.start import start_vector
+from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
 from marl_pool.training.evolution.workers import Player, players
 from marl_pool.training.interrupt import Interruptible
@@ -75,7 +75,9 @@ class Evolution:
         self.evaluator = Evaluator(config)
         self._check_curriculum()
         agent, options = self.evaluator.agent, dict(config["evolution"])
-        start = start_vector(config["init"], agent, config["plugins"])
+        # A run that goes on needs no start: its folder may be gone by then.
+        init = OWN if run.latest_checkpoint() else config["init"]
+        start = start_vector(init, agent, config["plugins"])
         self.strategy: Strategy = names.build(
             options.pop("name"),
             STRATEGIES,

@@ -34,7 +34,7 @@ def players(
         run: takes the tracebacks.
 
     Raises:
-        InputError: ray cannot be started or joined, or lacks GPUs.
+        InputError: ray cannot be started or joined, or lacks CPUs or GPUs.
     """
     resources = config["resources"]
     if not resources["num_workers"]:
@@ -53,6 +53,9 @@ class Workers:
         evaluator: of this process; cuts the work.
         config: of the run.
         run: takes the tracebacks.
+
+    Raises:
+        InputError: ray has fewer CPUs or GPUs than are asked for.
     """
 
     def __init__(
@@ -63,12 +66,14 @@ class Workers:
         self.evaluator, self.run = evaluator, run
         resources = config["resources"]
         gpus = resources["num_gpus_per_worker"]
-        wanted = gpus * resources["num_workers"]
-        there = ray.cluster_resources().get("GPU", 0)
-        if wanted > there:
-            raise InputError(
-                f"resources: {wanted:g} GPUs are asked for, ray has {there:g}"
-            )
+        for kind, each in (("CPU", 1), ("GPU", gpus)):
+            wanted = each * resources["num_workers"]
+            there = ray.cluster_resources().get(kind, 0)
+            # Otherwise it would wait for them for ever.
+            if wanted > there:
+                raise InputError(
+                    f"resources: {wanted:g} {kind}s are asked for, ray has {there:g}"
+                )
         actor = ray.remote(
             num_cpus=1,
             num_gpus=gpus,
