@@ -248,6 +248,9 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
         path = next(iter(arguments.run), None)
         _print_paths(_act_on(path, arguments.out, arguments, settings, act))
         return 0
+    # Before the evaluations, which may take hours.
+    if arguments.out is not None and Path(arguments.out).exists():
+        raise InputError(f"{arguments.out} exists; choose another --out")
     documents = []
     for path in arguments.run:
         written = _act_on(path, None, arguments, settings, act)

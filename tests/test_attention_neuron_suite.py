@@ -651,6 +651,9 @@ def test_runs_are_compared_by_the_command(command: Any, tmp_path: Path) -> None:
     assert status == 0
     assert said[-2:] == ["map/occlusion.csv", "map/occlusion.png"]
     assert Path("two/evaluation/results.json").is_file()
+    status, said = command("evaluate", "one", *QUICK, "two", "--out", "map")
+    assert (status, said) == (2, ["marl-pool: map exists; choose another --out"])
+    assert not Path("two/evaluation/results-2.json").exists()
 
 
 def test_a_policy_without_a_run_is_rendered(command: Any) -> None:

@@ -744,7 +744,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
     ("overrides", "message"),
     [
         ([], "teacher: expected one where trajectories is null"),
-        (["teacher=nobody"], "teacher: expected heuristic, planner, package"),
+        (["teacher=nobody"], "teacher: expected heuristic, planner, "),
         (["teacher=planner"], "there is a planner for pong only, not for cartpole"),
         (["teacher=FOLDER", "env=boxworld"], "teacher: .* does not fit the group"),
         (["teacher=heuristic", "clone.min_length=99"], "none of 3 trajectories has 99"),

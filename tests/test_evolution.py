@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -436,6 +437,16 @@ def test_a_row_says_what_a_generation_found_and_cost(tmp_path):
             18 * row["generations_per_second"]
         )
     assert rows[0]["seconds"] < rows[-1]["seconds"]
+
+
+def test_a_best_that_was_marked_after_the_last_checkpoint_is_found_again(tmp_path):
+    run = finished(tmp_path / "run", "evolution.sigma0=1.0", "checkpoint.keep=9")
+    assert run.best.iteration > 1
+    expected = results(run), run.best
+    for folder in run.checkpoints():  # as if killed just before the first of them
+        shutil.rmtree(folder)
+    evolve(run, run.config)
+    assert (results(run), run.best) == expected
 
 
 def test_a_run_goes_on_without_the_folder_that_it_started_from(tmp_path):

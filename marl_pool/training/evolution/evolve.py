@@ -173,7 +173,10 @@ class Evolution:
         if not returns.isfinite().all():
             raise self._stopped("a return of the validation is not finite")
         best, score = self.run.best, float(returns.max())
-        if best is None or score > best.score:
+        # A generation that is played again, since the run was killed after it had
+        # marked its best and before its checkpoint, finds what it found.
+        again = best is not None and best.iteration == self.generation
+        if best is None or again or score > best.score:
             self.best = vectors[returns.argmax()]
             with self._writing("the policy"):
                 with self.run.save_policy_dir() as folder:
