@@ -1,6 +1,6 @@
 """Put a run's best policy into the package, for `pretrained=NAME`.
 
-    python scripts/ship_policy.py RUN NAME
+python scripts/ship_policy.py RUN NAME
 """
 
 import argparse

@@ -233,6 +233,7 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
     rows = rows_of(paths)
     gaps = {name: row["gap"] for name, row in rows.items() if row["gap"]}
     assert gaps == {
+        "without sticky actions": "env cartpole has no sticky_actions",
         "sticky actions": "env cartpole has no sticky_actions",
         **dict.fromkeys(
             (f"background {kind}" for kind in ("checkers", "clouds", "stripes")),
