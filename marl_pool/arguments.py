@@ -96,9 +96,10 @@ Arguments of the form key=value set a key; group=option takes another file of a 
 
 teacher=… says who is cloned: the folder of a run or policy, heuristic, planner or
 returner (which read Pong's memory), or package.module:Class of a policy. It sees
-everything, what learns sees it through the perturbation. For env, policy and perturbation the option may
-be package.module:Class, a class of your own. clone=sequences is for students with a
-memory, clone=steps for those without. `marl-pool clone --cfg` prints every key.
+everything, what learns sees it through the perturbation. For env, policy and
+perturbation the option may be package.module:Class, a class of your own.
+clone=sequences is for students with a memory, clone=steps for those without.
+`marl-pool clone --cfg` prints every key.
 
 examples:
   marl-pool clone teacher=heuristic perturbation=shuffle

@@ -34,6 +34,8 @@ NAMES = {
     "iteration/boxworld_pixels/two_learners",
     "time_to_return/simple_centroid",
     "time_to_skill/simple_centroid",
+    "generation/cartpole",
+    "clone/ant",
     "evaluate/simple_centroid",
 }
 EVERY_ROW = """

@@ -22,7 +22,10 @@ from marl_pool.training.fixed import build_fixed, check_fit, load_fixed, load_fr
 PLANNER, RETURNER = "planner", "returner"
 STEADY = -8
 """The returner's offset: by a point or so the best of a few in sticky games."""
-NAMED = f"{HEURISTIC}, {PLANNER}, {RETURNER}, package.module:Class or the folder of a policy or run"
+NAMED = (
+    f"{HEURISTIC}, {PLANNER}, {RETURNER}, package.module:Class or the folder of a "
+    "policy or run"
+)
 
 
 def cloned_group(config: Mapping[str, Any], world: World) -> str:

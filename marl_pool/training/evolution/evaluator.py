@@ -91,7 +91,7 @@ class Evaluator:
             shares: processes that want a piece each, at least.
         """
         columns = min(worlds, self.max_worlds)
-        rows = min(max(1, self.max_worlds // columns), -(-members // shares))
+        rows = max(1, min(self.max_worlds // columns, members // shares))
         for row in range(0, members, rows):
             for column in range(0, worlds, columns):
                 yield Piece(
