@@ -1,9 +1,10 @@
 """Play a cloned Pong policy from each start, those of its training and the others.
 
-    python scripts/pong_starts.py RUN [--occlude 0.2]
+    python scripts/pong_starts.py RUN [--occlude 0.2] [--checkpoint last]
 
 Without sticky actions a start, its number of no-ops, decides all that follows: the
-games of a deterministic player are as many as the starts.
+games of a deterministic player are as many as the starts, or fewer: with a frame skip
+of four, four no-ops more mean the same game one step later.
 """
 
 import argparse
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of a cloning run")
     parser.add_argument("--occlude", type=float, default=0.0, help="share of patches")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
     arguments = parser.parse_args()
     run = Run.open(arguments.run)
     seed = run.config["seed"]
@@ -52,7 +54,7 @@ def main() -> None:
     if arguments.occlude:
         specs = [group.tokens for group in world.groups.values()]
         hidden = make_perturbation("occlude", severity=arguments.occlude, specs=specs)
-    policies = load_policies(run.policy_path())
+    policies = load_policies(run.policy_path(arguments.checkpoint))
     played = Rollout(world, policies, perturbation=hidden).episodes()
     scores = played.returns["agent"][:, 0].tolist()
     by_kind: dict[str, list[float]] = {"seen": [], "unseen": []}

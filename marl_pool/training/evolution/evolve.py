@@ -146,7 +146,7 @@ class Evolution:
         progress.update(
             number,
             fitness=row["fitness_mean"],
-            best=self.run.best.score if self.run.best else float("nan"),
+            validated=self.run.best.score if self.run.best else float("nan"),
             rollouts_per_second=row["rollouts_per_second"],
         )
         if number % self.config["checkpoint"]["every"] == 0:
