@@ -74,7 +74,7 @@ class Subject:
         which, device = settings["checkpoint"], settings["device"]
         _check_device(device)
         trained_env = dict(run.config["env"])
-        env = dict(settings["env"] or trained_env)
+        env = dict(settings.get("env") or trained_env)
         _check_env(env, plugins, run.path)
         folder = run.policy_path(which)
         scripted = _scripted(run, env, plugins)
@@ -92,7 +92,7 @@ class Subject:
         reason = misfit(subject.policies, subject.worlds(1))
         if reason:
             raise InputError(f"{run.path} does not fit the env {env['name']}: {reason}")
-        if settings["rescale_codes"]:
+        if settings.get("rescale_codes"):
             return replace(subject, policies=rescaled(subject.policies))
         return subject
 
