@@ -100,18 +100,29 @@ class MultiHeadAttention(nn.Module):
         # A row without any key is undefined in softmax; we define it as zero.
         return mixed.masked_fill(padding.all(-1)[:, None, None, None], 0.0)
 
-    def weights(
+    def logits(
         self, query: Tensor, context: Tensor, padding: Tensor | None = None
     ) -> Tensor:
-        """Return the softmax weights, ``(B, H, M, N)``; zero under padding."""
+        """Return the softmax's arguments, ``(B, H, M, N)``; the lowest under padding.
+
+        The lowest is finite, so that a row that is all padding has no NaN.
+        """
         queries = self._split(self.to_query(query))
         keys = self._split(self.to_key(context))
         scores = queries @ keys.transpose(-1, -2) * self.scale
         if padding is None:
-            return scores.softmax(-1)
-        ignore = padding[:, None, None, :]
+            return scores
         lowest = torch.finfo(scores.dtype).min
-        return scores.masked_fill(ignore, lowest).softmax(-1).masked_fill(ignore, 0.0)
+        return scores.masked_fill(padding[:, None, None, :], lowest)
+
+    def weights(
+        self, query: Tensor, context: Tensor, padding: Tensor | None = None
+    ) -> Tensor:
+        """Return the softmax weights, ``(B, H, M, N)``; zero under padding."""
+        weights = self.logits(query, context, padding).softmax(-1)
+        if padding is None:
+            return weights
+        return weights.masked_fill(padding[:, None, None, :], 0.0)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

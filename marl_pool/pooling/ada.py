@@ -82,6 +82,17 @@ class AdaPool(Pooling):
         query = self._query(x, padding, types)
         return self.attention.weights(query[:, None], x, padding)[:, :, 0]
 
+    def logits(
+        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        """Return the relation scores, ``(B, heads, N)``; see `Pooling.logits`.
+
+        Source: the AdaPool paper, section 3.5: x_q W_Q W_Kᵀ x_iᵀ / √d.
+        """
+        x, padding, types = self.prepare(x, padding, types)
+        query = self._query(x, padding, types)
+        return self.attention.logits(query[:, None], x, padding)[:, :, 0]
+
     def _query(self, x: Tensor, padding: Tensor | None, types: Tensor | None) -> Tensor:
         if self.query == "learned":
             return self.learned_query.expand(len(x), -1)

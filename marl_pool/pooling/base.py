@@ -73,6 +73,15 @@ class Pooling(nn.Module, ABC):
         """
         return None
 
+    def logits(
+        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the scores whose softmax the weights are, or None if there are none.
+
+        ``(B, heads, N)``, scale included, the lowest number under padding.
+        """
+        return None
+
     def prepend(
         self,
         x: Tensor,
