@@ -9,7 +9,11 @@ from scipy import stats
 from marl_pool.evaluation.statistics import (
     bootstrap,
     interquartile_mean,
+    interquartile_score,
+    optimality_gap,
     paired_drop,
+    performance_profile,
+    probability_of_improvement,
     summarize,
 )
 
@@ -94,3 +98,74 @@ def test_drop_is_positive_for_harm_and_pairs_the_worlds() -> None:
 def test_equal_returns_drop_by_exactly_nothing() -> None:
     worlds = np.random.default_rng(0).normal(size=64)
     assert paired_drop(worlds, worlds.copy()) == (0.0, 0.0, 0.0)
+
+
+# Scores of several runs
+
+
+def scores(seed: int, runs: int, conditions: int = 3) -> np.ndarray:
+    """With ties, in quarters."""
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 8, size=(runs, conditions)) / 4
+
+
+def test_interquartile_score_is_over_runs_and_conditions_together() -> None:
+    sample = scores(0, 7, 4)
+    expected = stats.trim_mean(sample, 0.25, axis=None)
+    assert interquartile_score(sample) == pytest.approx(expected)
+    # A mean of the conditions' own interquartile means is another number.
+    apart = stats.trim_mean(sample, 0.25, axis=0).mean()
+    assert interquartile_score(sample) != pytest.approx(apart)
+
+
+def test_optimality_gap_by_hand() -> None:
+    # What lies above the target counts as met: (0.5 + 1 + 0 + 1) / 4 of it is reached.
+    assert optimality_gap(np.array([[0.5, 3.0], [0.0, 1.0]])) == 0.375
+    assert optimality_gap(np.array([[0.5, 3.0]]), target=2.0) == 0.75
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
+def test_probability_of_improvement_is_mann_and_whitneys_u(
+    n: int, m: int, seed: int
+) -> None:
+    first, second = scores(seed, n), scores(seed + 1, m)
+    u = stats.mannwhitneyu(first, second, alternative="greater").statistic
+    expected = (u / (n * m)).mean()
+    assert probability_of_improvement(first, second) == pytest.approx(expected)
+    back = probability_of_improvement(second, first)
+    assert back == pytest.approx(1 - expected)
+
+
+def test_probability_of_improvement_by_hand() -> None:
+    first, second = np.array([[1.0], [3.0]]), np.array([[1.0], [2.0]])
+    # 1 ties with 1 and loses to 2; 3 wins twice.
+    assert probability_of_improvement(first, second) == 2.5 / 4
+    assert probability_of_improvement(first, first) == 0.5
+
+
+def test_probability_of_improvement_of_many_draws_at_once() -> None:
+    first = np.stack([scores(seed, 4) for seed in range(5)])
+    second = np.stack([scores(seed + 9, 3) for seed in range(5)])
+    together = probability_of_improvement(first, second)
+    apart = [
+        probability_of_improvement(*pair) for pair in zip(first, second, strict=True)
+    ]
+    np.testing.assert_allclose(together, apart)
+
+
+def test_performance_profile_by_hand() -> None:
+    sample = np.array([[0.0, 1.0], [0.5, 1.0]])
+    # Two of four exceed 0.5: a score does not exceed itself.
+    thresholds = np.array([-1.0, 0.0, 0.5, 0.9, 1.0])
+    shares = performance_profile(sample, thresholds)
+    np.testing.assert_array_equal(shares, [1.0, 0.75, 0.5, 0.5, 0.0])
+    both = performance_profile(np.stack([sample, sample + 1]), thresholds)
+    np.testing.assert_array_equal(both, [shares, [1, 1, 1, 1, 0.75]])
+
+
+@given(st.integers(0, 1000))
+def test_performance_profile_is_one_minus_the_distribution(seed: int) -> None:
+    sample = scores(seed, 5)
+    grid = np.linspace(-1, 3, 17)
+    expected = 1 - stats.ecdf(sample.ravel()).cdf.evaluate(grid)
+    np.testing.assert_allclose(performance_profile(sample, grid), expected)

@@ -1,4 +1,8 @@
-"""Statistics of episode returns: robust means, and intervals by the bootstrap."""
+"""Statistics of returns and scores: robust means, and intervals by the bootstrap.
+
+Scores of several runs are ``(..., runs, conditions)``: what Agarwal et al. (2021) call
+a task is a condition here, such as a perturbation.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -40,12 +44,76 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis without its lowest and highest ``floor(n / 4)``.
 
     Source: Agarwal et al., *Deep Reinforcement Learning at the Edge of the
-    Statistical Precipice* (2021), which is scipy's ``trim_mean`` at 0.25. Their means
-    are over runs and tasks, ours over the episodes of one run.
+    Statistical Precipice* (2021), which is scipy's ``trim_mean`` at 0.25.
     """
     count = values.shape[-1]
     cut = count // 4
     return np.sort(values, axis=-1)[..., cut : count - cut].mean(-1)
+
+
+def optimality_gap(scores: np.ndarray, target: float = 1.0) -> np.ndarray:
+    """By how much scores fall short of a target; what lies above counts as met.
+
+    Source: Agarwal et al. (2021), section 4.3.
+
+    Args:
+        scores: ``(..., runs, conditions)`` normalised.
+        target: the score aimed at; 1 is the scripted policy's.
+
+    Returns:
+        ``(...)``, lower is better.
+    """
+    return target - np.minimum(scores, target).mean((-2, -1))
+
+
+def interquartile_score(scores: np.ndarray) -> np.ndarray:
+    """Interquartile mean over all runs and conditions together.
+
+    Source: Agarwal et al. (2021), section 4.3.
+
+    Args:
+        scores: ``(..., runs, conditions)``.
+    """
+    return interquartile_mean(scores.reshape(*scores.shape[:-2], -1))
+
+
+def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """How probable it is that a run of one method scores more than one of another.
+
+    For each condition the share of pairs of runs that the first one wins, where a tie
+    is half a win: Mann and Whitney's U over n · m. Then the mean over conditions.
+
+    Source: Agarwal et al. (2021), section 4.3.
+
+    Args:
+        first: ``(..., n, conditions)`` scores of a method's runs.
+        second: ``(..., m, conditions)`` scores of the other's.
+    """
+    one, other = first[..., :, None, :], second[..., None, :, :]
+    wins = (one > other) + 0.5 * (one == other)
+    return wins.mean((-3, -2, -1))
+
+
+def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """The share of runs that score more than each threshold.
+
+    Source: Agarwal et al. (2021), section 4.2: run-score distributions, averaged over
+    conditions.
+
+    Args:
+        scores: ``(..., runs, conditions)``.
+        thresholds: ``(T,)``.
+
+    Returns:
+        ``(..., T)``, falling.
+    """
+    flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
+    count = flat.shape[-1]
+    below = [
+        np.searchsorted(row, thresholds, "right") for row in flat.reshape(-1, count)
+    ]
+    above = 1 - np.stack(below) / count
+    return above.reshape(*flat.shape[:-1], len(thresholds))
 
 
 def bootstrap(

@@ -1,0 +1,134 @@
+"""Which runs are one method: those that differ in their seed alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marl_pool.errors import InputError
+from marl_pool.evaluation.report.sources import Source
+
+IRRELEVANT = frozenset(
+    ("seed", "threads", "device", "time_limit", "checkpoint", "resources", "cluster")
+)
+"""Top-level keys that don't say how a policy was trained."""
+ENV = "env"
+ONLY = "the method"
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        kind: what tells its training apart, the world aside.
+        world: what tells the world apart that it was trained in; empty where all of a
+            report's methods were trained in the same.
+        sources: its runs, by seed.
+    """
+
+    kind: str
+    world: str
+    sources: tuple[Source, ...]
+
+    @property
+    def name(self) -> str:
+        """The method in words."""
+        return f"{self.kind} · {self.world}" if self.world else self.kind
+
+    @property
+    def evaluated(self) -> tuple[Source, ...]:
+        """The runs with an evaluation that counts."""
+        return tuple(source for source in self.sources if source.evaluation)
+
+
+def methods_of(sources: Sequence[Source]) -> list[Method]:
+    """Sort runs into methods, named after the keys in which these differ.
+
+    Args:
+        sources: in the order in which the methods are to stand.
+
+    Raises:
+        InputError: two runs of one method with the same seed.
+    """
+    flat = [_flat(_relevant(source.run.config)) for source in sources]
+    telling = _telling(flat)
+    found: dict[tuple[str, str], list[Source]] = {}
+    for source, config in zip(sources, flat, strict=True):
+        found.setdefault(_names(config, telling), []).append(source)
+    methods = [
+        Method(kind, world, tuple(sorted(own, key=lambda source: source.seed or 0)))
+        for (kind, world), own in found.items()
+    ]
+    for method in methods:
+        _require_seeds(method)
+    return sorted(methods, key=_world_first(methods))
+
+
+def _world_first(methods: Sequence[Method]) -> Any:
+    worlds = list(dict.fromkeys(method.world for method in methods))
+    return lambda method: worlds.index(method.world)
+
+
+def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in IRRELEVANT}
+
+
+def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Dotted keys, in order."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        full = f"{above}.{key}" if above else key
+        flat |= _flat(value, full) if isinstance(value, Mapping) else {full: value}
+    return flat
+
+
+def _telling(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys in which configurations differ.
+
+    Options of a section that is present under another name are told by the name.
+    """
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if _differs(key, configs)]
+
+
+def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    section, _, last = key.rpartition(".")
+    by_name: dict[Any, set[str]] = {}
+    for config in configs:
+        kind = config.get(f"{section}.name") if section and last != "name" else None
+        by_name.setdefault(kind, set()).add(repr(config.get(key)))
+    return any(len(values) > 1 for values in by_name.values())
+
+
+def _names(config: Mapping[str, Any], telling: Sequence[str]) -> tuple[str, str]:
+    """Of the training and of the world."""
+    own = [key for key in telling if key in config]
+    world = [_word(key, config) for key in own if key.split(".")[0] == ENV]
+    kind = [_word(key, config) for key in own if key.split(".")[0] != ENV]
+    return " ".join(kind) or _default(config), " ".join(world)
+
+
+def _default(config: Mapping[str, Any]) -> str:
+    """The name of a method that differs from no other."""
+    return str(config.get("pooling.name") or config.get("policy.name") or ONLY)
+
+
+def _word(key: str, config: Mapping[str, Any]) -> str:
+    """``ada`` for ``pooling.name: ada``, ``lr=0.01`` for ``ppo.lr: 0.01``."""
+    last = key.rpartition(".")[2]
+    if last == "name":
+        return str(config[key]).rpartition(":")[2]
+    return f"{last}={config[key]}"
+
+
+def _require_seeds(method: Method) -> None:
+    """Refuse what would count one seed twice."""
+    seen: dict[Any, Source] = {}
+    for source in method.sources:
+        if source.seed in seen:
+            raise InputError(
+                f"{seen[source.seed].run.path} and {source.run.path} differ in nothing "
+                f"that was configured, seed={source.seed} included: expected one run "
+                "of each seed"
+            )
+        seen[source.seed] = source

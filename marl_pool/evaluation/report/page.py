@@ -1,0 +1,169 @@
+"""Put the page together and write it."""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from marl_pool.atomic import new_file
+from marl_pool.errors import InputError
+from marl_pool.evaluation.report.behaviour import attention, opened, videos
+from marl_pool.evaluation.report.blocks import Section, counted
+from marl_pool.evaluation.report.learning import learning
+from marl_pool.evaluation.report.methods import Method, methods_of
+from marl_pool.evaluation.report.origins import gaps, origins, theory
+from marl_pool.evaluation.report.overview import overview, summary
+from marl_pool.evaluation.report.plots import looks_of
+from marl_pool.evaluation.report.robustness import areas, elsewhere, profiles
+from marl_pool.evaluation.report.sources import Source, read_sources
+from marl_pool.evaluation.report.study import Study, groups_of
+from marl_pool.evaluation.report.versus import versus
+from marl_pool.evaluation.subject import Subject, cpu_threads
+from marl_pool.progress import Progress
+from marl_pool.runs import Run
+from marl_pool.version import __version__, commit
+
+TEMPLATE = "page.html.j2"
+
+
+def report(
+    runs: Sequence[Run],
+    out: str | None,
+    settings: Mapping[str, Any],
+    *,
+    plugins: Collection[str] = (),
+) -> Path:
+    """Write one page about runs.
+
+    Args:
+        runs: at least one; see `read_sources` for which may stand together.
+        out: a new file; None for one in ``reports/``.
+        settings: of `ReportSettings`, as plain data.
+        plugins: ``package.module:Class`` names that the runs may use.
+
+    Returns:
+        The file, HTML that needs nothing else.
+
+    Raises:
+        InputError: runs that cannot be compared, or the file exists.
+    """
+    path = new_page(out, runs)
+    sources = read_sources(runs)
+    methods = methods_of(sources)
+    with cpu_threads(settings["threads"]):
+        content = _content(methods, settings, plugins)
+    html = render(content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as file:
+        file.write(html)
+    return path
+
+
+def new_page(out: str | None, runs: Sequence[Run]) -> Path:
+    """The path of the page, which no file has.
+
+    Raises:
+        InputError: the one asked for exists or is a folder.
+    """
+    if out is not None:
+        path = Path(out)
+        if path.exists():
+            raise InputError(f"{path} exists; choose another --out")
+        return path
+    env = runs[0].config["env"]["name"].rpartition(":")[2]
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{env}"
+    path, number = Path("reports") / f"{stem}.html", 1
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{stem}-{number}.html")
+    return path
+
+
+def render(content: Mapping[str, Any]) -> str:
+    """Fill in the template.
+
+    Args:
+        content: what it names.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # The environment escapes whatever is no figure: names of runs come from users.
+    made = Environment(
+        loader=PackageLoader("marl_pool.evaluation.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return made.get_template(TEMPLATE).render(content)
+
+
+def _content(
+    methods: Sequence[Method], settings: Mapping[str, Any], plugins: Collection[str]
+) -> dict[str, Any]:
+    studies = {group: Study(methods, group) for group in groups_of(methods)}
+    first = next(iter(studies.values()), None)
+    looks = looks_of(list(dict.fromkeys(method.kind for method in methods)))
+    sections = [overview(methods, first), learning(methods, looks)]
+    for group, study in studies.items():
+        suffix = f"-{group}" if len(studies) > 1 else ""
+        own = [profiles(study, looks, suffix), areas(study, suffix)]
+        own += [*elsewhere(study, suffix), *versus(study, looks, suffix)]
+        sections += _titled(own, suffix)
+    sections += filter(None, [theory(methods)])
+    sections += _at_work(methods, studies, settings, plugins)
+    sections += [gaps(methods, list(studies.values())), origins(methods)]
+    env = methods[0].sources[0].run.config["env"]["name"].rpartition(":")[2]
+    return {
+        "title": f"{env}: {', '.join(dict.fromkeys(m.kind for m in methods))}",
+        "summary": summary(methods, first),
+        "facts": _facts(methods),
+        "sections": sections,
+    }
+
+
+def _titled(sections: Sequence[Section], suffix: str) -> list[Section]:
+    """Name the group in the headings, where there are several."""
+    for section in sections:
+        if suffix:
+            section.title += f" ({suffix.removeprefix('-')})"
+    return list(sections)
+
+
+def _at_work(
+    methods: Sequence[Method],
+    studies: Mapping[str, Study],
+    settings: Mapping[str, Any],
+    plugins: Collection[str],
+) -> list[Section]:
+    """Attention and videos, of each group that learned."""
+    sources = [source for method in methods for source in method.sources]
+    subjects = {}
+    with Progress(len(sources), unit="runs") as progress:
+        for done, source in enumerate(sources, start=1):
+            subjects[source.run.path] = opened(source, plugins)
+            progress.update(done)
+    known = [one for one in subjects.values() if isinstance(one, Subject)]
+    groups = list(studies) or [group for one in known[:1] for group in one.policies]
+    sections = []
+    for group in groups:
+        suffix = f"-{group}" if len(groups) > 1 else ""
+        own = [attention(methods, subjects, group, suffix)]
+        if settings["videos"]:
+            study = studies.get(group)
+            own.append(videos(methods, subjects, study, group, suffix))
+        sections += _titled(own, suffix)
+    return sections
+
+
+def _facts(methods: Sequence[Method]) -> list[str]:
+    """What stands below the title."""
+    sources: list[Source] = [s for method in methods for s in method.sources]
+    lacking = sum(source.evaluation is None for source in sources)
+    facts = [
+        counted(len(methods), "method"),
+        counted(len(sources), "run"),
+        f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"by marl_pool {__version__}" + (f", commit {commit()}" if commit() else ""),
+    ]
+    return facts + ([f"{lacking} without an evaluation"] if lacking else [])
