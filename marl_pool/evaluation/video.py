@@ -1,5 +1,6 @@
 """Videos of a policy at work, with its attention drawn in."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,7 @@ from marl_pool.envs.base import World
 from marl_pool.envs.patch_drawing import outline
 from marl_pool.errors import InputError
 from marl_pool.evaluation.cases import label, perturb
+from marl_pool.evaluation.grid import Tile, frames_of
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.subject import Subject, cpu_threads
 from marl_pool.evaluation.webm import Writer, captioned
@@ -186,48 +188,94 @@ def render_run(
         InputError: no policy in the run, a wrong perturbation, no such attention
             head, no patches to outline, a world that cannot be drawn, no OpenCV.
     """
-    options = _perturbation(settings)
-    what = CLEAN if options is None else options["name"].rpartition(":")[2]
     with cpu_threads(settings["threads"]):
-        subject = Subject.load(run, settings, plugins)
-        if settings["top_patches"] and subject.worlds(1).patch_grid is None:
-            raise InputError(
-                f"top_patches: expected 0 for the env {subject.env['name']}, whose "
-                f"tokens are no patches, got {settings['top_patches']}"
-            )
-        path = run.new_video_path(what)
-        with Writer(path, settings["fps"]) as writer:
-            _film(subject, settings, writer)
+        subject = load_subject(run, settings, plugins)
+        path = run.new_video_path(video_name(settings))
+        film_to(path, {"": subject}, settings)
     return path
 
 
-def _film(subject: Subject, settings: Mapping[str, Any], writer: Writer) -> None:
+def load_subject(
+    run: "Run", settings: Mapping[str, Any], plugins: Collection[str]
+) -> Subject:
+    """Read a run that is to be filmed; arguments and errors as of `render_run`."""
+    subject = Subject.load(run, settings, plugins)
+    if settings["top_patches"] and subject.worlds(1).patch_grid is None:
+        raise InputError(
+            f"top_patches: expected 0 for the env {subject.env['name']}, whose "
+            f"tokens are no patches, got {settings['top_patches']}"
+        )
+    return subject
+
+
+def video_name(settings: Mapping[str, Any]) -> str:
+    """What a video shows, in a word."""
+    options = _perturbation(settings)
+    return CLEAN if options is None else options["name"].rpartition(":")[2]
+
+
+def film_to(
+    path: Path, subjects: Mapping[str, Subject], settings: Mapping[str, Any]
+) -> None:
+    """Film subjects side by side, a column each; worlds are rows.
+
+    Args:
+        path: of the video.
+        subjects: by what is written in their frames.
+        settings: of `RenderSettings` and ``perturbation``.
+    """
     options, count = _perturbation(settings), settings["episodes"]
-    worlds = [subject.worlds(1, first=episode) for episode in range(count)]
-    total = sum(world.max_steps + 1 for world in worlds)
-    with Progress(total, unit="frames") as progress:
+    rows = settings["rows"]
+    conditions = [options]
+    if settings["beside_clean"] and options is not None:
+        conditions.insert(0, None)
+    longest = max(subject.worlds(1).max_steps for subject in subjects.values())
+    with (
+        Writer(path, settings["fps"]) as writer,
+        Progress(count * (longest + 1), unit="frames") as progress,
+    ):
+        for episode in range(count):
+            grid = [
+                [
+                    _tile(subject, settings, episode * rows + row, condition, name)
+                    for name, subject in subjects.items()
+                    for condition in conditions
+                ]
+                for row in range(rows)
+            ]
+            for image in frames_of(grid):
+                writer.write(image)
+                progress.update(writer.written)
 
-        def show(image: np.ndarray) -> None:
-            writer.write(image)
-            progress.update(writer.written)
 
-        for episode, world in enumerate(worlds):
-            rollout = Rollout(
-                world,
-                subject.policies,
-                perturbation=None if options is None else perturb(options, world),
-                explore=settings["stochastic"],
-            )
-            which = f"episode {episode + 1} of {count}   " if count > 1 else ""
-            film = Film(
-                rollout,
-                show,
-                about=which + _condition(options),
-                head=settings["head"] if settings["attention"] else None,
-                size=settings["size"],
-                top=settings["top_patches"],
-            )
-            rollout.episodes(on_step=film)
+def _tile(
+    subject: Subject,
+    settings: Mapping[str, Any],
+    number: int,
+    options: Mapping[str, Any] | None,
+    name: str,
+) -> Tile:
+    """One episode, at its start."""
+    world = subject.worlds(1, first=number)
+    many = settings["episodes"] * settings["rows"]
+    which = f"episode {number + 1} of {many}   " if many > 1 else ""
+    who = f"{name}   " if name else ""
+    rollout = Rollout(
+        world,
+        subject.policies,
+        perturbation=None if options is None else perturb(options, world),
+        explore=settings["stochastic"],
+    )
+    frames: deque[np.ndarray] = deque()
+    film = Film(
+        rollout,
+        frames.append,
+        about=who + which + _condition(options),
+        head=settings["head"] if settings["attention"] else None,
+        size=settings["size"],
+        top=settings["top_patches"],
+    )
+    return Tile(rollout.moments(), film, frames)
 
 
 def _perturbation(settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
