@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from marl_pool.encoders.base import Encoder
     from marl_pool.envs import env_names, make_batched_env, make_env, make_heuristic
     from marl_pool.envs.base import World
-    from marl_pool.evaluation.robustness import evaluate
+    from marl_pool.library import evaluate
     from marl_pool.networks import SetNetwork
     from marl_pool.perturbations import make_perturbation, perturbation_names
     from marl_pool.perturbations.base import Perturbation
+    from marl_pool.perturbed_env import perturb_env
     from marl_pool.policies import make_policy
     from marl_pool.policies.base import Policy
     from marl_pool.policies.storage import (
@@ -59,6 +60,7 @@ __all__ = [
     "make_perturbation",
     "make_policy",
     "make_pooling",
+    "perturb_env",
     "perturbation_names",
     "pooling_names",
     "save_policies",
@@ -79,7 +81,7 @@ _HOMES = {
     "collect": "rollout",
     "encoder_names": "encoders",
     "env_names": "envs",
-    "evaluate": "evaluation.robustness",
+    "evaluate": "library",
     "load_policies": "policies.storage",
     "load_policy": "policies.storage",
     "make_batched_env": "envs",
@@ -89,6 +91,7 @@ _HOMES = {
     "make_perturbation": "perturbations",
     "make_policy": "policies",
     "make_pooling": "pooling",
+    "perturb_env": "perturbed_env",
     "perturbation_names": "perturbations",
     "pooling_names": "pooling",
     "save_policies": "policies.storage",

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from marl_pool.errors import InputError
 
@@ -13,12 +13,27 @@ from marl_pool.errors import InputError
 @contextmanager
 def new_file(file: Path) -> Iterator[TextIO]:
     """Yield an open text file that takes the place of ``file`` when left."""
+    with _beside(file) as beside, beside.open("w", newline="", encoding="utf-8") as out:
+        yield out
+        out.flush()
+        os.fsync(out.fileno())
+
+
+@contextmanager
+def new_binary_file(file: Path) -> Iterator[BinaryIO]:
+    """Yield an open binary file that takes the place of ``file`` when left."""
+    with _beside(file) as beside, beside.open("wb") as out:
+        yield out
+        out.flush()
+        os.fsync(out.fileno())
+
+
+@contextmanager
+def _beside(file: Path) -> Iterator[Path]:
+    """Yield a path whose file takes the place of ``file`` if nothing went wrong."""
     beside = file.with_name(f".{file.name}.new")
     try:
-        with beside.open("w", newline="", encoding="utf-8") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
+        yield beside
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -128,6 +129,11 @@ class Run:
         except OSError as error:
             file = self.path / CONFIG
             raise InputError(f"{file} cannot be written: {error.strerror}") from error
+
+    @property
+    def config_digest(self) -> str:
+        """The first 12 hexadecimal digits of the SHA-256 of ``config.yaml``."""
+        return sha256((self.path / CONFIG).read_bytes()).hexdigest()[:12]
 
     @property
     def error_path(self) -> Path:

@@ -26,6 +26,7 @@ from benchmarks.agents import cloning, generation
 from benchmarks.common import TINY, Row, Size
 from benchmarks.learning import iteration, time_to, two_learners
 from benchmarks.parts import attention, evaluation
+from benchmarks.robustness import standard_suite
 from benchmarks.sampling import sampling, stock, two_runners
 from benchmarks.worlds import env_alone, levels
 
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "generation/cartpole": generation,
     "clone/ant": cloning,
     "evaluate/simple_centroid": evaluation,
+    "suite/standard": standard_suite,
     "time_to_return/simple_centroid": time_to("time_to_return"),
     "time_to_skill/simple_centroid": time_to("time_to_skill"),
 }

@@ -15,15 +15,17 @@ from marl_pool.envs.base import World
 from marl_pool.errors import InputError
 from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.measure import measure
 from marl_pool.evaluation.results import (
     NAMES,
     Files,
     Result,
     print_table,
+    read_returns,
     write_csv,
     write_json,
 )
-from marl_pool.evaluation.robustness import evaluate, evaluate_run
+from marl_pool.evaluation.robustness import evaluate_run
 from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.evaluation.subject import Subject, cpu_threads, in_double
 from marl_pool.perturbations import make_perturbation
@@ -169,19 +171,19 @@ def test_a_self_query_lost_now_and_then_is_a_share() -> None:
 
 def test_all_conditions_in_order_with_paired_drops() -> None:
     world = centroid()
-    results = evaluate(
+    results = measure(
         doubled(world),
         centroid,
         [
-            {"name": "noise", "severities": [0.0, 0.5]},
+            {"name": "jitter", "severities": [0.0, 0.5]},
             {"name": "occlude", "mode": "zero", "severities": [1.0]},
         ],
         baselines={
             "random": {"agent": RandomPolicy(world.groups["agent"].action_space)}
         },
         stochastic=True,
-    )
-    conditions = [("clean", 0.0), ("noise", 0.0), ("noise", 0.5), ("occlude", 1.0)]
+    ).results
+    conditions = [("clean", 0.0), ("jitter", 0.0), ("jitter", 0.5), ("occlude", 1.0)]
     assert [(r.who, r.perturbation, r.severity) for r in results] == [
         *(("trained", *condition) for condition in conditions),
         *(("trained, sampled", *condition) for condition in conditions),
@@ -200,23 +202,23 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
 
 def test_what_else_is_measured_does_not_move_a_result() -> None:
     played = doubled(centroid())
-    noise = {"name": "noise", "severities": [0.5]}
+    noise = {"name": "jitter", "severities": [0.5]}
     rewire = {"name": "rewire", "severities": [1.0]}
-    alone = evaluate(played, centroid, [noise])
-    among = evaluate(played, centroid, [rewire, noise], stochastic=True)
+    alone = measure(played, centroid, [noise]).results
+    among = measure(played, centroid, [rewire, noise], stochastic=True).results
     assert alone[0].mean == among[0].mean
     assert alone[1] == among[2]
 
 
 def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
-    results = evaluate(
+    results = measure(
         doubled(centroid(), "flatten"),
         centroid,
         [
             {"name": "inject", "token_type": "noise", "severities": [0.0, 1.0]},
             {"name": "shuffle", "severities": [1.0]},
         ],
-    )
+    ).results
     clean, none, injected, shuffled = results
     assert "at most 8 tokens, got 40" in injected.gap
     assert np.isnan([injected.mean, injected.drop, injected.std]).all()
@@ -227,14 +229,14 @@ def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
 
 
 def test_a_type_that_the_world_lacks_is_a_gap_with_its_reason() -> None:
-    results = evaluate(
+    results = measure(
         doubled(fox_and_hens()),
         fox_and_hens,
         [
             {"name": "inject", "token_type": "noise", "severities": [0.5]},
             {"name": "inject", "token_type": "hen", "severities": [0.5]},
         ],
-    )
+    ).results
     gaps = {(r.label, r.severity): r.gap for r in results if r.group == "fox"}
     assert "'noise': choose from fox, hen" in gaps["inject token_type=noise", 0.5]
     assert gaps["clean", 0.0] == gaps["inject token_type=hen", 0.5] == ""
@@ -243,12 +245,12 @@ def test_a_type_that_the_world_lacks_is_a_gap_with_its_reason() -> None:
 def test_only_a_head_for_a_fixed_number_of_tokens_makes_a_gap() -> None:
     wide = {"name": "inject", "token_type": "noise", "position_features": 9}
     with pytest.raises(InputError, match="position_features: expected at most 4"):
-        evaluate(doubled(centroid()), centroid, [{**wide, "severities": [1.0]}])
+        measure(doubled(centroid()), centroid, [{**wide, "severities": [1.0]}])
 
 
 def test_policies_that_do_not_fit_are_no_gap() -> None:
     with pytest.raises(InputError, match="one for each group"):
-        evaluate({}, centroid)
+        measure({}, centroid)
 
 
 @pytest.mark.parametrize(
@@ -260,24 +262,26 @@ def test_policies_that_do_not_fit_are_no_gap() -> None:
         ({"name": "inject", "token_type": "noise", "count": 0}, "count"),
         ({"name": "shuffle", "severities": None}, "expected severities, .* got None"),
         ({"name": "shuffle", "severities": 0.5}, r"expected severities, .* got 0\.5"),
+        ({"name": "shuffle", "severities": [[0.0, 0.5]]}, r"got \[0\.0, 0\.5\]"),
+        ({"name": "shuffle", "ramp": 3}, "perturbation.ramp: expected null"),
     ],
 )
 def test_a_wrong_perturbation_is_refused_before_anything_is_played(
     entry: dict[str, Any], message: str
 ) -> None:
-    def watch(cases: Any) -> Any:
+    def watch(done: int, total: int) -> None:
         raise AssertionError("something was played")
 
     with pytest.raises(InputError, match=message):
-        evaluate(
+        measure(
             doubled(centroid()), centroid, [{"severities": [1.0], **entry}], watch=watch
         )
 
 
 def test_several_groups_are_reported_each() -> None:
-    results = evaluate(
+    results = measure(
         doubled(fox_and_hens()), fox_and_hens, [{"name": "rewire", "severities": [1.0]}]
-    )
+    ).results
     assert [(r.group, r.perturbation) for r in results] == [
         ("fox", "clean"),
         ("hen", "clean"),
@@ -346,7 +350,7 @@ def test_new_files_never_have_the_name_of_one_that_exists(tmp_path: Path) -> Non
     (tmp_path / "robustness.png").touch()
     (tmp_path / "codes-2.png").touch()
     paths = [Files(tmp_path).path(name).name for name in NAMES]
-    assert paths[:3] == ["results-3.csv", "results-3.json", "robustness-3.png"]
+    assert paths[:3] == ["results-3.csv", "results-3.json", "returns-3.npz"]
     assert not any((tmp_path / name).exists() for name in paths)
 
 
@@ -391,10 +395,9 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.mark_best(7, -1.0)
-    table, document, picture = evaluate_run(run, SETTINGS)
-    assert [path.parent for path in (table, document, picture)] == [
-        run.path / "evaluation"
-    ] * 3
+    paths = evaluate_run(run, SETTINGS)
+    table, document, returns, picture = paths
+    assert {path.parent for path in paths} == {run.path / "evaluation"}
     content = read(document)
     assert content["env"] == ENV
     assert (content["checkpoint"], content["iteration"]) == ("best", 7)
@@ -413,6 +416,8 @@ def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
         row["mean"] for row in content["results"]
     ]
     assert {line["iteration"] for line in lines} == {"7"}
+    means = np.nanmean(read_returns(returns), axis=1)
+    assert [row["mean"] for row in content["results"]] == pytest.approx(list(means))
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "heuristic" in capsys.readouterr().out
 
@@ -433,6 +438,7 @@ def test_an_earlier_evaluation_stays(run: Run) -> None:
     assert [path.name for path in second] == [
         "results-2.csv",
         "results-2.json",
+        "returns-2.npz",
         "robustness-2.png",
     ]
 

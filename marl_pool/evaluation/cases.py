@@ -11,6 +11,7 @@ from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD, Result
 from marl_pool.names import resolve
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.severity import refuse_ramp
 from marl_pool.perturbations.shuffle import Shuffle
 from marl_pool.policies.base import Policy
 
@@ -24,6 +25,7 @@ class OtherWorld:
         env: options of the env that differ.
         make: makes the worlds, of the same numbers as the others.
         policies: by group, made ready for it.
+        baselines: other policies by name, which play there too.
         gap: why it cannot be played; empty where it can.
     """
 
@@ -31,6 +33,7 @@ class OtherWorld:
     env: Mapping[str, Any]
     make: Callable[[], World]
     policies: Mapping[str, Policy]
+    baselines: Mapping[str, Mapping[str, Policy]] = field(default_factory=dict)
     gap: str = ""
 
 
@@ -103,6 +106,13 @@ def perturb(options: Mapping[str, Any], world: World) -> Perturbation:
     Raises:
         InputError: an unknown name or a wrong option.
     """
+    refuse_ramp(options, "each world plays one episode")
+    severity = options.get("severity")
+    if isinstance(severity, Sequence):
+        raise InputError(
+            "perturbation.severity: expected a number outside training, got "
+            f"{severity!r}"
+        )
     specs = [group.tokens for group in world.groups.values()]
     return make_perturbation(specs=specs, **options)
 
@@ -132,6 +142,11 @@ def conditions(
             )
         options = {k: v for k, v in entry.items() if k not in ("name", "severities")}
         for severity in severities:
+            if isinstance(severity, bool) or not isinstance(severity, int | float):
+                raise InputError(
+                    f"perturbation {name!r}: expected severities to be numbers in "
+                    f"[0, 1], got {severity!r}"
+                )
             case = {"name": name, "options": options, "severity": severity}
             try:
                 made = perturb({"name": name, **options, "severity": severity}, world)

@@ -40,8 +40,9 @@ def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
     perturbation = config.get("perturbation") or {}
     if perturbation.get("name") != OCCLUDE:
         return 0.0
-    bounds = (config.get("clone") or {}).get("severities")
-    return list(bounds) if bounds else float(perturbation["severity"])
+    severity = perturbation["severity"]
+    bounds = (config.get("clone") or {}).get("severities") or severity
+    return bounds if isinstance(bounds, list) else float(severity)
 
 
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:

@@ -8,16 +8,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marl_pool.atomic import new_file
+import numpy as np
+
+from marl_pool.atomic import new_binary_file, new_file
 
 CLEAN, WORLD = "clean", "world"
 TRAINED = "trained"
 NAN = math.nan
-TABLE, DOCUMENT = "results.csv", "results.json"
+TABLE, DOCUMENT, RETURNS = "results.csv", "results.json", "returns.npz"
 CURVES, ROWS = "robustness.png", "rows.png"
 REGRESSION, LATENTS = "regression.csv", "latents.png"
 CODES, PATCHES = "codes.png", "patches.png"
-NAMES = (TABLE, DOCUMENT, CURVES, ROWS, REGRESSION, LATENTS, CODES, PATCHES)
+NAMES = (
+    *(TABLE, DOCUMENT, RETURNS, CURVES, ROWS),
+    *(REGRESSION, LATENTS, CODES, PATCHES),
+)
 """What an evaluation may write."""
 
 
@@ -68,6 +73,10 @@ class Result:
     """The mean that a paper has for the same."""
     published_std: float = NAN
     """Standard deviation over the paper's episodes."""
+    score: float = NAN
+    """(mean - random's) / (heuristic's - random's) in the same unperturbed world."""
+    score_low: float = NAN
+    score_high: float = NAN
 
     @property
     def perturbed(self) -> bool:
@@ -81,23 +90,47 @@ class Result:
         return f"fixed, beside {who}" if self.fixed else who
 
 
+@dataclass(frozen=True)
+class Area:
+    """One number for a perturbation's ladder of severities.
+
+    The area under the score over severity, from the clean episodes at 0 to the
+    ladder's end, divided by its length: the mean score on the way. Intervals are as in
+    `Result`.
+    """
+
+    group: str
+    policy: str
+    stochastic: bool
+    perturbation: str
+    label: str
+    options: dict[str, Any]
+    severities: list[float]
+    """The rungs, 0 among them."""
+    area: float = NAN
+    """NaN where a rung could not be measured, or no score is defined."""
+    area_low: float = NAN
+    area_high: float = NAN
+
+
 class Files:
     """Names for the files of one evaluation that no file has.
 
-    They are `NAMES`, or where one of them exists all with the same number:
+    They are ``names``, or where one of them exists all with the same number:
     ``results-2.csv`` and so on.
 
     Args:
         folder: where they are to be.
+        names: of the files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
         self.folder, self.number = folder, 1
-        while any(self.path(name).exists() for name in NAMES):
+        while any(self.path(name).exists() for name in names):
             self.number += 1
 
     def path(self, name: str) -> Path:
-        """The path of one of `NAMES`."""
+        """The path of one of the names."""
         if self.number == 1:
             return self.folder / name
         stem, suffix = Path(name).stem, Path(name).suffix
@@ -119,15 +152,43 @@ def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -
         writer.writerows({key: _cell(value) for key, value in r.items()} for r in rows)
 
 
-def write_json(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -> None:
-    """Write ``{**about, "results": […]}``; what could not be measured is null."""
-    rows = [
-        {key: _finite(value) for key, value in asdict(result).items()}
-        for result in results
-    ]
+def write_json(
+    path: Path,
+    results: Iterable[Result],
+    about: Mapping[str, Any],
+    areas: Iterable[Area] = (),
+) -> None:
+    """Write ``{**about, "results": […], "areas": […]}``; what is missing is null."""
+    content = {**about, "results": _rows(results), "areas": _rows(areas)}
     with new_file(path) as out:
-        json.dump({**about, "results": rows}, out, indent=2, allow_nan=False)
+        json.dump(content, out, indent=2, allow_nan=False)
         out.write("\n")
+
+
+def write_returns(path: Path, returns: np.ndarray) -> None:
+    """Write the episodes' returns as ``returns`` of an npz file.
+
+    Args:
+        path: of the file.
+        returns: ``(rows, episodes)`` float64, in the order of the results; column j is
+            the same world in every row. NaN where nothing was measured.
+    """
+    with new_binary_file(path) as out:
+        np.savez_compressed(out, returns=returns)
+
+
+def read_returns(path: Path) -> np.ndarray:
+    """Read what `write_returns` wrote; nothing in it is unpickled."""
+    with np.load(path, allow_pickle=False) as content:
+        returns: np.ndarray = content["returns"]
+        return returns
+
+
+def _rows(records: Iterable["Result | Area"]) -> list[dict[str, Any]]:
+    return [
+        {key: _finite(value) for key, value in asdict(record).items()}
+        for record in records
+    ]
 
 
 def print_table(results: Sequence[Result], title: str) -> None:
@@ -166,6 +227,39 @@ def print_table(results: Sequence[Result], title: str) -> None:
     console.print(table)
     for gap, labels in gaps_of(results).items():
         console.print(f"not measured: {', '.join(labels)}: {gap}", markup=False)
+
+
+def print_areas(areas: Sequence[Area]) -> None:
+    """Show the number of each ladder of several rungs, if any is defined."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = [a for a in areas if len(a.severities) > 2 and not math.isnan(a.area)]
+    if not shown:
+        return
+    groups = {area.group for area in shown}
+    table = Table(
+        title="mean score over severity: 0 is random, 1 the heuristic, clean",
+        title_justify="left",
+    )
+    for name in ("policy", "perturbation"):
+        table.add_column(name)
+    for name in ("up to", "area", "95 %"):
+        table.add_column(name, justify="right")
+    for area in shown:
+        prefix = f"{area.group}: " if len(groups) > 1 else ""
+        who = f"{area.policy}, sampled" if area.stochastic else area.policy
+        interval = f"{area.area_low:.3f} to {area.area_high:.3f}"
+        table.add_row(
+            prefix + who,
+            area.label,
+            f"{area.severities[-1]:g}",
+            f"{area.area:.3f}",
+            interval,
+        )
+    console = Console()
+    console.width = console.width if console.is_terminal else 140
+    console.print(table)
 
 
 def gaps_of(results: Iterable[Result]) -> dict[str, list[str]]:

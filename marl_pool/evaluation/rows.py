@@ -72,7 +72,8 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
                 label="published",
             )
         for base in shown:
-            if base.group == group and base.policy in BASELINES:
+            own_world = base.group == group and base.label == CLEAN
+            if own_world and base.policy in BASELINES:
                 axes.axvline(
                     base.mean,
                     color=BASELINES[base.policy],

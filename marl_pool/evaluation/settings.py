@@ -57,11 +57,35 @@ class EvaluateSettings:
 
 
 @dataclass(frozen=True)
+class DiagnoseSettings:
+    """How signal loss and relation scores of a trained policy are measured."""
+
+    episodes: PositiveInt = 64
+    """Episodes that the policy plays."""
+    max_observations: PositiveInt = 8192
+    """Of each group of agents; of more than that, every n-th step is taken."""
+    pretrained: str | None = None
+    """A policy shipped with the package, in place of a run."""
+    checkpoint: Checkpoint = "best"
+    """Which of the run's policies."""
+    seed: Seed = 0
+    """Of the evaluation's worlds, which training never meets."""
+    device: Device = "cpu"
+    """Where worlds and policy live."""
+    threads: PositiveInt = 2
+    """CPU threads of torch."""
+
+
+@dataclass(frozen=True)
 class RenderSettings:
     """How a video of a trained policy is made."""
 
     episodes: PositiveInt = 1
-    """Episodes, one after the other."""
+    """Episodes, one after the other; of each row."""
+    rows: PositiveInt = 1
+    """Episodes at a time, in rows."""
+    beside_clean: bool = False
+    """Show the same episodes unperturbed, too, in a column of their own."""
     attention: bool = True
     """Draw the pooling head's weights as lines, where it has any."""
     head: Literal["mean"] | NonNegativeInt = "mean"
@@ -84,5 +108,17 @@ class RenderSettings:
     """Frames a second."""
     device: Device = "cpu"
     """Where worlds and policy live."""
+    threads: PositiveInt = 2
+    """CPU threads of torch."""
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """What a page about runs holds beside their numbers."""
+
+    videos: bool = True
+    """Embed a short video of each method."""
+    evaluate: bool = False
+    """Evaluate runs that lack an evaluation, with the keys of ``evaluate``."""
     threads: PositiveInt = 2
     """CPU threads of torch."""

@@ -144,19 +144,25 @@ class Subject:
         if change["rescale_codes"]:
             policies = rescaled(policies)
         make = partial(self.worlds, count, **env)
-        return OtherWorld(change["label"], dict(env), make, policies, gap)
+        baselines: dict[str, Policies] = {}
+        if not gap and not self.worlds(1, **env).simulated:
+            baselines = self.baselines(**env)
+        return OtherWorld(change["label"], dict(env), make, policies, baselines, gap)
 
     def _lacks(self, env: Mapping[str, Any]) -> str:
         """The first option that the world's class lacks; empty if none."""
         known = inspect.signature(resolve(self.env["name"], ENVS, "env", World))
         return next((key for key in env if key not in known.parameters), "")
 
-    def baselines(self) -> dict[str, Policies]:
+    def baselines(self, **changes: Any) -> dict[str, Policies]:
         """The random policy, and the heuristic of the env if it has one.
 
         They take the place of what learned; the other groups are played as in training.
+
+        Args:
+            **changes: options of the env that differ.
         """
-        groups = self.worlds(1).groups
+        groups = self.worlds(1, **changes).groups
         found: dict[str, Policies] = {
             "random": {
                 name: RandomPolicy(group.action_space) for name, group in groups.items()

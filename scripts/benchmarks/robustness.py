@@ -1,0 +1,47 @@
+"""The row of the standard suite: every perturbation, five severities of each."""
+
+import statistics
+from collections.abc import Iterator
+
+import marl_pool
+from benchmarks.common import Row, Size, seconds
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.policies import make_policy
+
+THREADS = 2
+
+
+def standard_suite(size: Size) -> Iterator[Row]:
+    """`marl_pool.evaluate` with ``suite=standard``, beside the clean episodes alone."""
+    env = compose("train", ["experiment=simple_centroid"])["env"]
+    (group,) = make_batched_env(num_envs=1, **env).groups.values()
+    policy = make_policy(group.tokens, group.action_space, pooling="ada", seed=0)
+    played: list[int] = []
+
+    def run(suite: object) -> None:
+        measured = marl_pool.evaluate(
+            policy, env, suite=suite, episodes=size.episodes, threads=THREADS
+        )
+        gaps = [row.label for row in measured.results if row.gap]
+        assert not gaps, gaps
+        played.append(measured.returns.size * env["max_steps"])
+
+    plain = {"perturbations": []}
+    run(plain)
+    clean = []
+    for _ in range(size.rounds):
+        spent = seconds(lambda: run(plain))
+        clean.append(played[-1] / spent)
+    suite = [seconds(lambda: run("standard")) for _ in range(min(size.rounds, 2))]
+    steps, spent = played[-1], statistics.median(suite)
+    rate, alone = steps / spent, statistics.median(clean)
+    yield Row(
+        "suite/standard",
+        spent,
+        "s",
+        f"clean episodes, random and heuristic alone: {alone:,.0f} steps/s",
+        rate / alone,
+        f"{steps:,} env steps, {rate:,.0f} steps/s on {THREADS} threads, bootstrap and "
+        f"all; {size.episodes} episodes of {env['max_steps']} steps a severity",
+    )
