@@ -137,6 +137,23 @@ examples:
   marl-pool evaluate runs/my-run episodes=1024 stochastic=true checkpoint=last
   marl-pool evaluate runs/my-run --plugin my_package.my_module:MyPool
 """
+DIAGNOSE = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+The policy plays, unperturbed, in a world that knows which tokens matter for the task.
+Signal loss, relation scores and the bounds of the AdaPool paper's Theorem 3.12 are
+written to the run. Several runs are shown in one table, too, which is written to --out.
+Worlds and policies without a run are named as for `marl-pool evaluate`.
+`marl-pool diagnose --cfg` prints every key with its meaning.
+
+examples:
+  marl-pool diagnose runs/my-run
+  marl-pool diagnose runs/my-run episodes=256 max_observations=32768 checkpoint=last
+  marl-pool diagnose runs/my-run env.num_noise=60
+  marl-pool diagnose runs/ada runs/avg runs/max --out my-table
+"""
 RENDER = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
 
@@ -145,12 +162,28 @@ Arguments of the form key=value set a key; group=option takes another file of a 
 env.KEY=… shows a run in another world than it was trained in. A policy without a run
 is shown, too: its folder, with env=NAME if it does not say its world, or the name of
 one that is shipped with the package, pretrained=NAME; its video is written to --out.
+Several runs are shown side by side, in one video that is written to --out, too.
 `marl-pool render --cfg` prints every key with its meaning.
 
 examples:
   marl-pool render runs/my-run
   marl-pool render runs/my-run top_patches=10
   marl-pool render runs/my-run episodes=3 head=0 seed=7
+  marl-pool render runs/my-run perturbation=occlude beside_clean=true rows=2
+  marl-pool render runs/ada runs/max perturbation=inject --out ada-and-max
+"""
+REPORT = """\
+FILE becomes a page that needs nothing else: learning curves, robustness, comparisons,
+videos, and where each number comes from. Runs that differ in their seed alone are one
+method. Each run's newest evaluation counts; evaluate=true makes those that are missing,
+and then takes the keys of `marl-pool evaluate`, too. Without --out the page is written
+to reports/. `marl-pool report --cfg` prints every key with its meaning.
+
+examples:
+  marl-pool report runs/my-run
+  marl-pool report runs/ada-0 runs/ada-1 runs/max-0 runs/max-1 --out ada-or-max.html
+  marl-pool report sweeps/my-sweep/trials/* videos=false
+  marl-pool report runs/one runs/two evaluate=true suite=quick episodes=64
 """
 IMPORT_WEIGHTS = """\
 FILE is a model.npz of the folder AttentionNeuron/pretrained in the repository
@@ -252,17 +285,25 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         sweep.add_argument(flag, metavar="X", help=f"{what} (sweep.{key})")
     resume = add("resume", "go on with a run or a sweep that was stopped", RESUME)
     evaluate = add("evaluate", "measure a policy under perturbations", EVALUATE)
+    diagnose = add("diagnose", "measure how a policy pools signal", DIAGNOSE)
     render = add("render", "make a video of a policy", RENDER)
+    reporter = add("report", "write a page about one run or several", REPORT)
+    reporter.add_argument(
+        "--out", metavar="FILE", help="new HTML file; default: one in reports/"
+    )
     for reader, number, what in (
         (resume, "?", "folder of the run or sweep"),
-        (render, "?", "folder of a run, or of a policy"),
+        (render, "*", "folder of a run, or of a policy; or of several runs"),
         (evaluate, "*", "folder of a run, or of a policy; or of several runs"),
+        (diagnose, "*", "folder of a run, or of a policy; or of several runs"),
+        (reporter, "*", "folders of runs"),
     ):
         reader.add_argument("run", metavar="RUN", nargs=number, help=what)
-    for reader in (evaluate, render):
+    for reader in (evaluate, diagnose, render):
         reader.add_argument(
             "--out", metavar="DIR", help="new folder for results that belong to no run"
         )
+    for reader in (evaluate, diagnose, render, reporter):
         reader.add_argument(
             "--plugin",
             metavar="CLASS",
@@ -270,7 +311,8 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
             default=[],
             help="package.module:Class that the run may use; may be given repeatedly",
         )
-    for composer in (train, evolve, clone, sweep, evaluate, render):
+    composers = (train, evolve, clone, sweep, evaluate, diagnose, render, reporter)
+    for composer in composers:
         composer.add_argument(
             "--config-dir", metavar="DIR", type=Path, help="folder of your own YAML"
         )
@@ -302,7 +344,11 @@ def _groups(verb: str) -> str:
 
 def _is_path(text: str) -> bool:
     """Whether a bare argument can only be a folder, not key=value."""
-    return Path(text).exists() or ("=" not in text and text[-1:] not in "]}")
+    try:
+        there = Path(text).exists()
+    except OSError:  # longer than a path may be
+        there = False
+    return there or ("=" not in text and text[-1:] not in "]}")
 
 
 def _is_override(text: str) -> bool:

@@ -10,6 +10,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ TRAINERS = {
     "clone": "marl_pool.training.cloning.clone:clone",
 }
 """What does the work, called with the run and its configuration."""
+REPORT_KEYS = ("videos", "evaluate", "threads")
+"""Keys of ``report`` itself; with ``evaluate=true`` others go to ``evaluate``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None takes the process's own.
     """
     try:
-        return _main(sys.argv[1:] if arguments is None else list(arguments))
+        status = _main(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()  # here, where a closed pipe can be told from a fault
+        return status
     except InputError as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
@@ -84,6 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("marl-pool: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read the output has enough of it; Python must not try to flush more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _main(arguments: list[str]) -> int:
@@ -263,18 +272,94 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _diagnose(arguments: Namespace, overrides: list[str]) -> int:
+    settings = _composed("diagnose", arguments, overrides)
+    if settings is None:
+        return 0
+
+    def act(run: "Run", *given: Any) -> list[Path]:
+        from marl_pool.evaluation.diagnose import diagnose_run
+
+        settings, plugins = given
+        return diagnose_run(run, settings, plugins=plugins)
+
+    if len(arguments.run) < 2:
+        path = next(iter(arguments.run), None)
+        _print_paths(_act_on(path, arguments.out, arguments, settings, act))
+        return 0
+    if arguments.out is not None and Path(arguments.out).exists():
+        raise InputError(f"{arguments.out} exists; choose another --out")
+    from marl_pool.evaluation.diagnose import compare
+
+    written = [_act_on(path, None, arguments, settings, act) for path in arguments.run]
+    _print_paths([file for files in written for file in files])
+    documents = [f for files in written for f in files if f.suffix == ".json"]
+    _print_paths(compare(documents, arguments.out))
+    return 0
+
+
+def _report(arguments: Namespace, overrides: list[str]) -> int:
+    from marl_pool.config import compose, parse
+
+    def is_own(override: str) -> bool:
+        return parse(override).key_or_group in REPORT_KEYS
+
+    own = [override for override in overrides if is_own(override)]
+    others = [override for override in overrides if not is_own(override)]
+    settings = _composed("report", arguments, own)
+    if settings is None:
+        return 0
+    if others and not settings["evaluate"]:
+        raise InputError(
+            f"{parse(others[0]).key_or_group}: expected one of "
+            f"{', '.join(REPORT_KEYS)}, or evaluate=true and a key of "
+            "`marl-pool evaluate`"
+        )
+    threads = f"threads={settings['threads']}"
+    how = compose("evaluate", [*others, threads], arguments.config_dir)
+    runs = [_open_run("report", path) for path in arguments.run or [None]]
+    from marl_pool.evaluation.report.page import new_page, report
+    from marl_pool.evaluation.report.sources import not_evaluated
+
+    new_page(arguments.out, runs)  # before the evaluations, which may take hours
+    lacking = not_evaluated(runs)
+    for run in lacking if settings["evaluate"] else []:
+        _print_paths(_act_on(str(run.path), None, arguments, how, _evaluate_run))
+    plugins = arguments.plugin
+    _print_paths([report(runs, arguments.out, settings, plugins=plugins)])
+    return 0
+
+
+def _evaluate_run(
+    run: "Run", settings: dict[str, Any], plugins: list[str]
+) -> list[Path]:
+    from marl_pool.evaluation.robustness import evaluate_run
+
+    return evaluate_run(run, settings, plugins=plugins)
+
+
 def _render(arguments: Namespace, overrides: list[str]) -> int:
     settings = _composed("render", arguments, overrides)
     if settings is None:
         return 0
 
-    def act(run: "Run", *given: Any) -> list[Path]:
-        from marl_pool.evaluation.video import render_run
+    if len(arguments.run) < 2:
 
-        settings, plugins = given
-        return [render_run(run, settings, plugins=plugins)]
+        def act(run: "Run", *given: Any) -> list[Path]:
+            from marl_pool.evaluation.video import render_run
 
-    _print_paths(_act_on(arguments.run, arguments.out, arguments, settings, act))
+            settings, plugins = given
+            return [render_run(run, settings, plugins=plugins)]
+
+        path = next(iter(arguments.run), None)
+        _print_paths(_act_on(path, arguments.out, arguments, settings, act))
+        return 0
+    from marl_pool.evaluation.side_by_side import SideBySide
+
+    film = SideBySide(settings, arguments.out)
+    for path in arguments.run:
+        _act_on(path, None, arguments, settings, partial(film.add, path))
+    _print_paths([film.write()])
     return 0
 
 
@@ -383,7 +468,9 @@ VERBS = {
     "clone": _clone,
     "resume": _resume,
     "evaluate": _evaluate,
+    "diagnose": _diagnose,
     "render": _render,
+    "report": _report,
     "import-weights": _import_weights,
     "list": _list,
 }

@@ -3,7 +3,7 @@
 PPO's runner, evaluation and rendering are short callers of it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -92,6 +92,8 @@ class Rollout:
         policies: for each group of the world.
         perturbation: between the world and the policies.
         explore: sample actions; otherwise take the most likely.
+        played: episodes that each world has behind it, by which the severity of a
+            perturbation with a ramp has grown.
 
     Raises:
         InputError: a group without a policy, or a policy without a group.
@@ -104,6 +106,7 @@ class Rollout:
         *,
         perturbation: Perturbation | None = None,
         explore: bool = False,
+        played: int = 0,
     ) -> None:
         if set(policies) != set(world.groups):
             raise InputError(
@@ -127,6 +130,7 @@ class Rollout:
         self.perturbed: dict[str, PerturbationState] = {}
         self.tokens: dict[str, Tokens] = {}
         self._finished: list[Episodes] = []
+        self._played = torch.full_like(world.worlds, played)
         world.reset()
         self._begin(None)
 
@@ -166,7 +170,6 @@ class Rollout:
             for name in self.policies
         }
 
-    @torch.no_grad()
     def episodes(
         self,
         on_step: Callable[[Moment], None] | None = None,
@@ -190,6 +193,22 @@ class Rollout:
         Raises:
             InputError: ``idle`` above 0 in a world that does not run on.
         """
+        moments = self.moments(idle=idle)
+        while True:
+            try:
+                moment = next(moments)
+            except StopIteration as end:
+                episodes: Episodes = end.value
+                return episodes
+            if on_step is not None:
+                on_step(moment)
+
+    @torch.no_grad()
+    def moments(self, *, idle: float = 0.0) -> Generator[Moment, None, Episodes]:
+        """Do the same as `episodes`, a step whenever the next moment is asked for.
+
+        So several rollouts can be played side by side.
+        """
         if idle and not self.world.runs_on:
             raise InputError(
                 f"idle: expected 0 for {type(self.world).__name__}, which does not say "
@@ -200,8 +219,7 @@ class Rollout:
         order, parts = [], []
         while len(worlds):
             moment = self._step()
-            if on_step is not None:
-                on_step(moment)
+            yield moment
             ended = (moment.step.terminated | moment.step.truncated) & ~over
             if ended.any():
                 self._finish(ended)
@@ -236,6 +254,7 @@ class Rollout:
             "tokens": {name: tuple(tokens) for name, tokens in self.tokens.items()},
             "returns": dict(self._returns),
             "lengths": self._lengths,
+            "played": self._played,
             "finished": [tuple(part) for part in self._finished],
         }
 
@@ -248,6 +267,8 @@ class Rollout:
         self.states, self.perturbed = dict(state["states"]), dict(state["perturbed"])
         self.tokens = {name: Tokens(*parts) for name, parts in state["tokens"].items()}
         self._returns, self._lengths = dict(state["returns"]), state["lengths"]
+        # Checkpoints from before there were ramps do not say.
+        self._played = state.get("played", self._played)
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
     def _step(self) -> Moment:
@@ -316,8 +337,13 @@ class Rollout:
                 keys = stream_keys(
                     world.seed, world.worlds, world.episodes, Purpose.PERTURBATION, part
                 )
+                ramp = self.perturbation.ramp is not None
                 self.perturbed[name] = self.perturbation.start(
-                    tokens[name], keys, self.perturbed.get(name), where
+                    tokens[name],
+                    keys,
+                    self.perturbed.get(name),
+                    where,
+                    **({"episodes": self._played} if ramp else {}),
                 )
         self._zero(where)
         self._show(where, fresh)
@@ -356,6 +382,7 @@ class Rollout:
         }
 
     def _finish(self, ended: Tensor) -> None:
+        self._played = self._played + ended
         returns = {name: total[ended] for name, total in self._returns.items()}
         self._finished.append(Episodes(returns, self._lengths[ended]))
 
@@ -365,7 +392,7 @@ class Rollout:
         self.states = _take(self.states, rows)
         self.perturbed = _take(self.perturbed, rows)
         self._returns = _take(self._returns, rows)
-        self._lengths = self._lengths[rows]
+        self._lengths, self._played = self._lengths[rows], self._played[rows]
 
     def _seen(self, rows: Tensor) -> tuple[dict[str, Tokens], dict[str, State]]:
         """What the policies of the worlds ``rows`` see now, and their memories."""

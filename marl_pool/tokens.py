@@ -67,9 +67,11 @@ class TokenSpec:
         has_self: whether a token of type 0 is the observer's own. Sensor channels
             and image patches have none.
         dtype: of the features.
+        signal_types: names of the types that matter for the task, the observer's own
+            among them; the others are noise. Empty where a type does not tell.
 
     Raises:
-        InputError: a size below 1 or no type name.
+        InputError: a size below 1, no type name, or signal of an unknown type.
     """
 
     num_tokens: int
@@ -77,6 +79,7 @@ class TokenSpec:
     type_names: tuple[str, ...]
     has_self: bool = True
     dtype: Literal["float32", "uint8"] = "float32"
+    signal_types: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "num_features"):
@@ -86,7 +89,13 @@ class TokenSpec:
                 )
         if not self.type_names:
             raise InputError("TokenSpec.type_names: expected at least one name, got ()")
-        object.__setattr__(self, "type_names", tuple(self.type_names))
+        for name in ("type_names", "signal_types"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not set(self.signal_types) <= set(self.type_names):
+            raise InputError(
+                f"TokenSpec.signal_types: expected some of {', '.join(self.type_names)}"
+                f", got {', '.join(self.signal_types)}"
+            )
 
     @property
     def num_types(self) -> int:

@@ -13,6 +13,11 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 """A share, in [0, 1]."""
+Severity = Annotated[
+    UnitInterval | tuple[UnitInterval, UnitInterval],
+    Field(description="a number in [0, 1], or two: [low, high]"),
+]
+"""Of a perturbation; between two, each world's episode draws its own."""
 Probability = Annotated[float, Field(ge=0, lt=1)]
 """A dropout probability, in [0, 1)."""
 Seed = Annotated[int, Field(ge=0, lt=1 << 63, description="an integer in [0, 2**63)")]

@@ -539,6 +539,7 @@ def test_without_occlusion_there_is_no_heat_map(tmp_path: Path) -> None:
         ({}, 0.0),
         ({"perturbation": {"name": "shuffle", "severity": 1.0}}, 0.0),
         ({"perturbation": {"name": "occlude", "severity": 0.8}}, 0.8),
+        ({"perturbation": {"name": "occlude", "severity": [0.1, 0.8]}}, [0.1, 0.8]),
         (
             {
                 "perturbation": {"name": "occlude", "severity": 0.5},

@@ -229,7 +229,7 @@ def test_tokens_are_the_channels_then_their_duplicates_then_noise() -> None:
     assert tokens.features[0, 0, :10, 0].tolist() == pytest.approx(five * 2)
     assert tokens.types.tolist() == [[[0] * 12]]
     assert world.groups["agent"].tokens.type_names == ("channel",)
-    assert world.signal_mask("agent").tolist() == [[True] * 10 + [False] * 2]
+    assert world.signal()["agent"].tolist() == [[[True] * 10 + [False] * 2]]
     assert world.channel_names() == [*CHANNELS, *CHANNELS, "noise_0", "noise_1"]
 
 

@@ -87,10 +87,12 @@ def test_help_and_refusals_import_nothing_heavy(tmp_path):
         ["train", "perturbation=occlude", "perturbation.severity=2"],
         ["train", "--num-env-runner", "3"],
         ["evaluate", "--cfg"],
-        ["evaluate", "perturbations=[{name: noise, severities: [2]}]"],
+        ["evaluate", "perturbations=[{name: jitter, severities: [2]}]"],
         ["resume", "nowhere"],
         ["evaluate", "nowhere"],
+        ["diagnose", "nowhere"],
         ["render", "nowhere"],
+        ["report", "nowhere"],
     ]
     source = f"""
 import json, sys
@@ -159,7 +161,7 @@ def test_help_of_a_verb_shows_examples(verb, capsys):
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert f"examples:\n  marl-pool {verb}" in text
-    if verb in ("train", "sweep", "evaluate", "render"):
+    if verb in ("train", "sweep", "evaluate", "diagnose", "render", "report"):
         assert f"marl-pool {verb} --cfg" in text
     if verb == "train":
         assert "pooling=ada|attention_neuron|avg|cls|" in text
@@ -212,7 +214,7 @@ def test_cfg_prints_the_composed_config(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "unknown command 'trian': choose from clone, evaluate, evolve, "),
+        (["trian"], "unknown command 'trian': choose from clone, diagnose, evaluate, "),
         (["trian"], "Did you mean 'train'?"),
         (["train", "pooling"], "'pooling': expected a flag or key=value"),
         (["train", "--num-envrunners=3"], "Did you mean --num-env-runners?"),
@@ -230,7 +232,13 @@ def test_cfg_prints_the_composed_config(capsys):
         (["evaluate", "pretrained=nothing"], "unknown pretrained policy 'nothing'"),
         (["evaluate", "a", "pretrained=b"], "pretrained: expected null where a folder"),
         (["evaluate", "a", "env=cartpol"], "Did you mean 'cartpole'?"),
-        (["render", "a", "b"], "'b': expected a flag or key=value"),
+        (["resume", "a", "b"], "'b': expected a flag or key=value"),
+        (["diagnose"], "diagnose: expected the folder of a run"),
+        (["diagnose", "a", "b"], "a: no such run folder"),
+        (["diagnose", "a", "episodes=0"], "episodes: expected an integer >= 1, got 0"),
+        (["report"], "report: expected the folder of a run"),
+        (["report", "nowhere"], "nowhere: no such run folder"),
+        (["report", "a", "episodes=3"], "episodes: expected one of videos, evaluate"),
         (["render", "nowhere", "head=first"], "head: expected mean or an integer >= 0"),
         (["list", "heads"], "unknown registry 'heads': choose from encoders, envs"),
         (["list", "a=3"], "unknown registry 'a=3'"),
@@ -438,3 +446,16 @@ print()
 print(json.dumps(code))
 """
     assert in_new_process(source, tmp_path) == 0
+
+
+def test_an_override_may_be_longer_than_a_path(refused):
+    rows = ", ".join(["{name: shufle, severities: [1.0]}"] * 20)
+    assert "unknown perturbation 'shufle'" in refused(
+        "evaluate", f"perturbations=[{rows}]"
+    )
+
+
+def test_whoever_reads_the_output_may_stop_early():
+    listing = f"(sleep 0.5; {sys.executable} -m marl_pool list) | true"
+    done = subprocess.run(["bash", "-c", listing], capture_output=True, check=False)
+    assert done.stderr == b""

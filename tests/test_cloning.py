@@ -384,7 +384,8 @@ def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
         {"name": "shuffle"},
         {"name": "occlude", "severity": 0.5},
         {"name": "occlude", "severity": 0.5, "mode": "zero"},
-        {"name": "noise", "severity": 0.1},
+        {"name": "occlude", "severity": [0.0, 0.9]},
+        {"name": "jitter", "severity": 0.1},
     ],
 )
 def test_rows_are_perturbed_as_their_bytes_are(perturbation):
@@ -754,6 +755,27 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
         (
             ["teacher=heuristic", "perturbation=occlude", "perturbation.severity=1"],
             r"perturbation.severity: expected a share in \[0, 1\)",
+        ),
+        (
+            [
+                "teacher=heuristic",
+                "perturbation=occlude",
+                "perturbation.severity=[0,1]",
+            ],
+            r"perturbation.severity: expected a share in \[0, 1\)",
+        ),
+        (
+            [
+                "teacher=heuristic",
+                "perturbation=occlude",
+                "perturbation.severity=[0,0.5]",
+                "clone.severities=[0,0.5]",
+            ],
+            "severity: expected a number where clone.severities is given",
+        ),
+        (
+            ["teacher=heuristic", "perturbation=occlude", "perturbation.ramp=2"],
+            "perturbation.ramp: expected null, since samples are learned from in any",
         ),
         (
             ["teacher=heuristic", "perturbation=occlude", "clone.severities=[0.5,1.0]"],

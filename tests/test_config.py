@@ -31,7 +31,13 @@ from marl_pool.config.signatures import (
     options_of_class,
     summary,
 )
-from marl_pool.evaluation.settings import EvaluateSettings, RenderSettings
+from marl_pool.evaluation.settings import (
+    DiagnoseSettings,
+    EvaluateSettings,
+    RenderSettings,
+    ReportSettings,
+)
+from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.training.cloning.settings import CloneRunSettings
 from marl_pool.training.settings import EvolveSettings, TrainSettings
 from marl_pool.types import Device, PositiveInt, Probability, Seed
@@ -213,7 +219,9 @@ def test_group_file_agrees_with_the_signature(group, option):
         ("evolve", EvolveSettings),
         ("clone", CloneRunSettings),
         ("evaluate", EvaluateSettings),
+        ("diagnose", DiagnoseSettings),
         ("render", RenderSettings),
+        ("report", ReportSettings),
     ],
 )
 def test_primary_file_agrees_with_the_settings(verb, settings):
@@ -324,7 +332,7 @@ def test_composed_config_is_complete_plain_and_stable(verb):
         ("resources.address='10.0.0.1:6379'", "resources.address", "10.0.0.1:6379"),
         ("resources.num_gpus_per_learner=0.5", "resources.num_gpus_per_learner", 0.5),
         ("device=cuda:1", "device", "cuda:1"),
-        ("perturbation=noise", "perturbation.severity", 0.1),
+        ("perturbation=jitter", "perturbation.severity", 0.1),
         ("seed=${env.max_steps}", "seed", 128),
         ("env.counts=1-31-0", "env.counts", "1-31-0"),
     ],
@@ -423,7 +431,7 @@ def test_options_left_over_from_another_head_are_refused():
     ("entry", "message"),
     [
         ("occlude", "perturbations: expected a list (each a mapping), got ['occlude']"),
-        ("{severities: [1]}", "perturbations[0]: expected one of inject, noise"),
+        ("{severities: [1]}", "perturbations[0]: expected one of bias, confuse"),
         ("{name: occlud, severities: [1]}", "Did you mean 'occlude'?"),
         ("{name: occlude}", "perturbations[0].severities: expected a list of numbers"),
         ("{name: occlude, severities: 1}", "perturbations[0].severities: expected a"),
@@ -431,6 +439,14 @@ def test_options_left_over_from_another_head_are_refused():
         (
             "{name: occlude, severities: [0, 2]}",
             "perturbations[0].severity: expected a number in [0, 1], got 2",
+        ),
+        (
+            "{name: occlude, severities: [[0, 0.5]]}",
+            "perturbations[0].severity: expected a number in [0, 1], got [0, 0.5]",
+        ),
+        (
+            "{name: occlude, severities: [1], ramp: 3}",
+            "perturbations[0].ramp: expected null: a ramp belongs to training, got 3",
         ),
         (
             "{name: occlude, severities: [1], mod: zero}",
@@ -442,25 +458,50 @@ def test_a_wrong_perturbation_of_the_suite_is_refused(entry, message):
     assert message in refusal("evaluate", f"perturbations=[{entry}]")
 
 
+def test_a_severity_may_be_a_pair_in_training():
+    pair = ["perturbation=occlude", "perturbation.severity=[0,0.6]"]
+    assert compose("train", pair)["perturbation"]["severity"] == [0.0, 0.6]
+    assert refusal("train", pair[0], "perturbation.severity=[0,2]") == (
+        "perturbation.severity: expected a number in [0, 1], or two: [low, high], "
+        "got [0, 2]"
+    )
+
+
+@pytest.mark.parametrize("suite", ["cross", "cross_tag", "attention_neuron"])
+def test_the_worlds_of_a_suite_are_those_of_some_env(suite):
+    """A key that no env has, or nearly one, is refused when it is composed."""
+    labels = [
+        world["label"] for world in compose("evaluate", [f"suite={suite}"])["worlds"]
+    ]
+    assert len(labels) == len(set(labels)) > 1
+
+
+def test_a_misspelt_option_of_another_world_is_refused_and_a_foreign_one_is_not():
+    world = "worlds=[{label: x, env: {KEY: 3}}]"
+    message = refusal("evaluate", world.replace("KEY", "num_nois"))
+    assert message.startswith("worlds[0].env.num_nois: unknown key 'num_nois'")
+    assert message.endswith("Did you mean 'num_noise'?")
+    foreign = compose("evaluate", [world.replace("KEY", "zyx")])
+    assert foreign["worlds"][0]["env"] == {"zyx": 3}
+
+
 def test_a_suite_is_chosen_by_name():
     quick = compose("evaluate", ["suite=quick"])["perturbations"]
-    assert [entry["severities"] for entry in quick] == [[1.0], [1.0], [0.5], [0.1]]
+    assert {len(entry["severities"]) for entry in quick} == {1}
     assert "suite" not in compose("evaluate")
     assert (
-        "unknown suite 'quik': choose from attention_neuron, quick, standard"
-        in refusal("evaluate", "suite=quik")
+        "unknown suite 'quik': choose from attention_neuron, cross, cross_tag, full, "
+        "quick, standard" in refusal("evaluate", "suite=quik")
     )
 
 
 def test_the_standard_suite_fits_and_is_filled_in():
     suite = compose("evaluate")["perturbations"]
-    assert {entry["name"] for entry in suite} == {
-        "shuffle",
-        "rewire",
-        "occlude",
-        "noise",
-        "inject",
-    }
+    assert {entry["name"] for entry in suite} == set(PERTURBATIONS)
+    assert {len(entry["severities"]) for entry in suite} == {5}
+    assert all(
+        entry in compose("evaluate", ["suite=full"])["perturbations"] for entry in suite
+    )
     for entry in suite:
         options = options_of(GROUPS["perturbation"].names()[entry["name"]])
         options = set(options) - GROUPS["perturbation"].context
@@ -592,10 +633,10 @@ def test_commented_config_reads_back_and_explains_every_key(verb):
 
 
 def test_commented_config_takes_the_comments_of_the_chosen_options():
-    composed, chosen = compose_only("train", ["pooling=max", "perturbation=noise"])
+    composed, chosen = compose_only("train", ["pooling=max", "perturbation=jitter"])
     text = commented("train", check("train", composed), chosen)
     assert "# Maximum of each feature.\n  name: max" in text
-    assert "# Gaussian noise on every feature." in text
+    assert "# Gaussian noise on features, fresh at each step." in text
 
 
 def test_commented_config_takes_comments_from_what_an_option_builds_on():
@@ -620,8 +661,10 @@ def test_assign_changes_only_the_keys_given():
 # Values
 
 
+# Beyond 2**53 no float is exactly such an integer.
+INTEGERS = st.integers(-(2**53), 2**53)
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    st.none() | st.booleans() | INTEGERS | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=4,
 )

@@ -95,11 +95,17 @@ def test_policies_say_where_their_tensors_live(name: str, options: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"name": "shuffle"},
-        {"name": "rewire"},
-        {"name": "occlude", "severity": 0.5},
-        {"name": "noise", "severity": 0.5},
-        {"name": "inject", "count": 2, "token_type": "noise"},
+        {"name": "bias"},
+        {"name": "confuse"},
+        {"name": "delay", "severity": [0.0, 1.0]},
+        {"name": "duplicate", "severity": [0.0, 1.0]},
+        {"name": "freeze", "every": 2},
+        {"name": "inject", "count": 2, "token_type": "noise", "place": "far"},
+        {"name": "jitter", "features": [0]},
+        {"name": "occlude", "among": "signal", "ramp": 2},
+        {"name": "rewire", "every": 3},
+        {"name": "scale"},
+        {"name": "shuffle", "held": 3},
     ],
     ids=lambda options: options["name"],
 )

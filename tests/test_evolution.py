@@ -612,6 +612,10 @@ def refused(tmp_path, monkeypatch, capsys):
             "env: evolution finds one policy, simple_tag has the groups predator, prey",
         ),
         (["perturbation=inject", "perturbation.token_type=x"], "perturbation"),
+        (
+            ["perturbation=occlude", "perturbation.ramp=3"],
+            "perturbation.ramp: expected null, since every generation begins with new",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line(refused, overrides, message):

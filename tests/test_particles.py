@@ -40,9 +40,6 @@ class Bare(ParticleWorld):
     def token_entities(self, group: str) -> Tensor:
         return torch.zeros(1, 1, dtype=torch.int64)
 
-    def signal_mask(self, group: str) -> Tensor:
-        return torch.ones(1, 1, dtype=torch.bool)
-
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         self.state[rows] = 0
 

@@ -1,7 +1,6 @@
 """Perturbations: identity at 0, their own streams, and what each one promises."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,91 +16,25 @@ from marl_pool.perturbations import (
     make_perturbation,
     perturbation_names,
 )
-from marl_pool.perturbations.base import Perturbation, PerturbationState
-from marl_pool.randomness import Purpose, stream_keys
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
-
-NOISE = 3
-OPTIONS: dict[str, dict[str, Any]] = {"inject": {"token_type": NOISE, "count": 6}}
-"""Options that a perturbation cannot do without."""
-
-VARIANTS = [
-    ("shuffle", {}),
-    ("shuffle", {"every": 2}),
-    ("rewire", {}),
-    ("rewire", {"every": 2}),
-    ("occlude", {}),
-    ("occlude", {"mode": "zero", "every": 2}),
-    ("noise", {}),
-    ("noise", {"protect_self": False}),
-    ("inject", {}),
-]
-variants = pytest.mark.parametrize(
-    ("name", "options"), VARIANTS, ids=[f"{n}-{o}" for n, o in VARIANTS]
+from tests.perturbed import (
+    NOISE,
+    SPEC,
+    TYPE_NAMES,
+    VARIANTS,
+    at_time,
+    bits,
+    build,
+    keys,
+    make_tokens,
+    play,
+    present_bag,
+    same,
+    seeds,
+    severities,
+    states,
+    variants,
 )
-severities = st.floats(0, 1)
-seeds = st.integers(0, 2**31)
-
-
-def build(name: str, **options: Any) -> Perturbation:
-    return make_perturbation(name, **{**OPTIONS.get(name, {}), **options})
-
-
-def make_tokens(seed: int, envs: int = 3, agents: int = 2, places: int = 9) -> Tokens:
-    """Tokens with one self, some padding, and NaN under it."""
-    generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(envs, agents, places, 4, generator=generator)
-    types = torch.randint(1, 4, (envs, agents, places), generator=generator)
-    types[..., 0] = SELF_TYPE
-    padding = torch.rand(envs, agents, places, generator=generator) < 0.2
-    padding[..., 0] = False
-    features[padding] = torch.nan
-    return Tokens(features, types, padding)
-
-
-def keys(envs: int = 3, seed: int = 0, first: int = 0, episode: int = 0) -> Tensor:
-    worlds = torch.arange(envs) + first
-    episodes = torch.full_like(worlds, episode)
-    return stream_keys(seed, worlds, episodes, Purpose.PERTURBATION)
-
-
-def play(
-    perturbation: Perturbation, tokens: Tokens, steps: int = 5, **options: Any
-) -> list[Tokens]:
-    """What a policy would see at some steps, if the world stood still."""
-    return [seen for seen, _ in states(perturbation, tokens, steps, **options)]
-
-
-def states(
-    perturbation: Perturbation, tokens: Tokens, steps: int = 5, **options: Any
-) -> Iterator[tuple[Tokens, PerturbationState]]:
-    state = perturbation.start(tokens, keys(len(tokens.types), **options))
-    for _ in range(steps):
-        seen, state = perturbation(tokens, state)
-        yield seen, state
-
-
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor
-
-
-def same(a: Tokens, b: Tokens) -> bool:
-    """Equal bit for bit, NaN and the sign of zero included."""
-    return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
-
-
-def present_bag(tokens: Tokens) -> list[list[tuple[float, ...]]]:
-    """Each row's unpadded tokens as a sorted list: the set that they are."""
-    flat = tokens.flatten_batch()
-    return [
-        sorted(
-            (*map(float, features), int(kind))
-            for features, kind, padded in zip(*row, strict=True)
-            if not padded
-        )
-        for row in zip(*flat, strict=True)
-    ]
-
 
 # All of them
 
@@ -118,8 +51,9 @@ def test_severity_0_is_the_identity_bit_for_bit(
 ) -> None:
     tokens = make_tokens(seed)
     tokens.features[0, 0, 0, 0] = -0.0
-    for seen in play(build(name, severity=0.0, **options), tokens):
-        assert same(seen, tokens)
+    perturbation = build(name, severity=0.0, **options)
+    for time, seen in enumerate(play(perturbation, tokens, moves=True)):
+        assert same(seen, at_time(tokens, time))
 
 
 @variants
@@ -139,8 +73,8 @@ def test_same_keys_same_perturbation(
 ) -> None:
     tokens = make_tokens(seed)
     perturbation = build(name, severity=severity, **options)
-    pairs = zip(play(perturbation, tokens), play(perturbation, tokens), strict=True)
-    assert all(same(a, b) for a, b in pairs)
+    once, twice = (play(perturbation, tokens, moves=True) for _ in range(2))
+    assert all(same(a, b) for a, b in zip(once, twice, strict=True))
 
 
 @variants
@@ -148,8 +82,12 @@ def test_same_keys_same_perturbation(
 def test_other_seeds_worlds_and_episodes_differ(
     name: str, options: dict[str, Any], other: dict[str, int]
 ) -> None:
-    tokens, perturbation = make_tokens(0), build(name, severity=0.5, **options)
-    here, there = play(perturbation, tokens)[0], play(perturbation, tokens, **other)[0]
+    tokens = make_tokens(0)
+    # Of a delay nothing is random but its severity.
+    severity: Any = [0.0, 1.0] if name == "delay" else 0.5
+    perturbation = build(name, severity=severity, **options)
+    here = play(perturbation, tokens, moves=True)[-1]
+    there = play(perturbation, tokens, moves=True, **other)[-1]
     assert not same(here, there)
 
 
@@ -160,8 +98,8 @@ def test_a_row_is_the_same_alone_and_among_others(
 ) -> None:
     tokens = make_tokens(seed, envs=4)
     perturbation = build(name, severity=severity, **options)
-    together = play(perturbation, tokens)
-    alone = play(perturbation, tokens.at(slice(2, 3)), first=2)
+    together = play(perturbation, tokens, moves=True)
+    alone = play(perturbation, tokens.at(slice(2, 3)), moves=True, first=2)
     for many, one in zip(together, alone, strict=True):
         assert same(many.at(slice(2, 3)), one)
 
@@ -172,8 +110,10 @@ def test_agents_of_a_world_are_perturbed_apart(
 ) -> None:
     twins = make_tokens(0).at((slice(None), slice(0, 1)))
     twins = twins.map(lambda tensor: tensor.expand(-1, 2, *tensor.shape[2:]).clone())
-    seen = play(build(name, severity=0.5, **options), twins)[0]
-    assert not same(seen.at((slice(None), 0)), seen.at((slice(None), 1)))
+    seen = play(build(name, severity=0.5, **options), twins, moves=True)[-1]
+    first, second = (seen.at((slice(None), agent)) for agent in range(2))
+    # A delay is the world's.
+    assert same(first, second) == (name == "delay")
 
 
 @variants
@@ -183,15 +123,15 @@ def test_a_restart_touches_the_worlds_that_begin_anew(
     tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
     where = torch.tensor([False, True, False])
     state = perturbation.start(tokens, keys())
-    for _ in range(3):
-        _, state = perturbation(tokens, state)
+    for time in range(3):
+        _, state = perturbation(at_time(tokens, time), state)
     fresh = perturbation.start(tokens, keys(episode=1))
     merged = perturbation.start(tokens, keys(episode=1), state, where)
     assert merged.keys() == state.keys()
     for part, tensor in merged.items():
         assert tensor.dtype == state[part].dtype
-        assert torch.equal(tensor[~where], state[part][~where])
-        assert torch.equal(tensor[where], fresh[part][where])
+        assert torch.equal(bits(tensor[~where]), bits(state[part][~where]))
+        assert torch.equal(bits(tensor[where]), bits(fresh[part][where]))
     assert not torch.equal(merged["steps"], state["steps"])
 
 
@@ -203,13 +143,16 @@ def test_its_memory_can_be_taken_apart_by_rows(
     state = perturbation.start(tokens, keys())
     rows = torch.tensor([2, 0])
     part = {key: tensor[rows] for key, tensor in state.items()}
-    for _ in range(4):
-        seen, state = perturbation(tokens, state)
-        seen_part, part = perturbation(tokens.at(rows), part)
+    for time in range(4):
+        now = at_time(tokens, time)
+        seen, state = perturbation(now, state)
+        seen_part, part = perturbation(now.at(rows), part)
         assert same(seen.at(rows), seen_part)
 
 
-@pytest.mark.parametrize("name", ["shuffle", "rewire", "occlude"])
+@pytest.mark.parametrize(
+    "name", ["bias", "confuse", "duplicate", "occlude", "rewire", "scale", "shuffle"]
+)
 def test_every_k_steps_or_at_reset_only(name: str) -> None:
     tokens = make_tokens(0, places=20)
     once = play(build(name, severity=0.5), tokens, steps=7)
@@ -258,7 +201,7 @@ def test_bad_options_are_refused() -> None:
     with pytest.raises(InputError, match="mode: expected drop or zero, got 'cut'"):
         build("occlude", mode="cut")
     with pytest.raises(InputError, match="scale: expected a number of at least 0"):
-        build("noise", scale=-1.0)
+        build("jitter", scale=-1.0)
     with pytest.raises(InputError, match="count: expected at least 1"):
         build("inject", count=0)
     with pytest.raises(InputError, match="spread: expected a number of at least 0"):
@@ -268,16 +211,19 @@ def test_bad_options_are_refused() -> None:
 @variants
 def test_it_reaches_the_policy(name: str, options: dict[str, Any]) -> None:
     """Each changes a network's output, but the shuffle of an invariant one's."""
-    spec = TokenSpec(9, 4, ("self", "agent", "signal", "noise"))
     network = SetNetwork(
-        spec,
+        SPEC,
         encoder={"name": "transformer"},
         pooling={"name": "ada"},
         init_std=0.5,
         seed=0,
     ).double()
     tokens = make_tokens(1)
-    seen = play(build(name, severity=0.8, **options), tokens)[0]
+    tokens.padding[..., :4] = False
+    tokens.types[..., :4] = torch.arange(4)
+    tokens.features.nan_to_num_()
+    seen = play(build(name, severity=0.8, **options), tokens, moves=True)[-1]
+    tokens = at_time(tokens, 4)
     with torch.no_grad():
         clean, perturbed = (network(t.flatten_batch()) for t in (tokens, seen))
     change = (clean - perturbed).abs().amax(-1)
@@ -387,15 +333,15 @@ def test_more_occlusion_takes_the_same_tokens_and_more() -> None:
     assert less.sum() < more.sum()
 
 
-# Noise
+# Jitter
 
 
-def test_noise_is_gaussian_and_fresh_at_each_step() -> None:
+def test_jitter_is_gaussian_and_fresh_at_each_step() -> None:
     tokens = make_tokens(0, envs=400, places=16)
     errors = torch.stack(
         [
             seen.features - tokens.features
-            for seen in play(build("noise", severity=0.5, scale=3.0), tokens, steps=3)
+            for seen in play(build("jitter", severity=0.5, scale=3.0), tokens, steps=3)
         ]
     )[:, ~tokens.padding & (tokens.types != SELF_TYPE)]
     assert abs(float(errors.mean())) < 0.01
@@ -407,21 +353,21 @@ def test_noise_is_gaussian_and_fresh_at_each_step() -> None:
     assert (across - torch.eye(3)).abs().max() < 0.02
 
 
-def test_noise_spares_self_by_default() -> None:
+def test_jitter_spares_self_by_default() -> None:
     tokens = make_tokens(0)
     own = tokens.types == SELF_TYPE
-    seen = play(build("noise", severity=1.0), tokens)[0]
+    seen = play(build("jitter", severity=1.0), tokens)[0]
     assert torch.equal(seen.features[own], tokens.features[own])
     for options in ({"protect_self": False}, {"has_self": False}):
-        seen = play(build("noise", severity=1.0, **options), tokens)[0]
+        seen = play(build("jitter", severity=1.0, **options), tokens)[0]
         assert (seen.features[own] != tokens.features[own]).all()
 
 
-def test_noise_on_an_image_stays_an_image() -> None:
+def test_jitter_on_an_image_stays_an_image() -> None:
     tokens = make_tokens(0)
     images = (tokens.features.nan_to_num().abs() * 120).clamp(max=255).byte()
-    noise = build("noise", severity=1.0, scale=50 / 255, has_self=False)
-    seen = play(noise, tokens._replace(features=images))[0]
+    jitter = build("jitter", severity=1.0, scale=50 / 255, has_self=False)
+    seen = play(jitter, tokens._replace(features=images))[0]
     assert seen.features.dtype == torch.uint8
     assert not torch.equal(seen.features, images)
     # What would fall below 0 is cut there; it doesn't wrap round to 255.
@@ -429,11 +375,11 @@ def test_noise_on_an_image_stays_an_image() -> None:
     assert seen.features[dark].float().mean() < 50
 
 
-def test_noise_on_an_image_is_in_units_of_its_range() -> None:
+def test_jitter_on_an_image_is_in_units_of_its_range() -> None:
     images = torch.full((3, 2, 50, 40), 128, dtype=torch.uint8)
     types = torch.ones(3, 2, 50, dtype=torch.int64)
     tokens = Tokens(images, types, torch.zeros_like(types, dtype=torch.bool))
-    (seen,) = play(build("noise", severity=0.1), tokens, steps=1)
+    (seen,) = play(build("jitter", severity=0.1), tokens, steps=1)
     errors = seen.features.float() - 128
     assert float(errors.std()) == pytest.approx(25.5, rel=0.03)
     assert abs(float(errors.mean())) < 1
@@ -516,7 +462,7 @@ def test_a_distractor_vanishes_with_its_anchor() -> None:
 
 
 def test_a_type_by_name() -> None:
-    names = ("self", "agent", "signal", "noise")
+    names = TYPE_NAMES
     perturbation = build("inject", token_type="noise", type_names=names)
     assert (play(perturbation, make_tokens(0))[0].types[..., 9:] == NOISE).all()
     with pytest.raises(

@@ -402,7 +402,7 @@ def test_bytes_stay_bytes_up_to_the_learner() -> None:
         ("rewire", {}),
         ("occlude", {}),
         ("occlude", {"mode": "zero"}),
-        ("noise", {"severity": 0.1}),
+        ("jitter", {"severity": 0.1}),
     ],
 )
 def test_perturbed_patches_are_bytes(name: str, options: dict[str, Any]) -> None:

@@ -306,7 +306,18 @@ def untimed(run: Run) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("extra", [[], ["ppo.dropout=0.1", "ppo.kl_coeff=0.5"]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [],
+        ["ppo.dropout=0.1", "ppo.kl_coeff=0.5"],
+        [
+            "perturbation=duplicate",
+            "perturbation.severity=[0,0.6]",
+            "perturbation.ramp=5",
+        ],
+    ],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, extra):
     whole = trained(tmp_path / "whole", *extra)
     half = trained(tmp_path / "half", "total_steps=128", *extra)
@@ -421,6 +432,18 @@ def test_a_restarted_runner_does_not_replay_its_worlds(build):
     assert not (later == starts[0]["features"]).all()
 
 
+def test_a_runner_that_starts_late_knows_how_far_a_ramp_is(build):
+    """Of 2 * 8 worlds of 8 steps an episode, 256 steps are two episodes each."""
+    ramp = ["perturbation=occlude", "perturbation.severity=1", "perturbation.ramp=4"]
+    config = algorithm_config(config_of(*ramp)).copy(copy_frozen=False)
+    config.num_env_runners = 2
+    for steps, missing in ((0, 0), (256, 4), (1 << 20, 7)):
+        runner = config.env_runner_cls(config=config, worker_index=1, num_workers=2)
+        runner.set_state({"num_env_steps_sampled_lifetime": steps})
+        padding = runner.sample()[0].observations.data["padding"]
+        assert (padding.sum(-1)[:8] == missing).all()
+
+
 def test_remote_runners_and_learners(tmp_path):
     run = trained(
         tmp_path / "run",
@@ -428,9 +451,14 @@ def test_remote_runners_and_learners(tmp_path):
         "resources.num_learners=2",
         "ppo.batch_size=128",
         "total_steps=256",
+        "perturbation=occlude",
+        "perturbation.severity=[0,0.6]",
+        "perturbation.ramp=2",
     )
     rows = run.rows()
     assert rows[-1]["env_steps"] == 256
+    # While the perturbation grows, returns of two checkpoints don't compare.
+    assert run.best.iteration == rows[-1]["iteration"]
     assert rows[0]["agent/first_ratio_error"] < 1e-5
     assert isinstance(load_policy(run.policy_dir), Policy)
     assert json.loads((run.policy_dir / "config.json").read_text())["groups"] == {

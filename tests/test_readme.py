@@ -24,7 +24,7 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DOCUMENTS = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *("docs/architecture.md", "docs/sweeps.md"),
+    *("docs/architecture.md", "docs/sweeps.md", "docs/theory.md", "docs/report.md"),
 )
 SMALL = ("env.max_steps=2", "env.num_noise=1", "encoder.num_layers=1")
 

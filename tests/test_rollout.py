@@ -148,10 +148,11 @@ def random_policies(world: World) -> dict[str, Policy]:
 PERTURBATIONS: dict[str, Any] = {
     "none": lambda: None,
     "aging": Aging,
-    "noise": lambda: make_perturbation("noise", severity=0.5),
+    "jitter": lambda: make_perturbation("jitter", severity=0.5),
     "occlude": lambda: make_perturbation("occlude", severity=0.5, every=2),
     "shuffle": lambda: make_perturbation("shuffle", every=3),
     "inject": lambda: make_perturbation("inject", token_type=2, count=2),
+    "delay": lambda: make_perturbation("delay", severity=[0.0, 1.0]),
 }
 
 
@@ -557,7 +558,7 @@ def test_groups_draw_apart() -> None:
 
 @pytest.mark.parametrize("policies", [token_policies, random_policies])
 def test_the_order_of_the_policies_does_not_matter(policies: Any) -> None:
-    options = {"explore": True, "perturbation": PERTURBATIONS["noise"]()}
+    options = {"explore": True, "perturbation": PERTURBATIONS["jitter"]()}
     expected = rollout(policies, **options).steps(STEPS)
     world = Pond(NUM_ENVS)
     backwards = dict(reversed(policies(world).items()))

@@ -114,7 +114,7 @@ def test_tokens_are_relative_and_in_the_published_order() -> None:
         np.testing.assert_allclose(tokens.features[:, agent], expected, atol=1e-15)
         assert world.token_entities("agent")[agent].tolist() == order
     signal = [True, False, False, False, False, True, True]
-    assert world.signal_mask("agent").tolist() == [signal, signal]
+    assert world.signal()["agent"].tolist() == [[signal, signal]] * 3
 
 
 def test_observation_matches_its_description() -> None:

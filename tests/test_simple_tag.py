@@ -163,15 +163,14 @@ def test_tokens_are_relative_and_in_the_published_order() -> None:
         "prey": [[2, 5, 6, 0, 1, 3, 4], [3, 5, 6, 0, 1, 2, 4], [4, 5, 6, 0, 1, 2, 3]],
     }
     types = {"predator": [0, 1, 1, 2, 3, 3, 3], "prey": [0, 1, 1, 2, 2, 3, 3]}
-    signal = {"predator": 3, "prey": 2}
     state, seen = world.state.numpy(), world.observe()
     assert list(seen) == ["predator", "prey"]
     for name, tokens in seen.items():
         assert tokens.types.tolist() == [[types[name]] * len(orders[name])] * 3
         assert not tokens.padding.any()
         assert world.token_entities(name).tolist() == orders[name]
-        mask = [kind in (0, signal[name]) for kind in types[name]]
-        assert world.signal_mask(name).tolist() == [mask] * len(orders[name])
+        mask = [kind != 1 for kind in types[name]]
+        assert world.signal()[name].tolist() == [[mask] * len(orders[name])] * 3
         for agent, order in enumerate(orders[name]):
             expected = state[:, order] - state[:, [order[0]]]
             np.testing.assert_array_equal(tokens.features[:, agent], expected)

@@ -332,6 +332,14 @@ def test_a_perturbation_names_the_file_and_is_written_in_it(
     [
         ({"head": 1}, "head: expected mean or 0 to 0, got 1"),
         ({"perturbation": {"name": "shufle"}}, "unknown perturbation 'shufle'"),
+        (
+            {"perturbation": {"name": "shuffle", "severity": [0.0, 1.0]}},
+            "perturbation.severity: expected a number outside training",
+        ),
+        (
+            {"perturbation": {"name": "shuffle", "ramp": 3}},
+            "perturbation.ramp: expected null, since each world plays one episode",
+        ),
         ({"checkpoint": 3}, "has no policy 3"),
         ({"top_patches": 3}, "top_patches: expected 0 for the env simple_centroid"),
     ],

@@ -4,6 +4,7 @@ The signature is the schema: a key is right if the constructor has such a parame
 and its value if it fits the annotation.
 """
 
+import difflib
 import json
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ from marl_pool.config.sections import (
 from marl_pool.config.signatures import ANY_OTHER, Option, options_of
 from marl_pool.errors import InputError
 from marl_pool.evaluation.settings import WorldChange
+from marl_pool.types import UnitInterval
 
 
 def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
         ]
         for i, world in enumerate(checked["worlds"]):
             _refuse_context(f"worlds[{i}].env", world["env"])
+            _refuse_misspelt(f"worlds[{i}].env", world["env"])
     if change := checked.get("clone", {}).get("rollout_env"):
         whole = {**checked["env"], **change}
         whole = check_group("clone.rollout_env", whole, GROUPS["env"])
@@ -83,6 +86,22 @@ def _refuse_context(where: str, change: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{where}.{key}: expected an option of the env's own, got {key!r}"
             )
+
+
+def _refuse_misspelt(where: str, change: Mapping[str, Any]) -> None:
+    """Refuse a key that no env has and that is nearly one that some env has.
+
+    Other unknown keys may be those of a plug-in; what a world lacks is a gap.
+    """
+    group = GROUPS["env"]
+    known = {
+        key
+        for target in group.names().values()
+        for key in options_of(target, group.context)
+    }
+    for key in change:
+        if key not in known and difflib.get_close_matches(key, known, n=1):
+            raise _unknown(f"{where}.{key}", known)
 
 
 def check_change(
@@ -239,12 +258,16 @@ def _check_sweep(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"{where}.severities: expected a list of numbers, got {show(severities)}"
         )
-    each = [
-        check_group(
-            where, {**rest, "severity": s}, GROUPS["perturbation"], "perturbation"
+    each = []
+    for severity in severities:
+        check_value(f"{where}.severity", severity, UnitInterval)
+        given = {**rest, "severity": severity}
+        each.append(check_group(where, given, GROUPS["perturbation"], "perturbation"))
+    if each[0].get("ramp") is not None:
+        raise InputError(
+            f"{where}.ramp: expected null: a ramp belongs to training, "
+            f"got {each[0]['ramp']}"
         )
-        for s in severities
-    ]
     plain = {key: value for key, value in each[0].items() if key != "severity"}
     return {**plain, "severities": [checked["severity"] for checked in each]}
 

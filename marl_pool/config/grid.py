@@ -18,6 +18,7 @@ from marl_pool.config.compose import (
     resolve,
 )
 from marl_pool.config.sections import VERBS
+from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
 from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
 from marl_pool.training.settings import SweepSettings
@@ -111,18 +112,8 @@ def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
 
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked configuration in the one form that all its spellings share.
-
-    ``env.counts`` and the numbers that it stands for say the same.
-    """
-    env = dict(config["env"])
-    numbers = [key for key in env if key.startswith("num_")]
-    parts = str(env.get("counts", "")).split("-")
-    if len(parts) == len(numbers) and all(part.isdecimal() for part in parts):
-        for key, part in zip(numbers, parts, strict=True):
-            env[key] = int(part) if env[key] is None else env[key]
-        del env["counts"]
-    return {**config, "env": env}
+    """A checked configuration in the one form that all its spellings share."""
+    return {**config, "env": counted(config["env"])}
 
 
 def differences(

@@ -11,7 +11,12 @@ import yaml
 
 from marl_pool import names
 from marl_pool.errors import InputError
-from marl_pool.evaluation.settings import EvaluateSettings, RenderSettings
+from marl_pool.evaluation.settings import (
+    DiagnoseSettings,
+    EvaluateSettings,
+    RenderSettings,
+    ReportSettings,
+)
 from marl_pool.training.cloning.settings import CloneRunSettings, CloneSettings
 from marl_pool.training.settings import (
     EvolveSettings,
@@ -85,7 +90,7 @@ GROUPS = {
     "perturbation": Group(
         "marl_pool.perturbations:PERTURBATIONS",
         "marl_pool.perturbations.base:Perturbation",
-        frozenset({"has_self", "type_names", "dtype"}),
+        frozenset({"has_self", "type_names", "signal_types", "dtype"}),
         optional=True,
     ),
     "policy": Group(
@@ -169,7 +174,9 @@ VERBS = {
         ("env", "policy", "clone", "perturbation"), CloneRunSettings, ("experiment",)
     ),
     "evaluate": Verb((), EvaluateSettings, ("suite",), changes=("env",)),
+    "diagnose": Verb((), DiagnoseSettings, changes=("env",)),
     "render": Verb(("perturbation",), RenderSettings, changes=("env",)),
+    "report": Verb((), ReportSettings),
 }
 
 

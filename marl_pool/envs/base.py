@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from marl_pool.envs.patch_drawing import PatchGrid
-from marl_pool.errors import InputError
+from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.randomness import Purpose, Stream, stream_keys, uniform
 from marl_pool.tokens import Tokens, TokenSpec
 
@@ -123,6 +123,31 @@ class World(ABC):
             )
             for name, group in self.groups.items()
         }
+
+    def signal(self) -> dict[str, Tensor]:
+        """Which tokens matter for the task now, as their types say.
+
+        For analyses only: no policy and no perturbation may see it.
+
+        Returns:
+            For each group ``(num_envs, agents, N)`` bool, True for unpadded tokens that
+            are signal; the observer's own counts as signal.
+
+        Raises:
+            UnfitTokensError: the world does not know.
+        """
+        masks = {}
+        for name, tokens in self.observe().items():
+            spec = self.groups[name].tokens
+            if not spec.signal_types:
+                raise UnfitTokensError(
+                    f"{type(self).__name__} does not say which tokens of {name!r} are "
+                    "signal"
+                )
+            numbers = [spec.type_names.index(kind) for kind in spec.signal_types]
+            kinds = torch.tensor(numbers, device=self.device)
+            masks[name] = torch.isin(tokens.types, kinds) & ~tokens.padding
+        return masks
 
     def reset(self, where: Tensor | None = None) -> None:
         """Begin a new episode in the worlds of the bool mask ``where``, or in all."""

@@ -14,10 +14,15 @@ from marl_pool.envs.boxworld_codes import (
     AGENT,
     CODES,
     FLOOR,
+    GEM,
     GOAL,
+    HELD,
+    HELD_GEM,
+    KEY,
     LOCK,
     LOOSE,
     NOTHING,
+    TRAP,
     TYPE_NAMES,
     describe_codes,
     entries,
@@ -206,6 +211,21 @@ class BoxWorld(World):
         if not self.pixels:
             padding[..., 0] = False
         return {"agent": Tokens(features.view(*shape, 5), types, padding)}
+
+    def signal(self) -> dict[str, Tensor]:
+        """Self, keys in hand or loose, and the boxes on the path; see `World.signal`.
+
+        Branches look like the path, so no type tells: the level does. Floor is noise.
+        """
+        codes = self.codes
+        lock = (codes >= LOCK) & (codes < TRAP)
+        # A box's lock is right of its content.
+        beside = torch.nn.functional.pad(lock[:, 1:], (0, 1))
+        content = (codes == GEM) | ((codes >= KEY) & (codes < HELD))
+        key = (codes == HELD_GEM) | ((codes >= HELD) & (codes < LOCK))
+        useful = (codes == AGENT) | key | lock | (content & beside)
+        useful = useful[:, :-1] if self.pixels else useful.gather(1, self.places)
+        return {"agent": useful[:, None] & ~self.observe()["agent"].padding}
 
     def token_places(self, index: int) -> Tensor:
         """What each token of world ``index`` shows, ``(N,)``: see `Levels`."""

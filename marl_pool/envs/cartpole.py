@@ -160,9 +160,10 @@ class CartPole(World):
         names = [*CHANNELS, *noise]
         return [names[i] for i in self._order.tolist()]
 
-    def signal_mask(self, group: str) -> Tensor:
-        """``(1, N)`` bool, True for the tokens that are not noise."""
-        return self._order[None] < len(CHANNELS)
+    def signal(self) -> dict[str, Tensor]:
+        """The channels that are not noise; see `World.signal`."""
+        shown = self._order < len(CHANNELS)
+        return {"agent": shown.expand_as(self._batch_padding)}
 
     def put(self, rows: Tensor, start: Tensor) -> None:
         """Put worlds where ``start`` says, with no past.
@@ -246,7 +247,13 @@ class CartPole(World):
     def _describe(self) -> Group:
         shown = self.channel_names()
         kinds = tuple(dict.fromkeys(shown)) if self.channel_ids else ("channel",)
-        spec = TokenSpec(len(shown), self.num_frames, kinds, has_self=False)
+        spec = TokenSpec(
+            len(shown),
+            self.num_frames,
+            kinds,
+            has_self=False,
+            signal_types=CHANNELS if self.channel_ids else (),
+        )
         return Group(1, spec, spaces.Box(-1, 1, (1,), np.float32))
 
     def _bind(self, state: Tensor, past: Tensor) -> None:

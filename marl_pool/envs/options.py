@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from marl_pool.errors import InputError
 
@@ -55,3 +56,21 @@ def entity_counts(
             )
         numbers.append(number)
     return tuple(numbers)
+
+
+def counted(env: Mapping[str, Any]) -> dict[str, Any]:
+    """An env's options with each number of entities in place of ``counts``.
+
+    ``counts`` and the numbers that it stands for say the same.
+
+    Args:
+        env: ``{"name": …, **options}``, complete.
+    """
+    options = dict(env)
+    numbers = [key for key in options if key.startswith("num_")]
+    parts = str(options.get("counts", "")).split("-")
+    if len(parts) == len(numbers) and all(part.isdecimal() for part in parts):
+        for key, part in zip(numbers, parts, strict=True):
+            options[key] = int(part) if options[key] is None else options[key]
+        del options["counts"]
+    return options

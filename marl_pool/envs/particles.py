@@ -113,13 +113,6 @@ class ParticleWorld(World):
         The first token is the agent's own.
         """
 
-    @abstractmethod
-    def signal_mask(self, group: str) -> Tensor:
-        """Which tokens bear on the reward, ``(agents, N)`` bool; self does.
-
-        For analyses only: no policy and no perturbation may see it.
-        """
-
     def goals(self) -> Tensor:
         """Points ``(num_envs, n, 2)`` that drawings mark with a cross; none here."""
         return self.state[:, :0, :2]

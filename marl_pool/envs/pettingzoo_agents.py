@@ -60,7 +60,7 @@ def teams(
     agents = list(getattr(env, "possible_agents", ()))
     if not agents:
         raise InputError("env.module: expected an env with possible_agents, got none")
-    members = _by_name(env, agents) if groups is None else _listed(agents, groups)
+    members = by_name(env, agents) if groups is None else _listed(agents, groups)
     return {name: _team(env, name, those) for name, those in members.items()}
 
 
@@ -87,7 +87,8 @@ def token_spec(space: spaces.Dict) -> TokenSpec | None:
     return TokenSpec(count, width, names)
 
 
-def _by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list]:
+def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list[Any]]:
+    """Group agents of equal spaces whose names differ in a trailing number only."""
     kinds: dict[str, list[list[Any]]] = {}
     for agent in agents:
         prefix = re.sub(r"_?\d+$", "", str(agent)) or "agent"

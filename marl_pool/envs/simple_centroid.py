@@ -20,6 +20,8 @@ from marl_pool.types import (
 )
 
 TYPE_NAMES = ("self", "agent", "signal", "noise")
+SIGNAL_TYPES = ("self", "signal")
+"""What decides an agent's reward; where the other agents are does not."""
 FEATURE_SCALE = 5.0
 """What relative positions and velocities are divided by."""
 AGENT_ACCELERATION = 5.0
@@ -154,11 +156,6 @@ class SimpleCentroid(ParticleWorld):
         """``(agents, N)`` places in the state; the first is the agent itself."""
         return self._order
 
-    def signal_mask(self, group: str) -> Tensor:
-        """``(agents, N)``, True for the agent's own token and for signal."""
-        own, signal = TYPE_NAMES.index("self"), TYPE_NAMES.index("signal")
-        return (self._types == own) | (self._types == signal)
-
     def centroid(self) -> Tensor:
         """Where the signal's centre is, ``(num_envs, 2)``."""
         return self._signal_position.mean(1)
@@ -196,7 +193,8 @@ class SimpleCentroid(ParticleWorld):
         return angles.sin_().mul_(SIGNAL_ACCELERATION)
 
     def _describe(self) -> Group:
-        spec = TokenSpec(self._order.shape[1], 4, TYPE_NAMES)
+        tokens = self._order.shape[1]
+        spec = TokenSpec(tokens, 4, TYPE_NAMES, signal_types=SIGNAL_TYPES)
         return Group(self.num_agents, spec, self._steering.space)
 
     def _bind(self, state: Tensor) -> None:

@@ -129,6 +129,7 @@ class SimpleTag(ParticleWorld):
         require("obstacle_spread", obstacle_spread, positive, "a positive number")
         self.prey, self.shared_reward = prey, shared_reward
         self.obstacle_spread = obstacle_spread
+        self._obstacles_push = obstacles_collide
         self._steering = {
             name: Steering(acceleration, continuous_actions, device, dtype)
             for name, acceleration in ACCELERATIONS.items()
@@ -165,15 +166,6 @@ class SimpleTag(ParticleWorld):
     def token_entities(self, group: str) -> Tensor:
         """``(agents, N)`` places in the state; the first is the agent itself."""
         return self._order[group]
-
-    def signal_mask(self, group: str) -> Tensor:
-        """``(agents, N)``, True for the agent's own token and for those it meets.
-
-        These are prey for a predator and predators for prey.
-        """
-        met = {"predator": "prey", "prey": "predator"}[group]
-        own, signal = TYPE_NAMES.index("self"), TYPE_NAMES.index(met)
-        return (self._types[group] == own) | (self._types[group] == signal)
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
@@ -227,7 +219,9 @@ class SimpleTag(ParticleWorld):
 
     def _describe(self, group: str) -> Group:
         agents, tokens = self._order[group].shape
-        spec = TokenSpec(tokens, 4, TYPE_NAMES)
+        # Predators and prey push each other; obstacles only if they are told to.
+        signal = tuple(n for n in TYPE_NAMES if self._obstacles_push or n != "obstacle")
+        spec = TokenSpec(tokens, 4, TYPE_NAMES, signal_types=signal)
         return Group(agents, spec, self._steering[group].space)
 
     def _bind(self, state: Tensor) -> None:

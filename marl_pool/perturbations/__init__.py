@@ -10,10 +10,16 @@ if TYPE_CHECKING:
     from marl_pool.tokens import TokenSpec
 
 PERTURBATIONS: dict[str, str] = {
+    "bias": "marl_pool.perturbations.bias:Bias",
+    "confuse": "marl_pool.perturbations.confuse:Confuse",
+    "delay": "marl_pool.perturbations.delay:Delay",
+    "duplicate": "marl_pool.perturbations.duplicate:Duplicate",
+    "freeze": "marl_pool.perturbations.freeze:Freeze",
     "inject": "marl_pool.perturbations.inject:Inject",
-    "noise": "marl_pool.perturbations.noise:Noise",
+    "jitter": "marl_pool.perturbations.jitter:Jitter",
     "occlude": "marl_pool.perturbations.occlude:Occlude",
     "rewire": "marl_pool.perturbations.rewire:Rewire",
+    "scale": "marl_pool.perturbations.scale:Scale",
     "shuffle": "marl_pool.perturbations.shuffle:Shuffle",
 }
 
@@ -31,8 +37,8 @@ def make_perturbation(
     Args:
         name: one of `perturbation_names`, or ``package.module:Class`` of your own.
         specs: of the tokens that it will see, one for each group of agents. Type
-            names, the dtype, and whether there is a self token, are taken from them
-            where they agree.
+            names, which of them are signal, the dtype, and whether there is a self
+            token, are taken from them where they agree.
         **options: of its constructor; all of them take ``severity``, in [0, 1].
 
     Raises:
@@ -43,7 +49,7 @@ def make_perturbation(
     known = list(specs)
     context = {
         key: getattr(known[0], key)
-        for key in ("has_self", "type_names", "dtype")
+        for key in ("has_self", "type_names", "signal_types", "dtype")
         if len({getattr(spec, key) for spec in known}) == 1
     }
     return build(name, PERTURBATIONS, "perturbation", Perturbation, options, context)

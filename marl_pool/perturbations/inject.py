@@ -8,47 +8,58 @@ from torch import Tensor
 
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.names import unknown
-from marl_pool.perturbations.base import (
-    DrawnPerturbation,
-    PerturbationState,
-    uniform_like,
-)
-from marl_pool.perturbations.selection import take_features
+from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
+from marl_pool.perturbations.draws import normal, uniform_like
+from marl_pool.perturbations.readings import check_size
+from marl_pool.perturbations.selection import append, own_places, take_features
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
+from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Severity
+
+PLACES = ("alike", "far", "near")
 
 
 class Inject(DrawnPerturbation):
     """Append distractors of a stated type that move as the world does.
 
     A perturbation doesn't see the world, so a distractor takes its motion from an
-    *anchor*: a token, drawn at reset, of the type that it pretends to be. It copies
-    the anchor's features at every step and stands at a fixed offset from it. Since
-    an offset between two entities doesn't depend on who looks at them, the distractor
-    obeys the world's relative coordinates: it stands still where its anchor does and
-    approaches when the observer does. Many of them spread like the tokens of their
-    type, each blurred by ``spread``.
+    *anchor*: a token, drawn at reset. It copies the anchor's features at every step
+    and stands at a fixed offset from it. Since an offset between two entities doesn't
+    depend on who looks at them, the distractor obeys the world's relative coordinates:
+    it stands still where its anchor does and approaches when the observer does.
+
+    - ``"alike"``: anchors are tokens of the type that the distractor pretends to be.
+      Many distractors spread like the tokens of their type, each blurred by
+      ``spread``.
+    - ``"far"``: the same anchors, at the stated ``distance`` in a random direction.
+    - ``"near"``: the anchor is the observer's own token, blurred by ``spread``. What
+      stands where the query does is the hardest to ignore.
 
     Where no token of the type is present, anchors are any tokens but self, and the
     distractor moves as they do. Where there is none either, or the anchor vanishes,
     the distractor is padded. Each agent is shown distractors of its own.
 
     N grows by ``round(severity * count)``, halves rounded to even, so a head for a
-    fixed N cannot be measured under it.
+    fixed N cannot be measured under it. Of two severities the larger one says by how
+    much; slots that are not used are padded.
 
     Args:
         token_type: number of the type, or its name if ``type_names`` are given.
         severity: share of ``count``.
         count: how many distractors there are at severity 1.
+        place: ``"alike"``, ``"far"`` or ``"near"``.
         spread: half side of the square that offsets are uniform in, in the features'
             own units (in simple-centroid the world's lengths divided by 5).
+        distance: of those that are far, from their anchors, in the same units.
         position_features: how many features, from the first, are a position.
+        ramp: episodes of a world in which the severity grows from 0; None: none.
         type_names: of the types that the policy knows.
+        has_self: whether tokens of type 0 are the observer's own.
         dtype: of the features. A distractor needs a position, and image patches
             (uint8) have none.
 
     Raises:
-        UnfitTokensError: a type that the tokens lack, or images.
+        UnfitTokensError: a type that the tokens lack, images, or distractors near an
+            observer that has no token.
         InputError: a number out of range.
     """
 
@@ -56,14 +67,18 @@ class Inject(DrawnPerturbation):
         self,
         *,
         token_type: NonNegativeInt | str,
-        severity: UnitInterval = 1.0,
+        severity: Severity = 1.0,
         count: PositiveInt = 32,
+        place: Literal["alike", "far", "near"] = "alike",
         spread: NonNegativeFloat = 0.1,
+        distance: NonNegativeFloat = 2.0,
         position_features: NonNegativeInt = 2,
+        ramp: PositiveInt | None = None,
         type_names: Sequence[str] = (),
+        has_self: bool = True,
         dtype: Literal["float32", "uint8"] = "float32",
     ) -> None:
-        super().__init__(severity=severity)
+        super().__init__(severity=severity, ramp=ramp)
         if dtype != "float32":
             raise UnfitTokensError(
                 "perturbation inject: expected features with positions, got images"
@@ -72,29 +87,45 @@ class Inject(DrawnPerturbation):
             raise InputError(
                 f"perturbation.count: expected at least 1 at severity 1, got {count}"
             )
-        if not spread >= 0:
+        if place not in PLACES:
             raise InputError(
-                f"perturbation.spread: expected a number of at least 0, got {spread}"
+                f"perturbation.place: expected {', '.join(PLACES)}, got {place!r}"
+            )
+        if place == "near" and not has_self:
+            raise UnfitTokensError(
+                "perturbation.place: near what? These tokens have no token of the "
+                "observer's own"
+            )
+        if place == "far" and position_features < 1:
+            raise InputError(
+                "perturbation.position_features: expected at least 1 where "
+                f"perturbation.place is far, got {position_features}"
             )
         self.token_type = _type_number(token_type, type_names)
-        self.count, self.spread = round(severity * count), spread
+        self.place, self.most = place, count
+        self.count = round(self.high * count)
+        self.spread = check_size("spread", spread)
+        self.distance = check_size("distance", distance)
         self.position_features = position_features
 
     def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Draw anchors and offsets; see `DrawnPerturbation.draw`."""
         self._check(tokens)
-        agents, places = tokens.types.shape[1:]
-        shape = (agents, self.count, 1 + self.position_features)
-        choice, offset = uniform_like(keys, turn, shape).split(
-            [1, self.position_features], -1
-        )
-        anchor = _pick(self._candidates(tokens), choice[..., 0])
-        own = torch.arange(places, device=anchor.device).expand(len(keys), agents, -1)
+        shape = (tokens.types.shape[1], self.most, 1 + self.position_features)
+        numbers = uniform_like(keys, turn, shape)[:, :, : self.count]
+        choice, offset = numbers.split([1, self.position_features], -1)
         return {
-            "anchor": anchor,
-            "offset": ((2 * offset - 1) * self.spread).to(tokens.features.dtype),
-            "origin": torch.cat([own, torch.full_like(anchor, -1)], -1),
+            "anchor": _pick(self._candidates(tokens), choice[..., 0]),
+            "offset": self._offset(offset).to(tokens.features.dtype),
         }
+
+    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+        """Pad what is beyond a world's count; see `DrawnPerturbation.settle`."""
+        anchor = state["anchor"]
+        slots = torch.arange(self.count, device=anchor.device)
+        beyond = slots >= (state["severity"] * self.most).round().view(-1, 1, 1)
+        origin = torch.cat([own_places(tokens), torch.full_like(anchor, -1)], -1)
+        return {"anchor": anchor.masked_fill(beyond, -1), "origin": origin}
 
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         """Append the distractors; see `DrawnPerturbation.apply`."""
@@ -103,13 +134,20 @@ class Inject(DrawnPerturbation):
         features[..., : self.position_features] += state["offset"]
         types = torch.full_like(anchor, self.token_type)
         padding = tokens.padding.gather(-1, anchor) | (state["anchor"] < 0)
-        added = (features, types, padding)
-        dims = (-2, -1, -1)
-        return Tokens(*map(torch.cat, zip(tokens, added, strict=True), dims))
+        return append(tokens, Tokens(features, types, padding))
+
+    def _offset(self, numbers: Tensor) -> Tensor:
+        """Offsets from the anchors, by ``numbers`` uniform in (0, 1)."""
+        if self.place != "far":
+            return (2 * numbers - 1) * self.spread
+        # Gaussian numbers have no preferred direction.
+        return self.distance * torch.nn.functional.normalize(normal(numbers), dim=-1)
 
     def _candidates(self, tokens: Tokens) -> Tensor:
         """Tokens that may be anchors, ``(num_envs, agents, N)`` bool."""
         present = ~tokens.padding
+        if self.place == "near":
+            return present & (tokens.types == SELF_TYPE)
         alike = present & (tokens.types == self.token_type)
         others = present & (tokens.types != SELF_TYPE)
         return torch.where(alike.any(-1, keepdim=True), alike, others)

@@ -1,39 +1,48 @@
 """Rewire: wires are crossed, so that a token shows what belongs to another."""
 
-from torch import Tensor
-
-from marl_pool.perturbations.base import (
-    DrawnPerturbation,
-    PerturbationState,
-    uniform_like,
-)
-from marl_pool.perturbations.selection import lowest, permutation, take_features
+from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.selection import permutation, take_features
+from marl_pool.perturbations.share import TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, UnitInterval
+from marl_pool.types import PositiveInt, Severity
 
 
-class Rewire(DrawnPerturbation):
+class Rewire(TokenShare):
     """Permute the features of the tokens present; types and padding stay.
 
-    The self token takes part. Unlike a shuffle this changes the set, and no policy
-    without memory can undo it. A token that vanishes in mid-episode leaves the one
-    wired to it without content: that one is padded too.
+    Unlike a shuffle this changes the set, and no policy without memory can undo it. A
+    token that vanishes in mid-episode leaves the one wired to it without content: that
+    one is padded too.
 
     Args:
         severity: share of the tokens present whose wires are crossed at random.
         every: steps from one wiring to the next; None wires at reset only.
+        protect_self: leave the observer's own token alone.
+        ramp: episodes of a world in which the severity grows from 0; None: none.
+        has_self: whether tokens of type 0 are the observer's own.
     """
 
     def __init__(
-        self, *, severity: UnitInterval = 1.0, every: PositiveInt | None = None
+        self,
+        *,
+        severity: Severity = 1.0,
+        every: PositiveInt | None = None,
+        protect_self: bool = False,
+        ramp: PositiveInt | None = None,
+        has_self: bool = True,
     ) -> None:
-        super().__init__(severity=severity, every=every)
+        super().__init__(
+            severity=severity,
+            protect_self=protect_self,
+            every=every,
+            ramp=ramp,
+            has_self=has_self,
+        )
 
-    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Draw a wiring for each agent; see `DrawnPerturbation.draw`."""
-        scores = uniform_like(keys, turn, tokens.types.shape[1:])
-        crossed = lowest(scores, ~tokens.padding, self.severity)
-        return {"origin": permutation(scores, crossed)}
+    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+        """Make a wiring for each agent; see `DrawnPerturbation.settle`."""
+        crossed = super().settle(tokens, state)["chosen"]
+        return {"origin": permutation(state["scores"], crossed)}
 
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         """Cross the wires; see `DrawnPerturbation.apply`."""

@@ -1,26 +1,34 @@
-"""Choosing and permuting a share of a row's slots by random scores."""
+"""Choosing, permuting and appending slots of a row."""
 
 import torch
 from torch import Tensor
 
+from marl_pool.tokens import Tokens
 
-def lowest(scores: Tensor, eligible: Tensor, share: float) -> Tensor:
+
+def lowest(scores: Tensor, eligible: Tensor, share: float | Tensor) -> Tensor:
     """Choose ``round(share * n)`` of each row's n eligible slots.
 
     Halves round to even. With the same scores, a larger share chooses the same slots
     and some more.
 
     Args:
-        scores: ``(*B, N)``, without ties; the lowest are chosen.
+        scores: ``(*B, N)``, finite and without ties; the lowest are chosen.
         eligible: ``(*B, N)`` bool.
-        share: in [0, 1].
+        share: in [0, 1]; or ``(*B', 1, …)`` float64, one for each leading index.
 
     Returns:
         ``(*B, N)`` bool.
     """
-    ranks = scores.masked_fill(~eligible, torch.inf).argsort(-1).argsort(-1)
-    count = (eligible.sum(-1, keepdim=True).double() * share).round()
-    return ranks < count
+    queue = scores.masked_fill(~eligible, torch.inf)
+    count = counted(eligible, share)
+    last = queue.sort(-1).values.gather(-1, (count - 1).clamp(min=0))
+    return (queue <= last) & (count > 0) & eligible
+
+
+def counted(eligible: Tensor, share: float | Tensor) -> Tensor:
+    """``round(share * n)`` of each row's n eligible slots, ``(*B, 1)`` int64."""
+    return (eligible.sum(-1, keepdim=True).double() * share).round().long()
 
 
 def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:
@@ -49,3 +57,14 @@ def take_features(features: Tensor, origin: Tensor) -> Tensor:
     return features.gather(
         -2, origin[..., None].expand(*origin.shape, features.shape[-1])
     )
+
+
+def append(tokens: Tokens, added: Tokens) -> Tokens:
+    """Append slots: N becomes the sum of both."""
+    return Tokens(*map(torch.cat, zip(tokens, added, strict=True), (-2, -1, -1)))
+
+
+def own_places(tokens: Tokens) -> Tensor:
+    """Each slot's own place, as ``origin`` has it: ``(num_envs, agents, N)``."""
+    places = torch.arange(tokens.num_tokens, device=tokens.types.device)
+    return places.expand_as(tokens.types)

@@ -4,18 +4,16 @@ import torch
 from torch import Tensor
 
 from marl_pool.errors import InputError
-from marl_pool.perturbations.base import (
-    DrawnPerturbation,
-    PerturbationState,
-    uniform_like,
-)
-from marl_pool.perturbations.selection import lowest, permutation, take_features
+from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.draws import uniform_like
+from marl_pool.perturbations.selection import permutation, take_features
+from marl_pool.perturbations.share import TokenShare
 from marl_pool.randomness import Purpose, stream_keys
-from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, Seed, UnitInterval
+from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.types import PositiveInt, Seed, Severity
 
 
-class Shuffle(DrawnPerturbation):
+class Shuffle(TokenShare):
     """Permute whole tokens: features, types and padding move together.
 
     The set stays the same, so a permutation-invariant policy notices nothing.
@@ -31,6 +29,9 @@ class Shuffle(DrawnPerturbation):
             and in any other run; None draws a new one for each.
         carry_memory: what a policy remembers of a token by itself goes with it to its
             new place; else it stays, as published, and meets another token there.
+        protect_self: leave the observer's own token in its place.
+        ramp: episodes of a world in which the severity grows from 0; None: none.
+        has_self: whether tokens of type 0 are the observer's own.
 
     Raises:
         InputError: ``held`` together with ``every``, ``carry_memory`` without it, or a
@@ -40,12 +41,21 @@ class Shuffle(DrawnPerturbation):
     def __init__(
         self,
         *,
-        severity: UnitInterval = 1.0,
+        severity: Severity = 1.0,
         every: PositiveInt | None = None,
         held: Seed | None = None,
         carry_memory: bool = False,
+        protect_self: bool = False,
+        ramp: PositiveInt | None = None,
+        has_self: bool = True,
     ) -> None:
-        super().__init__(severity=severity, every=every)
+        super().__init__(
+            severity=severity,
+            protect_self=protect_self,
+            every=every,
+            ramp=ramp,
+            has_self=has_self,
+        )
         if held is not None and every is not None:
             raise InputError(
                 f"perturbation.held: expected null where perturbation.every is given, "
@@ -71,11 +81,25 @@ class Shuffle(DrawnPerturbation):
             return None
         return before["origin"].argsort(-1).gather(-1, after["origin"])
 
+    def eligible(self, tokens: Tokens) -> Tensor:
+        """All slots, or all but the observer's own, ``(num_envs, agents, N)`` bool."""
+        if self.protects:
+            return (tokens.types != SELF_TYPE) | tokens.padding
+        return torch.ones_like(tokens.padding)
+
     def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Draw a permutation for each agent; see `DrawnPerturbation.draw`."""
-        scores = self._scores(tokens, keys, turn)
-        slots = torch.ones_like(tokens.padding)
-        return {"origin": permutation(scores, lowest(scores, slots, self.severity))}
+        """Draw a number for each slot; see `DrawnPerturbation.draw`."""
+        if self.held is None:
+            return super().draw(tokens, keys, turn)
+        only = torch.zeros_like(keys[:1])
+        key = stream_keys(self.held, only, only, Purpose.PERTURBATION)
+        scores = uniform_like(key, only, (1, tokens.num_tokens))
+        return {"scores": scores.expand_as(tokens.types).contiguous()}
+
+    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+        """Make a permutation for each agent; see `DrawnPerturbation.settle`."""
+        moving = super().settle(tokens, state)["chosen"]
+        return {"origin": permutation(state["scores"], moving)}
 
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         """Permute; see `DrawnPerturbation.apply`."""
@@ -85,11 +109,3 @@ class Shuffle(DrawnPerturbation):
             tokens.types.gather(-1, origin),
             tokens.padding.gather(-1, origin),
         )
-
-    def _scores(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> Tensor:
-        if self.held is None:
-            return uniform_like(keys, turn, tokens.types.shape[1:])
-        only = torch.zeros_like(keys[:1])
-        key = stream_keys(self.held, only, only, Purpose.PERTURBATION)
-        scores = uniform_like(key, only, (1, tokens.num_tokens))
-        return scores.expand_as(tokens.types)

@@ -148,11 +148,12 @@ class SpecifiedPolicy(Policy):
         """Why it cannot read such tokens or act so; empty if it can.
 
         The number of tokens may differ from what it was made for, if its head allows.
+        Which types are signal is no matter of the policy's.
         """
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
         found = {**vars(self.spec), "actions": self.actions}
         for key, value in expected.items():
-            if key != "num_tokens" and found[key] != value:
+            if key not in ("num_tokens", "signal_types") and found[key] != value:
                 return f"expected {key} = {value}, got {found[key]}"
         return ""
 

@@ -84,13 +84,18 @@ class SlotTokenizer(Tokenizer):
         observer: whose observations are read.
         type_names: of the types, ``type_names[0]`` the observer's own.
         slots: the tokens, in order.
+        signal_types: names of the types that matter for the task; empty: not known.
     """
 
     def __init__(
-        self, observer: Observer, type_names: Sequence[str], slots: Sequence[Slot]
+        self,
+        observer: Observer,
+        type_names: Sequence[str],
+        slots: Sequence[Slot],
+        signal_types: Sequence[str] = (),
     ) -> None:
-        names = tuple(type_names)
-        spec = TokenSpec(len(slots), len(slots[0].places), names)
+        names, signal = tuple(type_names), tuple(signal_types)
+        spec = TokenSpec(len(slots), len(slots[0].places), names, signal_types=signal)
         types = [names.index(slot.type) for slot in slots]
         super().__init__(observer, spec, types, [slot.padded for slot in slots])
         # Place F is a zero that `__call__` appends.

@@ -107,11 +107,17 @@ class MpeTokenizer(SlotTokenizer):
     Args:
         layout: all of the observation.
         type_names: of the types, the observer's own first.
+        signal_types: those that matter for the task; empty: not known.
 
     Raises:
         InputError: the layout and the observation differ in size.
     """
 
-    def __init__(self, layout: Layout, type_names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        type_names: tuple[str, ...],
+        signal_types: tuple[str, ...] = (),
+    ) -> None:
         layout.check()
-        super().__init__(layout.observer, type_names, layout.slots)
+        super().__init__(layout.observer, type_names, layout.slots, signal_types)

@@ -20,6 +20,8 @@ class SimpleSpread(MpeTokenizer):
     Slots beyond the entities that there are (``num_agent_neighbors`` or
     ``num_landmark_neighbors`` above their number) are padding.
 
+    Landmarks are to be covered and agents not to be met, so all of it is signal.
+
     Source: ``Scenario.observation`` of mpe2 1.1: own velocity, own position, relative
     positions of landmarks and of other agents, their communication.
 
@@ -43,4 +45,5 @@ class SimpleSpread(MpeTokenizer):
         for i, (place, said) in enumerate(zip(places, heard, strict=True)):
             padded = i >= agents - 1
             layout.add("agent", position=place, communication=said, padded=padded)
-        super().__init__(layout, ("self", "landmark", "agent"))
+        kinds = ("self", "landmark", "agent")
+        super().__init__(layout, kinds, signal_types=kinds)

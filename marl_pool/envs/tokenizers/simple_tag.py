@@ -18,6 +18,8 @@ class SimpleTag(MpeTokenizer):
     agent      relative pos.  velocity
     =========  =============  ========
 
+    Obstacles block the way here, so all of it is signal.
+
     Source: ``Scenario.observation`` of mpe2 1.1: own velocity, own position, relative
     positions of obstacles and of other agents (adversaries first), velocities of the
     good ones among these. The number of obstacles is the env's option
@@ -47,4 +49,5 @@ class SimpleTag(MpeTokenizer):
         places, moves = layout.read(counts["agent"]), layout.read(counts["agent"])
         for place, move in zip(places, moves, strict=True):
             layout.add("agent", position=place, velocity=move)
-        super().__init__(layout, ("self", "obstacle", "adversary", "agent"))
+        kinds = ("self", "obstacle", "adversary", "agent")
+        super().__init__(layout, kinds, signal_types=kinds)

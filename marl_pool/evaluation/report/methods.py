@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
 from marl_pool.evaluation.report.sources import Source
 
@@ -70,7 +71,8 @@ def _world_first(methods: Sequence[Method]) -> Any:
 
 
 def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in IRRELEVANT}
+    told = {key: value for key, value in config.items() if key not in IRRELEVANT}
+    return {**told, ENV: counted(config[ENV])}
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -85,7 +87,8 @@ def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def _telling(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys in which configurations differ.
 
-    Options of a section that is present under another name are told by the name.
+    Options of a section that is present under another name are told by the name. A key
+    that some lack, since an earlier version wrote them, tells as little as its default.
     """
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if _differs(key, configs)]
@@ -95,8 +98,10 @@ def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
     section, _, last = key.rpartition(".")
     by_name: dict[Any, set[str]] = {}
     for config in configs:
+        if key not in config:
+            continue
         kind = config.get(f"{section}.name") if section and last != "name" else None
-        by_name.setdefault(kind, set()).add(repr(config.get(key)))
+        by_name.setdefault(kind, set()).add(repr(config[key]))
     return any(len(values) > 1 for values in by_name.values())
 
 

@@ -1,9 +1,9 @@
-"""What a report is made of: runs, and the newest complete evaluation of each."""
+"""What a report is made of: runs, and the evaluations of each that belong together."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,16 +17,20 @@ from marl_pool.evaluation.results import DOCUMENT, RETURNS, TRAINED, read_return
 from marl_pool.runs import Run
 
 DIAGNOSIS = "diagnosis.json"
+SUBJECT = ("checkpoint", "iteration", "config_digest")
+"""What tells whom an evaluation measured."""
+CONDITION = ("group", "policy", "stochastic", "perturbation", "label", "severity")
+"""What tells a row from the others of an evaluation, beside its options."""
 SHARED = ("name", "max_steps")
 """Options of the env that all runs of a report share, beside those of the reward."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation that a run holds.
+    """An evaluation that a run holds, or several of them as one.
 
     Attributes:
-        path: of its ``results.json``.
+        path: of its ``results.json``; of several, that of the newest.
         about: what holds for all rows.
         rows: the results.
         returns: ``(rows, episodes)``, column j is the same world in every row.
@@ -36,12 +40,35 @@ class Evaluation:
     about: dict[str, Any]
     rows: list[dict[str, Any]]
     returns: np.ndarray
+    earlier: tuple[Path, ...] = ()
+    """Of several, those that have rows of their own here."""
 
     @property
     def protocol(self) -> dict[str, Any]:
         """What evaluations that are compared share, beside what they measure."""
         chosen = {key: self.about[key] for key in ("seed", "episodes")}
         return {**chosen, "env": self.about.get("changed") or "as trained"}
+
+    def with_rows_of(self, other: "Evaluation") -> "Evaluation":
+        """Add the rows that this one lacks, if both measured the same policy alike.
+
+        The episodes are those of the same worlds, so that they are paired as well as
+        if all had been measured at once.
+        """
+        subjects = [
+            {**one.protocol, **{key: one.about.get(key) for key in SUBJECT}}
+            for one in (self, other)
+        ]
+        known = {_condition(row) for row in self.rows}
+        new = [i for i, row in enumerate(other.rows) if _condition(row) not in known]
+        if subjects[0] != subjects[1] or not new:
+            return self
+        return replace(
+            self,
+            rows=[*self.rows, *(other.rows[i] for i in new)],
+            returns=np.concatenate([self.returns, other.returns[new]]),
+            earlier=(*self.earlier, other.path),
+        )
 
     @property
     def written(self) -> str:
@@ -56,7 +83,7 @@ class Source:
 
     Attributes:
         run: the run.
-        evaluation: its newest complete one; None if there is none that counts.
+        evaluation: what its complete ones hold; None if there is none that counts.
         gap: why there is none; empty where there is one.
     """
 
@@ -161,16 +188,25 @@ def _newest(run: Path, name: str) -> list[Path]:
 
 
 def _evaluation(run: Run) -> tuple[Evaluation | None, str]:
-    """The newest complete evaluation, or None and why there is none."""
+    """The complete evaluations as one, or None and why there is none."""
     documents = _newest(run.path, DOCUMENT)
-    for path in documents:
-        found = _read(path)
-        if found is not None:
-            return found, ""
+    found = [own for own in map(_read, documents) if own is not None]
+    if found:
+        newest, *rest = found
+        for other in rest:
+            newest = newest.with_rows_of(other)
+        return newest, ""
     command = f"marl-pool evaluate {run.path}"
     if documents:
         return None, f"no evaluation with each episode's return; make one: {command}"
     return None, f"not evaluated yet; do so by: {command}"
+
+
+def _condition(row: Mapping[str, Any]) -> str:
+    """Of a row: who played, and what was done to what they saw, or where."""
+    told = {key: row[key] for key in CONDITION}
+    rest = {key: row.get(key) or {} for key in ("options", "world")}
+    return json.dumps({**told, **rest}, sort_keys=True)
 
 
 def _read(path: Path) -> Evaluation | None:

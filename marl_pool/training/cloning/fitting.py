@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_pool.errors import InputError
+from marl_pool.perturbations.severity import refuse_ramp
 from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.batches import Disturbance
 from marl_pool.training.cloning.settings import CloneSettings
@@ -36,10 +37,18 @@ def check_fit_together(config: Mapping[str, Any], settings: CloneSettings) -> No
             f"clone.severities: expected null without a perturbation, "
             f"got {list(settings.severities)}"
         )
-    if name == "occlude" and perturbation["severity"] >= 1 and not settings.severities:
+    refuse_ramp(perturbation, "samples are learned from in any order")
+    severity = perturbation.get("severity", 0.0)
+    largest = severity[-1] if isinstance(severity, list) else severity
+    if isinstance(severity, list) and settings.severities is not None:
+        raise InputError(
+            "perturbation.severity: expected a number where clone.severities is given, "
+            f"got {severity}"
+        )
+    if name == "occlude" and largest >= 1 and not settings.severities:
         raise InputError(
             "perturbation.severity: expected a share in [0, 1) of tokens that the "
-            f"student misses, got {perturbation['severity']:g}"
+            f"student misses, got {largest:g}"
         )
     if perturbation.get("carry_memory"):
         raise InputError(

@@ -11,6 +11,7 @@ from marl_pool.envs.base import World
 from marl_pool.errors import InputError
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.severity import refuse_ramp
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import Policy
@@ -151,6 +152,7 @@ class Evaluator:
     def _perturbation(self) -> Perturbation | None:
         if self.options["name"] == "none":
             return None
+        refuse_ramp(self.options, "every generation begins with new worlds")
         return make_perturbation(specs=[self.agent.spec], **self.options)
 
     def _world(self, num_envs: int, env: dict[str, Any]) -> World:

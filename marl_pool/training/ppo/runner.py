@@ -30,6 +30,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
@@ -241,7 +242,22 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         skipped = self._restarts * EPISODES_OF_A_RESTART
         world = self._world(self.num_env_steps_sampled_lifetime + skipped)
         self.env = world
-        return Rollout(world, self._policies(), perturbation=self._perturbation())
+        return Rollout(
+            world,
+            self._policies(),
+            perturbation=self._perturbation(),
+            played=self._played(world),
+        )
+
+    def _played(self, world: World) -> int:
+        """Episodes that each world has behind it, if all of them had full length.
+
+        A runner that starts in mid-training has only the steps of all runners together
+        to go by.
+        """
+        runners = max(self.config.num_env_runners, 1)
+        steps = self.num_env_steps_sampled_lifetime // (runners * world.num_envs)
+        return steps // world.max_steps
 
     def _perturbation(self) -> Perturbation | None:
         options = self.options["perturbation"]

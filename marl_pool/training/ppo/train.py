@@ -288,10 +288,12 @@ class Driver:
     def _score(self) -> float:
         """How good the policy is, to choose the best.
 
-        Several modules may learn at each other's cost, so that no number tells which
-        checkpoint is better: the newest counts as best.
+        Several modules may learn at each other's cost, and a perturbation that grows
+        makes the task harder, so that no number tells which checkpoint is better: the
+        newest counts as best.
         """
-        if len(set(self.modules.values())) > 1:
+        grows = self.config["perturbation"].get("ramp") is not None
+        if grows or len(set(self.modules.values())) > 1:
             return self.iteration
         score = self._return_mean(self.modules)
         # Before the first episode has ended any later checkpoint is better.

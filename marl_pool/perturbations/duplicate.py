@@ -1,0 +1,70 @@
+"""Duplicate: some tokens are there twice."""
+
+import torch
+
+from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.selection import (
+    append,
+    counted,
+    own_places,
+    take_features,
+)
+from marl_pool.perturbations.share import TokenShare
+from marl_pool.tokens import Tokens
+from marl_pool.types import PositiveInt, Severity
+
+
+class Duplicate(TokenShare):
+    """Append a second copy of a share of the tokens, which follows the first.
+
+    A maximum doesn't notice, a mean does: what is there twice weighs twice. Once its
+    token vanishes, a copy is padded.
+
+    N grows by ``round(severity * N)``, with the larger severity of two; slots that are
+    not used are padded. So a head for a fixed N cannot be measured under it.
+
+    Args:
+        severity: share of the tokens present, without a protected one, that are there
+            twice.
+        protect_self: leave the observer's own token alone.
+        every: steps from one draw to the next; None draws at reset only.
+        ramp: episodes of a world in which the severity grows from 0; None: none.
+        has_self: whether tokens of type 0 are the observer's own.
+    """
+
+    def __init__(
+        self,
+        *,
+        severity: Severity = 0.5,
+        protect_self: bool = True,
+        every: PositiveInt | None = None,
+        ramp: PositiveInt | None = None,
+        has_self: bool = True,
+    ) -> None:
+        super().__init__(
+            severity=severity,
+            protect_self=protect_self,
+            every=every,
+            ramp=ramp,
+            has_self=has_self,
+        )
+
+    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+        """Choose what each new slot copies; see `DrawnPerturbation.settle`."""
+        slots = torch.arange(
+            round(self.high * tokens.num_tokens), device=tokens.types.device
+        )
+        eligible = self.eligible(tokens)
+        queue = state["scores"].masked_fill(~eligible, torch.inf).argsort(-1)
+        unused = slots >= counted(eligible, state["severity"].view(-1, 1, 1))
+        copied = queue[..., : len(slots)].masked_fill(unused, -1)
+        return {"origin": torch.cat([own_places(tokens), copied], -1)}
+
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+        """Append the copies; see `DrawnPerturbation.apply`."""
+        copied = state["origin"][..., tokens.num_tokens :]
+        source = copied.clamp(min=0)
+        features = take_features(tokens.features, source)
+        types, padding = tokens.types.gather(-1, source), tokens.padding
+        padding = padding.gather(-1, source) | (copied < 0)
+        return append(tokens, Tokens(features, types, padding))

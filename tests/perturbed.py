@@ -1,0 +1,136 @@
+"""What the tests of perturbations share: variants, tokens, and a world to see."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.randomness import Purpose, stream_keys
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+
+NOISE = 3
+TYPE_NAMES = ("self", "agent", "signal", "noise")
+SPEC = TokenSpec(9, 4, TYPE_NAMES, signal_types=("self", "signal"))
+OPTIONS: dict[str, dict[str, Any]] = {
+    "confuse": {"type_names": TYPE_NAMES},
+    "inject": {"token_type": NOISE, "count": 6},
+    "occlude": {"type_names": TYPE_NAMES, "signal_types": SPEC.signal_types},
+}
+"""What the tests' tokens are, and options that a perturbation cannot do without."""
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("bias", {}),
+    ("bias", {"features": [1, 3], "every": 2}),
+    ("confuse", {}),
+    ("confuse", {"every": 2, "protect_self": False}),
+    ("delay", {}),
+    ("delay", {"steps": 2, "protect_self": False}),
+    ("duplicate", {}),
+    ("duplicate", {"every": 2, "protect_self": False}),
+    ("freeze", {}),
+    ("freeze", {"every": 3, "protect_self": False}),
+    ("inject", {}),
+    ("inject", {"place": "far"}),
+    ("inject", {"place": "near"}),
+    ("jitter", {}),
+    ("jitter", {"protect_self": False}),
+    ("jitter", {"features": [0]}),
+    ("occlude", {}),
+    ("occlude", {"mode": "zero", "every": 2}),
+    ("occlude", {"among": "signal", "protect_self": False}),
+    ("occlude", {"among": ["agent", "noise"]}),
+    ("rewire", {}),
+    ("rewire", {"every": 2, "protect_self": True}),
+    ("scale", {}),
+    ("scale", {"features": [2], "protect_self": False}),
+    ("shuffle", {}),
+    ("shuffle", {"every": 2, "protect_self": True}),
+]
+variants = pytest.mark.parametrize(
+    ("name", "options"), VARIANTS, ids=[f"{n}-{o}" for n, o in VARIANTS]
+)
+severities = st.floats(0, 1)
+seeds = st.integers(0, 2**31)
+
+
+def build(name: str, **options: Any) -> Perturbation:
+    return make_perturbation(name, **{**OPTIONS.get(name, {}), **options})
+
+
+def make_tokens(seed: int, envs: int = 3, agents: int = 2, places: int = 9) -> Tokens:
+    """Tokens with one self, some padding, and NaN under it."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(envs, agents, places, 4, generator=generator)
+    types = torch.randint(1, 4, (envs, agents, places), generator=generator)
+    types[..., 0] = SELF_TYPE
+    padding = torch.rand(envs, agents, places, generator=generator) < 0.2
+    padding[..., 0] = False
+    features[padding] = torch.nan
+    return Tokens(features, types, padding)
+
+
+def keys(envs: int = 3, seed: int = 0, first: int = 0, episode: int = 0) -> Tensor:
+    worlds = torch.arange(envs) + first
+    episodes = torch.full_like(worlds, episode)
+    return stream_keys(seed, worlds, episodes, Purpose.PERTURBATION)
+
+
+def at_time(tokens: Tokens, time: int) -> Tokens:
+    """The tokens some steps later: each feature drifts by a number of its own."""
+    features = tokens.features
+    if not time:
+        return tokens
+    drift = torch.linspace(-1, 1, features[0, 0].numel()).view(features.shape[2:])
+    return tokens._replace(features=features + time * drift)
+
+
+def play(
+    perturbation: Perturbation,
+    tokens: Tokens,
+    steps: int = 5,
+    moves: bool = False,
+    **options: Any,
+) -> list[Tokens]:
+    """What a policy would see at some steps, of a world that stands still or moves."""
+    return [seen for seen, _ in states(perturbation, tokens, steps, moves, **options)]
+
+
+def states(
+    perturbation: Perturbation,
+    tokens: Tokens,
+    steps: int = 5,
+    moves: bool = False,
+    **options: Any,
+) -> Iterator[tuple[Tokens, PerturbationState]]:
+    state = perturbation.start(tokens, keys(len(tokens.types), **options))
+    for time in range(steps):
+        now = at_time(tokens, time) if moves else tokens
+        seen, state = perturbation(now, state)
+        yield seen, state
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor
+
+
+def same(a: Tokens, b: Tokens) -> bool:
+    """Equal bit for bit, NaN and the sign of zero included."""
+    return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
+
+
+def present_bag(tokens: Tokens) -> list[list[tuple[float, ...]]]:
+    """Each row's unpadded tokens as a sorted list: the set that they are."""
+    flat = tokens.flatten_batch()
+    return [
+        sorted(
+            (*map(float, features), int(kind))
+            for features, kind, padded in zip(*row, strict=True)
+            if not padded
+        )
+        for row in zip(*flat, strict=True)
+    ]
