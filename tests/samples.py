@@ -32,7 +32,22 @@ NEURON_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("attention_neuron", {"bias": False, "scale": False}),
     ("vision_neuron", {"num_codes": 3, "frames": 2, "affine": False, "scale": False}),
 ]
-VARIANTS = [(name, {}) for name in pooling_names()] + ADA_VARIANTS + NEURON_VARIANTS
+SET_VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("power", {"shift": False}),
+    ("power", {"learn": False, "p": 2.0}),
+    ("softmax", {"learn": False, "beta": 3.0}),
+    ("gated", {"hidden": 3}),
+    ("pma", {"num_seeds": 2, "num_heads": 4}),
+    ("pma", {"layer_norm": False, "attention_scale": "head"}),
+    ("hopfield", {"num_heads": 2, "num_updates": 3}),
+    ("hopfield", {"num_updates": 0, "beta": 2.0}),
+    ("learned_aggregation", {"query_dim": 3, "dim_out": 2}),
+    ("lstm", {"hidden": 3}),
+    ("multi", {"heads": [{"name": "cls"}, {"name": "ada"}, {"name": "sum"}]}),
+    ("multi", {"heads": [{"name": "flatten"}]}),
+]
+DEFAULTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in pooling_names()]
+VARIANTS = DEFAULTS + ADA_VARIANTS + NEURON_VARIANTS + SET_VARIANTS
 """Every registered head with its defaults, and what else a head can be."""
 
 heads = pytest.mark.parametrize(

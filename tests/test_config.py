@@ -63,7 +63,8 @@ CHOICES = {
 YAML_FILES = sorted(CONFIGS.rglob("*.yaml"))
 OTHER_DEFAULTS = {
     # A library user's head does not know what encoder stands before it.
-    ("pooling/ada", "num_heads"): "${oc.select:encoder.num_heads,1}",
+    (f"pooling/{name}", "num_heads"): "${oc.select:encoder.num_heads,1}"
+    for name in ("ada", "hopfield", "pma")
 }
 """Where a YAML file departs from its signature, on purpose."""
 

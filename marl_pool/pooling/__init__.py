@@ -14,7 +14,17 @@ POOLING: dict[str, str] = {
     "cls": "marl_pool.pooling.cls_token:ClsToken",
     "cnn": "marl_pool.pooling.cnn:GridCNN",
     "flatten": "marl_pool.pooling.flatten:Flatten",
+    "gated": "marl_pool.pooling.gated:GatedAttention",
+    "hopfield": "marl_pool.pooling.hopfield:HopfieldPooling",
+    "learned_aggregation": "marl_pool.pooling.learned_aggregation:LearnedAggregation",
+    "lstm": "marl_pool.pooling.lstm:LSTMPool",
     "max": "marl_pool.pooling.reduce:MaxPool",
+    "merge": "marl_pool.pooling.merge:Merge",
+    "multi": "marl_pool.pooling.multi:Multi",
+    "pma": "marl_pool.pooling.pma:PMA",
+    "power": "marl_pool.pooling.means:PowerMean",
+    "softmax": "marl_pool.pooling.means:SoftmaxPool",
+    "sum": "marl_pool.pooling.reduce:SumPool",
     "vision_neuron": "marl_pool.pooling.vision_neuron:VisionNeuron",
 }
 

@@ -1,4 +1,4 @@
-"""Heads without parameters: the maximum and the mean of each feature."""
+"""Heads without parameters: maximum, mean and sum of each feature."""
 
 import torch
 from torch import Tensor
@@ -51,3 +51,20 @@ class AvgPool(Pooling):
         """Return 1/N for each token present, ``(B, 1, N)``."""
         present = torch.ones_like(x[..., 0]) if padding is None else (~padding).to(x)
         return (present / present.sum(1, keepdim=True).clamp(min=1))[:, None]
+
+
+class SumPool(Pooling):
+    """Sum of each feature over the tokens present; zero for an empty set.
+
+    Source: Zaheer et al. (2017), *Deep Sets*, theorem 2. It grows with the number of
+    tokens, so more distractors than in training also mean larger vectors.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+
+    def forward(
+        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        """Pool ``(B, N, D)`` to ``(B, D)``; see `Pooling.forward`."""
+        return x.sum(dim=1)
