@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 
 ENCODERS: dict[str, str] = {
     "identity": "marl_pool.encoders.identity:IdentityEncoder",
+    "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
+    "set_linear": "marl_pool.encoders.set_linear:SetLinearEncoder",
+    "set_transformer": "marl_pool.encoders.set_transformer:SetTransformerEncoder",
+    "swarm": "marl_pool.encoders.swarm:SwarmEncoder",
     "transformer": "marl_pool.encoders.transformer:TransformerEncoder",
 }
 

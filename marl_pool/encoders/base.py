@@ -6,13 +6,16 @@ from torch import Tensor, nn
 
 
 class Encoder(nn.Module, ABC):
-    """Map N vectors to N vectors, equivariant under permutation.
+    """Map N vectors to N vectors, equivariant under permutation unless it says not.
 
     Attributes:
         dim: D, the width of the vectors in and out; None: that of the tokens.
+        permutation_equivariant: whether another order of the vectors gives the same
+            results in that order. It belongs to the instance: options may decide it.
     """
 
     dim: int | None
+    permutation_equivariant: bool = True
 
     @abstractmethod
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:

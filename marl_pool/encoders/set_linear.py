@@ -1,0 +1,110 @@
+"""Set-linear layers: each vector by itself, and the others pooled."""
+
+import itertools
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.encoders.base import Encoder
+from marl_pool.errors import InputError
+from marl_pool.names import unknown
+from marl_pool.types import PositiveInt
+
+Others = Literal["sum", "mean", "max"]
+CHOICES = ("sum", "mean", "max")
+
+
+class SetLinear(nn.Module):
+    """``y_i = W_own x_i + W_others pool_{j ≠ i} x_j + b``.
+
+    Source: Zaheer et al. (2017); SWARM (Vollgraf, 2019), equation 2, which is a *sum*
+    over the others. Its experiments call their layers mean and max pooling, so all
+    three are here.
+
+    Args:
+        dim_in: width of the vectors.
+        dim_out: width of the results.
+        others: how the others are pooled; nothing of none is zero.
+    """
+
+    def __init__(self, dim_in: int, dim_out: int, others: Others) -> None:
+        super().__init__()
+        self.others = others
+        self.on_own = nn.Linear(dim_in, dim_out)
+        self.on_others = nn.Linear(dim_in, dim_out, bias=False)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Map ``(B, N, dim_in)``, zero under padding, to ``(B, N, dim_out)``."""
+        if self.others == "max":
+            return self.on_own(x) + self.on_others(_max_of_others(x, padding))
+        # Both are linear: sums of the results are results of the sums, and cheaper.
+        each = self.on_others(x)
+        total = each.sum(1, keepdim=True)
+        if self.others == "sum":
+            return self.on_own(x) + (total - each)
+        if padding is None:
+            count = torch.tensor(x.shape[1], dtype=x.dtype, device=x.device)
+        else:
+            count = (~padding).sum(1)[:, None, None].to(x.dtype)
+        return self.on_own(x) + (total - each) / (count - 1).clamp(min=1)
+
+
+class SetLinearEncoder(Encoder):
+    """Set-linear layers with ReLU between them, and a last one back to the width.
+
+    Source: SWARM, sections 2 and 4.1.2 (SetLinear, SetLinear (max)), where a ReLU
+    follows every layer; here the last has none, so that vectors may be negative.
+
+    Args:
+        dim: D, the width of the vectors in and out.
+        num_layers: at least 1.
+        hidden: width between the layers; None means D.
+        others: pooling of the others: sum, mean or max.
+
+    Raises:
+        InputError: a number out of range or an unknown pooling.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: PositiveInt = 8,
+        num_layers: PositiveInt = 3,
+        hidden: PositiveInt | None = None,
+        others: Others = "mean",
+    ) -> None:
+        super().__init__()
+        hidden = dim if hidden is None else hidden
+        sizes = {"dim": dim, "num_layers": num_layers, "hidden": hidden}
+        for name, size in sizes.items():
+            if size < 1:
+                raise InputError(f"encoder.{name}: expected at least 1, got {size}")
+        if others not in CHOICES:
+            raise unknown("encoder.others", others, CHOICES)
+        self.dim = dim
+        widths = [dim, *[hidden] * (num_layers - 1), dim]
+        self.layers = nn.ModuleList(
+            SetLinear(*pair, others) for pair in itertools.pairwise(widths)
+        )
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Encode ``(B, N, D)`` to ``(B, N, D)``; see `Encoder.forward`."""
+        for number, layer in enumerate(self.layers):
+            if number:
+                x = x.relu()
+            if padding is not None:
+                x = x.masked_fill(padding[..., None], 0)
+            x = layer(x, padding)
+        return x
+
+
+def _max_of_others(x: Tensor, padding: Tensor | None) -> Tensor:
+    """For each vector the largest feature of all others; zero without any."""
+    lowest = torch.finfo(x.dtype).min
+    there = x if padding is None else x.masked_fill(padding[..., None], lowest)
+    lone = torch.full_like(there[:, :1], lowest)
+    first, second = torch.cat([there, lone], 1).topk(2, dim=1).values.unbind(1)
+    # Of two that tie, each finds the other, which is as large.
+    largest = torch.where(there == first[:, None], second[:, None], first[:, None])
+    return torch.where(largest == lowest, 0, largest)
