@@ -44,7 +44,10 @@ class CloneSettings:
     rollout_env: dict[str, Any] = field(default_factory=dict)
     """Options of the env that are others where the student plays."""
     beta: UnitInterval = 0.0
-    """The teacher takes ``beta ** round`` of the steps in a round."""
+    """The teacher takes ``beta ** round`` of the steps in a round.
+
+    Near 1 it ruins a student that sees its previous action: that is then the
+    teacher's, and to copy."""
     first_round: PositiveInt = 2000
     """Batches learned before the student plays first."""
     round_every: PositiveInt = 500
