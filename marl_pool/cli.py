@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
     from marl_pool.sweeps import Sweep
 
+    Act = Callable[[Run, dict[str, Any], list[str]], list[Path]]
+
 EXTRAS = {
     "ray": "rllib",
     "tensorboardX": "rllib",
@@ -247,27 +249,22 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
     if settings is None:
         return 0
 
-    def act(run: "Run", *given: Any) -> list[Path]:
-        from marl_pool.evaluation.robustness import evaluate_run
-
-        settings, plugins = given
-        return evaluate_run(run, settings, plugins=plugins)
-
+    runs = _readable(arguments)
     if len(arguments.run) < 2:
         path = next(iter(arguments.run), None)
-        _print_paths(_act_on(path, arguments.out, arguments, settings, act))
+        out = arguments.out
+        _print_paths(_act_on(path, out, arguments, settings, _evaluate_run))
         return 0
-    # Before the evaluations, which may take hours.
-    if arguments.out is not None and Path(arguments.out).exists():
-        raise InputError(f"{arguments.out} exists; choose another --out")
-    documents = []
-    for path in arguments.run:
-        written = _act_on(path, None, arguments, settings, act)
-        _print_paths(written)
-        documents += [file for file in written if file.suffix == ".json"]
-    if any(entry["name"] == "occlude" for entry in settings["perturbations"]):
-        from marl_pool.evaluation.heat_map import compare
+    documents = _documents(arguments, settings, _evaluate_run)
+    from marl_pool.evaluation.comparable import require_comparable
+    from marl_pool.evaluation.heat_map import compare, is_shown
 
+    if is_shown(settings["perturbations"]):
+        try:
+            require_comparable(runs)
+        except InputError as error:
+            print(f"no heat map: {error}")
+            return 0
         _print_paths(compare(documents, arguments.out))
     return 0
 
@@ -283,19 +280,45 @@ def _diagnose(arguments: Namespace, overrides: list[str]) -> int:
         settings, plugins = given
         return diagnose_run(run, settings, plugins=plugins)
 
+    runs = _readable(arguments)
     if len(arguments.run) < 2:
         path = next(iter(arguments.run), None)
         _print_paths(_act_on(path, arguments.out, arguments, settings, act))
         return 0
-    if arguments.out is not None and Path(arguments.out).exists():
-        raise InputError(f"{arguments.out} exists; choose another --out")
+    from marl_pool.evaluation.comparable import require_comparable
     from marl_pool.evaluation.diagnose import compare
 
-    written = [_act_on(path, None, arguments, settings, act) for path in arguments.run]
-    _print_paths([file for files in written for file in files])
-    documents = [f for files in written for f in files if f.suffix == ".json"]
+    require_comparable(runs)
+    documents = _documents(arguments, settings, act)
     _print_paths(compare(documents, arguments.out))
     return 0
+
+
+def _readable(arguments: Namespace) -> "list[Run]":
+    """Open what was named, before any of it is measured, which may take hours."""
+    from marl_pool.evaluation.opening import find_bare
+
+    several = len(arguments.run) > 1
+    if several and arguments.out is not None and Path(arguments.out).exists():
+        raise InputError(f"{arguments.out} exists; choose another --out")
+    bare = [find_bare(path, None) for path in arguments.run]
+    return [
+        _open_run(arguments.verb, path)
+        for path, policy in zip(arguments.run, bare, strict=True)
+        if policy is None
+    ]
+
+
+def _documents(
+    arguments: Namespace, settings: dict[str, Any], act: "Act"
+) -> list[Path]:
+    """Act on each of several runs; return the JSON files among what was written."""
+    documents = []
+    for path in arguments.run:
+        written = _act_on(path, None, arguments, settings, act)
+        _print_paths(written)
+        documents += [file for file in written if file.suffix == ".json"]
+    return documents
 
 
 def _report(arguments: Namespace, overrides: list[str]) -> int:
@@ -368,7 +391,7 @@ def _act_on(
     out: str | None,
     arguments: Namespace,
     settings: dict[str, Any],
-    act: "Callable[[Run, dict[str, Any], list[str]], list[Path]]",
+    act: "Act",
 ) -> list[Path]:
     """Evaluate or render a run, or a policy without one.
 

@@ -1,14 +1,27 @@
 """What the command line does for runs, as functions for policies from anywhere."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from marl_pool.errors import InputError
 from marl_pool.evaluation.function import Act, as_policy
 from marl_pool.evaluation.measure import Measured, measure
-from marl_pool.evaluation.subject import Subject, cpu_threads, in_double, misfit
+from marl_pool.evaluation.results import Files
+from marl_pool.evaluation.robustness import about, write_measured
+from marl_pool.evaluation.subject import (
+    Subject,
+    check_device,
+    cpu_threads,
+    in_double,
+    misfit,
+)
+from marl_pool.names import unknown
 from marl_pool.policies.base import Policy
+
+SUITE = ("perturbations", "worlds")
+"""What a suite of one's own may say."""
 
 
 def evaluate(
@@ -36,7 +49,8 @@ def evaluate(
             several groups of agents; a single one plays them all.
         env: a registered name, or ``{"name": …, **options}``.
         suite: a name of ``configs/suite``, or ``{"perturbations": […], "worlds":
-            […]}`` as in its files.
+            […]}`` as in its files. Analyses, which some suites have too, are made of
+            runs only.
         episodes: for each perturbation and severity, in as many paired worlds.
         stochastic: measure sampled actions beside the most likely ones; a function
             does as it likes in both.
@@ -55,10 +69,18 @@ def evaluate(
         InputError: unknown names, wrong options, a policy that does not fit the env,
             a function that returns no actions of its space.
     """
-    settings = _settings(suite, episodes, seed, config_dir)
-    options = {"name": env} if isinstance(env, str) else dict(env)
-    checked = _check_env(options)
-    subject = _subject(policy, checked, seed, device)
+    settings = _settings(
+        suite,
+        config_dir,
+        episodes=episodes,
+        stochastic=stochastic,
+        seed=seed,
+        device=device,
+        threads=threads,
+    )
+    check_device(device)
+    files = None if out is None else Files(_folder(out))
+    subject = _subject(policy, _env(env), seed, device)
     others = subject.others(settings["worlds"], episodes)
     with cpu_threads(1):
         measured = measure(
@@ -73,40 +95,49 @@ def evaluate(
         )
     if title is not None:
         measured.show(title)
-    if out is not None:
-        from marl_pool.evaluation.results import Files
-        from marl_pool.evaluation.robustness import about, write_measured
-
-        folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
-        told = about(subject, episodes, run=title or folder.name)
-        write_measured(Files(folder), measured, told, title or folder.name)
+    if files is not None:
+        name = title or files.folder.name
+        write_measured(files, measured, about(subject, episodes, run=name), name)
     return measured
 
 
 def _settings(
-    suite: str | Mapping[str, Any],
-    episodes: int,
-    seed: int,
-    config_dir: str | Path | None,
+    suite: str | Mapping[str, Any], config_dir: str | Path | None, **given: Any
 ) -> dict[str, Any]:
-    """The suite, checked as the command line checks it."""
+    """All of it, checked as the command line checks it."""
     from marl_pool.config import check, compose_only
 
+    if not isinstance(suite, str | Mapping):
+        raise InputError(
+            f"suite: expected a name or a mapping, got {type(suite).__name__}"
+        )
     folder = None if config_dir is None else str(config_dir)
     named = suite if isinstance(suite, str) else "quick"
     composed, _ = compose_only("evaluate", [f"suite={named}"], folder)
     if not isinstance(suite, str):
-        composed = {**composed, "perturbations": [], "worlds": [], **suite}
-    return check("evaluate", {**composed, "episodes": episodes, "seed": seed})
+        for key in suite:
+            if key not in SUITE:
+                raise unknown("key of a suite", str(key), SUITE)
+        composed = {**composed, **{key_0: [] for key_0 in SUITE}, **suite}
+    return check("evaluate", {**composed, **given})
 
 
-def _check_env(options: Mapping[str, Any]) -> dict[str, Any]:
-    from marl_pool.config.checks import check_change
+def _env(env: str | Mapping[str, Any]) -> dict[str, Any]:
+    from marl_pool.config.checks import check_section
+    from marl_pool.config.sections import GROUPS
 
-    checked = check_change("env", options)
-    assert checked is not None
-    return checked
+    given = {"name": env} if isinstance(env, str) else env
+    return check_section("env", given, GROUPS["env"])
+
+
+def _folder(out: str | Path) -> Path:
+    """Made before anything is played, which may take hours."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"out: {folder} cannot be made: {error.strerror}") from error
+    return folder
 
 
 def _subject(
@@ -132,6 +163,4 @@ def _subject(
     reason = misfit(policies, world)
     if reason:
         raise InputError(f"policy does not fit the env {env['name']}: {reason}")
-    return Subject(
-        in_double(policies, device), dict(env), dict(env), seed, device, "", None
-    )
+    return replace(bare, policies=in_double(policies, device))

@@ -13,7 +13,7 @@ from pettingzoo.utils import BaseParallelWrapper
 from marl_pool.envs.base import World
 from marl_pool.envs.pettingzoo_agents import PARTS, by_name, token_spec
 from marl_pool.errors import InputError
-from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.randomness import Purpose, stream_keys
 from marl_pool.tokens import Tokens, TokenSpec
@@ -83,7 +83,12 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         return self._lens.begin(observations, seed), infos
 
     def step(self, actions: dict[Any, Any]) -> Any:
-        """Advance by one step; see PettingZoo's ``ParallelEnv.step``."""
+        """Advance by one step; see PettingZoo's ``ParallelEnv.step``.
+
+        Raises:
+            InputError: before the first `reset`.
+        """
+        self._lens.require_reset()
         observations, *rest = self.env.step(actions)
         return self._lens.look(observations), *rest
 
@@ -110,7 +115,12 @@ class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
         return self._lens.begin({ALONE: observation}, seed)[ALONE], info
 
     def step(self, action: Any) -> Any:
-        """Advance by one step."""
+        """Advance by one step.
+
+        Raises:
+            InputError: before the first `reset`.
+        """
+        self._lens.require_reset()
         observation, *rest = self.env.step(action)
         return self._lens.look({ALONE: observation})[ALONE], *rest
 
@@ -154,6 +164,11 @@ class Lens:
             for name, spec in self.specs.items()
             for agent in self.groups[name]
         }
+
+    def require_reset(self) -> None:
+        """Refuse a step of an episode that has not begun."""
+        if not self.states:
+            raise InputError("Cannot call env.step() before calling env.reset()")
 
     def begin(
         self, observations: Mapping[Any, Observation], seed: int | None
@@ -239,7 +254,19 @@ def _made(
     if isinstance(perturbation, str):
         perturbation = {"name": perturbation}
     if isinstance(perturbation, Mapping):
-        perturbation = make_perturbation(specs=specs, **perturbation)
+        options = dict(perturbation)
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise InputError(
+                'perturbation: expected {"name": …, **options}, got '
+                f"{dict(perturbation)}; choose from {', '.join(perturbation_names())}"
+            )
+        perturbation = make_perturbation(name, specs=specs, **options)
+    if not isinstance(perturbation, Perturbation):
+        raise InputError(
+            'perturbation: expected one that was made, a name, or {"name": …, '
+            f"**options}}, got {perturbation!r}"
+        )
     if getattr(perturbation, "carry_memory", False):
         raise InputError(
             "perturbation.carry_memory: expected false, since an env knows no policy's "

@@ -170,6 +170,7 @@ class Rollout:
             for name in self.policies
         }
 
+    @torch.no_grad()
     def episodes(
         self,
         on_step: Callable[[Moment], None] | None = None,

@@ -16,6 +16,7 @@ import csv
 import json
 import math
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -354,20 +355,35 @@ class Run:
 
     @property
     def evaluation_dir(self) -> Path:
-        """Where evaluations are written; made when asked for."""
-        folder = self.path / "evaluation"
-        folder.mkdir(exist_ok=True)
-        return folder
+        """Where evaluations are written; made when asked for.
+
+        Raises:
+            InputError: it cannot be written to.
+        """
+        return _writable(self.path / "evaluation")
 
     def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
-        """A path in ``videos/`` that no file has; ``stem-2`` and so on if taken."""
-        folder = self.path / "videos"
-        folder.mkdir(exist_ok=True)
+        """A path in ``videos/`` that no file has; ``stem-2`` and so on if taken.
+
+        Raises:
+            InputError: the folder cannot be written to.
+        """
+        folder = _writable(self.path / "videos")
         path, number = folder / f"{stem}{suffix}", 1
         while path.exists():
             number += 1
             path = folder / f"{stem}-{number}{suffix}"
         return path
+
+
+def _writable(folder: Path) -> Path:
+    """Make a folder; refuse one that cannot be written to before work goes into it."""
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written to: {error.strerror}") from error
 
 
 def default_path(config: Mapping[str, Any]) -> Path:

@@ -69,9 +69,12 @@ class TokenSpec:
         dtype: of the features.
         signal_types: names of the types that matter for the task, the observer's own
             among them; the others are noise. Empty where a type does not tell.
+        positions: numbers of the features, from 0, that say where the token is; ()
+            for tokens without a place, None where nobody knows.
 
     Raises:
-        InputError: a size below 1, no type name, or signal of an unknown type.
+        InputError: a size below 1, no type name, signal of an unknown type, or
+            positions that the features cannot hold.
     """
 
     num_tokens: int
@@ -80,6 +83,7 @@ class TokenSpec:
     has_self: bool = True
     dtype: Literal["float32", "uint8"] = "float32"
     signal_types: tuple[str, ...] = ()
+    positions: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "num_features"):
@@ -96,6 +100,13 @@ class TokenSpec:
                 f"TokenSpec.signal_types: expected some of {', '.join(self.type_names)}"
                 f", got {', '.join(self.signal_types)}"
             )
+        if self.positions is not None:
+            object.__setattr__(self, "positions", tuple(self.positions))
+            if not set(self.positions) <= set(range(self.num_features)):
+                raise InputError(
+                    f"TokenSpec.positions: expected numbers of features below "
+                    f"{self.num_features}, got {list(self.positions)}"
+                )
 
     @property
     def num_types(self) -> int:

@@ -28,6 +28,7 @@ from benchmarks.learning import iteration, time_to, two_learners
 from benchmarks.parts import attention, evaluation
 from benchmarks.robustness import standard_suite
 from benchmarks.sampling import sampling, stock, two_runners
+from benchmarks.sets import swarm
 from benchmarks.worlds import env_alone, levels
 
 from marl_pool.progress import duration
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "iteration/boxworld_pixels": iteration("boxworld_pixels"),
     "iteration/simple_centroid/two_learners": two_learners("simple_centroid"),
     "iteration/boxworld_pixels/two_learners": two_learners("boxworld_pixels"),
+    "layer/swarm": swarm,
     "generation/cartpole": generation,
     "clone/ant": cloning,
     "evaluate/simple_centroid": evaluation,

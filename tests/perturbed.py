@@ -15,10 +15,10 @@ from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 
 NOISE = 3
 TYPE_NAMES = ("self", "agent", "signal", "noise")
-SPEC = TokenSpec(9, 4, TYPE_NAMES, signal_types=("self", "signal"))
+SPEC = TokenSpec(9, 4, TYPE_NAMES, signal_types=("self", "signal"), positions=(0, 1))
 OPTIONS: dict[str, dict[str, Any]] = {
     "confuse": {"type_names": TYPE_NAMES},
-    "inject": {"token_type": NOISE, "count": 6},
+    "inject": {"token_type": NOISE, "count": 6, "positions": SPEC.positions},
     "occlude": {"type_names": TYPE_NAMES, "signal_types": SPEC.signal_types},
 }
 """What the tests' tokens are, and options that a perturbation cannot do without."""

@@ -228,8 +228,9 @@ def test_what_is_published_has_rows_in_the_suite() -> None:
 
 def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -> None:
     paths = evaluate_run(make_run(tmp_path / "run", sensory()), suite())
-    assert [path.name for path in paths] == ["results.csv", "results.json", "rows.png"]
-    assert cv2.imread(str(paths[2])) is not None
+    names = ["results.csv", "results.json", "returns.npz", "rows.png"]
+    assert [path.name for path in paths] == names
+    assert cv2.imread(str(paths[3])) is not None
     rows = rows_of(paths)
     gaps = {name: row["gap"] for name, row in rows.items() if row["gap"]}
     assert gaps == {

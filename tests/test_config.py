@@ -446,6 +446,11 @@ def test_options_left_over_from_another_head_are_refused():
             "perturbations[0].severity: expected a number in [0, 1], got [0, 0.5]",
         ),
         (
+            "{name: occlude, severities: [1], severity: 0.3}",
+            "perturbations[0].severity: expected severities, a list, in a suite; "
+            "got 0.3",
+        ),
+        (
             "{name: occlude, severities: [1], ramp: 3}",
             "perturbations[0].ramp: expected null: a ramp belongs to training, got 3",
         ),

@@ -28,6 +28,7 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
+from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens, TokenSpec
@@ -359,22 +360,36 @@ def test_the_interval_draws_whole_episodes() -> None:
     assert other.excess_high - other.excess_low < 0.6 * width
 
 
+def diagnosed(pooling: Any) -> list[Diagnosis]:
+    """An untrained policy's diagnosis."""
+    world = make_batched_env(num_envs=2, **ENV)
+    world.reset()
+    tokens = world.observe()["agent"].flatten_batch()
+    observed = Observed(tokens, world.signal()["agent"][:, 0], torch.arange(2))
+    return diagnose("agent", in_double({"a": policy(pooling)})["a"], observed)
+
+
+def test_the_heads_that_are_measured_are_those_of_the_document() -> None:
+    measured = {name for name in POOLING if not diagnosed(name)[0].gap}
+    assert measured == {"ada", "avg", "cls", "gated", "hopfield", "max", "pma"}
+
+
 @pytest.mark.parametrize(
     ("pooling", "reason"),
     [
         ("flatten", "expected a head with weights, which Flatten has not"),
         ("attention_neuron", "AttentionNeuron, whose codes depend on earlier sets"),
+        (
+            {"name": "multi", "heads": [{"name": "avg"}, {"name": "ada"}]},
+            "expected one mean of a set, got Multi, several heads",
+        ),
         (f"{__name__}:ThreeHeads", "heads that divide the 8 features .*, got 3"),
     ],
 )
 def test_a_head_without_weights_of_one_vector_is_a_gap(
-    pooling: str, reason: str
+    pooling: Any, reason: str
 ) -> None:
-    world = make_batched_env(num_envs=2, **ENV)
-    world.reset()
-    tokens = world.observe()["agent"].flatten_batch()
-    observed = Observed(tokens, world.signal()["agent"][:, 0], torch.arange(2))
-    (row,) = diagnose("agent", in_double({"a": policy(pooling)})["a"], observed)
+    (row,) = diagnosed(pooling)
     with pytest.raises(UnfitTokensError, match=reason):
         raise UnfitTokensError(row.gap)
     assert np.isnan([row.excess, row.margin, row.signal_loss]).all()
@@ -569,6 +584,43 @@ def test_the_table_leaves_out_what_no_head_has(
     assert shown.count("0 of 9") == 1
 
 
+def test_a_bound_beyond_the_mean_by_rounding_is_drawn(tmp_path: Path) -> None:
+    """Where all resamples agree, a percentile may be off by the last bit."""
+    row = Diagnosis("a", "avg", ALL, heads=1, num_signal=1, num_tokens=3, excess=0.3)
+    above = replace(row, excess_low=np.nextafter(0.3, 1), excess_high=0.3)
+    below = replace(row, excess_low=0.3, excess_high=np.nextafter(0.3, 0))
+    plot_diagnoses([("a", above), ("b", below), ("c", row)], tmp_path / "p.png", "")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_episode_has_no_interval(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = diagnose_run(run, {**SETTINGS, "episodes": 1})
+    assert [path.suffix for path in paths] == [".csv", ".json", ".png"]
+    for row in content_of(paths)["rows"]:
+        assert row["excess"] > 0
+        assert row["excess_low"] is row["excess_high"] is None
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_numbers_outlive_a_picture_that_fails(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ValueError("no\nfonts")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    paths = diagnose_run(run, SETTINGS)
+    folder = run.path / "evaluation"
+    assert paths == [folder / "diagnosis.csv", folder / "diagnosis.json"]
+    assert sorted(folder.iterdir()) == paths
+    assert content_of(paths)["rows"]
+    assert "no plot: ValueError: no fonts" in capsys.readouterr().out
+    both = compare([paths[1]] * 2, str(run.path / "compared"))
+    assert [path.name for path in both] == ["diagnosis.csv", "diagnosis.json"]
+
+
 def test_a_picture_of_gaps_alone_is_drawn(tmp_path: Path) -> None:
     row = Diagnosis("a", "flatten", ALL, gap="no weights")
     plot_diagnoses([("flatten", row)], tmp_path / "p.png", "a title")
@@ -598,6 +650,37 @@ def test_the_command_diagnoses_one_run_and_several(
     bare = str(runs[1].policy_dir)
     assert cli.main(["diagnose", bare, "env=simple_centroid", *few, "--out", "b"]) == 0
     assert Path("b/evaluation/diagnosis.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"max_steps": 9}, "env.max_steps is"),
+        ({"reward_scale": 3.0}, "env.reward_scale is"),
+        ({"name": "simple_tag"}, "env.name is"),
+    ],
+)
+def test_runs_of_different_tasks_are_refused_before_anything_is_played(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    expected: str,
+) -> None:
+    env = {**ENV, "reward_scale": 1.0}
+    one, other = (
+        Run.create(tmp_path / name, {"env": of_it, "seed": 5})
+        for name, of_it in (("one", env), ("other", {**env, **change}))
+    )
+    for run in (one, other):
+        save_policies({"one": policy("avg")}, {"agent": "one"}, run.policy_dir)
+    out = tmp_path / "out"
+    paths = [str(one.path), str(other.path)]
+    assert cli.main(["diagnose", *paths, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+    assert not any((run.path / "evaluation").exists() for run in (one, other))
 
 
 @pytest.mark.parametrize(

@@ -243,8 +243,8 @@ def test_a_type_that_the_world_lacks_is_a_gap_with_its_reason() -> None:
 
 
 def test_only_a_head_for_a_fixed_number_of_tokens_makes_a_gap() -> None:
-    wide = {"name": "inject", "token_type": "noise", "position_features": 9}
-    with pytest.raises(InputError, match="position_features: expected at most 4"):
+    wide = {"name": "inject", "token_type": "noise", "position_features": [9]}
+    with pytest.raises(InputError, match="position_features: expected numbers below 4"):
         measure(doubled(centroid()), centroid, [{**wide, "severities": [1.0]}])
 
 
@@ -484,6 +484,15 @@ def test_bad_settings_write_nothing(
     with pytest.raises(InputError, match=message):
         evaluate_run(run, {**SETTINGS, **change})
     assert not (run.path / "evaluation").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_at_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.path / "evaluation").write_text("in the way")
+    monkeypatch.setattr("marl_pool.evaluation.measure.play", None)
+    with pytest.raises(InputError, match="evaluation cannot be written to"):
+        evaluate_run(run, SETTINGS)
 
 
 def test_a_run_without_a_policy_is_refused(tmp_path: Path) -> None:

@@ -174,6 +174,36 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         (lambda observation: np.zeros((3, 2)), {}, r"shape \(6, 5\), got \(3, 2\)"),
         ("ada", {}, "expected a function of observations or a Policy, got str"),
         (still, {"episodes": 0}, "episodes"),
+        (still, {"env": None}, "env: expected one of"),
+        (still, {"env": {}}, "env: expected one of"),
+        (still, {"suite": None}, "suite: expected a name or a mapping, got NoneType"),
+        (still, {"suite": {"episodes": 3}}, "unknown key of a suite 'episodes'"),
+        (
+            still,
+            {
+                "suite": {
+                    "perturbations": [
+                        {"name": "shuffle", "severities": np.linspace(0, 1, 3)}
+                    ]
+                }
+            },
+            "expected plain numbers, text, lists and mappings",
+        ),
+        (still, {"threads": 0}, "threads: expected an integer >= 1, got 0"),
+        (still, {"stochastic": "no"}, "stochastic: expected true or false"),
+        (still, {"device": "gpu0"}, "device: expected cpu, cuda or cuda:N"),
+        (still, {"device": "cuda:77"}, "device: expected one that is here"),
+        (lambda observation: [[1.0], [1.0, 2.0]], {}, "expected an array of actions"),
+        (
+            lambda observation: np.full((len(observation["types"]), 5), np.nan),
+            {},
+            "expected finite actions, got NaN or infinity",
+        ),
+        (
+            lambda observation: np.full((len(observation["types"]), 5), 1j),
+            {},
+            "expected actions of a real dtype, got complex128",
+        ),
         (
             lambda observation: np.zeros(len(observation["types"])),
             {"env": {**ENV, "continuous_actions": False}},
@@ -191,3 +221,64 @@ def test_bad_input_gets_a_clear_word(
 def test_a_policy_for_other_tokens_is_refused() -> None:
     with pytest.raises(InputError, match="does not fit the env cartpole"):
         evaluate(own(), env="cartpole")
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_played(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    def act(observation: Observation) -> np.ndarray:
+        raise AssertionError("something was played")
+
+    with pytest.raises(InputError, match="out: .* cannot be made"):
+        evaluate(act, out=tmp_path / "file")
+
+
+def test_a_function_is_asked_by_one_thread_at_a_time() -> None:
+    """One that writes into its own memory gives what it gives alone."""
+    memory = np.zeros((EPISODES, 5), np.float32)
+
+    def act(observation: Observation) -> np.ndarray:
+        memory[:] = 0
+        for step in range(200):
+            memory[:, 1:3] += observation["features"][:, 1, :2] * (step % 2)
+        return memory[: len(observation["types"])]
+
+    one, two = (means(evaluate(act, threads=threads)) for threads in (1, 2))
+    assert one == two
+
+
+def test_another_world_is_no_drop() -> None:
+    worlds = [{"label": "empty", "env": {"num_noise": 0}}]
+    measured = evaluate(still, suite={"worlds": worlds})
+    (row,) = [
+        r for r in measured.results if (r.policy, r.label) == ("trained", "empty")
+    ]
+    assert np.isnan(row.drop)
+    assert np.isfinite(row.score)
+
+
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [
+        (
+            {
+                "perturbations": [
+                    {"name": "occlude", "severities": [0.5]},
+                    {"name": "occlude", "every": None, "severities": [0.5, 1.0]},
+                ]
+            },
+            "'occlude' at severity 0.5: expected each row once, got it twice",
+        ),
+        (
+            {"worlds": [{"label": "x", "env": {"num_noise": n}} for n in (0, 1)]},
+            "'x': expected each row once, got it twice",
+        ),
+    ],
+)
+def test_rows_that_nothing_tells_apart_are_refused(
+    suite: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate(still, suite=suite)

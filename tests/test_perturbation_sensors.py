@@ -84,6 +84,8 @@ def test_only_the_chosen_features_are_disturbed(name: str, chosen: list[int]) ->
 def test_features_that_there_are_not(name: str) -> None:
     with pytest.raises(InputError, match=r"features: expected numbers below 4.*\[4\]"):
         play(build(name, features=[4]), make_tokens(0))
+    with pytest.raises(InputError, match=r"features: expected numbers below 4.*\[4\]"):
+        make_perturbation(name, specs=[SPEC], features=[4])
     for features in ([], [-1]):
         with pytest.raises(InputError, match="features: expected null or numbers"):
             build(name, features=features)
@@ -283,14 +285,20 @@ def test_occlusion_among_types_that_are_not_known() -> None:
 # Distractors far and near
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
-def test_far_distractors_are_at_the_stated_distance(width: int) -> None:
+@pytest.mark.parametrize("numbers", [[0], [0, 1], [3, 1, 2]])
+def test_far_distractors_are_at_the_stated_distance(numbers: list[int]) -> None:
     tokens = make_tokens(0, envs=300, agents=1)
     tokens.types[..., 4] = NOISE
     tokens.padding[..., 4] = False
-    made = build("inject", place="far", distance=7.0, position_features=width)
-    _, state = next(states(made, tokens))
+    tokens.features.nan_to_num_()
+    made = build("inject", place="far", distance=7.0, position_features=numbers)
+    seen, state = next(states(made, tokens))
+    anchors = state["anchor"][..., None].expand(-1, -1, -1, 4)
+    away = seen.features[..., 9:, :] - tokens.features.gather(-2, anchors)
+    kept = [number for number in range(4) if number not in numbers]
+    assert (away[..., kept] == 0).all()
     offsets = state["offset"]
+    torch.testing.assert_close(away[..., numbers], offsets)
     lengths = torch.linalg.vector_norm(offsets, dim=-1)
     torch.testing.assert_close(lengths, torch.full_like(lengths, 7.0))
     # No direction is preferred: the mean of 1800 has a standard error below 0.17.
@@ -316,8 +324,6 @@ def test_places_that_cannot_be() -> None:
         build("inject", place="near", has_self=False)
     with pytest.raises(InputError, match="place: expected alike, far, near, got 'up'"):
         build("inject", place="up")
-    with pytest.raises(InputError, match="position_features: expected at least 1"):
-        build("inject", place="far", position_features=0)
     with pytest.raises(InputError, match="distance: expected a number of at least 0"):
         build("inject", distance=-1.0)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +14,7 @@ from marl_pool.envs.base import World
 from marl_pool.errors import InputError
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.severity import check_severity
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens
@@ -92,13 +94,36 @@ def test_a_pair_keeps_the_number_of_tokens_fixed(
 
 
 @pytest.mark.parametrize(
-    "severity", [[0.5], [0.6, 0.2], [0.0, 1.1], [-0.1, 0.5], [0.0, float("nan")]]
+    "severity",
+    [
+        [0.5],
+        [0.6, 0.2],
+        [0.0, 1.1],
+        [-0.1, 0.5],
+        [0.0, float("nan")],
+        ["0", "1"],
+        [0.0, None],
+    ],
 )
 def test_a_wrong_pair_is_refused(severity: Any) -> None:
     with pytest.raises(InputError, match=r"severity: expected \[low, high\], two"):
         build("occlude", severity=severity)
     with pytest.raises(InputError, match="ramp: expected null or at least 1, got 0"):
         build("occlude", ramp=0)
+
+
+@pytest.mark.parametrize("severity", ["x", "0.5", None, True, {}, np.ones(2)])
+def test_what_is_no_number_is_refused(severity: Any) -> None:
+    with pytest.raises(InputError) as refusal:
+        build("occlude", severity=severity)
+    assert str(refusal.value) == (
+        f"perturbation.severity: expected a number in [0, 1], got {severity!r}"
+    )
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    assert check_severity(np.float32(0.5)) == (0.5, 0.5)
+    assert check_severity((0, np.float64(1.0))) == (0, 1.0)
 
 
 # Ramps

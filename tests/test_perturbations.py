@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from marl_pool.errors import InputError
 from marl_pool.networks import SetNetwork
@@ -16,11 +15,9 @@ from marl_pool.perturbations import (
     make_perturbation,
     perturbation_names,
 )
-from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.tokens import SELF_TYPE, Tokens
 from tests.perturbed import (
-    NOISE,
     SPEC,
-    TYPE_NAMES,
     VARIANTS,
     at_time,
     bits,
@@ -383,120 +380,3 @@ def test_jitter_on_an_image_is_in_units_of_its_range() -> None:
     errors = seen.features.float() - 128
     assert float(errors.std()) == pytest.approx(25.5, rel=0.03)
     assert abs(float(errors.mean())) < 1
-
-
-# Inject
-
-
-@given(seed=seeds, severity=severities)
-def test_injection_appends_tokens_of_the_type(seed: int, severity: float) -> None:
-    tokens = make_tokens(seed)
-    added = round(severity * 6)
-    for seen, state in states(build("inject", severity=severity), tokens):
-        assert seen.num_tokens == 9 + added
-        assert same(seen.map(lambda tensor: tensor[:, :, :9]), tokens)
-        assert (seen.types[..., 9:] == NOISE).all()
-        present = ~seen.padding[..., 9:]
-        assert torch.isfinite(seen.features[..., 9:, :][present]).all()
-        assert (state["origin"][..., 9:] == -1).all()
-        assert torch.equal(state["origin"][0, 0, :9], torch.arange(9))
-
-
-def moving_world(time: int) -> tuple[Tokens, Tensor]:
-    """An observer that moves among landmarks (noise), and one that moves (signal)."""
-    observer = torch.tensor([0.3, -0.1]) * time
-    landmarks = torch.tensor([[1.0, 1.0], [-2.0, 0.5]])
-    signal = torch.tensor([[0.0, 3.0]]) + 0.2 * time
-    places = torch.cat([observer[None], landmarks, signal]) - observer
-    velocities = torch.tensor([[0.0, 0], [-3, 1], [-3, 1], [-1, 3]])
-    features = torch.cat([places, velocities], -1)[None, None]
-    types = torch.tensor([SELF_TYPE, NOISE, NOISE, 2])[None, None]
-    padding = torch.zeros_like(types, dtype=torch.bool)
-    return Tokens(features, types, padding), observer
-
-
-def test_distractors_stand_still_in_the_world() -> None:
-    perturbation = build("inject", spread=0.5)
-    state = perturbation.start(moving_world(0)[0], keys(1))
-    places = []
-    for time in range(4):
-        tokens, observer = moving_world(time)
-        seen, state = perturbation(tokens, state)
-        places.append(seen.features[0, 0, 4:, :2] + observer)
-        # Seen from the observer they move as the landmarks do.
-        assert torch.equal(
-            seen.features[0, 0, 4:, 2:], torch.tensor([[-3.0, 1.0]]).expand(6, 2)
-        )
-    for place in places[1:]:
-        torch.testing.assert_close(place, places[0])
-    assert len(places[0].unique(dim=0)) == 6
-    landmarks = torch.tensor([[1.0, 1.0], [-2.0, 0.5]])
-    offsets = (places[0][:, None] - landmarks).abs().amax(-1).amin(-1)
-    assert offsets.max() <= 0.5
-
-
-def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> None:
-    tokens, _ = moving_world(0)
-    seen = play(build("inject", token_type=1, spread=0.0), tokens)[0]
-    others = tokens.features[0, 0, 1:]
-    distances = (seen.features[0, 0, 4:, None] - others).abs().amax(-1).amin(-1)
-    assert (distances == 0).all()
-    assert not seen.padding.any()
-
-
-def test_without_any_anchor_the_distractors_are_padded() -> None:
-    tokens, _ = moving_world(0)
-    alone = tokens._replace(padding=torch.tensor([[[False, True, True, True]]]))
-    seen = play(build("inject"), alone)[0]
-    assert seen.padding[0, 0, 1:].all()
-    assert torch.equal(seen.padding[0, 0, :1], torch.tensor([False]))
-
-
-def test_a_distractor_vanishes_with_its_anchor() -> None:
-    tokens, _ = moving_world(0)
-    perturbation = build("inject")
-    state = perturbation.start(tokens, keys(1))
-    gone = tokens._replace(padding=torch.tensor([[[False, True, False, False]]]))
-    seen, state = perturbation(gone, state)
-    assert torch.equal(seen.padding[0, 0, 4:], state["anchor"][0, 0] == 1)
-
-
-def test_a_type_by_name() -> None:
-    names = TYPE_NAMES
-    perturbation = build("inject", token_type="noise", type_names=names)
-    assert (play(perturbation, make_tokens(0))[0].types[..., 9:] == NOISE).all()
-    with pytest.raises(
-        InputError, match=r"'nois'.*agent, noise, self, signal.*'noise'"
-    ):
-        build("inject", token_type="nois", type_names=names)
-    with pytest.raises(InputError, match="expected a number, or type_names"):
-        build("inject", token_type="noise")
-    with pytest.raises(InputError, match="token_type: expected 0 to 3, got 4"):
-        build("inject", token_type=4, type_names=names)
-    with pytest.raises(InputError, match="needs the option 'token_type'"):
-        make_perturbation("inject")
-
-
-def test_specs_say_what_their_groups_agree_on() -> None:
-    one = TokenSpec(9, 4, ("self", "noise"))
-    other = TokenSpec(5, 4, ("self", "noise"), has_self=False)
-    third = TokenSpec(5, 4, ("self", "wall", "noise"), has_self=False)
-    named = make_perturbation("inject", specs=[one, other], token_type="noise")
-    assert (play(named, make_tokens(0))[0].types[..., 9:] == 1).all()
-    with pytest.raises(InputError, match="expected a number, or type_names"):
-        make_perturbation("inject", specs=[one, third], token_type="noise")
-    tokens = make_tokens(0)
-    for specs, lost in ([one], False), ([other, third], True), ([one, other], False):
-        occlude = make_perturbation("occlude", specs=specs, severity=1.0)
-        assert bool(play(occlude, tokens)[0].padding[..., 0].any()) == lost
-
-
-def test_positions_that_the_features_cannot_hold() -> None:
-    with pytest.raises(
-        InputError, match="position_features: expected at most 4, got 5"
-    ):
-        play(build("inject", position_features=5), make_tokens(0))
-    images = make_tokens(0)
-    images = images._replace(features=images.features.nan_to_num().byte())
-    with pytest.raises(InputError, match="expected features with positions"):
-        play(build("inject"), images)

@@ -1,6 +1,7 @@
 """A perturbation around PettingZoo and Gymnasium envs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -25,7 +26,7 @@ from marl_pool.tokens import Tokens
 from tests.crowd import Crowd
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "inject": {"token_type": "noise", "count": 3, "severity": [0.2, 1.0]},
+    "inject": {"count": 3, "severity": [0.2, 1.0]},
     "duplicate": {"severity": [0.2, 1.0]},
     "occlude": {"among": "signal", "every": 2},
 }
@@ -221,6 +222,41 @@ def test_someones_own_env_of_tokens() -> None:
             {"name": "shuffle", "every": 2, "carry_memory": True},
             "carry_memory: expected false",
         ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"severity": 0.2},
+            r"perturbation: expected {\"name\": …, .*got {'severity': 0.2}; choose",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"name": None},
+            r"perturbation: expected {\"name\": …, .*got {'name': None}",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            None,
+            "perturbation: expected one that was made, a name, or .* got None",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"name": "occlude", "severity": "x"},
+            r"perturbation.severity: expected a number in \[0, 1\], got 'x'",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"name": "jitter", "features": [9]},
+            r"perturbation.features: expected numbers below 4, got \[9\]",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"name": "inject", "position_features": [9]},
+            r"perturbation.position_features: expected numbers below 4, got \[9\]",
+        ),
+        (
+            lambda: TokenCrowd(horizon=30),
+            {"name": "inject", "token_type": 1},
+            "position_features: expected numbers of features, since nothing says",
+        ),
     ],
 )
 def test_what_cannot_be_perturbed(
@@ -228,6 +264,22 @@ def test_what_cannot_be_perturbed(
 ) -> None:
     with pytest.raises(InputError, match=message):
         perturb_env(make(), perturbation)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(make_env, "simple_centroid"),
+        partial(OneAgentView, "simple_centroid"),
+        partial(TokenCrowd, horizon=30),
+    ],
+)
+def test_a_step_before_reset_is_one_line(make: Callable[[], Any]) -> None:
+    env = perturb_env(make(), "occlude")
+    with pytest.raises(InputError, match=r"Cannot call env.step\(\) before calling"):
+        env.step({})
+    seen, _ = env.reset(seed=0)
+    assert seen
 
 
 def test_the_envs_own_arrays_stay_as_they_are() -> None:

@@ -151,7 +151,9 @@ PERTURBATIONS: dict[str, Any] = {
     "jitter": lambda: make_perturbation("jitter", severity=0.5),
     "occlude": lambda: make_perturbation("occlude", severity=0.5, every=2),
     "shuffle": lambda: make_perturbation("shuffle", every=3),
-    "inject": lambda: make_perturbation("inject", token_type=2, count=2),
+    "inject": lambda: make_perturbation(
+        "inject", token_type=2, count=2, position_features=[0, 1]
+    ),
     "delay": lambda: make_perturbation("delay", severity=[0.0, 1.0]),
 }
 

@@ -153,9 +153,17 @@ def test_no_ladder_but_zero_has_no_area() -> None:
     assert np.isnan(areas_of(rows, returns)[0].area)
 
 
-def test_an_interval_without_bounds_is_none() -> None:
-    """In three of four worlds random and heuristic get the same."""
-    rare = Yardstick(random=np.zeros(4), heuristic=np.array([0.0, 0.0, 0.0, 4.0]))
-    value, low, high = normalized(np.full(4, 0.5), rare)
+@pytest.mark.parametrize("rest", [0.0, -1.0])
+def test_an_interval_without_bounds_is_none(rest: float) -> None:
+    """In three of four worlds the heuristic is not the better one."""
+    heuristic = np.array([rest, rest, rest, 4.0 - 3 * rest])
+    value, low, high = normalized(np.full(4, 0.5), Yardstick(np.zeros(4), heuristic))
     assert value == pytest.approx(0.5)
+    assert np.isnan([low, high]).all()
+
+
+def test_one_episode_has_no_interval() -> None:
+    one = Yardstick(random=np.array([0.0]), heuristic=np.array([2.0]))
+    value, low, high = normalized(np.array([1.0]), one)
+    assert value == 0.5
     assert np.isnan([low, high]).all()

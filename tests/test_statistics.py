@@ -46,7 +46,8 @@ def test_summary_by_hand() -> None:
 def test_one_episode_has_no_spread() -> None:
     summary = summarize([2.0])
     assert np.isnan(summary.std)
-    assert summary.mean == (2.0, 2.0, 2.0)
+    assert summary.mean.value == summary.iqm.value == 2.0
+    assert np.isnan([*summary.mean[1:], *summary.iqm[1:]]).all()
 
 
 def test_bootstrap_agrees_with_scipy() -> None:
@@ -169,3 +170,23 @@ def test_performance_profile_is_one_minus_the_distribution(seed: int) -> None:
     grid = np.linspace(-1, 3, 17)
     expected = 1 - stats.ecdf(sample.ravel()).cdf.evaluate(grid)
     np.testing.assert_allclose(performance_profile(sample, grid), expected)
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0), (1, 2, 1)])
+def test_a_score_that_is_unknown_leaves_what_is_made_of_it_unknown(
+    place: tuple[int, int, int],
+) -> None:
+    first = np.stack([scores(seed, 3) for seed in range(2)])
+    second = np.stack([scores(seed + 5, 4) for seed in range(2)])
+    known = 1 - place[0]
+    whole = probability_of_improvement(first, second)
+    first[place] = np.nan
+    for shares, expected in (
+        (probability_of_improvement(first, second), whole),
+        (probability_of_improvement(second, first), 1 - whole),
+    ):
+        assert np.isnan(shares[place[0]])
+        assert shares[known] == pytest.approx(expected[known])
+    profile = performance_profile(first, np.array([-1.0, 0.5]))
+    assert np.isnan(profile[place[0]]).all()
+    assert np.isfinite(profile[known]).all()

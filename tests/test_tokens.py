@@ -80,7 +80,12 @@ def test_images_are_bytes() -> None:
 
 
 def test_json_round_trip() -> None:
-    for spec in (SPEC, TokenSpec(4, 12, ("patch",), has_self=False, dtype="uint8")):
+    for spec in (
+        SPEC,
+        TokenSpec(4, 12, ("patch",), has_self=False, dtype="uint8"),
+        TokenSpec(5, 3, ("self", "noise"), signal_types=("self",), positions=(2, 0)),
+        TokenSpec(5, 3, ("channel",), has_self=False, positions=()),
+    ):
         assert TokenSpec(**json.loads(json.dumps(spec.to_json()))) == spec
 
 
@@ -102,6 +107,12 @@ def test_specs_compare_and_hash_by_value() -> None:
 def test_impossible_sizes_are_refused(arguments: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         TokenSpec(*arguments)
+
+
+@pytest.mark.parametrize("positions", [(3,), (0, -1)])
+def test_positions_are_features_that_there_are(positions: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"TokenSpec.positions: expected .* below 3"):
+        TokenSpec(5, 3, ("self",), positions=positions)
 
 
 def test_check_says_expected_and_got() -> None:

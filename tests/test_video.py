@@ -94,7 +94,9 @@ def test_attention_on_crossed_wires_goes_to_where_the_features_came_from() -> No
 
 
 def test_attention_on_injected_tokens_is_counted_apart() -> None:
-    inject = make_perturbation("inject", token_type=3, count=5)
+    inject = make_perturbation(
+        "inject", token_type=3, count=5, position_features=[0, 1]
+    )
     attention = expect(seen_through(inject))
     assert 0 < attention.injected < 1
     assert float(attention.weights.sum()) + attention.injected == pytest.approx(1)
@@ -204,12 +206,15 @@ def test_the_return_so_far_is_that_of_the_steps_before(
         return image
 
     monkeypatch.setattr("marl_pool.evaluation.video.captioned", note)
-    frames(make_perturbation("inject", token_type=3, severity=0.5))
+    inject = make_perturbation(
+        "inject", token_type=3, severity=0.5, position_features=[0, 1]
+    )
+    frames(inject)
     world = centroid()
     rollout = Rollout(
         world,
         {"agent": policy_for(world)},
-        perturbation=make_perturbation("inject", token_type=3, severity=0.5),
+        perturbation=inject,
     )
     total = float(rollout.episodes().returns["agent"])
     assert lines[0].startswith("step 0   return 0.000   attention on injected ")

@@ -7,7 +7,7 @@ from marl_pool.envs.base import Group, World
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.tokens import Tokens, TokenSpec
 
-TOKENS = TokenSpec(4, 2, ("self", "fox", "hen"))
+TOKENS = TokenSpec(4, 2, ("self", "fox", "hen"), positions=(0,))
 
 
 class FoxAndHens(World):

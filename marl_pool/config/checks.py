@@ -238,7 +238,14 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
         annotation, config=ConfigDict(arbitrary_types_allowed=True)
     )
     try:
-        fitting = adapter.validate_json(json.dumps(_whole(value)), strict=True)
+        text = json.dumps(_whole(value))
+    except TypeError as error:
+        raise InputError(
+            f"{key}: expected plain numbers, text, lists and mappings, got "
+            f"{show(value):.200}"
+        ) from error
+    try:
+        fitting = adapter.validate_json(text, strict=True)
     except ValidationError as error:
         raise InputError(
             f"{key}: expected {describe(annotation)}, got {show(value)}"
@@ -249,6 +256,11 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
 def _check_sweep(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Check a perturbation with a list of ``severities`` in place of one."""
     rest = dict(entry)
+    if "severity" in rest:
+        raise InputError(
+            f"{where}.severity: expected severities, a list, in a suite; got "
+            f"{show(rest['severity'])}"
+        )
     severities = rest.pop("severities", None)
     if (
         not isinstance(severities, Sequence)

@@ -17,6 +17,7 @@ from marl_pool.evaluation.settings import (
     RenderSettings,
     ReportSettings,
 )
+from marl_pool.perturbations import CONTEXT
 from marl_pool.training.cloning.settings import CloneRunSettings, CloneSettings
 from marl_pool.training.settings import (
     EvolveSettings,
@@ -90,7 +91,7 @@ GROUPS = {
     "perturbation": Group(
         "marl_pool.perturbations:PERTURBATIONS",
         "marl_pool.perturbations.base:Perturbation",
-        frozenset({"has_self", "type_names", "signal_types", "dtype"}),
+        frozenset(CONTEXT),
         optional=True,
     ),
     "policy": Group(

@@ -68,7 +68,7 @@ class AntWorld(SimulatedWorld):
         self._types = torch.arange(count, device=self.device) * channel_ids
         self.frames = self.observations.new_zeros(num_envs, count, num_frames)
         kinds = self.channels if channel_ids else ("channel",)
-        spec = TokenSpec(count, num_frames, kinds, has_self=False)
+        spec = TokenSpec(count, num_frames, kinds, has_self=False, positions=())
         action = spaces.Box(-1, 1, (len(JOINTS),), np.float32)
         self._groups = {"agent": Group(1, spec, action)}
 

@@ -179,7 +179,7 @@ class BoxWorld(World):
         )
         boxes = self.generator.num_boxes
         num_tokens = n**2 + 1 if self.pixels else 2 + 2 * boxes
-        spec = TokenSpec(num_tokens, 5, TYPE_NAMES)
+        spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=(3, 4))
         group = BoxWorldGroup(1, spec, spaces.Discrete(len(MOVES)), n)
         self._groups: dict[str, Group] = {"agent": group}
         self._build_tables()

@@ -253,6 +253,7 @@ class CartPole(World):
             kinds,
             has_self=False,
             signal_types=CHANNELS if self.channel_ids else (),
+            positions=(),
         )
         return Group(1, spec, spaces.Box(-1, 1, (1,), np.float32))
 

@@ -26,6 +26,9 @@ SOFTPLUS_THRESHOLD = 40.0
 
 TAIL_SECONDS = 0.3
 
+POSITION = (0, 1)
+"""The features of a particle's token that are its position, as of its state."""
+
 Places = slice | Tensor
 """Where some entities stand in the state."""
 

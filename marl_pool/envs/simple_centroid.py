@@ -8,7 +8,7 @@ from torch import Tensor
 
 from marl_pool.envs.base import Group
 from marl_pool.envs.options import entity_counts, require
-from marl_pool.envs.particles import Entities, ParticleWorld
+from marl_pool.envs.particles import POSITION, Entities, ParticleWorld
 from marl_pool.envs.steering import Steering
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import (
@@ -194,7 +194,9 @@ class SimpleCentroid(ParticleWorld):
 
     def _describe(self) -> Group:
         tokens = self._order.shape[1]
-        spec = TokenSpec(tokens, 4, TYPE_NAMES, signal_types=SIGNAL_TYPES)
+        spec = TokenSpec(
+            tokens, 4, TYPE_NAMES, signal_types=SIGNAL_TYPES, positions=POSITION
+        )
         return Group(self.num_agents, spec, self._steering.space)
 
     def _bind(self, state: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from marl_pool.envs.base import Group
 from marl_pool.envs.options import entity_counts, require
-from marl_pool.envs.particles import Entities, ParticleWorld
+from marl_pool.envs.particles import POSITION, Entities, ParticleWorld
 from marl_pool.envs.steering import DIRECTIONS, Steering
 from marl_pool.errors import InputError
 from marl_pool.tokens import Tokens, TokenSpec
@@ -221,7 +221,7 @@ class SimpleTag(ParticleWorld):
         agents, tokens = self._order[group].shape
         # Predators and prey push each other; obstacles only if they are told to.
         signal = tuple(n for n in TYPE_NAMES if self._obstacles_push or n != "obstacle")
-        spec = TokenSpec(tokens, 4, TYPE_NAMES, signal_types=signal)
+        spec = TokenSpec(tokens, 4, TYPE_NAMES, signal_types=signal, positions=POSITION)
         return Group(agents, spec, self._steering[group].space)
 
     def _bind(self, state: Tensor) -> None:

@@ -87,9 +87,11 @@ def cases_of(
     """The clean case, each perturbation at each severity, and each other world.
 
     Raises:
-        InputError: a wrong perturbation.
+        InputError: a wrong perturbation, or the same row twice.
     """
     perturbed = conditions(perturbations, world, policies)
+    _refuse_twice([(label(c["name"], c["options"]), c["severity"]) for c in perturbed])
+    _refuse_twice([(other.label, None) for other in others])
     return [
         Case(TRAINED, policies),
         *(Case(TRAINED, policies, **condition) for condition in perturbed),
@@ -98,6 +100,13 @@ def cases_of(
             for other in others
         ),
     ]
+
+
+def _refuse_twice(labels: Sequence[tuple[str, float | None]]) -> None:
+    """Refuse rows that nothing would tell apart."""
+    for name, severity in {key for key in labels if labels.count(key) > 1}:
+        at = "" if severity is None else f" at severity {severity:g}"
+        raise InputError(f"{name!r}{at}: expected each row once, got it twice")
 
 
 def perturb(options: Mapping[str, Any], world: World) -> Perturbation:

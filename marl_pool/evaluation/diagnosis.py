@@ -48,7 +48,8 @@ class Diagnosis:
     excess: float = NAN
     """‖x_c - mean(X_s)‖²/d: what of the signal loss is the head's."""
     excess_low: float = NAN
-    """95 % percentile bootstrap interval over episodes: this policy only."""
+    """95 % percentile bootstrap interval over episodes: this policy only. NaN, as
+    `excess_high`, for fewer than two episodes."""
     excess_high: float = NAN
     mean_excess: float = NAN
     """The excess that the mean of all tokens would have on the same vectors."""

@@ -57,6 +57,10 @@ def _number(value: float, digits: int = 3) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
+def _interval(low: float, high: float) -> str:
+    return "" if math.isnan(low) else f"{low:.3f} to {high:.3f}"
+
+
 def _percent(share: float) -> str:
     return "" if math.isnan(share) else f"{share:.0%}"
 
@@ -67,7 +71,7 @@ COMMON: dict[str, Cell] = {
     "k of N": lambda row: f"{row.num_signal:.3g} of {row.num_tokens:.3g}",
     "loss": lambda row: _number(row.signal_loss),
     "excess": lambda row: _number(row.excess),
-    "95 %": lambda row: f"{row.excess_low:.3f} to {row.excess_high:.3f}",
+    "95 %": lambda row: _interval(row.excess_low, row.excess_high),
     "of mean": lambda row: _number(row.mean_excess),
     "w signal": lambda row: _number(row.signal_weight),
     "k/N": lambda row: _number(row.uniform_weight),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from marl_pool.atomic import new_binary_file
 from marl_pool.evaluation.diagnosis import Diagnosis
 from marl_pool.evaluation.plots import GRID, INK
 
@@ -60,7 +61,8 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
     cells[0].set_yticks(range(len(named)), [name for name, _ in named])
     cells[0].set_ylim(len(named) - 0.5, -0.5)
     figure.suptitle(title, color=INK)
-    figure.savefig(path, dpi=150)
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=150, format="png")
 
 
 def _excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
@@ -88,10 +90,7 @@ def _excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
     axes.errorbar(
         [row.excess for row in found],
         places,
-        xerr=[
-            [row.excess - row.excess_low for row in found],
-            [row.excess_high - row.excess for row in found],
-        ],
+        xerr=_errors(found),
         fmt="o",
         color=SIGNAL,
         capsize=3,
@@ -99,6 +98,16 @@ def _excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
     )
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_xlabel("excess signal loss / variance", color=INK)
+
+
+def _errors(rows: Sequence[Diagnosis]) -> np.ndarray:
+    """How far the interval reaches to both sides, ``(2, rows)``; NaN where is none."""
+    excess, low, high = (
+        np.array([getattr(row, name) for row in rows])
+        for name in ("excess", "excess_low", "excess_high")
+    )
+    # Where all resamples agree, rounding may put a bound beyond the mean.
+    return np.maximum(0, [excess - low, high - excess])
 
 
 def _neighborhoods(axes: "Axes", rows: Sequence[Diagnosis]) -> None:

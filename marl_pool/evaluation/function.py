@@ -1,6 +1,7 @@
 """Any function from observations to actions, as a policy."""
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Function(Policy):
         group: whose agents it plays.
 
     Raises:
-        InputError: from `act`, actions of another shape.
+        InputError: from `act`, actions of another shape or dtype, or not finite.
         UnfitTokensError: from `act`, it fails where a perturbation changed how many
             tokens there are.
     """
@@ -37,6 +38,8 @@ class Function(Policy):
     def __init__(self, act: Act, group: Group) -> None:
         super().__init__()
         self._act, self.group = act, group
+        # Cases are played by several threads, of which a foreign library knows nothing.
+        self._turn = Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Function":
         # What it calls may be a whole foreign library, which nobody changes here.
@@ -59,22 +62,26 @@ class Function(Policy):
         )
 
     def _ask(self, tokens: Tokens) -> np.ndarray:
+        with self._turn:
+            return self._ask_alone(tokens)
+
+    def _ask_alone(self, tokens: Tokens) -> np.ndarray:
         observation = {
             name: part.cpu().numpy() for name, part in tokens._asdict().items()
         }
         expected = self.group.tokens.num_tokens
         if tokens.num_tokens == expected:
-            found = np.asarray(self._act(observation))
+            found = self._act(observation)
         else:
             try:
-                found = np.asarray(self._act(observation))
+                found = self._act(observation)
             except Exception as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise UnfitTokensError(
                     f"the policy takes {expected} tokens and fails on "
                     f"{tokens.num_tokens}: {reason:.200}"
                 ) from error
-        return self._checked(found, len(tokens.types))
+        return self._checked(_array(found), len(tokens.types))
 
     def _checked(self, found: np.ndarray, count: int) -> np.ndarray:
         space = self.group.action_space
@@ -89,7 +96,20 @@ class Function(Policy):
                     f"policy: expected actions of an integer dtype, got {found.dtype}"
                 )
             return found.astype(np.int64)
+        if not (np.issubdtype(found.dtype, np.number) and np.isrealobj(found)):
+            raise InputError(
+                f"policy: expected actions of a real dtype, got {found.dtype}"
+            )
+        if not np.isfinite(found).all():
+            raise InputError("policy: expected finite actions, got NaN or infinity")
         return found.astype(np.float32)
+
+
+def _array(found: ArrayLike) -> np.ndarray:
+    try:
+        return np.asarray(found)
+    except ValueError as error:  # rows of unlike length
+        raise InputError(f"policy: expected an array of actions: {error}") from error
 
 
 def as_policy(given: Policy | Act, group: Group) -> Policy:

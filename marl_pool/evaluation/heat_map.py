@@ -11,10 +11,13 @@ import numpy as np
 
 from marl_pool.atomic import new_file
 from marl_pool.errors import InputError
+from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.opening import new_folder_for
 from marl_pool.evaluation.results import CLEAN, TRAINED
 
 OCCLUDE = "occlude"
+ROW = ("name", "severities")
+"""Keys of a suite's entry that are no options."""
 INK = "#333333"
 
 
@@ -43,6 +46,15 @@ def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
     severity = perturbation["severity"]
     bounds = (config.get("clone") or {}).get("severities") or severity
     return bounds if isinstance(bounds, list) else float(severity)
+
+
+def is_shown(perturbations: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an evaluation of these has rows for a heat map."""
+    return any(
+        entry["name"] == OCCLUDE
+        and label(OCCLUDE, {k: v for k, v in entry.items() if k not in ROW}) == OCCLUDE
+        for entry in perturbations
+    )
 
 
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:

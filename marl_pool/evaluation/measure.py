@@ -75,7 +75,8 @@ def measure(
             change exactly nothing (`in_double`).
         make_world: makes the same worlds at each call.
         perturbations: ``{"name": …, "severities": […], **options}``.
-        others: other worlds, in which the policies play unperturbed.
+        others: other worlds, in which the policies play unperturbed. What they get
+            there is no drop of what they get here: the task is another one.
         baselines: other policies by name, which play clean episodes.
         fixed: groups that did not learn; their results say so.
         stochastic: measure the sampled policies beside the deterministic ones.
@@ -103,7 +104,8 @@ def measure(
             results += [case.result(name, gap=gap) for name in policies]
             returns += [None] * len(policies)
             continue
-        paired = case.policy == TRAINED and case.name != CLEAN
+        # Another world is another task: a difference to it would be no drop.
+        paired = case.policy == TRAINED and case.name not in (CLEAN, WORLD)
         pairs = clean[case.explore] if paired else None
         results += _rows(case, played, pairs, seed)
         returns += [played.returns[name] for name in policies]

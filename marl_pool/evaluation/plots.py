@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.results import CLEAN, TRAINED, Result
+from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +21,9 @@ BASELINES = {"random": "#b03a2e", "heuristic": "#2e8b57"}
 def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw return against severity, a panel for each perturbation.
 
-    Bands are 95 % bootstrap intervals of the mean; horizontal lines are clean returns
-    of the trained policy, the random one and the heuristic. What could not be
-    measured is said in its panel. Several groups of agents stand below each other.
+    Bands are 95 % bootstrap intervals of the mean over episodes; horizontal lines are
+    clean returns of the trained policy, the random one and the heuristic. What could
+    not be measured is said in its panel. Several groups stand below each other.
 
     Args:
         results: of `evaluate`.
@@ -70,7 +70,7 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
         ncols=len(legend),
         frameon=False,
     )
-    figure.suptitle(title, color=INK)
+    figure.suptitle(f"{title}; bands: 95 % over episodes, {ONLY}", color=INK)
     figure.savefig(path, dpi=150)
 
 
@@ -122,8 +122,8 @@ def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
 
 def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
     severities = [result.severity for result in curve]
-    low = [result.mean_low for result in curve]
-    high = [result.mean_high for result in curve]
+    low = [bounds(result)[0] for result in curve]
+    high = [bounds(result)[1] for result in curve]
     axes.axhline(
         curve[0].mean,
         color=color,
@@ -143,11 +143,18 @@ def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
     )
 
 
+def bounds(result: Result) -> tuple[float, float]:
+    """The interval of the mean; of a single episode the mean itself."""
+    if math.isnan(result.mean_low):
+        return result.mean, result.mean
+    return result.mean_low, result.mean_high
+
+
 def _share_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
     """Give the panels of a group the range of all that they show."""
     seen = [result for result in results if not result.gap]
-    low = min(result.mean_low for result in seen)
-    high = max(result.mean_high for result in seen)
+    low = min(bounds(result)[0] for result in seen)
+    high = max(bounds(result)[1] for result in seen)
     margin = 0.06 * (high - low) or 0.1
     for axes in cells:
         axes.set_ylim(low - margin, high + margin)

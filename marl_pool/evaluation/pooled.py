@@ -14,6 +14,7 @@ from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.cls_token import ClsToken
 from marl_pool.pooling.memory import MemoryPooling
+from marl_pool.pooling.multi import Multi
 from marl_pool.pooling.reduce import MaxPool
 from marl_pool.tokens import SELF_TYPE
 
@@ -65,7 +66,8 @@ def pooled(
         types: ``(B, E + N)`` int64.
 
     Raises:
-        UnfitTokensError: a head without weights, or one that remembers.
+        UnfitTokensError: a head without weights, one that remembers, or several heads
+            side by side.
     """
     name, width = type(head).__name__, x.shape[-1]
     if isinstance(head, ClsToken):
@@ -75,6 +77,9 @@ def pooled(
             f"expected one weighted mean of a set, got {name}, whose codes depend on "
             "earlier sets"
         )
+    if isinstance(head, Multi):
+        # Each of its parts weighs whole vectors, not a share of the features.
+        raise UnfitTokensError(f"expected one mean of a set, got {name}, several heads")
     if isinstance(head, MaxPool):
         weights: Tensor | None = theory.max_weights(x, padding)
     else:

@@ -14,6 +14,8 @@ from marl_pool.atomic import new_binary_file, new_file
 
 CLEAN, WORLD = "clean", "world"
 TRAINED = "trained"
+ONLY = "this policy only"
+"""What intervals over episodes hold for: other training seeds may do otherwise."""
 NAN = math.nan
 TABLE, DOCUMENT, RETURNS = "results.csv", "results.json", "returns.npz"
 CURVES, ROWS = "robustness.png", "rows.png"
@@ -200,7 +202,12 @@ def print_table(results: Sequence[Result], title: str) -> None:
     loses = any(result.self_query_lost for result in results)
     repeats = any(0 < (r.distinct or 0) < r.episodes for r in results)
     compared = any(not math.isnan(result.published) for result in results)
-    table = Table(title=title, title_justify="left")
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption=f"95 %: over episodes, so for {ONLY}",
+        caption_justify="left",
+    )
     for name in ("policy", "perturbation"):
         table.add_column(name)
     for name in ("severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"):
@@ -241,6 +248,8 @@ def print_areas(areas: Sequence[Area]) -> None:
     table = Table(
         title="mean score over severity: 0 is random, 1 the heuristic, clean",
         title_justify="left",
+        caption=f"95 %: over episodes, so for {ONLY}",
+        caption_justify="left",
     )
     for name in ("policy", "perturbation"):
         table.add_column(name)

@@ -55,6 +55,8 @@ def evaluate_run(
     with cpu_threads(1), Progress(0, unit="episodes") as progress:
 
         def watch(done: int, total: int) -> None:
+            if not done:
+                _ = run.evaluation_dir  # refused before anything is played
             progress.total = total * episodes
             progress.update(done * episodes)
 
@@ -83,6 +85,7 @@ def evaluate_run(
         "config_digest": run.config_digest,
         "training_seed": run.config.get("seed"),
         "occluded_in_training": occluded_in_training(run.config),
+        "rescale_codes": settings["rescale_codes"],
     }
     written = write_measured(files, measured, told, title)
     with cpu_threads(threads):

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_pool.evaluation.plots import BASELINES, GRID, INK
-from marl_pool.evaluation.results import CLEAN, TRAINED, Result
+from marl_pool.evaluation.plots import BASELINES, GRID, INK, bounds
+from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
 
 OURS, PAPER = "#0b5fa5", "#e07b00"
 
@@ -52,13 +52,13 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
             [row.mean for _, row in measured],
             [place for place, _ in measured],
             xerr=[
-                [row.mean - row.mean_low for _, row in measured],
-                [row.mean_high - row.mean for _, row in measured],
+                [row.mean - bounds(row)[0] for _, row in measured],
+                [bounds(row)[1] - row.mean for _, row in measured],
             ],
             fmt="o",
             color=OURS,
             capsize=3,
-            label="mean, 95 %",
+            label=f"mean, 95 % over episodes ({ONLY})",
         )
         paper = [(p, row) for p, row in measured if not math.isnan(row.published)]
         if paper:
@@ -98,6 +98,6 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
 
 
 def _name(row: Result) -> str:
-    if row.perturbed and row.severity != 1:
+    if row.perturbed:
         return f"{row.label} {row.severity:g}"
     return CLEAN if row.label == CLEAN else row.label

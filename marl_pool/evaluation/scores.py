@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from marl_pool.evaluation.results import CLEAN, WORLD, Area, Result
-from marl_pool.evaluation.statistics import CONFIDENCE, RESAMPLES, Interval
+from marl_pool.evaluation.statistics import RESAMPLES, Interval, around
 
 RANDOM, HEURISTIC = "random", "heuristic"
 
@@ -24,11 +24,6 @@ class Yardstick:
     random: np.ndarray
     heuristic: np.ndarray
 
-    @property
-    def is_defined(self) -> bool:
-        """Whether the scripted policy is the better one."""
-        return bool(self.heuristic.mean() > self.random.mean())
-
 
 def normalized(returns: np.ndarray, yardstick: Yardstick, *, seed: int = 0) -> Interval:
     """Score returns: 0 is the random policy's mean, 1 is the scripted one's.
@@ -36,8 +31,7 @@ def normalized(returns: np.ndarray, yardstick: Yardstick, *, seed: int = 0) -> I
     Raw returns cannot be compared between worlds, and shares of negative ones mean
     nothing. The interval is over episodes, so for *this policy only*: all three
     samples are resampled together, world by world, so that it holds the error of the
-    yardstick too. It is NaN where some resample has random and heuristic alike, which
-    leaves it without bounds.
+    yardstick too. Where some resample leaves no yardstick (`score_of`) there is none.
 
     Source: normalised scores as of Agarwal et al. (2021), with a scripted policy in
     place of a human's score.
@@ -49,21 +43,23 @@ def normalized(returns: np.ndarray, yardstick: Yardstick, *, seed: int = 0) -> I
     """
     sample = np.stack([returns, yardstick.random, yardstick.heuristic], 1)
     count = len(sample)
+    if count < 2:
+        return Interval(float(score_of(sample.mean(0))), np.nan, np.nan)
     generator = np.random.default_rng(seed)
     # How often each episode is drawn is all that a mean needs.
     weights = generator.multinomial(count, np.full(count, 1 / count), RESAMPLES)
-    drawn = _score(weights @ sample / count)
-    low = high = np.nan
-    if np.isfinite(drawn).all():
-        tail = 50 * (1 - CONFIDENCE)
-        low, high = np.percentile(drawn, (tail, 100 - tail))
-    return Interval(float(_score(sample.mean(0))), float(low), float(high))
+    return around(float(score_of(sample.mean(0))), score_of(weights @ sample / count))
 
 
-def _score(means: np.ndarray) -> np.ndarray:
+def score_of(means: np.ndarray) -> np.ndarray:
+    """The scores of mean returns; NaN where the scripted policy is not the better one.
+
+    Args:
+        means: ``(..., 3)``: of the policy, the random one and the scripted one.
+    """
     played, random, heuristic = np.moveaxis(means, -1, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        score: np.ndarray = (played - random) / (heuristic - random)
+    width = np.where(heuristic > random, heuristic - random, np.nan)
+    score: np.ndarray = (played - random) / width
     return score
 
 
@@ -162,12 +158,11 @@ def _yardsticks(
     for row, own in zip(results, returns, strict=True):
         if row.policy in (RANDOM, HEURISTIC) and not row.gap and not row.fixed:
             found.setdefault(_world_of(row), {})[row.policy] = own
-    yardsticks = {
+    return {
         world: Yardstick(pair[RANDOM], pair[HEURISTIC])
         for world, pair in found.items()
         if len(pair) == 2
     }
-    return {world: made for world, made in yardsticks.items() if made.is_defined}
 
 
 def _ladders(results: Sequence[Result]) -> list[list[int]]:

@@ -88,10 +88,15 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndar
     Args:
         first: ``(..., n, conditions)`` scores of a method's runs.
         second: ``(..., m, conditions)`` scores of the other's.
+
+    Returns:
+        ``(...)``; NaN where a score is.
     """
     one, other = first[..., :, None, :], second[..., None, :, :]
     wins = (one > other) + 0.5 * (one == other)
-    return wins.mean((-3, -2, -1))
+    # A comparison with NaN is False: it would count as a loss.
+    known = ~(np.isnan(one) | np.isnan(other))
+    return np.where(known, wins, np.nan).mean((-3, -2, -1))
 
 
 def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
@@ -105,7 +110,7 @@ def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarra
         thresholds: ``(T,)``.
 
     Returns:
-        ``(..., T)``, falling.
+        ``(..., T)``, falling; NaN where a score is.
     """
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     count = flat.shape[-1]
@@ -113,7 +118,23 @@ def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarra
         np.searchsorted(row, thresholds, "right") for row in flat.reshape(-1, count)
     ]
     above = 1 - np.stack(below) / count
-    return above.reshape(*flat.shape[:-1], len(thresholds))
+    shares = above.reshape(*flat.shape[:-1], len(thresholds))
+    return np.where(np.isnan(flat).any(-1, keepdims=True), np.nan, shares)
+
+
+def around(value: float, drawn: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
+    """The percentile interval of resampled values; unknown where one is undefined.
+
+    Args:
+        value: the estimate.
+        drawn: ``(resamples,)`` the same of resamples.
+        confidence: of the interval, in (0, 1).
+    """
+    if not np.isfinite(drawn).all():
+        return Interval(value, np.nan, np.nan)
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(drawn, (tail, 100 - tail))
+    return Interval(value, float(low), float(high))
 
 
 def bootstrap(
@@ -135,13 +156,17 @@ def bootstrap(
         seed: of the resampling.
         resamples: how often to draw n of n with replacement.
         confidence: of the interval, in (0, 1).
+
+    Returns:
+        Of a single observation no interval: its bounds are NaN.
     """
     sample = np.asarray(values, dtype=np.float64)
+    value = float(statistic(sample))
+    if len(sample) < 2:
+        return Interval(value, np.nan, np.nan)
     generator = np.random.default_rng(seed)
     chosen = generator.integers(len(sample), size=(resamples, len(sample)))
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(statistic(sample[chosen]), (tail, 100 - tail))
-    return Interval(float(statistic(sample)), float(low), float(high))
+    return around(value, statistic(sample[chosen]), confidence)
 
 
 def summarize(returns: ArrayLike, *, seed: int = 0) -> Summary:

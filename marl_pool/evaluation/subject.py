@@ -72,7 +72,7 @@ class Subject:
                 device.
         """
         which, device = settings["checkpoint"], settings["device"]
-        _check_device(device)
+        check_device(device)
         trained_env = dict(run.config["env"])
         env = dict(settings.get("env") or trained_env)
         _check_env(env, plugins, run.path)
@@ -284,7 +284,12 @@ def _check_env(env: Mapping[str, Any], plugins: Collection[str], path: Path) -> 
             check_trusted(env[option], own, f"env.{option}", plugins, path)
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Refuse a device that is not here or does not compute in float64.
+
+    Raises:
+        InputError: such a one.
+    """
     try:
         torch.empty(1, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:

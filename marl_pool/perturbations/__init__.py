@@ -23,6 +23,16 @@ PERTURBATIONS: dict[str, str] = {
     "shuffle": "marl_pool.perturbations.shuffle:Shuffle",
 }
 
+CONTEXT = (
+    "has_self",
+    "type_names",
+    "signal_types",
+    "dtype",
+    "num_features",
+    "positions",
+)
+"""What the tokens' spec says, to a constructor that has such a parameter."""
+
 
 def perturbation_names() -> list[str]:
     """The registered perturbations."""
@@ -36,9 +46,8 @@ def make_perturbation(
 
     Args:
         name: one of `perturbation_names`, or ``package.module:Class`` of your own.
-        specs: of the tokens that it will see, one for each group of agents. Type
-            names, which of them are signal, the dtype, and whether there is a self
-            token, are taken from them where they agree.
+        specs: of the tokens that it will see, one for each group of agents. What
+            `CONTEXT` lists is taken from them where they agree.
         **options: of its constructor; all of them take ``severity``, in [0, 1].
 
     Raises:
@@ -49,7 +58,7 @@ def make_perturbation(
     known = list(specs)
     context = {
         key: getattr(known[0], key)
-        for key in ("has_self", "type_names", "signal_types", "dtype")
+        for key in CONTEXT
         if len({getattr(spec, key) for spec in known}) == 1
     }
     return build(name, PERTURBATIONS, "perturbation", Perturbation, options, context)

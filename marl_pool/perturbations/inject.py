@@ -10,7 +10,7 @@ from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.names import unknown
 from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
 from marl_pool.perturbations.draws import normal, uniform_like
-from marl_pool.perturbations.readings import check_size
+from marl_pool.perturbations.readings import check_numbers, check_size
 from marl_pool.perturbations.selection import append, own_places, take_features
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Severity
@@ -43,40 +43,49 @@ class Inject(DrawnPerturbation):
     much; slots that are not used are padded.
 
     Args:
-        token_type: number of the type, or its name if ``type_names`` are given.
+        token_type: number of the type, or its name if ``type_names`` are given; None:
+            the last of those that are not signal.
         severity: share of ``count``.
         count: how many distractors there are at severity 1.
         place: ``"alike"``, ``"far"`` or ``"near"``.
         spread: half side of the square that offsets are uniform in, in the features'
             own units (in simple-centroid the world's lengths divided by 5).
         distance: of those that are far, from their anchors, in the same units.
-        position_features: how many features, from the first, are a position.
+        position_features: numbers of the features, from 0, that are a position; None:
+            those that ``positions`` tells.
         ramp: episodes of a world in which the severity grows from 0; None: none.
         type_names: of the types that the policy knows.
+        signal_types: names of those that matter for the task; empty: not known.
         has_self: whether tokens of type 0 are the observer's own.
         dtype: of the features. A distractor needs a position, and image patches
             (uint8) have none.
+        num_features: of a token; None: not known before there are tokens.
+        positions: numbers of the features that are a position, () if none is; None:
+            not known.
 
     Raises:
-        UnfitTokensError: a type that the tokens lack, images, or distractors near an
-            observer that has no token.
+        UnfitTokensError: a type that the tokens lack, tokens without noise or without
+            a position, or distractors near an observer that has no token.
         InputError: a number out of range.
     """
 
     def __init__(
         self,
         *,
-        token_type: NonNegativeInt | str,
+        token_type: NonNegativeInt | str | None = None,
         severity: Severity = 1.0,
         count: PositiveInt = 32,
         place: Literal["alike", "far", "near"] = "alike",
         spread: NonNegativeFloat = 0.1,
         distance: NonNegativeFloat = 2.0,
-        position_features: NonNegativeInt = 2,
+        position_features: list[NonNegativeInt] | None = None,
         ramp: PositiveInt | None = None,
         type_names: Sequence[str] = (),
+        signal_types: Sequence[str] = (),
         has_self: bool = True,
         dtype: Literal["float32", "uint8"] = "float32",
+        num_features: PositiveInt | None = None,
+        positions: Sequence[int] | None = None,
     ) -> None:
         super().__init__(severity=severity, ramp=ramp)
         if dtype != "float32":
@@ -96,24 +105,28 @@ class Inject(DrawnPerturbation):
                 "perturbation.place: near what? These tokens have no token of the "
                 "observer's own"
             )
-        if place == "far" and position_features < 1:
-            raise InputError(
-                "perturbation.position_features: expected at least 1 where "
-                f"perturbation.place is far, got {position_features}"
-            )
-        self.token_type = _type_number(token_type, type_names)
+        self.token_type = (
+            _type_of_noise(type_names, signal_types)
+            if token_type is None
+            else _type_number(token_type, type_names)
+        )
         self.place, self.most = place, count
         self.count = round(self.high * count)
         self.spread = check_size("spread", spread)
         self.distance = check_size("distance", distance)
-        self.position_features = position_features
+        self.positions = _positions(position_features, positions)
+        if num_features is not None:
+            self._check(num_features)
 
     def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Draw anchors and offsets; see `DrawnPerturbation.draw`."""
-        self._check(tokens)
-        shape = (tokens.types.shape[1], self.most, 1 + self.position_features)
+        if not tokens.features.dtype.is_floating_point:
+            raise InputError("perturbation inject: expected features with positions")
+        self._check(tokens.features.shape[-1])
+        width = len(self.positions)
+        shape = (tokens.types.shape[1], self.most, 1 + width)
         numbers = uniform_like(keys, turn, shape)[:, :, : self.count]
-        choice, offset = numbers.split([1, self.position_features], -1)
+        choice, offset = numbers.split([1, width], -1)
         return {
             "anchor": _pick(self._candidates(tokens), choice[..., 0]),
             "offset": self._offset(offset).to(tokens.features.dtype),
@@ -131,7 +144,9 @@ class Inject(DrawnPerturbation):
         """Append the distractors; see `DrawnPerturbation.apply`."""
         anchor = state["anchor"].clamp(min=0)
         features = take_features(tokens.features, anchor)
-        features[..., : self.position_features] += state["offset"]
+        places = torch.tensor(self.positions, device=anchor.device)
+        # Several times faster than an assignment to a list of features.
+        features.index_add_(-1, places, state["offset"].to(features.dtype))
         types = torch.full_like(anchor, self.token_type)
         padding = tokens.padding.gather(-1, anchor) | (state["anchor"] < 0)
         return append(tokens, Tokens(features, types, padding))
@@ -152,15 +167,8 @@ class Inject(DrawnPerturbation):
         others = present & (tokens.types != SELF_TYPE)
         return torch.where(alike.any(-1, keepdim=True), alike, others)
 
-    def _check(self, tokens: Tokens) -> None:
-        features = tokens.features
-        if not features.dtype.is_floating_point:
-            raise InputError("perturbation inject: expected features with positions")
-        if self.position_features > features.shape[-1]:
-            raise InputError(
-                f"perturbation.position_features: expected at most "
-                f"{features.shape[-1]}, got {self.position_features}"
-            )
+    def _check(self, num_features: int) -> None:
+        check_numbers("position_features", self.positions, num_features)
 
 
 def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
@@ -177,6 +185,44 @@ def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
     number = candidates.sum(-1, keepdim=True)
     picked = first.gather(-1, (choice * number).long())
     return picked.masked_fill(number == 0, -1)
+
+
+def _positions(chosen: Sequence[int] | None, known: Sequence[int] | None) -> list[int]:
+    """The features that an offset moves: the user's word, else the tokens' own."""
+    if chosen is not None:
+        if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
+            raise InputError(
+                "perturbation.position_features: expected null or different numbers of "
+                f"features, got {list(chosen)}"
+            )
+        return list(chosen)
+    if not known:
+        raise UnfitTokensError(
+            "perturbation.position_features: expected numbers of features, since "
+            + (
+                "nothing says which features of these tokens are a position"
+                if known is None
+                else "these tokens have no position"
+            )
+            + ", got null"
+        )
+    return list(known)
+
+
+def _type_of_noise(type_names: Sequence[str], signal_types: Sequence[str]) -> int:
+    """The last type that is not signal: before it come those that act, if any."""
+    if not signal_types:
+        raise UnfitTokensError(
+            "perturbation.token_type: expected a type, since nothing says which types "
+            "of these tokens are noise, got null"
+        )
+    noise = [i for i, name in enumerate(type_names) if name not in signal_types]
+    if not noise:
+        raise UnfitTokensError(
+            "perturbation.token_type: expected a type, since none of these tokens' is "
+            f"noise, got null: choose from {', '.join(type_names)}"
+        )
+    return noise[-1]
 
 
 def _type_number(token_type: int | str, type_names: Sequence[str]) -> int:

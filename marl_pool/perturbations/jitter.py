@@ -21,6 +21,7 @@ class Jitter(DisturbedReadings):
             0 in any state, so noise there would not be an error of measurement.
         ramp: episodes of a world in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
+        num_features: of a token; None: not known before there are tokens.
 
     Raises:
         InputError: a number out of range.
@@ -35,6 +36,7 @@ class Jitter(DisturbedReadings):
         protect_self: bool = True,
         ramp: PositiveInt | None = None,
         has_self: bool = True,
+        num_features: PositiveInt | None = None,
     ) -> None:
         super().__init__(
             severity=severity,
@@ -44,6 +46,7 @@ class Jitter(DisturbedReadings):
             every=1,
             ramp=ramp,
             has_self=has_self,
+            num_features=num_features,
         )
 
     def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:

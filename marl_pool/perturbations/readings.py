@@ -30,6 +30,7 @@ class DisturbedReadings(DrawnPerturbation):
         every: steps from one draw to the next; None draws at reset only.
         ramp: episodes in which the severity grows.
         has_self: whether tokens of type 0 are the observer's own.
+        num_features: of a token; None: not known before there are tokens.
 
     Raises:
         InputError: a number out of range.
@@ -45,6 +46,7 @@ class DisturbedReadings(DrawnPerturbation):
         every: PositiveInt | None,
         ramp: PositiveInt | None,
         has_self: bool,
+        num_features: int | None,
     ) -> None:
         super().__init__(severity=severity, every=every, ramp=ramp)
         if features is not None and not (features and min(features) >= 0):
@@ -54,6 +56,8 @@ class DisturbedReadings(DrawnPerturbation):
             )
         self.size, self.protects = size, protect_self and has_self
         self.features = None if features is None else list(features)
+        if num_features is not None:
+            self._check(num_features)
 
     @abstractmethod
     def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ class DisturbedReadings(DrawnPerturbation):
 
     def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Draw the errors; see `DrawnPerturbation.draw`."""
-        self._check(tokens)
+        self._check(tokens.features.shape[-1])
         return {"errors": normal_like(keys, turn, tokens.features.shape[1:])}
 
     def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
@@ -85,13 +89,18 @@ class DisturbedReadings(DrawnPerturbation):
             seen = torch.where((tokens.types == SELF_TYPE)[..., None], features, seen)
         return tokens._replace(features=seen)
 
-    def _check(self, tokens: Tokens) -> None:
-        count = tokens.features.shape[-1]
-        if self.features is not None and max(self.features) >= count:
-            raise InputError(
-                f"perturbation.features: expected numbers below {count}, "
-                f"got {self.features}"
-            )
+    def _check(self, num_features: int) -> None:
+        if self.features is not None:
+            check_numbers("features", self.features, num_features)
+
+
+def check_numbers(name: str, numbers: Sequence[int], num_features: int) -> None:
+    """Raise InputError if the option ``name`` lists features that there are not."""
+    if numbers and max(numbers) >= num_features:
+        raise InputError(
+            f"perturbation.{name}: expected numbers below {num_features}, "
+            f"got {list(numbers)}"
+        )
 
 
 def check_size(name: str, size: float) -> float:

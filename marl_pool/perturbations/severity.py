@@ -1,6 +1,7 @@
 """How strong a perturbation is: the same everywhere, or drawn for each episode."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,20 +18,26 @@ def check_severity(severity: float | Sequence[float]) -> tuple[float, float]:
     """The bounds that ``severity``, a number or a pair, stands for.
 
     Raises:
-        InputError: a number out of range, or a pair in the wrong order.
+        InputError: no number, one out of range, or a pair in the wrong order.
     """
-    if not isinstance(severity, Sequence):
-        if not 0 <= severity <= 1:
+    if isinstance(severity, str) or not isinstance(severity, Sequence):
+        if not (_is_number(severity) and 0 <= severity <= 1):
             raise InputError(
-                f"perturbation.severity: expected a number in [0, 1], got {severity}"
+                f"perturbation.severity: expected a number in [0, 1], got {severity!r}"
             )
         return severity, severity
-    if len(severity) != 2 or not 0 <= severity[0] <= severity[1] <= 1:
+    pair = list(severity)
+    numbers = len(pair) == 2 and all(map(_is_number, pair))
+    if not (numbers and 0 <= pair[0] <= pair[1] <= 1):
         raise InputError(
             "perturbation.severity: expected [low, high], two numbers in [0, 1], "
-            f"got {list(severity)}"
+            f"got {pair}"
         )
-    return severity[0], severity[1]
+    return pair[0], pair[1]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def refuse_ramp(options: Mapping[str, Any], why: str) -> None:

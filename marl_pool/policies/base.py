@@ -148,12 +148,14 @@ class SpecifiedPolicy(Policy):
         """Why it cannot read such tokens or act so; empty if it can.
 
         The number of tokens may differ from what it was made for, if its head allows.
-        Which types are signal is no matter of the policy's.
+        Which types are signal, and which features a position, is no matter of the
+        policy's.
         """
+        free = ("num_tokens", "signal_types", "positions")
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
         found = {**vars(self.spec), "actions": self.actions}
         for key, value in expected.items():
-            if key not in ("num_tokens", "signal_types") and found[key] != value:
+            if key not in free and found[key] != value:
                 return f"expected {key} = {value}, got {found[key]}"
         return ""
 

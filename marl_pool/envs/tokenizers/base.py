@@ -85,6 +85,7 @@ class SlotTokenizer(Tokenizer):
         type_names: of the types, ``type_names[0]`` the observer's own.
         slots: the tokens, in order.
         signal_types: names of the types that matter for the task; empty: not known.
+        positions: numbers of the features that are a position; None: not known.
     """
 
     def __init__(
@@ -93,9 +94,16 @@ class SlotTokenizer(Tokenizer):
         type_names: Sequence[str],
         slots: Sequence[Slot],
         signal_types: Sequence[str] = (),
+        positions: Sequence[int] | None = None,
     ) -> None:
-        names, signal = tuple(type_names), tuple(signal_types)
-        spec = TokenSpec(len(slots), len(slots[0].places), names, signal_types=signal)
+        names = tuple(type_names)
+        spec = TokenSpec(
+            len(slots),
+            len(slots[0].places),
+            names,
+            signal_types=tuple(signal_types),
+            positions=None if positions is None else tuple(positions),
+        )
         types = [names.index(slot.type) for slot in slots]
         super().__init__(observer, spec, types, [slot.padded for slot in slots])
         # Place F is a zero that `__call__` appends.

@@ -19,7 +19,7 @@ class FeatureTokenizer(Tokenizer):
 
     def __init__(self, observer: Observer) -> None:
         names = tuple(f"feature_{i}" for i in range(observer.size))
-        spec = TokenSpec(observer.size, 1, names, has_self=False)
+        spec = TokenSpec(observer.size, 1, names, has_self=False, positions=())
         super().__init__(observer, spec, range(observer.size))
 
     def __call__(self, observations: Tensor) -> Tokens:

@@ -36,6 +36,11 @@ class Layout:
             places += parts.get(part, [None] * length)
         self.slots.append(Slot(type_, tuple(places), padded))
 
+    def features(self, part: str) -> tuple[int, ...]:
+        """Which features of a token are the named part; () if it has none."""
+        names = [name for name, length in self.parts.items() for _ in range(length)]
+        return tuple(i for i, name in enumerate(names) if name == part)
+
     def count(self, prefix: str) -> int:
         """How many agents of the env are called ``prefix_0``, ``prefix_1``, ….
 
@@ -120,4 +125,10 @@ class MpeTokenizer(SlotTokenizer):
         signal_types: tuple[str, ...] = (),
     ) -> None:
         layout.check()
-        super().__init__(layout.observer, type_names, layout.slots, signal_types)
+        super().__init__(
+            layout.observer,
+            type_names,
+            layout.slots,
+            signal_types,
+            layout.features("position"),
+        )

@@ -1,0 +1,60 @@
+"""Rows of set learning: a SWARM layer beside a loop of torch's LSTM cells."""
+
+import statistics
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import Row, Size, seconds
+from marl_pool.encoders.swarm import SwarmLayer
+
+UNITS, ITERATIONS, ENTITIES, SETS, DIM = 192, 10, 500, 10, 2
+
+
+class CellLoop(nn.Module):
+    """What SWARM's section 3 says, word for word, with `nn.LSTMCell`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(DIM + UNITS, UNITS)
+        self.output = nn.Linear(2 * UNITS, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(B, N, DIM)`` to ``(B, N, DIM)``."""
+        hidden = memory = x.new_zeros(x.shape[0] * x.shape[1], UNITS)
+        for _ in range(ITERATIONS):
+            each = hidden.unflatten(0, x.shape[:2])
+            told = each.mean(1, keepdim=True).expand_as(each)
+            seen = torch.cat([x, told], -1).flatten(0, 1)
+            hidden, memory = self.cell(seen, (hidden, memory))
+        return self.output(torch.cat([hidden, memory], -1)).unflatten(0, x.shape[:2])
+
+
+def swarm(size: Size) -> Iterator[Row]:
+    """Forward and backward of 192 units, 10 iterations, 500 entities."""
+    sets, entities = (1, 5) if size.tiny else (SETS, ENTITIES)
+    x = torch.randn(sets, entities, DIM, device=size.device)
+    contenders: dict[str, nn.Module] = {
+        "ours": SwarmLayer(DIM, UNITS, DIM, ITERATIONS, "mean"),
+        "cells": CellLoop(),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for name, layer in contenders.items():
+        contenders[name] = layer.to(size.device)
+    for _ in range(1 + size.rounds):
+        for name, layer in contenders.items():
+            times[name].append(
+                seconds(lambda layer=layer: layer(x).square().sum().backward())
+            )
+    ours, cells = times["ours"][1:], times["cells"][1:]
+    ratio = statistics.median(b / a for a, b in zip(ours, cells, strict=True))
+    yield Row(
+        "layer/swarm",
+        statistics.median(ours) * 1e3,
+        "ms",
+        f"a loop of nn.LSTMCell: {statistics.median(cells) * 1e3:.0f} ms",
+        ratio,
+        f"forward and backward, {sets} sets of {entities} entities, {UNITS} units, "
+        f"{ITERATIONS} iterations, {torch.get_num_threads()} threads",
+    )

@@ -1,0 +1,207 @@
+"""Runs with evaluations whose numbers are known, for reports; and how to read one."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.evaluation.report.methods import methods_of
+from marl_pool.evaluation.report.page import report
+from marl_pool.evaluation.report.sources import read_sources
+from marl_pool.evaluation.report.study import Condition, Study
+from marl_pool.evaluation.results import (
+    DOCUMENT,
+    RETURNS,
+    Files,
+    Result,
+    write_json,
+    write_returns,
+)
+from marl_pool.policies import make_policy
+from marl_pool.policies.storage import save_policies
+from marl_pool.runs import Run
+
+EPISODES = 16
+SMALL = ("env.max_steps=6", "env.num_noise=3", "encoder.num_layers=1")
+SETTINGS: dict[str, Any] = {"videos": False, "evaluate": False, "threads": 1}
+LADDER = {0.0: 0.8, 0.25: 0.75, 0.5: 0.6, 1.0: 0.2}
+"""Scores under occlusion."""
+
+
+# A factory of runs
+
+
+def trained(path: Path, *overrides: str, seed: int = 0, rows: int = 5) -> Run:
+    """A run with learning curves; its policy is not there."""
+    run = Run.create(path, compose("train", [*SMALL, *overrides, f"seed={seed}"]))
+    lines = ["iteration,env_steps,return_mean", "1,64,"]
+    lines += [f"{k},{64 * k},{-3 / k - 0.1 * seed}" for k in range(2, 2 + rows)]
+    run.metrics_path.write_text("\n".join(lines) + "\n")
+    return run
+
+
+def with_policy(run: Run) -> Run:
+    config = run.config
+    group = make_batched_env(num_envs=1, **config["env"]).groups["agent"]
+    parts = {"encoder": config["encoder"], "pooling": config["pooling"]}
+    policy = make_policy(group.tokens, group.action_space, **parts, seed=1)
+    with run.save_policy_dir() as folder:
+        save_policies({"agent": policy}, {"agent": "agent"}, folder)
+    return run
+
+
+def evaluated(
+    run: Run,
+    *,
+    shift: float = 0.0,
+    episodes: int = EPISODES,
+    lost: Sequence[float] = (),
+    scripted: bool = True,
+    groups: Sequence[str] = ("agent",),
+    fixed: Sequence[str] = (),
+    rungs: Sequence[float] = (0.5, 1.0),
+    worlds: Mapping[str, tuple[Mapping[str, Any], float]] | None = None,
+    **about: Any,
+) -> Run:
+    """Write an evaluation whose scores are `LADDER`'s, plus ``shift``.
+
+    ``worlds`` has options and a score for each label; ``fixed`` are groups that did not
+    learn.
+
+    Returns are -2 for the random policy and -1 for the scripted one, in every world
+    plus that world's own luck, which cancels in scores.
+    """
+    luck = np.random.default_rng(0).normal(size=episodes)
+    results: list[Result] = []
+    table: list[np.ndarray] = []
+
+    def add(level: float, **row: Any) -> None:
+        for group in groups:
+            given = {"policy": "trained", "stochastic": False, **row}
+            given["fixed"] = group in fixed
+            results.append(Result(group=group, **given))
+            missing = np.full(episodes, np.nan)
+            table.append(missing if row.get("gap") else level - 2 + luck)
+
+    clean = {"perturbation": "clean", "label": "clean", "severity": 0.0}
+    add(LADDER[0.0] + shift, **clean)
+    for severity in rungs:
+        gap = "a reason" if severity in lost else ""
+        occlude = {"perturbation": "occlude", "label": "occlude", "severity": severity}
+        add(LADDER[severity] + shift, **occlude, gap=gap)
+    jitter = {"perturbation": "jitter", "label": "jitter", "severity": 0.2}
+    add(0.7 + shift, **jitter, options={"features": None})
+    elsewhere = {"more noise": ({"num_noise": 9}, 0.4)} if worlds is None else worlds
+    others = [
+        (
+            {"perturbation": "world", "label": label, "severity": 0.0, "world": env},
+            score,
+        )
+        for label, (env, score) in elsewhere.items()
+    ]
+    for other, score in others:
+        add(score + shift, **other)
+    for policy, level in (("random", 0.0), ("heuristic", 1.0)):
+        if policy == "random" or scripted:
+            add(level, policy=policy, **clean)
+            for other, _ in others:
+                add(level, policy=policy, **other)
+    files = Files(run.evaluation_dir)
+    told: dict[str, Any] = {
+        **{"run": run.path.name, "env": run.config["env"], "changed": {}, "seed": 0},
+        **{"checkpoint": "best", "iteration": 3, "episodes": episodes},
+        **{"commit": "0123abc", "package_version": "9"},
+    }
+    write_json(files.path(DOCUMENT), results, {**told, **about})
+    write_returns(files.path(RETURNS), np.stack(table))
+    return run
+
+
+def several(folder: Path, heads: Sequence[str], seeds: int, *keys: str) -> list[Run]:
+    """Runs of some heads; each is better by 0.1, and each seed by 0.01."""
+    mark = "".join(key.partition("=")[2] for key in keys)
+    return [
+        evaluated(
+            trained(
+                folder / f"{head}{mark}-{seed}", f"pooling={head}", *keys, seed=seed
+            ),
+            shift=0.1 * place + 0.01 * seed,
+        )
+        for place, head in enumerate(heads)
+        for seed in range(seeds)
+    ]
+
+
+def study_of(runs: Sequence[Run], group: str = "agent") -> Study:
+    return Study(methods_of(read_sources(runs)), group)
+
+
+def area(label: str, *severities: float) -> Condition:
+    return Condition("area", label, ladder=(0.0, *severities))
+
+
+def written(runs: Sequence[Run], folder: Path, **settings: Any) -> str:
+    path = report(runs, str(folder / "page.html"), {**SETTINGS, **settings})
+    return path.read_text(encoding="utf-8")
+
+
+class Cells(HTMLParser):
+    """The cells of each section: text, title, class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.section, self.cells = "", []  # type: ignore[var-annotated]
+        self.inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "section":
+            self.section = given["id"] or ""
+        if tag == "td":
+            self.inside = True
+            self.cells.append(
+                [self.section, "", given.get("title"), given.get("class")]
+            )
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = self.inside and tag != "td"
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.cells[-1][1] += data + " "
+
+
+def cells(html: str, section: str) -> list[tuple[str, str, str]]:
+    parser = Cells()
+    parser.feed(html)
+    return [
+        (text.strip(), title or "", kind or "")
+        for place, text, title, kind in parser.cells
+        if place == section
+    ]
+
+
+def texts(html: str) -> str:
+    """What a reader sees, in one line."""
+    return " ".join(
+        re.sub(r"<(style|svg).*?</\1>|<[^>]+>", " ", html, flags=re.S).split()
+    )
+
+
+def diagnosed(
+    run: Run, *rows: Mapping[str, Any], number: str = "", **about: Any
+) -> Run:
+    """Write a diagnosis of what was evaluated."""
+    told: dict[str, Any] = {"seed": 0, "checkpoint": "best", "iteration": 3}
+    told |= {"changed": {}, "commit": "0123abc", "episodes": 64, **about}
+    run.evaluation_dir.mkdir(exist_ok=True)
+    file = run.evaluation_dir / f"diagnosis{number}.json"
+    lines = [{"group": "agent", "head": "all", **row} for row in rows]
+    file.write_text(json.dumps({**told, "rows": lines}))
+    return run
