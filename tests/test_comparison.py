@@ -65,6 +65,38 @@ def test_a_scripted_policy_that_is_no_better_gives_no_number() -> None:
     assert np.isnan(interval).all()
 
 
+def without_yardstick(seeds: int) -> np.ndarray:
+    """The scripted policy is better in one episode, which some draws leave out."""
+    episodes = runs(seeds, spread=0.1)
+    episodes[:, :, 2] = 0.0
+    episodes[:, :, 2, 0] = 1.0
+    return episodes
+
+
+def test_a_draw_without_a_yardstick_leaves_a_number_and_no_interval() -> None:
+    odd = scored("a", without_yardstick(6))
+    usual = scored("b", runs(6, 0.1))
+    assert 0 < np.isnan(odd.draws).mean() < 1
+    for interval in (
+        over_seeds(odd, mean_score),
+        this_policy_only(odd, mean_score),
+        improvement(odd, usual),
+        improvement(usual, odd),
+        retraining_gap(odd, usual),
+        *dict(rank({"a": odd}).places).values(),
+    ):
+        assert np.isfinite(interval.value)
+        assert np.isnan([interval.low, interval.high]).all()
+
+
+def test_one_episode_has_no_interval() -> None:
+    scores = scores_of("a", runs(5, 1.0)[..., :1], episode_draws(1))
+    for interval_of in (over_seeds, this_policy_only):
+        interval = interval_of(scores, mean_score)
+        assert np.isfinite(interval.value)
+        assert np.isnan([interval.low, interval.high]).all()
+
+
 def test_draws_are_of_as_many_episodes_with_replacement() -> None:
     draws = episode_draws(10, resamples=4000)
     assert draws.shape == (4000, 10)

@@ -2,10 +2,11 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from numpy.typing import ArrayLike
+import torch
 
 from marl_pool import cli
-from marl_pool.config import compose
-from marl_pool.envs import make_batched_env
+from marl_pool.envs.simple_centroid import SimpleCentroid
 from marl_pool.errors import InputError
-from marl_pool.evaluation.report import page
-from marl_pool.evaluation.report.blocks import Cell, listed, number, shaded, span
+from marl_pool.evaluation.report import attention, page
+from marl_pool.evaluation.report.attention import look
+from marl_pool.evaluation.report.behaviour import opened
+from marl_pool.evaluation.report.blocks import Cell, listed, number, shade, span
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
 from marl_pool.evaluation.report.sources import not_evaluated, read_sources
@@ -28,279 +30,31 @@ from marl_pool.evaluation.report.study import AS_IS, Condition, Study
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
-    Files,
-    Result,
-    write_json,
+    read_returns,
     write_returns,
 )
 from marl_pool.evaluation.statistics import Interval
-from marl_pool.policies import make_policy
-from marl_pool.policies.storage import save_policies
+from marl_pool.evaluation.subject import Subject
 from marl_pool.runs import Run
+from tests.reported import (
+    EPISODES,
+    SETTINGS,
+    Cells,
+    area,
+    cells,
+    diagnosed,
+    evaluated,
+    several,
+    study_of,
+    texts,
+    trained,
+    with_policy,
+    written,
+)
 
-EPISODES = 16
-SMALL = ("env.max_steps=6", "env.num_noise=3", "encoder.num_layers=1")
-SETTINGS: dict[str, Any] = {"videos": False, "evaluate": False, "threads": 1}
-LADDER = {0.0: 0.8, 0.5: 0.6, 1.0: 0.2}
-"""Scores under occlusion."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-# A factory of runs
-
-
-def trained(path: Path, *overrides: str, seed: int = 0, rows: int = 5) -> Run:
-    """A run with learning curves; its policy is not there."""
-    run = Run.create(path, compose("train", [*SMALL, *overrides, f"seed={seed}"]))
-    lines = ["iteration,env_steps,return_mean", "1,64,"]
-    lines += [f"{k},{64 * k},{-3 / k - 0.1 * seed}" for k in range(2, 2 + rows)]
-    run.metrics_path.write_text("\n".join(lines) + "\n")
-    return run
-
-
-def with_policy(run: Run) -> Run:
-    config = run.config
-    group = make_batched_env(num_envs=1, **config["env"]).groups["agent"]
-    parts = {"encoder": config["encoder"], "pooling": config["pooling"]}
-    policy = make_policy(group.tokens, group.action_space, **parts, seed=1)
-    with run.save_policy_dir() as folder:
-        save_policies({"agent": policy}, {"agent": "agent"}, folder)
-    return run
-
-
-def evaluated(
-    run: Run,
-    *,
-    shift: float = 0.0,
-    episodes: int = EPISODES,
-    lost: Sequence[float] = (),
-    scripted: bool = True,
-    groups: Sequence[str] = ("agent",),
-    **about: Any,
-) -> Run:
-    """Write an evaluation whose scores are `LADDER`'s, plus ``shift``.
-
-    Returns are -2 for the random policy and -1 for the scripted one, in every world
-    plus that world's own luck, which cancels in scores.
-    """
-    luck = np.random.default_rng(0).normal(size=episodes)
-    results: list[Result] = []
-    table: list[np.ndarray] = []
-
-    def add(level: float, **row: Any) -> None:
-        for group in groups:
-            given = {"policy": "trained", "stochastic": False, **row}
-            results.append(Result(group=group, **given))
-            missing = np.full(episodes, np.nan)
-            table.append(missing if row.get("gap") else level - 2 + luck)
-
-    clean = {"perturbation": "clean", "label": "clean", "severity": 0.0}
-    add(LADDER[0.0] + shift, **clean)
-    for severity in (0.5, 1.0):
-        gap = "a reason" if severity in lost else ""
-        occlude = {"perturbation": "occlude", "label": "occlude", "severity": severity}
-        add(LADDER[severity] + shift, **occlude, gap=gap)
-    jitter = {"perturbation": "jitter", "label": "jitter", "severity": 0.2}
-    add(0.7 + shift, **jitter, options={"features": None})
-    others = {"perturbation": "world", "label": "more noise", "severity": 0.0}
-    others["world"] = {"num_noise": 9}
-    add(0.4 + shift, **others)
-    for policy, level in (("random", 0.0), ("heuristic", 1.0)):
-        if policy == "random" or scripted:
-            add(level, policy=policy, **clean)
-            add(level, policy=policy, **others)
-    files = Files(run.evaluation_dir)
-    told: dict[str, Any] = {
-        **{"run": run.path.name, "env": run.config["env"], "changed": {}, "seed": 0},
-        **{"checkpoint": "best", "iteration": 3, "episodes": episodes},
-        **{"commit": "0123abc", "package_version": "9"},
-    }
-    write_json(files.path(DOCUMENT), results, {**told, **about})
-    write_returns(files.path(RETURNS), np.stack(table))
-    return run
-
-
-def several(folder: Path, heads: Sequence[str], seeds: int, *keys: str) -> list[Run]:
-    """Runs of some heads; each is better by 0.1, and each seed by 0.01."""
-    mark = "".join(key.partition("=")[2] for key in keys)
-    return [
-        evaluated(
-            trained(
-                folder / f"{head}{mark}-{seed}", f"pooling={head}", *keys, seed=seed
-            ),
-            shift=0.1 * place + 0.01 * seed,
-        )
-        for place, head in enumerate(heads)
-        for seed in range(seeds)
-    ]
-
-
-def study_of(runs: Sequence[Run]) -> Study:
-    return Study(methods_of(read_sources(runs)), "agent")
-
-
-def written(runs: Sequence[Run], folder: Path, **settings: Any) -> str:
-    path = report(runs, str(folder / "page.html"), {**SETTINGS, **settings})
-    return path.read_text(encoding="utf-8")
-
-
-class _Cells(HTMLParser):
-    """The cells of each section: text, title, class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.section, self.cells = "", []  # type: ignore[var-annotated]
-        self.inside = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "section":
-            self.section = given["id"] or ""
-        if tag == "td":
-            self.inside = True
-            self.cells.append(
-                [self.section, "", given.get("title"), given.get("class")]
-            )
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = self.inside and tag != "td"
-
-    def handle_data(self, data: str) -> None:
-        if self.inside:
-            self.cells[-1][1] += data + " "
-
-
-def cells(html: str, section: str) -> list[tuple[str, str, str]]:
-    parser = _Cells()
-    parser.feed(html)
-    return [
-        (text.strip(), title or "", kind or "")
-        for place, text, title, kind in parser.cells
-        if place == section
-    ]
-
-
-def texts(html: str) -> str:
-    """What a reader sees, in one line."""
-    return " ".join(
-        re.sub(r"<(style|svg).*?</\1>|<[^>]+>", " ", html, flags=re.S).split()
-    )
-
-
-# Which evaluation counts
-
-
-def test_the_newest_complete_evaluation_counts(tmp_path: Path) -> None:
-    run = evaluated(evaluated(trained(tmp_path / "a")), shift=0.1)
-    # A third one that was cut off, a fourth without returns, and one of ten.
-    (run.evaluation_dir / "results-3.json").write_text('{"results": [')
-    shutil.copy(run.evaluation_dir / DOCUMENT, run.evaluation_dir / "results-10.json")
-    (source,) = read_sources([run])
-    assert source.evaluation is not None
-    assert source.evaluation.path.name == "results-2.json"
-    assert source.evaluation.returns.shape == (9, EPISODES)
-
-
-def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
-    first = evaluated(trained(tmp_path / "a"))
-    second = trained(tmp_path / "b", seed=1)
-    _, source = read_sources([first, second])
-    command = f"marl-pool evaluate {second.path} episodes={EPISODES} seed=0"
-    assert source.gap == f"not evaluated yet; do so by: {command}"
-    assert not_evaluated([first, second]) == [second]
-
-
-def test_an_evaluation_without_returns_is_not_enough(tmp_path: Path) -> None:
-    run = evaluated(trained(tmp_path / "a"))
-    (run.evaluation_dir / RETURNS).unlink()
-    (source,) = read_sources([run])
-    assert "no evaluation with each episode's return" in source.gap
-
-
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
-        ({"seed": 5}, "seed 5 where the others have 0"),
-        ({"episodes": 8}, "episodes 8 where the others have 16"),
-        (
-            {"changed": {"num_noise": 9}},
-            "env {'num_noise': 9} where the others have as",
-        ),
-    ],
-)
-def test_an_evaluation_of_another_kind_is_a_gap(
-    tmp_path: Path, other: dict[str, Any], told: str
-) -> None:
-    odd = evaluated(trained(tmp_path / "odd"), **other)
-    usual = [evaluated(trained(tmp_path / f"{s}", seed=s)) for s in (1, 2)]
-    source, *rest = read_sources([odd, *usual])
-    assert told in source.gap
-    assert source.evaluation is None
-    assert all(one.evaluation for one in rest)
-
-
-@pytest.mark.parametrize(
-    ("key", "told"),
-    [
-        ("env.max_steps=7", "env.max_steps is 6 in "),
-        ("env.reward_scale=1.0", "env.reward_scale is 0.01 in "),
-        ("env=simple_tag", "env.name is simple_centroid in "),
-    ],
-)
-def test_runs_of_different_tasks_are_refused(
-    tmp_path: Path, key: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = [] if "env=" in key else SMALL
-    trained(tmp_path / "a")
-    Run.create(tmp_path / "b", compose("train", [*base, key]))
-    assert cli.main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("marl-pool: runs that cannot be compared: " + told)
-    assert err.count("\n") == 1
-
-
-def test_one_run_twice_and_one_seed_twice_are_refused(tmp_path: Path) -> None:
-    first, copy = trained(tmp_path / "a"), trained(tmp_path / "b")
-    with pytest.raises(InputError, match="got one of them twice"):
-        read_sources([first, Run.open(tmp_path / "a")])
-    with pytest.raises(InputError, match="seed=0 included: expected one run"):
-        methods_of(read_sources([first, copy]))
-
-
-# Methods
-
-
-def test_runs_that_differ_in_their_seed_alone_are_one_method(tmp_path: Path) -> None:
-    keys = [("pooling=ada",), ("pooling=max",), ("pooling=ada", "threads=1")]
-    runs = [
-        trained(tmp_path / f"{place}", *own, seed=place)
-        for place, own in enumerate(keys)
-    ]
-    ada, most = methods_of(read_sources(runs))
-    assert [ada.name, most.name] == ["ada", "max"]
-    assert [source.seed for source in ada.sources] == [0, 2]
-
-
-def test_a_method_is_named_after_what_tells_it_apart(tmp_path: Path) -> None:
-    keys = [
-        ("pooling=ada", "ppo.lr=0.1", "env.num_noise=3"),
-        ("pooling=ada", "ppo.lr=0.2", "env.num_noise=3"),
-        ("pooling=ada", "ppo.lr=0.1", "env.num_noise=5"),
-        ("pooling=ada", "pooling.query=mean", "ppo.lr=0.1", "env.num_noise=3"),
-        ("pooling=max", "ppo.lr=0.1", "env.num_noise=3"),
-    ]
-    runs = [trained(tmp_path / str(place), *own) for place, own in enumerate(keys)]
-    names = [method.name for method in methods_of(read_sources(runs))]
-    assert names == [
-        "ada query=None lr=0.1 · num_noise=3",
-        "ada query=None lr=0.2 · num_noise=3",
-        "ada query=mean lr=0.1 · num_noise=3",
-        "max lr=0.1 · num_noise=3",
-        "ada query=None lr=0.1 · num_noise=5",
-    ]
-    assert methods_of(read_sources(runs[:1]))[0].name == "ada"
-
+REQUIRED = any(os.environ.get(key) for key in ("CI", "MARL_POOL_REQUIRE_CHROMIUM"))
+"""Where the page has to be looked at: a test that is skipped tells nobody."""
 
 # Numbers
 
@@ -309,10 +63,11 @@ def test_scores_and_areas_by_hand(tmp_path: Path) -> None:
     (own,) = study_of(several(tmp_path, ["ada"], 2)).measured
     assert own.points(AS_IS) == pytest.approx([0.8, 0.81])
     # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's ladder ends at 0.2.
-    assert own.points(Condition("area", "occlude")) == pytest.approx([0.55, 0.56])
-    assert own.points(Condition("area", "jitter")) == pytest.approx([0.75, 0.76])
+    assert own.points(area("occlude", 0.5, 1.0)) == pytest.approx([0.55, 0.56])
+    assert own.points(area("jitter", 0.2)) == pytest.approx([0.75, 0.76])
     assert own.points(Condition("rung", "occlude", 1.0)) == pytest.approx([0.2, 0.21])
-    assert own.points(Condition("world", "more noise")) == pytest.approx([0.4, 0.41])
+    world = Condition("world", "more noise", world='{"num_noise": 9}')
+    assert own.points(world) == pytest.approx([0.4, 0.41])
     interval = own.mean(AS_IS)
     # The luck of the worlds cancels, so the seeds' own range is all there is.
     np.testing.assert_allclose(interval, [0.805, 0.8, 0.81])
@@ -323,7 +78,7 @@ def test_a_lost_rung_is_a_gap_of_it_and_of_the_area(tmp_path: Path) -> None:
     whole = evaluated(trained(tmp_path / "a"))
     part = evaluated(trained(tmp_path / "b", seed=1), lost=[0.5])
     (own,) = study_of([whole, part]).measured
-    for lost in (Condition("area", "occlude"), Condition("rung", "occlude", 0.5)):
+    for lost in (area("occlude", 0.5, 1.0), Condition("rung", "occlude", 0.5)):
         assert own.gaps[lost] == "a reason"
         assert not own.has(lost)
     assert own.has(Condition("rung", "occlude", 1.0))
@@ -337,16 +92,36 @@ def test_without_a_scripted_policy_there_are_returns_and_no_areas(
     assert study.unit == "return"
     luck = np.random.default_rng(0).normal(size=EPISODES).mean()
     assert own.points(AS_IS) == pytest.approx([luck - 1.2])
-    assert "an area needs scores" in own.gaps[Condition("area", "occlude")]
+    assert "an area needs scores" in own.gaps[area("occlude", 0.5, 1.0)]
 
 
 def test_several_groups_that_learn_have_no_scores(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
     assert Study(methods_of(read_sources([run])), "hen").unit == "return"
     html = written([run], tmp_path)
-    assert "Robustness profiles (fox)" in html
-    assert "Robustness profiles (hen)" in html
+    for title in ("At a glance", "Robustness profiles"):
+        assert f"{title} (fox)" in html
+        assert f"{title} (hen)" in html
+    summary = texts(html)
+    assert "As for fox: Unperturbed, their mean return is" in summary
+    assert "As for hen: Unperturbed, their mean return is" in summary
     assert "Not ranked: no score is defined here" in html
+
+
+def test_a_group_that_did_not_learn_in_all_methods_is_a_gap(tmp_path: Path) -> None:
+    runs = [
+        evaluated(trained(tmp_path / "a", "pooling=ada"), groups=["fox", "hen"]),
+        evaluated(
+            trained(tmp_path / "b", "pooling=max"), groups=["fox", "hen"], fixed=["hen"]
+        ),
+    ]
+    assert [own.method.name for own in study_of(runs, "hen").measured] == ["ada"]
+    assert len(study_of(runs, "fox").measured) == 2
+    html = written([with_policy(run) for run in runs], tmp_path)
+    reason = "the group 'hen' did not learn in its runs"
+    gaps = [why for _, why, kind in cells(html, "overview-group1") if kind == "gap"]
+    assert gaps == [reason]
+    assert f"max: {reason}" in texts(html).replace("&#39;", "'")
 
 
 def test_conditions_that_only_some_suites_have_are_gaps(tmp_path: Path) -> None:
@@ -359,9 +134,76 @@ def test_conditions_that_only_some_suites_have_are_gaps(tmp_path: Path) -> None:
     document.write_text(json.dumps(content))
     ada, most = study_of(runs).measured
     gap = "not in the suite of this evaluation"
-    assert ada.gaps[Condition("area", "occlude among=signal")] == gap
-    assert most.gaps[Condition("area", "occlude")] == gap
-    assert ada.has(Condition("area", "jitter"))
+    assert ada.gaps[area("occlude among=signal", 0.5, 1.0)] == gap
+    assert most.gaps[area("occlude", 0.5, 1.0)] == gap
+    assert ada.has(area("jitter", 0.2))
+
+
+def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
+    runs = [
+        evaluated(
+            trained(tmp_path / f"{head}{seed}", f"pooling={head}", seed=seed), **how
+        )
+        for head, seed, how in (
+            ("ada", 0, {"rungs": [0.5, 1.0]}),
+            ("ada", 1, {"rungs": [0.25, 0.5, 1.0]}),
+            ("max", 0, {"rungs": [0.25, 0.5, 1.0]}),
+            ("avg", 0, {"rungs": [0.5]}),
+        )
+    ]
+    study = study_of(runs)
+    ada, most, avg = study.measured
+    short, long = area("occlude", 0.5, 1.0), area("occlude", 0.25, 0.5, 1.0)
+    # Over the severities that both seeds met: (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4.
+    assert ada.points(short) == pytest.approx([0.55, 0.55])
+    assert ada.gaps[long] == "its severities are others: 0.0, 0.5, 1.0"
+    assert most.points(long) == pytest.approx([1.55 / 8 + 1.35 / 8 + 0.8 / 4])
+    assert avg.points(area("occlude", 0.5)) == pytest.approx([0.7])
+    assert not avg.has(short)
+    # No perturbation counts twice where methods have several of its ladders.
+    assert study.common([ada, most], "area") == [short, area("jitter", 0.2)]
+    assert study.common([most], "area") == [long, area("jitter", 0.2)]
+    html = written(runs, tmp_path)
+    for rungs in ("0, 0.5, 1", "0, 0.25, 0.5, 1", "0, 0.5"):
+        assert f"occlude ({rungs})</th>" in html
+    assert "jitter</th>" in html
+
+
+def test_worlds_of_one_label_and_other_options_are_other_conditions(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        evaluated(
+            trained(tmp_path / f"{noise}", seed=noise),
+            worlds={"more noise": ({"num_noise": noise}, 0.1 * noise)},
+        )
+        for noise in (4, 5)
+    ]
+    (own,) = study_of(runs).measured
+    assert [one for one in own.conditions if one.kind == "world"] == []
+    assert len([one for one in own.gaps if one.kind == "world"]) == 2
+
+
+def test_a_yardstick_without_length_in_some_draw_leaves_no_interval(
+    tmp_path: Path,
+) -> None:
+    runs = several(tmp_path, ["ada", "max"], 2)
+    for run in runs:
+        path = run.evaluation_dir / RETURNS
+        returns = read_returns(path)
+        # The last two rows of a policy: the scripted one is better in one episode.
+        returns[5:] = returns[5:6]
+        returns[7:, 0] += 1.0
+        write_returns(path.with_name("changed.npz"), returns)
+        path.with_name("changed.npz").replace(path)
+    own, _ = study_of(runs).measured
+    assert own.mean(AS_IS).value == pytest.approx(0.805 * EPISODES)
+    assert np.isnan(own.mean(AS_IS).low)
+    html = written(runs, tmp_path)
+    assert not re.search(r"\bnan\b", texts(html))
+    reasons = [title for _, title, kind in cells(html, "ranking") if kind == "gap"]
+    assert len(reasons) == 2
+    assert all("hardly better than the random one" in reason for reason in reasons)
 
 
 def test_numbers_are_written_to_three_digits_with_a_minus() -> None:
@@ -374,25 +216,92 @@ def test_numbers_are_written_to_three_digits_with_a_minus() -> None:
     assert listed(["a", "b", "c"]) == "a, b and c"
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([1.0, 3.0, 2.0], [0.0, 1.0, 0.5]),
-        ([2.0, 2.0], [0.5, 0.5]),
-        ([np.nan, 1.0, 2.0], [None, 0.0, 1.0]),
-        ([np.nan], [None]),
-    ],
-)
-def test_shades_go_from_the_lowest_to_the_highest(
-    values: ArrayLike, expected: list[float | None]
-) -> None:
-    assert shaded(np.asarray(values).tolist()) == expected
-
-
-def test_dark_shades_have_white_letters() -> None:
+def test_shades_are_those_of_scores_whatever_else_the_table_holds() -> None:
+    shades = [shade(score) for score in (-3.0, 0.0, 0.25, 1.0, 7.0, np.nan)]
+    assert shades == [0.0, 0.0, 0.25, 1.0, 1.0, None]
     assert Cell("x").style == ""
-    assert "rgb(255,255,255);color:#222" in Cell("x", tone=0.5).style
+    assert "rgb(255,255,255);color:#222" in Cell("x", tone=0.0).style
     assert "rgb(0,114,178);color:#fff" in Cell("x", tone=1.0).style
+    assert "rgb(230,159,0);color:#222" in Cell("x", tone=-1.0).style
+
+
+# Trained here, tested there
+
+
+RATIOS = {
+    "1-2-3": ({"num_agents": 1, "num_signal": 2, "num_noise": 3}, 0.6),
+    "1-2-9": ({"num_agents": 1, "num_signal": 2, "num_noise": 9}, 0.25),
+    "8 agents": ({"num_agents": 8}, 0.75),
+}
+COUNTS = ("env.num_agents=1", "env.num_signal=2")
+
+
+def heads_of(html: str, section: str) -> list[str]:
+    """The headings, and the heads of the tables, rows too, of a section."""
+    own = html[html.index(f'id="{section}"') :].partition("</section>")[0]
+    return [texts(one) for one in re.findall(r"<(?:h3|th)\b.*?</(?:h3|th)>", own)]
+
+
+def test_each_head_has_a_map_of_the_worlds_it_learned_and_was_tested_in(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        evaluated(
+            trained(
+                tmp_path / f"{head}{noise}{seed}",
+                *(f"pooling={head}", f"env.num_noise={noise}", *COUNTS),
+                seed=seed,
+            ),
+            worlds=RATIOS,
+            shift=0.1 * place + 0.01 * noise,
+        )
+        for place, head in enumerate(("ada", "max"))
+        for noise in (9, 3)  # rows stand in the order of the columns all the same
+        for seed in (0, 1)
+    ]
+    html = written(runs, tmp_path)
+    ratios = ["trained in", "1-2-3", "1-2-9", "1-2-3", "1-2-9"]
+    assert heads_of(html, "worlds0") == ["ada", *ratios, "max", *ratios]
+    shown = [text.split()[0] for text, _, _ in cells(html, "worlds0")]
+    assert shown == ["0.63", "0.28", "0.69", "0.34", "0.73", "0.38", "0.79", "0.44"]
+    assert "0.63 0.63 to 0.63" in cells(html, "worlds0")[0][0]
+    # No one was trained among eight.
+    agents = ["trained in", "as trained", "8 agents", "num_noise=9", "num_noise=3"]
+    assert heads_of(html, "worlds1") == ["ada", *agents, "max", *agents]
+
+
+def test_methods_of_one_world_stand_in_one_map(tmp_path: Path) -> None:
+    runs = [
+        evaluated(
+            trained(tmp_path / head, f"pooling={head}", "env.num_noise=3", *COUNTS),
+            worlds=RATIOS,
+        )
+        for head in ("ada", "max")
+    ]
+    html = written(runs, tmp_path)
+    assert heads_of(html, "worlds0") == ["method", "1-2-3", "1-2-9", "ada", "max"]
+    # Blue says how much of 1 a score of 0.6 is, whatever the other cells hold.
+    own = html[html.index('id="worlds0"') :].partition("</section>")[0]
+    assert own.count("background:rgb(102,170,209)") == 2
+    tokens = ["occlude", "method", "0%", "50%", "100%", "ada", "max"]
+    assert heads_of(html, "occlusion") == tokens
+
+
+def test_missing_tokens_in_training_are_rows_of_a_map(tmp_path: Path) -> None:
+    lose = ("perturbation=occlude", "perturbation.severity=0.4")
+    runs = [
+        evaluated(
+            trained(tmp_path / f"{head}{k}", f"pooling={head}", *keys), shift=k / 10
+        )
+        for head in ("ada", "max")
+        for k, keys in enumerate(((), lose))
+    ]
+    html = written(runs, tmp_path)
+    tested = ["missing in training", "0%", "50%", "100%", "0%", "40%"]
+    expected = ["occlude", "ada", *tested, "max", *tested]
+    assert heads_of(html, "occlusion") == expected
+    shown = [text.split()[0] for text, _, _ in cells(html, "occlusion")[:6]]
+    assert shown == ["0.80", "0.60", "0.20", "0.90", "0.70", "0.30"]
 
 
 # The page
@@ -461,15 +370,32 @@ def test_methods_of_two_worlds_have_a_retraining_gap_and_no_drop(
 
 
 def test_every_number_has_its_origin_and_every_gap_its_reason(tmp_path: Path) -> None:
-    runs = several(tmp_path, ["ada", "max"], 2, "env.num_noise=3")
-    runs += several(tmp_path, ["ada"], 1, "env.num_noise=9")
-    runs += [trained(tmp_path / "bare", "pooling=cls")]
-    parser = _Cells()
+    keys = ("env.num_noise=3",)
+    runs = [with_policy(run) for run in several(tmp_path, ["ada", "max"], 2, *keys)]
+    runs += [
+        with_policy(run) for run in several(tmp_path, ["ada"], 1, "env.num_noise=9")
+    ]
+    runs += [trained(tmp_path / "bare", "pooling=cls", "env.num_noise=3")]
+    diagnosed(runs[0], {"excess": 0.5, "checked": 1000, "violations": 0})
+    parser = Cells()
     parser.feed(written(runs, tmp_path))
     assert len(parser.cells) > 60
+    sections = {place for place, *_ in parser.cells}
+    assert {"overview", "areas", "ranking", "theory", "attention"} <= sections
+    names = "|".join(run.path.name for run in runs)
+    file = rf"({names})/(metrics\.csv|config\.yaml|evaluation/\w+(-\d+)?\.json)"
     for section, text, title, kind in parser.cells:
-        if section != "origins" and (kind == "gap" or re.search(r"\d", text)):
-            assert title, (section, text)
+        told = (section, text, title)
+        if kind == "gap":
+            assert re.search("[a-z]{2} ", title or ""), told
+        elif section == "attention":
+            form = rf"({names}), checkpoint best, 16 worlds of seed 0, 64 steps: \d"
+            assert re.match(form, title or ""), told
+        elif re.search(r"\d", text):
+            assert re.search(file, title or ""), told
+        if kind != "gap" and re.search(r"results|diagnosis", title or ""):
+            assert section == "origins" or "commit 0123abc" in title, told
+            assert section == "origins" or re.search(r"\d+ episodes", title), told
 
 
 def test_origins_name_commit_configuration_seeds_episodes_and_file(
@@ -480,7 +406,8 @@ def test_origins_name_commit_configuration_seeds_episodes_and_file(
     told = " ".join(text for text, _, _ in cells(html, "origins"))
     for part in (run.config_digest, "results.json", "iteration 3", "16", "0123abc"):
         assert part in told
-    assert str(run.path.resolve()) in html
+    # A page that is sent says nothing of the folders above the run.
+    assert str(tmp_path) not in html
 
 
 def test_what_is_missing_is_listed_with_the_command(tmp_path: Path) -> None:
@@ -488,7 +415,7 @@ def test_what_is_missing_is_listed_with_the_command(tmp_path: Path) -> None:
     bare = trained(tmp_path / "b", "pooling=max")
     html = written([run, bare], tmp_path)
     missing = texts(html[html.index('id="gaps"') :])
-    assert f"marl-pool evaluate {bare.path} episodes=16 seed=0" in missing
+    assert "marl-pool evaluate b episodes=16 seed=0" in missing
     assert "occlude: a reason" in missing
     assert "1 without an evaluation" in html
 
@@ -504,28 +431,11 @@ def test_a_run_that_logged_nothing_is_a_gap(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"))
     run.metrics_path.unlink()
     html = written([run], tmp_path)
-    assert "No return_mean in metrics.csv of a." in html
+    assert "a: no return_mean in metrics.csv." in html
 
 
-def test_a_diagnosis_is_shown_as_means_over_seeds(tmp_path: Path) -> None:
-    runs = several(tmp_path, ["ada", "max"], 2)
-    for seed, run in enumerate(runs[:2]):
-        whole = {"head": "all", "excess": 0.25 + seed, "excess_low": 0.1, "ok": True}
-        rows = [{**whole, "margin": None, "nested": {}}, {"head": "0", "excess": 9.0}]
-        rows[0]["width"] = 0.5
-        content = json.dumps({"rows": rows[: 2 - seed]})
-        (run.evaluation_dir / "diagnosis.json").write_text('{"rows": [{"old": 1}]}')
-        (run.evaluation_dir / "diagnosis-2.json").write_text(content)
-    shown = cells(written(runs, tmp_path), "theory")
-    assert [text for text, _, _ in shown] == ["0.75", "gap", "0.50", "gap"]
-    assert shown[0][1] == "diagnosis.json of 2 of 2 seeds: 0.25, 1.25"
-
-
-def test_nothing_is_fetched_and_names_are_escaped(tmp_path: Path) -> None:
-    runs = several(tmp_path / "<script>alert(1)</script>", ["ada", "max"], 2)
-    html = written(runs, tmp_path)
-    assert "<script" not in html
-    assert "&lt;script&gt;" in html
+def test_nothing_is_fetched(tmp_path: Path) -> None:
+    html = written(several(tmp_path, ["ada", "max"], 2), tmp_path)
     assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
     assert not re.findall(r'(?:src|href)="(?!data:|#)', html)
     assert not re.findall(r"url\((?!#)", html)
@@ -533,6 +443,59 @@ def test_nothing_is_fetched_and_names_are_escaped(tmp_path: Path) -> None:
     assert len(svgs) >= 4
     ids = [name for svg in svgs for name in re.findall(r' id="([^"]+)"', svg)]
     assert not [name for name in ids if re.fullmatch(r"[a-z]+[0-9a-z]*_\d+", name)]
+
+
+HOSTILE = "$\\foo{$<script>\"'&amp;--><b onload=x>"
+
+
+def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
+    runs = [
+        evaluated(
+            trained(tmp_path / f"{HOSTILE}{place}", f"pooling={head}"),
+            groups=[f"fox {HOSTILE}", f"hen {HOSTILE}"],
+            worlds={f"world {HOSTILE}": ({HOSTILE: 9}, 0.4)},
+        )
+        for place, head in enumerate(("ada", "max"))
+    ]
+    for run in runs:
+        # Any key may tell methods apart.
+        run.write_config({**run.config, "mark": f"{HOSTILE}{run.path.name[-1]}"})
+        run.metrics_path.unlink()
+        document = run.evaluation_dir / DOCUMENT
+        content = json.loads(document.read_text())
+        for row in content["results"]:
+            if row["perturbation"] == "occlude":
+                row["label"] = f"occlude {HOSTILE}"
+        document.write_text(json.dumps({**content, "commit": HOSTILE}))
+        diagnosed(run, {"group": f"fox {HOSTILE}", HOSTILE: 3.0, "gap": ""})
+    html = written(runs, tmp_path)
+    seen = Tags()
+    seen.feed(html)
+    assert not seen.names & {"script", "b"}
+    assert not [name for name in seen.attributes if name.startswith("on")]
+    for what in ("", "mark=", "fox ", "hen ", "world ", "occlude ", "Other worlds: "):
+        assert f"{what}{HOSTILE}" in seen.text, what
+    assert f"{HOSTILE}0 and {HOSTILE}1: no return_mean" in seen.text
+    # In a picture, too, where a dollar would begin a formula.
+    (picture,) = re.findall(r"<svg.*?</svg>", html, re.S)[1:2]
+    assert escape(f"occlude {HOSTILE}"[:12], quote=False) in picture
+
+
+class Tags(HTMLParser):
+    """The elements and attributes of a page, and what is to read in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
 
 def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
@@ -586,6 +549,31 @@ def test_attention_is_read_from_the_policies(
     assert [title for _, title, _ in most] == [
         "its pooling head has no attention weights"
     ] * 5
+
+
+def test_dead_agents_attend_to_nothing(
+    playing: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source,) = read_sources(playing[:1])
+    subject = opened(source, ())
+    assert isinstance(subject, Subject)
+
+    def living(world: SimpleCentroid) -> dict[str, torch.Tensor]:
+        alive = torch.zeros(world.num_envs, world.groups["agent"].num_agents)
+        alive[0] = 1
+        return {"agent": alive.bool()}
+
+    everyone = look(subject, "agent")
+    with monkeypatch.context() as patch:
+        patch.setattr(SimpleCentroid, "active", property(living))
+        first_alone = look(subject, "agent")
+    monkeypatch.setattr(attention, "WORLDS", 1)
+    first = look(subject, "agent")
+    assert first is not None
+    assert first_alone is not None
+    assert first_alone != everyone
+    assert first_alone.entropy == pytest.approx(first.entropy)
+    assert first_alone.shares == pytest.approx(first.shares)
 
 
 def films(html: str) -> list[bytes]:
@@ -651,6 +639,11 @@ def test_the_command_evaluates_what_is_missing(
         (["evaluate=true", "suite=quik"], "Did you mean 'quick'?"),
         (["videos=3"], "videos: expected true or false, got 3"),
         (["--out", "{}/here.html"], "here.html exists; choose another --out"),
+        (
+            ["--out", "{}/here.html/page.html", "evaluate=true"],
+            "page.html: expected a path below folders, but ",
+        ),
+        (["--out", "x" * 300], "File name too long"),
     ],
 )
 def test_a_wrong_command_is_refused_in_one_line(
@@ -693,7 +686,7 @@ addEventListener("load", () => {
 
 
 def browse(folder: Path, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    assert CHROMIUM is not None
+    assert CHROMIUM, "chromium is required here, and there is none"
     return subprocess.run(
         [
             *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu"),
@@ -711,7 +704,7 @@ def browse(folder: Path, file: Path, *flags: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@pytest.mark.skipif(not (CHROMIUM or REQUIRED), reason="no chromium here")
 def test_a_browser_shows_it_without_network_or_complaint(
     playing: list[Run], tmp_path: Path
 ) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from marl_pool.evaluation.scores import score_of
 from marl_pool.evaluation.statistics import (
-    CONFIDENCE,
     RESAMPLES,
     Interval,
+    around,
     interquartile_score,
     probability_of_improvement,
 )
@@ -91,26 +92,22 @@ def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
             policy and the scripted one in the same worlds, for each condition. 0 and 1
             in place of the latter two leave returns as they are.
         weights: from `episode_draws`.
+
+    Returns:
+        Scores that are NaN where the scripted policy is not the better one (`score_of`)
+        and draws that are NaN where there is one episode only: nobody knows by how much
+        episodes differ.
     """
-    return Scores(
-        name,
-        _score(episodes.mean(-1)),
-        np.moveaxis(_score(episodes @ weights.T), -1, 0),
-    )
+    drawn = score_of(np.moveaxis(episodes @ weights.T, 2, -1))
+    if weights.shape[-1] < 2:
+        drawn = np.full_like(drawn, np.nan)
+    return Scores(name, score_of(episodes.mean(-1)), np.moveaxis(drawn, -1, 0))
 
 
 def mean_score(scores: np.ndarray) -> np.ndarray:
     """Mean over runs and conditions, the last two axes."""
     mean: np.ndarray = scores.mean((-2, -1))
     return mean
-
-
-def _score(means: np.ndarray) -> np.ndarray:
-    """From ``(runs, conditions, 3, …)``; NaN where the yardstick has no length."""
-    played, random, scripted = np.moveaxis(means, 2, 0)
-    length = np.where(scripted > random, scripted - random, np.nan)
-    score: np.ndarray = (played - random) / length
-    return score
 
 
 def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
@@ -121,29 +118,29 @@ def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
         aggregate: of runs and conditions.
 
     Returns:
-        Bounds are NaN below `INTERVAL_FROM` seeds.
+        Bounds are NaN below `INTERVAL_FROM` seeds, and where a draw has no score.
     """
     value = aggregate(scores.points)
     if scores.seeds < INTERVAL_FROM:
         return UNKNOWN._replace(value=float(value))
-    return _interval(value, aggregate(scores.resampled()))
+    return around(float(value), aggregate(scores.resampled()))
 
 
 def this_policy_only(scores: Scores, aggregate: Aggregate) -> Interval:
     """The same for the runs as they are: the interval is over episodes alone."""
-    return _interval(aggregate(scores.points), aggregate(scores.draws))
+    return around(float(aggregate(scores.points)), aggregate(scores.draws))
 
 
 def improvement(first: Scores, second: Scores) -> Interval:
     """Probability that a run of the first method scores more than one of the second.
 
-    Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds.
+    Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds, or a draw no score.
     """
     value = probability_of_improvement(first.points, second.points)
     if min(first.seeds, second.seeds) < INTERVAL_FROM:
         return UNKNOWN._replace(value=float(value))
     drawn = probability_of_improvement(first.resampled(), second.resampled())
-    return _interval(value, drawn)
+    return around(float(value), drawn)
 
 
 def retraining_gap(first: Scores, second: Scores) -> Interval:
@@ -158,9 +155,8 @@ def retraining_gap(first: Scores, second: Scores) -> Interval:
     value = mean_score(first.points) - mean_score(second.points)
     if min(first.seeds, second.seeds) < INTERVAL_FROM:
         return UNKNOWN._replace(value=float(value))
-    return _interval(
-        value, mean_score(first.resampled()) - mean_score(second.resampled())
-    )
+    drawn = mean_score(first.resampled()) - mean_score(second.resampled())
+    return around(float(value), drawn)
 
 
 @dataclass(frozen=True)
@@ -197,12 +193,3 @@ def rank(methods: Mapping[str, Scores]) -> Ranking:
             f"{RANKED_FROM} on",
         )
     return Ranking(sorted(places, key=lambda place: -place[1].value))
-
-
-def _interval(value: np.ndarray, drawn: np.ndarray) -> Interval:
-    """Percentile bounds; NaN where a draw has no score."""
-    if not np.isfinite(drawn).all():
-        return UNKNOWN._replace(value=float(value))
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(drawn, (tail, 100 - tail))
-    return Interval(float(value), float(low), float(high))

@@ -40,7 +40,8 @@ def look(subject: Subject, group: str) -> Looked | None:
         group: of agents.
 
     Returns:
-        None if its pooling head has no weights.
+        None if its pooling head has no weights. Agents that were dead when they acted
+        don't count.
     """
     world = subject.worlds(WORLDS)
     spec = world.groups[group].tokens
@@ -48,7 +49,10 @@ def look(subject: Subject, group: str) -> Looked | None:
     tokens, states = _observations(played)
     with torch.no_grad():
         weights = subject.policies[group].weights(tokens, states)
-    return None if weights is None else _looked(weights, tokens, spec)
+    if weights is None:
+        return None
+    living = played.active.flatten(0, 1)
+    return _looked(weights[living], tokens.at(living), spec)
 
 
 def _observations(played: Trajectory) -> tuple[Tokens, object]:

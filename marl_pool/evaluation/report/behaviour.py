@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 
 from marl_pool.errors import InputError
-from marl_pool.evaluation.report.attention import Looked, look, mean_of
+from marl_pool.evaluation.report.attention import (
+    STEPS,
+    WORLDS,
+    Looked,
+    look,
+    mean_of,
+)
 from marl_pool.evaluation.report.blocks import (
     Cell,
     Film,
@@ -24,6 +30,8 @@ from marl_pool.evaluation.report.study import AS_IS, Condition, Study
 from marl_pool.evaluation.subject import Subject
 
 OPEN = {"checkpoint": "best", "seed": 0, "device": "cpu", "env": None}
+ALIKE = ("checkpoint", "seed", "rescale_codes")
+"""What is as in the evaluation, beside the world."""
 NO_WEIGHTS = "its pooling head has no attention weights"
 Opened = Subject | str
 """A run's policies, or why they cannot be read."""
@@ -34,13 +42,17 @@ def opened(source: Source, plugins: Collection[str]) -> Opened:
     settings: dict[str, Any] = dict(OPEN)
     if source.evaluation is not None:
         about = source.evaluation.about
-        changed = about["env"] if about.get("changed") else None
-        settings |= {key: about[key] for key in ("checkpoint", "seed")}
-        settings["env"] = changed
+        settings |= {key: about[key] for key in ALIKE}
+        settings["env"] = about["env"] if about["changed"] else None
     try:
         return Subject.load(source.run, settings, plugins)
     except InputError as error:
-        return str(error)
+        return source.told(error)
+
+
+def learned(subject: Subject) -> list[str]:
+    """The groups of agents whose policies were trained."""
+    return [name for name in subject.policies if name not in subject.fixed]
 
 
 def attention(
@@ -50,12 +62,13 @@ def attention(
     section = Section(
         f"attention{suffix}",
         "Attention",
-        "Unperturbed, over 16 worlds and 64 steps. Entropy is that of the pooling "
-        "head's weights over that of equal ones: 1 is even, 0 is one token. Shares are "
-        "of the weight; small, what equal weights would give.",
+        f"Unperturbed, over {WORLDS} worlds and {STEPS} steps, of agents that lived. "
+        "Entropy is that of the pooling head's weights over that of equal ones: 1 is "
+        "even, 0 is one token. Shares are of the weight; small, what equal weights "
+        "would give.",
     )
     found = {method.name: _looks(method, subjects, group) for method in methods}
-    looked = [one for looks, _ in found.values() for one in looks]
+    looked = [one for looks, _ in found.values() for one in looks.values()]
     kinds = list(
         dict.fromkeys(
             kind for one in looked for kind, there in one.present.items() if there
@@ -74,37 +87,52 @@ def attention(
 
 def _looks(
     method: Method, subjects: Mapping[Path, Opened], group: str
-) -> tuple[list[Looked], str]:
-    """What each run attends to; why one is missing, if one is."""
-    looks, why = [], ""
+) -> tuple[dict[str, Looked], str]:
+    """What each run attends to, by its origin; why one is missing, if one is."""
+    looks, why = {}, ""
     for source in method.sources:
         subject = subjects[source.run.path]
-        if isinstance(subject, str):
-            why = subject
+        reason = _cannot(subject, group)
+        if reason or isinstance(subject, str):
+            why = reason
             continue
         one = look(subject, group)
         if one is None:
             why = NO_WEIGHTS
         else:
-            looks.append(one)
+            looks[_origin(source, subject)] = one
     return looks, why
 
 
+def _cannot(subject: Opened, group: str) -> str:
+    """Why a policy cannot be looked at; empty if it can."""
+    if isinstance(subject, str):
+        return subject
+    if group not in learned(subject):
+        return f"the group {group!r} did not learn in this run"
+    return ""
+
+
+def _origin(source: Source, subject: Subject) -> str:
+    return (
+        f"{source.name}, checkpoint {subject.name}, {WORLDS} worlds of seed "
+        f"{subject.seed}, {STEPS} steps"
+    )
+
+
 def _attention_line(
-    method: Method, looks: Sequence[Looked], why: str, *, kinds: Sequence[str]
+    method: Method, looks: Mapping[str, Looked], why: str, *, kinds: Sequence[str]
 ) -> list[Cell]:
     if why or not looks:
         return [Cell(method.name), *(gap(why) for _ in range(len(kinds) + 1))]
-    entropies = [one.entropy for one in looks]
-    each = ", ".join(map(number, entropies))
-    line = [
-        Cell(method.name),
-        Cell(number(float(np.mean(entropies))), f"seeds: {each}"),
-    ]
+    entropies = {name: one.entropy for name, one in looks.items()}
+    seeds = [f"{name}: {number(entropy)}" for name, entropy in entropies.items()]
+    mean = float(np.mean(list(entropies.values())))
+    line = [Cell(method.name), Cell(number(mean), "; ".join(seeds))]
     for kind in kinds:
-        share, present = mean_of(looks, kind)
-        seeds = ", ".join(f"{one.shares.get(kind, 0.0):.0%}" for one in looks)
-        title = f"seeds: {seeds}; equal weights: {present:.0%}"
+        share, present = mean_of(list(looks.values()), kind)
+        seeds = [f"{name}: {o.shares.get(kind, 0.0):.0%}" for name, o in looks.items()]
+        title = f"{'; '.join(seeds)}; equal weights: {present:.0%}"
         line.append(Cell(f"{share:.0%}", title, small=f"{present:.0%}"))
     return line
 
@@ -131,13 +159,15 @@ def videos(
         source = method.sources[0]
         subject = subjects[source.run.path]
         caption = f"{method.name}, training seed {source.seed}"
-        if isinstance(subject, str):
-            section.blocks.append(Note(f"{caption}: {subject}", gap=True))
+        reason = _cannot(subject, group)
+        if reason or isinstance(subject, str):
+            section.blocks.append(Note(f"{caption}: {reason}", gap=True))
             continue
         try:
             data = side_by_side(subject, options, about, group)
         except (InputError, ModuleNotFoundError) as error:
-            section.blocks.append(Note(f"{caption}: no video: {error}", gap=True))
+            why = f"{caption}: no video: {source.told(error)}"
+            section.blocks.append(Note(why, gap=True))
             continue
         columns = ["unperturbed", about] if about else ["unperturbed"]
         title = f"{source.name}, checkpoint {subject.name}"

@@ -7,6 +7,9 @@ from typing import Literal
 
 from marl_pool.evaluation.statistics import Interval
 
+DARK = 0.72
+"""Tone from which on blue is too dark for dark letters."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -15,8 +18,7 @@ class Cell:
     Attributes:
         text: what stands in it.
         title: where the number comes from; shown when it is pointed at.
-        tone: its place between the table's lowest and highest number, in [0, 1], as a
-            shade; None for none.
+        tone: in [-1, 1], as a shade from orange over white to blue; None for none.
         gap: it could not be measured.
         small: a second line, such as an interval.
     """
@@ -29,16 +31,15 @@ class Cell:
 
     @property
     def style(self) -> str:
-        """The shade as CSS, from orange over white to blue: safe for the colour-blind.
+        """The shade as CSS: colours that the colour-blind tell apart.
 
         Dark shades come with white letters.
         """
         if self.tone is None:
             return ""
-        end = (230, 159, 0) if self.tone < 0.5 else (0, 114, 178)
-        share = abs(self.tone - 0.5) * 2
-        mixed = [round(255 + (part - 255) * share) for part in end]
-        letters = "#fff" if self.tone > 0.86 else "#222"
+        end = (230, 159, 0) if self.tone < 0 else (0, 114, 178)
+        mixed = [round(255 + (part - 255) * abs(self.tone)) for part in end]
+        letters = "#fff" if self.tone > DARK else "#222"
         return f"background:rgb({mixed[0]},{mixed[1]},{mixed[2]});color:{letters}"
 
 
@@ -138,23 +139,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def shaded(
-    values: Sequence[float], low: float | None = None, high: float | None = None
-) -> list[float | None]:
-    """Each number's place between the lowest and the highest; None for NaN."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return [None] * len(values)
-    bottom = min(known) if low is None else low
-    length = (max(known) if high is None else high) - bottom
-    return [
-        None
-        if math.isnan(value)
-        else 0.5
-        if length == 0
-        else min(1.0, max(0.0, (value - bottom) / length))
-        for value in values
-    ]
+def shade(score: float) -> float | None:
+    """The tone of a score: white is 0 or less, blue is 1 or more; None for NaN."""
+    return None if math.isnan(score) else min(1.0, max(0.0, score))
 
 
 def gap(reason: str) -> Cell:

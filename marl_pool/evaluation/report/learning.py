@@ -31,18 +31,17 @@ def learning(methods: Sequence[Method], looks: Mapping[str, Look]) -> Section:
         "over seeds, as far as all of them came. Thin: each seed.",
     )
     count = _count(methods)
-    bare = [
-        source.name
-        for method in methods
-        for source in method.sources
+    sources = [source for method in methods for source in method.sources]
+    bare = {
+        source.name: source.metrics_gap or f"no {RETURN} in metrics.csv"
+        for source in sources
         if _curve(source, count) is None
-    ]
-    if len(bare) < sum(len(method.sources) for method in methods):
+    }
+    if len(bare) < len(sources):
         section.blocks.append(_figure(methods, looks, count))
-    if bare:
-        section.blocks.append(
-            Note(f"No {RETURN} in metrics.csv of {listed(bare)}.", gap=True)
-        )
+    for reason in dict.fromkeys(bare.values()):
+        names = listed([name for name, own in bare.items() if own == reason])
+        section.blocks.append(Note(f"{names}: {reason}.", gap=True))
     return section
 
 
@@ -67,7 +66,12 @@ def _figure(
             dots=False,
         ),
         "Each point is the mean over a short stretch of training.",
-        "metrics.csv of each run",
+        "; ".join(
+            source.where(source.run.metrics_path)
+            for method in methods
+            for source in method.sources
+            if _curve(source, count) is not None
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
@@ -13,6 +13,8 @@ IRRELEVANT = frozenset(
 )
 """Top-level keys that don't say how a policy was trained."""
 ENV = "env"
+PERTURBED = ("perturbation", "clone.severities")
+"""Keys, or sections of them, that say what was done to the tokens in training."""
 ONLY = "the method"
 
 
@@ -25,11 +27,15 @@ class Method:
         world: what tells the world apart that it was trained in; empty where all of a
             report's methods were trained in the same.
         sources: its runs, by seed.
+        head: the kind, what was done to the tokens in training aside.
+        perturbed: what was done to them, of that what tells it apart.
     """
 
     kind: str
     world: str
     sources: tuple[Source, ...]
+    head: str
+    perturbed: str
 
     @property
     def name(self) -> str:
@@ -42,6 +48,15 @@ class Method:
         return tuple(source for source in self.sources if source.evaluation)
 
 
+class _Names(NamedTuple):
+    """Of a method; see there."""
+
+    kind: str
+    world: str
+    head: str
+    perturbed: str
+
+
 def methods_of(sources: Sequence[Source]) -> list[Method]:
     """Sort runs into methods, named after the keys in which these differ.
 
@@ -51,14 +66,22 @@ def methods_of(sources: Sequence[Source]) -> list[Method]:
     Raises:
         InputError: two runs of one method with the same seed.
     """
-    flat = [_flat(_relevant(source.run.config)) for source in sources]
+    configs = [_relevant(source.run.config) for source in sources]
+    optional = [key for key in configs[0] if _is_optional(key, configs)]
+    flat = [_flat(config) | _presence(config, optional) for config in configs]
     telling = _telling(flat)
-    found: dict[tuple[str, str], list[Source]] = {}
+    found: dict[_Names, list[Source]] = {}
     for source, config in zip(sources, flat, strict=True):
         found.setdefault(_names(config, telling), []).append(source)
     methods = [
-        Method(kind, world, tuple(sorted(own, key=lambda source: source.seed or 0)))
-        for (kind, world), own in found.items()
+        Method(
+            kind=names.kind,
+            world=names.world,
+            sources=tuple(sorted(own, key=lambda source: source.seed or 0)),
+            head=names.head,
+            perturbed=names.perturbed,
+        )
+        for names, own in found.items()
     ]
     for method in methods:
         _require_seeds(method)
@@ -73,6 +96,25 @@ def _world_first(methods: Sequence[Method]) -> Any:
 def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
     told = {key: value for key, value in config.items() if key not in IRRELEVANT}
     return {**told, ENV: counted(config[ENV])}
+
+
+def _is_optional(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it is a section in some and none in others, such as ``perturbation``."""
+    return len({isinstance(own[key], Mapping) for own in configs if key in own}) > 1
+
+
+def _presence(config: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    """The name of each of some sections, or what is in it; None where there is none.
+
+    Without it, nothing would tell a run that lacks a section from those that have it.
+    """
+    found = {}
+    for key in sections:
+        value = config.get(key)
+        if isinstance(value, Mapping):
+            value = value.get("name", dict(value))
+        found[key] = value
+    return found
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -105,12 +147,22 @@ def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
     return any(len(values) > 1 for values in by_name.values())
 
 
-def _names(config: Mapping[str, Any], telling: Sequence[str]) -> tuple[str, str]:
-    """Of the training and of the world."""
+def _names(config: Mapping[str, Any], telling: Sequence[str]) -> _Names:
     own = [key for key in telling if key in config]
-    world = [_word(key, config) for key in own if key.split(".")[0] == ENV]
-    kind = [_word(key, config) for key in own if key.split(".")[0] != ENV]
-    return " ".join(kind) or _default(config), " ".join(world)
+    world = [key for key in own if key.split(".")[0] == ENV]
+    kind = [key for key in own if key not in world]
+    tokens = [key for key in kind if key.startswith(PERTURBED)]
+    head = [key for key in kind if key not in tokens]
+    return _Names(
+        kind=_words(kind, config) or _default(config),
+        world=_words(world, config),
+        head=_words(head, config) or _default(config),
+        perturbed=_words(tokens, config),
+    )
+
+
+def _words(keys: Sequence[str], config: Mapping[str, Any]) -> str:
+    return " ".join(filter(None, (_word(key, config) for key in keys)))
 
 
 def _default(config: Mapping[str, Any]) -> str:
@@ -119,11 +171,17 @@ def _default(config: Mapping[str, Any]) -> str:
 
 
 def _word(key: str, config: Mapping[str, Any]) -> str:
-    """``ada`` for ``pooling.name: ada``, ``lr=0.01`` for ``ppo.lr: 0.01``."""
-    last = key.rpartition(".")[2]
+    """``ada`` for ``pooling.name: ada``, ``lr=0.01`` for ``ppo.lr: 0.01``.
+
+    A section that others have leaves no word where it is missing.
+    """
+    section, _, last = key.rpartition(".")
     if last == "name":
+        return "" if section in config else str(config[key]).rpartition(":")[2]
+    if f"{key}.name" in config:
         return str(config[key]).rpartition(":")[2]
-    return f"{last}={config[key]}"
+    lacking = not section and config[key] is None
+    return "" if lacking else f"{last}={config[key]}"
 
 
 def _require_seeds(method: Method) -> None:

@@ -1,7 +1,7 @@
 """What the page says first: three sentences and a table, from the numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,15 +24,24 @@ from marl_pool.evaluation.report.blocks import (
 )
 from marl_pool.evaluation.report.learning import RETURN
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.robustness import origin
+from marl_pool.evaluation.report.origins import origin, recorded
 from marl_pool.evaluation.report.study import AS_IS, Condition, Measured, Study
+from marl_pool.evaluation.results import CLEAN, TRAINED
+from marl_pool.evaluation.statistics import Interval
 
 LAST = 0.1
 """Share of the training whose episodes count as its end."""
 
 
-def summary(methods: Sequence[Method], study: Study | None) -> str:
-    """Three sentences: what was done, what hurts, and what may be concluded."""
+def summary(methods: Sequence[Method], studies: Mapping[str, Study]) -> str:
+    """What was done, what hurts, and what may be concluded: three sentences.
+
+    Of several groups of agents the last two stand for each.
+
+    Args:
+        methods: all of them.
+        studies: by group.
+    """
     runs = sum(len(method.sources) for method in methods)
     env = methods[0].sources[0].run.config["env"]["name"].rpartition(":")[2]
     kinds = list(dict.fromkeys(method.kind for method in methods))
@@ -42,13 +51,19 @@ def summary(methods: Sequence[Method], study: Study | None) -> str:
         f"{counted(runs, 'run')} of {counted(len(methods), 'method')} "
         f"({listed(kinds)}{where}) learned {env}"
     )
-    if study is None or not study.measured:
+    if not studies:
         return (
             f"{first}. None of them has an evaluation that counts, so nothing is known "
             "of how they behave under perturbation. The learning curves below are of "
             "training episodes."
         )
-    return f"{first}, {_tested(study)}. {_hurts(study)} {_concluded(study)}"
+    found = [
+        (f"As for {group}: " if len(studies) > 1 else "")
+        + f"{_hurts(study)} {_concluded(study)}"
+        for group, study in studies.items()
+    ]
+    tested = _tested(next(iter(studies.values())))
+    return " ".join([f"{first}, {tested}.", *found])
 
 
 def _tested(study: Study) -> str:
@@ -111,17 +126,27 @@ def _leader(study: Study, world: str) -> str:
     places = rank({one.method.kind: one.under(conditions) for one in own}).places
     (name, value), (second, its) = places[:2]
     where = f"In {world}, {name}" if world else name[0].upper() + name[1:]
-    apart = "apart" if value.low > its.high else "within each other's intervals"
     return (
-        f"{where} keeps most, {number(value.value)} ({span(value)}), before {second} "
-        f"with {number(its.value)} ({span(its)}): {apart}."
+        f"{where} keeps most, {_ranged(value)}, before {second} with {_ranged(its)}: "
+        f"{_apart(value, its)}."
     )
 
 
-def overview(methods: Sequence[Method], study: Study | None) -> Section:
+def _ranged(value: Interval) -> str:
+    return f"{number(value.value)} ({span(value) or 'no interval'})"
+
+
+def _apart(first: Interval, second: Interval) -> str:
+    if math.isnan(first.low) or math.isnan(second.low):
+        return "without intervals nobody knows whether they are apart"
+    apart = first.low > second.high
+    return "apart" if apart else "within each other's intervals"
+
+
+def overview(methods: Sequence[Method], study: Study | None, suffix: str) -> Section:
     """Build the table with a row for each method."""
     section = Section(
-        "overview",
+        f"overview{suffix}",
         "At a glance",
         "Training return is the mean of the last tenth of training, with sampled "
         "actions; the other numbers are of the deterministic policy in worlds that "
@@ -136,61 +161,72 @@ def overview(methods: Sequence[Method], study: Study | None) -> Section:
     lines = []
     for method in methods:
         own = measured.get(method.name)
-        line = [Cell(method.name), _seeds(method), _training(method), _return(method)]
-        if scored:
-            line += [_clean(own, method), _mean_area(own, areas)]
+        missing = study.lacking(method) if study else method.sources[0].gap
+        line = [Cell(method.name), _seeds(method), _training(method)]
+        if study is None or own is None:
+            line += [gap(missing) for _ in head[len(line) :]]
+        else:
+            line.append(_return(own, study.group))
+            line += [_clean(own), _mean_area(own, areas)] if scored else []
         lines.append(line)
     section.blocks.append(Table(head, lines))
     return section
 
 
 def _seeds(method: Method) -> Cell:
-    names = ", ".join(str(source.seed) for source in method.sources)
-    return Cell(str(len(method.sources)), f"training seeds {names}")
+    names = [f"{one.seed} of {one.name}/config.yaml" for one in method.sources]
+    return Cell(str(len(method.sources)), f"training seeds {', '.join(names)}")
 
 
 def _training(method: Method) -> Cell:
-    ends = []
+    ends = {}
     for source in method.sources:
         rows = [row.get(RETURN, math.nan) for row in source.metrics]
         last = [r for r in rows[-max(1, round(LAST * len(rows))) :] if r == r]
         if last:
-            ends.append(float(np.mean(last)))
+            place = source.where(source.run.metrics_path)
+            ends[f"{place}, mean of its last {len(last)} rows"] = float(np.mean(last))
     if not ends:
-        return gap(f"no {RETURN} in metrics.csv")
-    each = ", ".join(map(number, ends))
-    small = each if 1 < len(ends) < RANKED_FROM else ""
-    return Cell(number(float(np.mean(ends))), f"metrics.csv; {each}", small=small)
+        reasons = [source.metrics_gap for source in method.sources]
+        return gap(next(filter(None, reasons), f"no {RETURN} in metrics.csv"))
+    return _mean(ends)
 
 
-def _return(method: Method) -> Cell:
-    means = []
-    for source in method.evaluated:
+def _return(own: Measured, group: str) -> Cell:
+    means = {}
+    for source in own.method.evaluated:
         assert source.evaluation is not None
-        rows = zip(source.evaluation.rows, source.evaluation.returns, strict=True)
-        means.append(next(float(own.mean()) for row, own in rows if _plain(row)))
-    if not means:
-        return gap(method.sources[0].gap)
-    each = ", ".join(map(number, means))
-    small = each if 1 < len(means) < RANKED_FROM else ""
-    return Cell(number(float(np.mean(means))), f"results.json; {each}", small=small)
+        evaluation = source.evaluation
+        rows = zip(evaluation.rows, evaluation.returns, strict=True)
+        episodes = next(own for row, own in rows if _plain(row, group))
+        commit = recorded(evaluation.about, "commit")
+        name = f"{source.where(evaluation.path)}, commit {commit}, {len(episodes)}"
+        means[f"{name} episodes"] = float(episodes.mean())
+    return _mean(means)
 
 
-def _plain(row: dict[str, object]) -> bool:
-    trained = row["policy"] == "trained" and row["perturbation"] == "clean"
-    return trained and not row["stochastic"] and not row["fixed"]
+def _mean(values: Mapping[str, float]) -> Cell:
+    """The mean over runs of numbers, each below its origin; few stand there too."""
+    each = list(map(number, values.values()))
+    title = "; ".join(f"{name}: {one}" for name, one in zip(values, each, strict=True))
+    small = ", ".join(each) if 1 < len(each) < RANKED_FROM else ""
+    return Cell(number(float(np.mean(list(values.values())))), title, small=small)
 
 
-def _clean(own: Measured | None, method: Method) -> Cell:
-    if own is None:
-        return gap(method.sources[0].gap)
+def _plain(row: Mapping[str, object], group: str) -> bool:
+    trained = row["policy"] == TRAINED and row["perturbation"] == CLEAN
+    own = row["group"] == group and not row["fixed"]
+    return trained and own and not row["stochastic"]
+
+
+def _clean(own: Measured) -> Cell:
     return Cell(
         number(own.mean(AS_IS).value), origin([own]), small=_small(own, [AS_IS])
     )
 
 
-def _mean_area(own: Measured | None, areas: Sequence[Condition]) -> Cell:
-    if own is None or not areas:
+def _mean_area(own: Measured, areas: Sequence[Condition]) -> Cell:
+    if not areas:
         return gap("no perturbation that all methods were measured under")
     title = f"mean of {listed([one.label for one in areas])}; {origin([own])}"
     mean = float(own.under(areas).points.mean())
@@ -202,4 +238,4 @@ def _small(own: Measured, conditions: Sequence[Condition]) -> str:
     each = [number(float(run.mean())) for run in scores.points]
     if len(each) < RANKED_FROM:
         return ", ".join(each) if len(each) >= INTERVAL_FROM else "one seed"
-    return span(over_seeds(scores, mean_score))
+    return span(over_seeds(scores, mean_score)) or "no interval"

@@ -1,22 +1,30 @@
 """Put the page together and write it."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_pool.atomic import new_file
 from marl_pool.errors import InputError
-from marl_pool.evaluation.report.behaviour import attention, opened, videos
+from marl_pool.evaluation.report.behaviour import (
+    attention,
+    learned,
+    opened,
+    videos,
+)
 from marl_pool.evaluation.report.blocks import Section, counted
+from marl_pool.evaluation.report.elsewhere import elsewhere
 from marl_pool.evaluation.report.learning import learning
 from marl_pool.evaluation.report.methods import Method, methods_of
-from marl_pool.evaluation.report.origins import gaps, origins, theory
+from marl_pool.evaluation.report.origins import gaps, origins
 from marl_pool.evaluation.report.overview import overview, summary
 from marl_pool.evaluation.report.plots import looks_of
-from marl_pool.evaluation.report.robustness import areas, elsewhere, profiles
-from marl_pool.evaluation.report.sources import Source, read_sources
+from marl_pool.evaluation.report.robustness import areas, profiles
+from marl_pool.evaluation.report.sources import Source, read_sources, require_envs
 from marl_pool.evaluation.report.study import Study, groups_of
+from marl_pool.evaluation.report.theory import theory
 from marl_pool.evaluation.report.versus import versus
 from marl_pool.evaluation.subject import Subject, cpu_threads
 from marl_pool.progress import Progress
@@ -24,6 +32,7 @@ from marl_pool.runs import Run
 from marl_pool.version import __version__, commit
 
 TEMPLATE = "page.html.j2"
+T = TypeVar("T")
 
 
 def report(
@@ -63,20 +72,39 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
     """The path of the page, which no file has.
 
     Raises:
-        InputError: the one asked for exists or is a folder.
+        InputError: the one asked for exists, is a folder, or cannot be written; or a
+            configuration names no env.
     """
     if out is not None:
         path = Path(out)
-        if path.exists():
+        try:
+            taken = path.exists()
+        except OSError as error:
+            raise InputError(
+                f"--out: expected a path, got {out}: {error.strerror}"
+            ) from error
+        if taken:
             raise InputError(f"{path} exists; choose another --out")
+        _require_folder(path)
         return path
+    require_envs(runs)
     env = runs[0].config["env"]["name"].rpartition(":")[2]
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{env}"
     path, number = Path("reports") / f"{stem}.html", 1
     while path.exists():
         number += 1
         path = path.with_name(f"{stem}-{number}.html")
+    _require_folder(path)
     return path
+
+
+def _require_folder(path: Path) -> None:
+    """Refuse a path that no file can have, before the work that it is for."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise InputError(f"{path}: expected a path below folders, but {above} is none")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written: {above} does not allow it")
 
 
 def render(content: Mapping[str, Any]) -> str:
@@ -102,31 +130,41 @@ def _content(
     methods: Sequence[Method], settings: Mapping[str, Any], plugins: Collection[str]
 ) -> dict[str, Any]:
     studies = {group: Study(methods, group) for group in groups_of(methods)}
-    first = next(iter(studies.values()), None)
     looks = looks_of(list(dict.fromkeys(method.kind for method in methods)))
-    sections = [overview(methods, first), learning(methods, looks)]
-    for group, study in studies.items():
-        suffix = f"-{group}" if len(studies) > 1 else ""
+    sections = [] if studies else [overview(methods, None, "")]
+    for (group, study), suffix in _suffixed(studies):
+        sections += _titled([overview(methods, study, suffix)], group, suffix)
+    sections.append(learning(methods, looks))
+    for (group, study), suffix in _suffixed(studies):
         own = [profiles(study, looks, suffix), areas(study, suffix)]
         own += [*elsewhere(study, suffix), *versus(study, looks, suffix)]
-        sections += _titled(own, suffix)
-    sections += filter(None, [theory(methods)])
+        sections += _titled(own, group, suffix)
+    sections += theory(methods)
     sections += _at_work(methods, studies, settings, plugins)
     sections += [gaps(methods, list(studies.values())), origins(methods)]
     env = methods[0].sources[0].run.config["env"]["name"].rpartition(":")[2]
     return {
         "title": f"{env}: {', '.join(dict.fromkeys(m.kind for m in methods))}",
-        "summary": summary(methods, first),
+        "summary": summary(methods, studies),
         "facts": _facts(methods),
         "sections": sections,
     }
 
 
-def _titled(sections: Sequence[Section], suffix: str) -> list[Section]:
+def _suffixed(groups: Mapping[str, T]) -> list[tuple[tuple[str, T], str]]:
+    """Groups, each with what its sections' anchors end in: a name may be anything."""
+    several = len(groups) > 1
+    return [
+        (item, f"-group{place}" if several else "")
+        for place, item in enumerate(groups.items())
+    ]
+
+
+def _titled(sections: Sequence[Section], group: str, suffix: str) -> list[Section]:
     """Name the group in the headings, where there are several."""
     for section in sections:
         if suffix:
-            section.title += f" ({suffix.removeprefix('-')})"
+            section.title += f" ({group})"
     return list(sections)
 
 
@@ -143,16 +181,16 @@ def _at_work(
         for done, source in enumerate(sources, start=1):
             subjects[source.run.path] = opened(source, plugins)
             progress.update(done)
-    known = [one for one in subjects.values() if isinstance(one, Subject)]
-    groups = list(studies) or [group for one in known[:1] for group in one.policies]
+    groups: dict[str, Study | None] = dict(studies)
+    if not groups:
+        known = [one for one in subjects.values() if isinstance(one, Subject)]
+        groups = {name: None for one in known for name in learned(one)}
     sections = []
-    for group in groups:
-        suffix = f"-{group}" if len(groups) > 1 else ""
+    for (group, study), suffix in _suffixed(groups):
         own = [attention(methods, subjects, group, suffix)]
         if settings["videos"]:
-            study = studies.get(group)
             own.append(videos(methods, subjects, study, group, suffix))
-        sections += _titled(own, suffix)
+        sections += _titled(own, group, suffix)
     return sections
 
 

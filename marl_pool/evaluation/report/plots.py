@@ -29,6 +29,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "marl-pool",
     "font.family": "sans-serif",
     "font.size": 9,
+    "text.parse_math": False,  # names of users may have dollars
     "text.color": INK,
     "axes.labelcolor": INK,
 }

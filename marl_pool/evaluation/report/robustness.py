@@ -8,7 +8,6 @@ import numpy as np
 
 from marl_pool.evaluation.comparison import INTERVAL_FROM
 from marl_pool.evaluation.report.blocks import (
-    Block,
     Cell,
     Figure,
     Heading,
@@ -17,15 +16,24 @@ from marl_pool.evaluation.report.blocks import (
     Table,
     gap,
     number,
-    shaded,
+    shade,
     span,
 )
 from marl_pool.evaluation.report.learning import NO_PLOTS
+from marl_pool.evaluation.report.origins import origin
 from marl_pool.evaluation.report.plots import Curve, Look, Panel, draw_panels
-from marl_pool.evaluation.report.study import AS_IS, Condition, Measured, Study
+from marl_pool.evaluation.report.study import (
+    AS_IS,
+    NOT_ASKED,
+    Condition,
+    Measured,
+    Study,
+)
+from marl_pool.evaluation.results import ONLY
 
-OCCLUDE = "occlude"
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
+SHADES = "White is 0 or less, blue is 1 or more."
+"""What heat maps of scores look like."""
 
 
 def profiles(study: Study, looks: Mapping[str, Look], suffix: str) -> Section:
@@ -104,14 +112,22 @@ def areas(study: Study, suffix: str) -> Section:
         "One number for each perturbation",
         "The mean score on the way from unperturbed to the highest severity tested "
         "(the area under the profile, divided by its length): 1 is as good as the "
-        "scripted policy unperturbed, 0 as the random one. Blue is high.",
+        f"scripted policy unperturbed, 0 as the random one. {SHADES} Where two "
+        "evaluations tested other severities, each set has a row of its own.",
     )
-    labels = [Condition("area", label) for label in study.labels("area")]
     if study.unit != "score":
         section.blocks.append(Note(_no_scores(), gap=True))
         return section
-    rows = [("unperturbed", AS_IS), *((one.label, one) for one in labels)]
-    section.blocks.append(heat_map(study.measured, rows, "perturbation"))
+    conditions = [AS_IS, *study.areas]
+    head = ["perturbation", *(own.method.name for own in study.measured)]
+    lines = [
+        [
+            Cell("unperturbed" if one == AS_IS else study.named(one)),
+            *(measured_cell(study, own, one) for own in study.measured),
+        ]
+        for one in conditions
+    ]
+    section.blocks.append(Table(head, lines))
     return section
 
 
@@ -123,92 +139,17 @@ def _no_scores() -> str:
     )
 
 
-def heat_map(
-    measured: Sequence[Measured], rows: Sequence[tuple[str, Condition]], corner: str
-) -> Table:
-    """A table of conditions by methods, shaded, each cell with its interval."""
-    values = [
-        own.mean(one).value if own.has(one) else math.nan
-        for _, one in rows
-        for own in measured
-    ]
-    tones = iter(shaded(values, low=min(0.0, *values, 0.0), high=1.0))
-    cells = []
-    for name, one in rows:
-        line = [Cell(name)]
-        for own in measured:
-            line.append(_cell(own, one, next(tones)))
-        cells.append(line)
-    return Table([corner, *(own.method.name for own in measured)], cells)
+def measured_cell(study: Study, own: Measured, one: Condition) -> Cell:
+    """The cell of a heat map: a method under a condition, with its interval.
 
-
-def _cell(own: Measured, one: Condition, tone: float | None) -> Cell:
+    Returns have no shade: those of different worlds have no common scale.
+    """
     if not own.has(one):
-        return gap(own.gaps.get(one, "not in the suite of this evaluation"))
+        return gap(own.gaps.get(one, NOT_ASKED))
     interval, points = own.mean(one), own.points(one)
     seeds = ", ".join(map(number, points))
-    title = f"{one.label}; {origin([own])}; each seed: {seeds}"
-    note = " this policy only" if len(points) < INTERVAL_FROM else ""
-    return Cell(number(interval.value), title, tone, small=f"{span(interval)}{note}")
-
-
-def elsewhere(study: Study, suffix: str) -> list[Section]:
-    """Build a heat map for each kind of other world, and those of occlusion."""
-    sections = []
-    kinds: dict[tuple[str, ...], list[Condition]] = {}
-    for one in study.conditions:
-        if one.kind == "world":
-            kinds.setdefault(tuple(study.row(one)["world"]), []).append(one)
-    for number_, (keys, conditions) in enumerate(kinds.items()):
-        what = ", ".join(keys)
-        section = Section(
-            f"worlds{number_}{suffix}",
-            f"Other worlds: {what}",
-            "Each method as it was trained, tested where it never was. A "
-            f"{study.unit} belongs to the world of its own row"
-            + (": 0 and 1 are that world's baselines." if _scored(study) else "."),
-        )
-        rows = [("as trained", AS_IS), *((one.label, one) for one in conditions)]
-        section.blocks.append(heat_map(study.measured, rows, "tested in"))
-        sections.append(section)
-    return [*sections, *_occlusion(study, suffix)]
-
-
-def _scored(study: Study) -> bool:
-    return study.unit == "score"
-
-
-def _occlusion(study: Study, suffix: str) -> list[Section]:
-    labels = [
-        label
-        for label in study.labels("area")
-        if study.row(Condition("area", label))["perturbation"] == OCCLUDE
-    ]
-    if not labels:
-        return []
-    section = Section(
-        f"occlusion{suffix}",
-        "Missing tokens",
-        "The same at each share of tokens that is hidden.",
-    )
-    for label in labels:
-        rungs = [Condition("rung", label, s) for s in study.severities(label) if s]
-        rows = [("none", AS_IS), *((f"{one.severity:.0%}", one) for one in rungs)]
-        blocks: list[Block] = [Heading(label), heat_map(study.measured, rows, "hidden")]
-        section.blocks += blocks
-    return [section]
-
-
-def origin(measured: Sequence[Measured]) -> str:
-    """Where numbers come from, for a title."""
-    texts = []
-    for own in measured:
-        seeds = ", ".join(str(source.seed) for source in own.method.evaluated)
-        first = own.method.evaluated[0].evaluation
-        assert first is not None
-        episodes = first.about["episodes"]
-        texts.append(
-            f"{own.method.name}: training seeds {seeds}, {episodes} episodes each, "
-            f"{first.path.name}"
-        )
-    return "; ".join(texts)
+    title = f"{study.named(one)}; {origin([own])}; each seed: {seeds}"
+    note = f" {ONLY}" if len(points) < INTERVAL_FROM else ""
+    small = f"{span(interval)}{note}" if span(interval) else "no interval"
+    tone = shade(interval.value) if study.unit == "score" else None
+    return Cell(number(interval.value), title, tone, small=small)

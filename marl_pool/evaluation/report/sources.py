@@ -1,80 +1,25 @@
-"""What a report is made of: runs, and the evaluations of each that belong together."""
+"""What a report is made of: runs, and what of theirs may stand side by side."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
-
-import numpy as np
 
 from marl_pool.errors import InputError
-from marl_pool.evaluation.results import DOCUMENT, RETURNS, TRAINED, read_returns
+from marl_pool.evaluation.comparable import require_comparable
+from marl_pool.evaluation.report.diagnosed import Diagnosed, diagnosis_of
+from marl_pool.evaluation.report.evaluations import (
+    AS_TRAINED,
+    Evaluation,
+    evaluation_of,
+)
 from marl_pool.runs import Run
 
-DIAGNOSIS = "diagnosis.json"
-SUBJECT = ("checkpoint", "iteration", "config_digest")
-"""What tells whom an evaluation measured."""
-CONDITION = ("group", "policy", "stochastic", "perturbation", "label", "severity")
-"""What tells a row from the others of an evaluation, beside its options."""
-SHARED = ("name", "max_steps")
-"""Options of the env that all runs of a report share, beside those of the reward."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation that a run holds, or several of them as one.
-
-    Attributes:
-        path: of its ``results.json``; of several, that of the newest.
-        about: what holds for all rows.
-        rows: the results.
-        returns: ``(rows, episodes)``, column j is the same world in every row.
-    """
-
-    path: Path
-    about: dict[str, Any]
-    rows: list[dict[str, Any]]
-    returns: np.ndarray
-    earlier: tuple[Path, ...] = ()
-    """Of several, those that have rows of their own here."""
-
-    @property
-    def protocol(self) -> dict[str, Any]:
-        """What evaluations that are compared share, beside what they measure."""
-        chosen = {key: self.about[key] for key in ("seed", "episodes")}
-        return {**chosen, "env": self.about.get("changed") or "as trained"}
-
-    def with_rows_of(self, other: "Evaluation") -> "Evaluation":
-        """Add the rows that this one lacks, if both measured the same policy alike.
-
-        The episodes are those of the same worlds, so that they are paired as well as
-        if all had been measured at once.
-        """
-        subjects = [
-            {**one.protocol, **{key: one.about.get(key) for key in SUBJECT}}
-            for one in (self, other)
-        ]
-        known = {_condition(row) for row in self.rows}
-        new = [i for i, row in enumerate(other.rows) if _condition(row) not in known]
-        if subjects[0] != subjects[1] or not new:
-            return self
-        return replace(
-            self,
-            rows=[*self.rows, *(other.rows[i] for i in new)],
-            returns=np.concatenate([self.returns, other.returns[new]]),
-            earlier=(*self.earlier, other.path),
-        )
-
-    @property
-    def written(self) -> str:
-        """When, in UTC."""
-        moment = datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
-        return f"{moment:%Y-%m-%d %H:%M}"
+BEST = "best"
+ENV = "env"
 
 
 @dataclass(frozen=True)
@@ -83,40 +28,66 @@ class Source:
 
     Attributes:
         run: the run.
+        name: the end of its path: enough to tell it from the other runs.
         evaluation: what its complete ones hold; None if there is none that counts.
         gap: why there is none; empty where there is one.
+        diagnosis: the newest; None if there is none that counts.
+        diagnosis_gap: why there is none; empty where there is one, or none was made.
     """
 
     run: Run
+    name: str
     evaluation: Evaluation | None = None
     gap: str = ""
-
-    @property
-    def name(self) -> str:
-        """The run's folder."""
-        return self.run.path.name
+    diagnosis: Diagnosed | None = None
+    diagnosis_gap: str = ""
 
     @property
     def seed(self) -> int | None:
         """Of the training."""
         return self.run.config.get("seed")
 
-    @cached_property
-    def metrics(self) -> list[dict[str, float]]:
-        """The rows of its ``metrics.csv``."""
-        return self.run.rows()
+    @property
+    def learned(self) -> list[str]:
+        """The groups of agents whose policies were trained and evaluated."""
+        return [] if self.evaluation is None else self.evaluation.learned
 
     @property
-    def diagnosis(self) -> Path | None:
-        """The newest ``diagnosis.json``, if there is one."""
-        return next(iter(_newest(self.run.path, DIAGNOSIS)), None)
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of its ``metrics.csv``; none if it cannot be read."""
+        return self._logged[0]
+
+    @property
+    def metrics_gap(self) -> str:
+        """Why ``metrics.csv`` cannot be read; empty if it can, or is not there."""
+        return self._logged[1]
+
+    @cached_property
+    def _logged(self) -> tuple[list[dict[str, float]], str]:
+        try:
+            rows = self.run.rows()
+        except (OSError, ValueError, TypeError, AttributeError):
+            # A line of more fields than the header has a list where a number should be.
+            return [], "metrics.csv holds what is no number"
+        return rows, ""
+
+    def where(self, path: Path) -> str:
+        """A file of the run, as it may be told to others: without the folders above."""
+        return f"{self.name}/{path.relative_to(self.run.path).as_posix()}"
+
+    def told(self, reason: object) -> str:
+        """What was said of the run, without the folders above it."""
+        text = str(reason)
+        for path in (self.run.path.resolve(), self.run.path):
+            text = text.replace(str(path), self.name) if path.is_absolute() else text
+        return text
 
 
 def read_sources(runs: Sequence[Run]) -> list[Source]:
     """Find what each run offers.
 
     Runs whose evaluation was made in another way than most are left with a gap: their
-    numbers must not stand beside the others'.
+    numbers must not stand beside the others'. So are diagnoses.
 
     Args:
         runs: at least one.
@@ -124,14 +95,19 @@ def read_sources(runs: Sequence[Run]) -> list[Source]:
     Raises:
         InputError: runs that cannot be compared, or one that is given twice.
     """
-    _require_comparable(runs)
-    found = [(run, *_evaluation(run)) for run in runs]
-    protocols = [repr(own.protocol) for _, own, _ in found if own]
-    if not protocols:
-        return [Source(run, None, gap) for run, _, gap in found]
-    usual = Counter(protocols).most_common(1)[0][0]
-    model = next(own for _, own, _ in found if own and repr(own.protocol) == usual)
-    return [_judged(run, own, gap, model.protocol) for run, own, gap in found]
+    require_envs(runs)
+    require_comparable(runs)
+    names = _names(runs)
+    found = {name: evaluation_of(run) for name, run in zip(names, runs, strict=True)}
+    usual = _usual([own for own in found.values() if isinstance(own, Evaluation)])
+    seen = [diagnosis_of(run) for run in runs]
+    beside = usual or _usual([own for own in seen if isinstance(own, Diagnosed)])
+    sources = []
+    for run, (name, own), diagnosis in zip(runs, found.items(), seen, strict=True):
+        counts, gap = _judged(name, own, usual)
+        theory, reason = _judged_theory(name, diagnosis, counts, beside)
+        sources.append(Source(run, name, counts, gap, theory, reason))
+    return sources
 
 
 def not_evaluated(runs: Sequence[Run]) -> list[Run]:
@@ -143,82 +119,94 @@ def not_evaluated(runs: Sequence[Run]) -> list[Run]:
     return [source.run for source in read_sources(runs) if source.evaluation is None]
 
 
+def require_envs(runs: Sequence[Run]) -> None:
+    """Refuse configurations that are none of ours.
+
+    Raises:
+        InputError: a run whose configuration names no env.
+    """
+    for run in runs:
+        env = run.config.get(ENV)
+        if not isinstance(env, Mapping) or not isinstance(env.get("name"), str):
+            raise InputError(
+                f"{run.path}/config.yaml: expected env.name, the name of a world, got "
+                f"env: {env!r}"
+            )
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The shortest ends of the runs' paths that tell them all apart."""
+    parts = [run.path.resolve().parts for run in runs]
+    names = (["/".join(own[-depth:]) for own in parts] for depth in count(1))
+    return next(own for own in names if len(set(own)) == len(runs))
+
+
+def _usual(found: Sequence[Evaluation | Diagnosed]) -> Mapping[str, Any] | None:
+    """The protocol that most of them have; of as many, the first one's."""
+    if not found:
+        return None
+    protocols = Counter(repr(own.protocol) for own in found)
+    most = protocols.most_common(1)[0][0]
+    return next(own.protocol for own in found if repr(own.protocol) == most)
+
+
 def _judged(
-    run: Run, own: Evaluation | None, gap: str, usual: Mapping[str, Any]
-) -> Source:
-    if own is None:
-        wanted = f" episodes={usual['episodes']} seed={usual['seed']}"
-        return Source(run, None, f"{gap}{wanted}")
-    differs = [
-        f"{key} {own.protocol[key]} where the others have {value}"
-        for key, value in usual.items()
-        if own.protocol[key] != value
-    ]
+    name: str, own: Evaluation | str, usual: Mapping[str, Any] | None
+) -> tuple[Evaluation | None, str]:
+    """An evaluation that counts, or why there is none."""
+    if isinstance(own, str):
+        return None, f"{own}: {_command('evaluate', name, usual)}"
+    assert usual is not None
+    differs = _differences(own.protocol, usual)
     if not differs:
-        return Source(run, own)
-    reason = f"its evaluation cannot stand beside the others': {', '.join(differs)}"
-    return Source(run, None, reason)
+        return own, ""
+    return None, f"its evaluation cannot stand beside the others': {differs}"
 
 
-def _require_comparable(runs: Sequence[Run]) -> None:
-    """Refuse runs of different tasks."""
-    first, *rest = runs
-    if len({run.path.resolve() for run in runs}) < len(runs):
-        raise InputError("report: expected different runs, got one of them twice")
-    for run in rest:
-        one, other = first.config["env"], run.config["env"]
-        keys = [*SHARED, *(key for key in one if key.startswith("reward"))]
-        for key in keys:
-            if one.get(key) != other.get(key):
-                raise InputError(
-                    f"runs that cannot be compared: env.{key} is {one.get(key)} in "
-                    f"{first.path} and {other.get(key)} in {run.path}"
-                )
+def _judged_theory(
+    name: str,
+    own: Diagnosed | str,
+    evaluation: Evaluation | None,
+    usual: Mapping[str, Any] | None,
+) -> tuple[Diagnosed | None, str]:
+    """A diagnosis of what was evaluated, or why there is none."""
+    if isinstance(own, str):
+        command = _command("diagnose", name, usual)
+        return None, f"{own}; make another: {command}" if own else ""
+    assert usual is not None
+    differs = _differences(own.protocol, usual)
+    if not differs and evaluation is not None:
+        differs = _differences(
+            {"iteration": own.about.get("iteration")},
+            {"iteration": evaluation.about.get("iteration")},
+            "its evaluation has",
+        )
+    if not differs:
+        return own, ""
+    return None, f"its diagnosis cannot stand beside the other numbers: {differs}"
 
 
-def _newest(run: Path, name: str) -> list[Path]:
-    """The files ``NAME``, ``NAME-2`` … of a run's evaluations, the newest first."""
-    stem, suffix = Path(name).stem, Path(name).suffix
-    numbered = {
-        int(path.stem.removeprefix(stem).removeprefix("-") or 1): path
-        for path in (run / "evaluation").glob(f"{stem}*{suffix}")
-        if (path.stem.removeprefix(stem).removeprefix("-") or "1").isdigit()
-    }
-    return [numbered[number] for number in sorted(numbered, reverse=True)]
+def _differences(
+    own: Mapping[str, Any], usual: Mapping[str, Any], has: str = "the others have"
+) -> str:
+    """What of a protocol is not as usual, in words; empty if all is."""
+    return ", ".join(
+        f"{key} {own[key]} where {has} {usual[key]}"
+        for key in own
+        if own[key] != usual[key]
+    )
 
 
-def _evaluation(run: Run) -> tuple[Evaluation | None, str]:
-    """The complete evaluations as one, or None and why there is none."""
-    documents = _newest(run.path, DOCUMENT)
-    found = [own for own in map(_read, documents) if own is not None]
-    if found:
-        newest, *rest = found
-        for other in rest:
-            newest = newest.with_rows_of(other)
-        return newest, ""
-    command = f"marl-pool evaluate {run.path}"
-    if documents:
-        return None, f"no evaluation with each episode's return; make one: {command}"
-    return None, f"not evaluated yet; do so by: {command}"
-
-
-def _condition(row: Mapping[str, Any]) -> str:
-    """Of a row: who played, and what was done to what they saw, or where."""
-    told = {key: row[key] for key in CONDITION}
-    rest = {key: row.get(key) or {} for key in ("options", "world")}
-    return json.dumps({**told, **rest}, sort_keys=True)
-
-
-def _read(path: Path) -> Evaluation | None:
-    """Read an evaluation; None for one that is not whole, or of an earlier version."""
-    returns = path.with_name(path.name.replace(Path(DOCUMENT).stem, Path(RETURNS).stem))
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        rows = about.pop("results")
-        table = read_returns(returns.with_suffix(Path(RETURNS).suffix))
-    except (OSError, ValueError, KeyError, AttributeError, BadZipFile):
-        return None
-    whole = "episodes" in about and len(table) == len(rows)
-    if not whole or not any(row["policy"] == TRAINED for row in rows):
-        return None
-    return Evaluation(path, about, rows, table)
+def _command(verb: str, name: str, usual: Mapping[str, Any] | None) -> str:
+    """The command that makes what is missing as the others have it."""
+    told = dict(usual or {})
+    env, checkpoint = told.pop(ENV, AS_TRAINED), told.pop("checkpoint", BEST)
+    # A diagnosis need not be of as many episodes, and has its own codes.
+    keys = ("episodes", "seed") if verb == "evaluate" else ("seed",)
+    words = [f"{key}={told[key]}" for key in keys if key in told]
+    words += [f"checkpoint={checkpoint}"] if checkpoint != BEST else []
+    if told.get("rescale_codes") and verb == "evaluate":
+        words.append("rescale_codes=true")
+    if env != AS_TRAINED:
+        words += [f"env.{key}={value}" for key, value in env.items()]
+    return " ".join(["marl-pool", verb, name, *words])

@@ -1,5 +1,6 @@
 """The numbers of a report: every condition of every method, with its draws."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,14 +34,20 @@ class Condition(NamedTuple):
             severities, or another world.
         label: of the perturbation or the other world.
         severity: of a rung.
+        ladder: of an area, the severities that it is over, 0 among them: areas over
+            others are other numbers.
+        world: of another world, its options as JSON: labels are a user's own.
     """
 
     kind: Kind
     label: str = CLEAN
     severity: float = 0.0
+    ladder: tuple[float, ...] = ()
+    world: str = ""
 
 
 AS_IS = Condition("clean")
+NOT_ASKED = "not in the suite of this evaluation"
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,26 @@ class Study:
             source.run.path: _Table(source, group)
             for method in methods
             for source in method.evaluated
+            if group in source.learned
         }
         self._tables = tables
         self.measured = [
-            self._measure(method) for method in methods if method.evaluated
+            self._measure(method)
+            for method in methods
+            if method.evaluated and self._tables_of(method)
         ]
+
+    def lacking(self, method: Method) -> str:
+        """Why a method has no numbers here; empty if it has."""
+        if not method.evaluated:
+            return method.sources[0].gap
+        no_group = f"the group {self.group!r} did not learn in its runs"
+        return "" if self._tables_of(method) else no_group
+
+    def _tables_of(self, method: Method) -> "list[_Table]":
+        """Of its evaluated runs, which all learned the same groups."""
+        paths = [source.run.path for source in method.evaluated]
+        return [self._tables[path] for path in paths if path in self._tables]
 
     @cached_property
     def unit(self) -> str:
@@ -106,9 +128,28 @@ class Study:
 
     @cached_property
     def conditions(self) -> list[Condition]:
-        """All conditions that any evaluation has, in order."""
-        every = (table.conditions for table in self._tables.values())
-        return list(dict.fromkeys(one for own in every for one in own))
+        """All conditions that any evaluation has, in order; areas come last."""
+        tables = self._tables.values()
+        every = dict.fromkeys(one for table in tables for one in table.conditions)
+        return sorted(every, key=lambda one: one.kind == "area")
+
+    @property
+    def areas(self) -> list[Condition]:
+        """The areas, of which a label has several if its ladders differ."""
+        return [one for one in self.conditions if one.kind == "area"]
+
+    def named(self, condition: Condition) -> str:
+        """A condition's label, and what tells it apart where that is not enough."""
+        same = [
+            other
+            for other in self.conditions
+            if (other.kind, other.label, other.severity)
+            == (condition.kind, condition.label, condition.severity)
+        ]
+        if len(same) < 2:
+            return condition.label
+        rungs = ", ".join(f"{severity:g}" for severity in condition.ladder)
+        return f"{condition.label} ({rungs or condition.world})"
 
     @cached_property
     def worlds(self) -> list[str]:
@@ -129,7 +170,7 @@ class Study:
         return sorted({rung.severity for rung in rungs})
 
     def row(self, condition: Condition) -> dict[str, Any]:
-        """A row of results under a condition, for its options or its world."""
+        """A row of results under a rung or in a world, for its options."""
         return next(
             row
             for table in self._tables.values()
@@ -138,15 +179,26 @@ class Study:
         )
 
     def common(self, measured: Sequence[Measured], kind: Kind) -> list[Condition]:
-        """The conditions of a kind that all of some methods have."""
-        return [
+        """The conditions of a kind that all of some methods have.
+
+        Of several ladders of one label that with the most severities, so that no
+        perturbation counts twice.
+        """
+        there = [
             one
             for one in self.conditions
             if one.kind == kind and all(own.has(one) for own in measured)
         ]
+        if kind != "area":
+            return there
+        longest: dict[str, Condition] = {}
+        for one in there:
+            known = longest.get(one.label, one)
+            longest[one.label] = max(known, one, key=lambda own: len(own.ladder))
+        return list(longest.values())
 
     def _measure(self, method: Method) -> Measured:
-        tables = [self._tables[source.run.path] for source in method.evaluated]
+        tables = self._tables_of(method)
         gaps = {
             one: next(t.gap(one, self.unit) for t in tables if t.gap(one, self.unit))
             for one in self.conditions
@@ -167,7 +219,7 @@ class _Table:
         assert source.evaluation is not None
         self.returns = source.evaluation.returns
         # Of several groups that learn, what one's baseline gets depends on the others.
-        self.alone = len(_learned(source)) == 1
+        self.alone = len(source.learned) == 1
         self.rows: dict[int, dict[str, Any]] = {}
         self.place: dict[tuple[str, Condition], int] = {}
         for place, row in enumerate(source.evaluation.rows):
@@ -188,16 +240,17 @@ class _Table:
     def conditions(self) -> list[Condition]:
         """All that were asked for, areas after the rungs."""
         own = [one for policy, one in self.place if policy == TRAINED]
-        ladders = dict.fromkeys(one.label for one in own if one.kind == "rung")
-        return [*own, *(Condition("area", label) for label in ladders)]
+        labels = dict.fromkeys(one.label for one in own if one.kind == "rung")
+        return [*own, *map(self._area, labels)]
 
-    def ladder(self, label: str) -> list[Condition]:
-        """The rungs of a perturbation by severity, from clean on."""
-        rungs = {0.0: AS_IS}
-        for one in self.conditions:
-            if one.kind == "rung" and one.label == label:
-                rungs[one.severity] = one
-        return [rungs[severity] for severity in sorted(rungs)]
+    def _area(self, label: str) -> Condition:
+        """Over all severities of a perturbation, from clean on."""
+        severities = {0.0} | {
+            one.severity
+            for policy, one in self.place
+            if policy == TRAINED and one.kind == "rung" and one.label == label
+        }
+        return Condition("area", label, ladder=tuple(sorted(severities)))
 
     def gap(self, condition: Condition, unit: str) -> str:
         """Why there is no number; empty if there is one."""
@@ -205,7 +258,7 @@ class _Table:
             return self._area_gap(condition, unit)
         place = self.place.get((TRAINED, condition))
         if place is None:
-            return "not in the suite of this evaluation"
+            return NOT_ASKED
         if self.rows[place]["gap"]:
             return str(self.rows[place]["gap"])
         if unit == "score" and not self._yardstick(condition):
@@ -215,21 +268,21 @@ class _Table:
     def _area_gap(self, condition: Condition, unit: str) -> str:
         if unit != "score":
             return "an area needs scores: returns of both baselines in this world"
-        ladder = self.ladder(condition.label)
-        if ladder == [AS_IS]:
-            return "not in the suite of this evaluation"
-        if ladder[-1].severity == 0:
+        own = self._area(condition.label)
+        if own not in self.conditions:
+            return NOT_ASKED
+        if condition.ladder[-1] == 0:
             return "an area needs a severity above 0"
-        return next(filter(None, (self.gap(rung, unit) for rung in ladder)), "")
+        if not set(condition.ladder) <= set(own.ladder):
+            return f"its severities are others: {', '.join(map(str, own.ladder))}"
+        rungs = _rungs(condition)
+        return next(filter(None, (self.gap(rung, unit) for rung in rungs)), "")
 
     def episodes(self, condition: Condition, unit: str) -> np.ndarray:
         """``(3, episodes)``: what was played, and what 0 and 1 are."""
         if condition.kind == "area":
-            ladder = self.ladder(condition.label)
-            played = mean_over(
-                [self._returns(TRAINED, rung) for rung in ladder],
-                [rung.severity for rung in ladder],
-            )
+            rungs = [self._returns(TRAINED, rung) for rung in _rungs(condition)]
+            played = mean_over(rungs, condition.ladder)
         else:
             played = self._returns(TRAINED, condition)
         if unit == "return":
@@ -252,26 +305,25 @@ class _Table:
 def groups_of(methods: Sequence[Method]) -> list[str]:
     """The groups of agents that learned."""
     sources = (source for method in methods for source in method.evaluated)
-    return list(dict.fromkeys(group for own in sources for group in _learned(own)))
+    return list(dict.fromkeys(group for own in sources for group in own.learned))
 
 
-def _learned(source: Source) -> list[str]:
-    assert source.evaluation is not None
-    rows = source.evaluation.rows
-    learned = (r for r in rows if r["policy"] == TRAINED and not r["fixed"])
-    return list(dict.fromkeys(row["group"] for row in learned))
+def _rungs(area: Condition) -> list[Condition]:
+    """What an area is over."""
+    return [
+        Condition("rung", area.label, severity) if severity else AS_IS
+        for severity in area.ladder
+    ]
 
 
 def _condition(row: Mapping[str, Any]) -> Condition:
     if row["perturbation"] == CLEAN:
         return AS_IS
     if row["perturbation"] == WORLD:
-        return Condition("world", row["label"])
+        options = json.dumps(row["world"], sort_keys=True)
+        return Condition("world", row["label"], world=options)
     return Condition("rung", row["label"], row["severity"])
 
 
 def _matches(row: Mapping[str, Any], condition: Condition) -> bool:
-    mine = _condition(row)
-    if condition.kind == "area":
-        return mine.kind == "rung" and mine.label == condition.label
-    return mine == condition
+    return row["policy"] == TRAINED and _condition(row) == condition

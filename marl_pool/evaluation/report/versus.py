@@ -1,7 +1,6 @@
 """Methods against each other: ranking, performance profile, improvement, retraining."""
 
 import importlib.util
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,6 +26,7 @@ from marl_pool.evaluation.report.blocks import (
     span,
 )
 from marl_pool.evaluation.report.learning import NO_PLOTS
+from marl_pool.evaluation.report.origins import origin
 from marl_pool.evaluation.report.plots import (
     Curve,
     Look,
@@ -34,7 +34,6 @@ from marl_pool.evaluation.report.plots import (
     draw_panels,
     draw_points,
 )
-from marl_pool.evaluation.report.robustness import origin
 from marl_pool.evaluation.report.study import AS_IS, Condition, Measured, Study
 from marl_pool.evaluation.statistics import (
     CONFIDENCE,
@@ -46,6 +45,10 @@ from marl_pool.evaluation.statistics import (
 
 THRESHOLDS = 121
 FEW = "fewer than two seeds of a method: there is no interval over seeds"
+UNDEFINED = (
+    "drawn anew, the episodes leave no score: there are too few, or the scripted "
+    "policy is hardly better than the random one"
+)
 Task = tuple[list[Measured], list[Condition]]
 """Methods of one world, and the areas that all of them have."""
 
@@ -96,12 +99,15 @@ def _ranking(
         return section
     for world, (own, conditions) in tasks.items():
         section.blocks += _titled(study, world)
-        section.blocks += _ranked(own, conditions, looks)
+        section.blocks += _ranked(study, own, conditions, looks)
     return section
 
 
 def _ranked(
-    own: Sequence[Measured], conditions: Sequence[Condition], looks: Mapping[str, Look]
+    study: Study,
+    own: Sequence[Measured],
+    conditions: Sequence[Condition],
+    looks: Mapping[str, Look],
 ) -> list[Block]:
     if not conditions:
         return [Note("The methods have no condition in common.", gap=True)]
@@ -118,7 +124,7 @@ def _ranked(
         blocks.append(Note(NO_PLOTS, gap=True))
     else:
         svg = draw_points(rows, looks, "interquartile mean of areas")
-        blocks.append(Figure(svg, f"Over {_named(conditions)}.", origin(own)))
+        blocks.append(Figure(svg, f"Over {_named(study, conditions)}.", origin(own)))
     gaps = {name: float(optimality_gap(one.points)) for name, one in scores.items()}
     blocks.append(_places(result.places, own, gaps, refused=bool(result.refusal)))
     return blocks
@@ -139,7 +145,7 @@ def _places(
             [
                 Cell(f"{first}{name}"),
                 Cell(number(value.value), title),
-                _bounds(value, title),
+                _bounds(value, [one], title),
                 Cell(number(gaps[name]), title),
                 Cell(str(one.scores.seeds), title),
             ]
@@ -148,15 +154,21 @@ def _places(
     return Table(head, lines)
 
 
-def _bounds(value: Interval, title: str) -> Cell:
+def _bounds(value: Interval, own: Sequence[Measured], title: str) -> Cell:
     """The cell of an interval over seeds."""
-    return Cell(span(value), title) if span(value) else gap(FEW)
+    return Cell(span(value), title) if span(value) else gap(_unknown(own))
 
 
-def _named(conditions: Sequence[Condition]) -> str:
+def _unknown(own: Sequence[Measured]) -> str:
+    """Why there is no interval."""
+    few = min(one.scores.seeds for one in own) < INTERVAL_FROM
+    return FEW if few else UNDEFINED
+
+
+def _named(study: Study, conditions: Sequence[Condition]) -> str:
     if conditions == [AS_IS]:
         return "unperturbed episodes alone"
-    return listed([one.label for one in conditions])
+    return listed([study.named(one) for one in conditions])
 
 
 def _profile(
@@ -245,10 +257,10 @@ def _matrix(own: Sequence[Measured], conditions: Sequence[Condition]) -> Table:
                 continue
             value = improvement(scores[row], scores[column])
             small = span(value) or "no interval"
-            title = f"{FEW}; " if math.isnan(value.low) else ""
+            title = "" if span(value) else f"{_unknown([one, other])}; "
             title += origin([one, other])
-            # A shade would say which is better, as a ranking does.
-            tone = value.value if ranked else None
+            # A shade would say which is better, as a ranking does. White is 0.5.
+            tone = 2 * value.value - 1 if ranked else None
             line.append(Cell(number(value.value), title, tone, small=small))
         lines.append(line)
     return Table(["P(row > column)", *(one.method.kind for one in own)], lines)
@@ -288,5 +300,5 @@ def _gap_line(one: Measured, other: Measured) -> list[Cell]:
         Cell(number(one.mean(AS_IS).value), origin([one])),
         Cell(number(other.mean(AS_IS).value), origin([other])),
         Cell(number(value.value), both),
-        _bounds(value, both),
+        _bounds(value, [one, other], both),
     ]
