@@ -200,6 +200,44 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
     assert all(r.episodes == EPISODES and not r.gap for r in results)
 
 
+def test_only_what_must_be_exact_is_measured_in_float64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[Any, torch.dtype]] = []
+
+    def note(policies: Any, world: World, change: Any = None, **options: Any) -> Any:
+        (weights,) = {p.dtype for p in policies["agent"].parameters()}
+        seen.append((None if change is None else type(change).__name__, weights))
+        return play(policies, world, change, **options)
+
+    monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
+    played = doubled(centroid())
+    measured = measure(
+        played,
+        centroid,
+        [
+            {"name": "shuffle", "severities": [1.0]},
+            {"name": "rewire", "severities": [0.0, 1.0]},
+        ],
+    )
+    assert seen == [
+        (None, torch.float64),
+        ("Shuffle", torch.float64),
+        ("Rewire", torch.float64),
+        ("Rewire", torch.float32),
+        (None, torch.float32),
+    ]
+    assert len(measured.results) == len(measured.returns) == 4
+    # The drop is from clean episodes in the same precision.
+    single = {name: policy.float() for name, policy in played.items()}
+    rewire = make_perturbation("rewire", severity=1.0)
+    clean, crossed = (
+        play(single, centroid(), change).returns["agent"] for change in (None, rewire)
+    )
+    np.testing.assert_array_equal(measured.returns[3], crossed)
+    assert measured.results[3].drop == (clean - crossed).mean()
+
+
 def test_what_else_is_measured_does_not_move_a_result() -> None:
     played = doubled(centroid())
     noise = {"name": "jitter", "severities": [0.5]}

@@ -57,7 +57,12 @@ def evaluate(policy: Any, **options: Any) -> Measured:
 
 
 def test_a_function_scores_exactly_as_the_policy_behind_it() -> None:
-    assert means(evaluate(as_function(own()))) == means(evaluate(own()))
+    ours, function = means(evaluate(own())), means(evaluate(as_function(own())))
+    exact = ("clean", "shuffle")  # under others ours is measured in float32
+    assert {k: v for k, v in ours.items() if k[1] in exact} == {
+        k: v for k, v in function.items() if k[1] in exact
+    }
+    assert ours == pytest.approx(function, rel=1e-6)
 
 
 def test_a_function_sees_plain_arrays_of_many_agents() -> None:

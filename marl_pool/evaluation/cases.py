@@ -51,6 +51,8 @@ class Case:
         severity: of it, in [0, 1].
         other: the world, where it is another one.
         gap: why it cannot be played; empty where it can.
+        exact: the policies are as they were given, and not in float32.
+        hidden: played for others to be compared with; it is no row.
     """
 
     policy: str
@@ -62,6 +64,8 @@ class Case:
     severity: float = 0.0
     other: OtherWorld | None = None
     gap: str = ""
+    exact: bool = True
+    hidden: bool = False
 
     def result(self, group: str, **numbers: Any) -> Result:
         """A record for one of the groups."""

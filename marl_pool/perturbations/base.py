@@ -1,6 +1,7 @@
 """The contract of a perturbation: tokens in, tokens out, with a memory of its own."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,9 @@ class Perturbation(ABC):
     Raises:
         InputError: a number out of range.
     """
+
+    reorders: ClassVar[bool] = False
+    """Whether tokens only change places, which some policies must not notice."""
 
     ramp: int | None = None
     """`start` is told the numbers of episodes only where this is given."""

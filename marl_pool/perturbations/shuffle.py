@@ -38,6 +38,8 @@ class Shuffle(TokenShare):
             number out of range.
     """
 
+    reorders = True
+
     def __init__(
         self,
         *,
