@@ -37,6 +37,8 @@ NAMES = {
     "generation/cartpole",
     "clone/ant",
     "evaluate/simple_centroid",
+    "suite/standard",
+    "layer/swarm",
 }
 EVERY_ROW = """
 import json, ray

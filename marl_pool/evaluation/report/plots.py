@@ -211,7 +211,7 @@ def _draw_panel(
         mean |= {"marker": marker, "markersize": 4.5} if dots else {}
         axes.plot(curve.x, curve.y, color=color, **mean)
     if panel.gap:
-        text = "\n".join(textwrap.wrap(panel.gap, 36))
+        text = "\n".join(textwrap.wrap(panel.gap, 30))
         axes.text(
             *(0.03, 0.04, text),
             transform=axes.transAxes,
