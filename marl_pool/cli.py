@@ -298,8 +298,9 @@ def _readable(arguments: Namespace) -> "list[Run]":
     """Open what was named, before any of it is measured, which may take hours."""
     from marl_pool.evaluation.opening import find_bare
 
-    several = len(arguments.run) > 1
-    if several and arguments.out is not None and Path(arguments.out).exists():
+    if len(arguments.run) < 2:
+        return []  # the one is opened soon enough
+    if arguments.out is not None and Path(arguments.out).exists():
         raise InputError(f"{arguments.out} exists; choose another --out")
     bare = [find_bare(path, None) for path in arguments.run]
     return [

@@ -242,12 +242,11 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
         ),
         "background sunset": "env cartpole has no background",
     }
-    for name in (
-        "shuffle",
-        "shuffle every=25 carry_memory=True",
-        "two of each channel",
-    ):
+    for name in ("shuffle", "shuffle every=25 carry_memory=True"):
         assert rows[name]["drop"] == pytest.approx(0, abs=1e-4)
+    twice, clean = rows["two of each channel"], rows["clean"]
+    assert twice["mean"] == pytest.approx(clean["mean"], abs=1e-4)
+    assert twice["drop"] is None  # another world is another task
     assert rows["shuffle every=25"]["drop"] != 0
     assert {f"occlude {share}" for share in (0.2, 0.4, 0.6, 0.8)} <= set(rows)
     assert rows["five noise channels"]["world"] == {
@@ -444,10 +443,11 @@ def test_analyses_of_cartpole(
         env={**ENV, "start_speed": 0.5},
     )
     paths = evaluate_run(make_run(tmp_path / "run", sensory()), settings)
-    names = [path.name for path in paths[3:]]
+    made = paths[4:]
+    names = [path.name for path in made]
     assert names == ["regression.csv", "latents.png", "codes.png"]
-    assert paths[3].read_text().startswith("explained,name,r_squared,published\ninput,")
-    assert all(cv2.imread(str(path)) is not None for path in paths[4:])
+    assert made[0].read_text().startswith("explained,name,r_squared,published\ninput,")
+    assert all(cv2.imread(str(path)) is not None for path in made[1:])
     out = capsys.readouterr().out
     assert "not made: patches: expected patches of a picture" in out
 
