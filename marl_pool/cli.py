@@ -251,10 +251,7 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
 
     runs = _readable(arguments)
     if len(arguments.run) < 2:
-        path = next(iter(arguments.run), None)
-        out = arguments.out
-        _print_paths(_act_on(path, out, arguments, settings, _evaluate_run))
-        return 0
+        return _act_on_one(arguments, settings, _evaluate_run)
     documents = _documents(arguments, settings, _evaluate_run)
     from marl_pool.evaluation.comparable import require_comparable
     from marl_pool.evaluation.heat_map import compare, is_shown
@@ -282,15 +279,19 @@ def _diagnose(arguments: Namespace, overrides: list[str]) -> int:
 
     runs = _readable(arguments)
     if len(arguments.run) < 2:
-        path = next(iter(arguments.run), None)
-        _print_paths(_act_on(path, arguments.out, arguments, settings, act))
-        return 0
+        return _act_on_one(arguments, settings, act)
     from marl_pool.evaluation.comparable import require_comparable
     from marl_pool.evaluation.diagnose import compare
 
     require_comparable(runs)
     documents = _documents(arguments, settings, act)
     _print_paths(compare(documents, arguments.out))
+    return 0
+
+
+def _act_on_one(arguments: Namespace, settings: dict[str, Any], act: "Act") -> int:
+    path = next(iter(arguments.run), None)
+    _print_paths(_act_on(path, arguments.out, arguments, settings, act))
     return 0
 
 
@@ -375,9 +376,8 @@ def _render(arguments: Namespace, overrides: list[str]) -> int:
             settings, plugins = given
             return [render_run(run, settings, plugins=plugins)]
 
-        path = next(iter(arguments.run), None)
-        _print_paths(_act_on(path, arguments.out, arguments, settings, act))
-        return 0
+        return _act_on_one(arguments, settings, act)
+
     from marl_pool.evaluation.side_by_side import SideBySide
 
     film = SideBySide(settings, arguments.out)

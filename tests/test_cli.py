@@ -459,3 +459,17 @@ def test_whoever_reads_the_output_may_stop_early():
     listing = f"(sleep 0.5; {sys.executable} -m marl_pool list) | true"
     done = subprocess.run(["bash", "-c", listing], capture_output=True, check=False)
     assert done.stderr == b""
+
+
+def test_several_policies_without_a_run_are_measured(tmp_path, monkeypatch, capsys):
+    from marl_pool.pretrained import pretrained_path
+
+    monkeypatch.chdir(tmp_path)
+    names = ("cartpole_feed_forward", "cartpole_attention_neuron")
+    paths = [str(pretrained_path(name)) for name in names]
+    few = ["perturbations=[{name: shuffle, severities: [1.0]}]", "episodes=2"]
+    assert cli.main(["evaluate", *paths, *few, "env.max_steps=5"]) == 0
+    assert len(list(tmp_path.glob("evaluations/*/evaluation/results.json"))) == 2
+    hidden = ["perturbations=[{name: occlude, severities: [0.5]}]", "episodes=2"]
+    assert cli.main(["evaluate", *paths, *hidden, "env.max_steps=5"]) == 0
+    assert "occlusion.csv" in capsys.readouterr().out

@@ -7,7 +7,6 @@ from scipy import stats
 from marl_pool.evaluation.comparison import (
     RANKED_FROM,
     Scores,
-    episode_draws,
     improvement,
     mean_score,
     over_seeds,
@@ -16,7 +15,7 @@ from marl_pool.evaluation.comparison import (
     scores_of,
     this_policy_only,
 )
-from marl_pool.evaluation.statistics import Interval, interquartile_score
+from marl_pool.evaluation.statistics import Interval, episode_draws, interquartile_score
 
 EPISODES = 64
 

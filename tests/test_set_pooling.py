@@ -105,7 +105,7 @@ def test_pma_of_torch() -> None:
     """torch's attention with the same weights, scaled by the head width as it does."""
     head = make_head("pma", num_seeds=2, num_heads=4, attention_scale="head")
     assert isinstance(head, PMA)
-    own = head.attention
+    own = head.block.attention
     torch_attention = nn.MultiheadAttention(DIM, 4, bias=False, batch_first=True)
     torch_attention = torch_attention.double()
     with torch.no_grad():
@@ -117,8 +117,9 @@ def test_pma_of_torch() -> None:
     seeds = head.learned_query.expand(len(x), -1, -1)
     stored = head.before(x.masked_fill(padding[..., None], 0))
     mixed = torch_attention(seeds, stored, stored, key_padding_mask=padding)[0]
-    hidden = head.norms[0](seeds + mixed)
-    expected = head.norms[1](hidden + head.after(hidden)).flatten(1)
+    first, second = head.block.norms
+    hidden = first(seeds + mixed)
+    expected = second(hidden + head.block.feedforward(hidden)).flatten(1)
     torch.testing.assert_close(head(x, padding), expected)
 
 

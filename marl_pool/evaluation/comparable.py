@@ -1,5 +1,6 @@
 """Which runs may stand beside each other."""
 
+import itertools
 from collections.abc import Sequence
 
 from marl_pool.errors import InputError
@@ -13,15 +14,14 @@ def require_comparable(runs: Sequence[Run]) -> None:
     """Refuse runs of different tasks: their returns have no common scale.
 
     Args:
-        runs: at least one.
+        runs: those whose task is known; a bare policy's is what it is played in.
 
     Raises:
         InputError: another env, horizon or reward, or one run given twice.
     """
-    first, *rest = runs
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise InputError("expected different runs, got one of them twice")
-    for run in rest:
+    for first, run in itertools.pairwise(runs):
         one, other = first.config["env"], run.config["env"]
         rewards = (key for key in {**one, **other} if key.startswith("reward"))
         keys = [*SHARED, *rewards]

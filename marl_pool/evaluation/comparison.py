@@ -13,7 +13,6 @@ import numpy as np
 
 from marl_pool.evaluation.scores import score_of
 from marl_pool.evaluation.statistics import (
-    RESAMPLES,
     Interval,
     around,
     interquartile_score,
@@ -60,27 +59,6 @@ class Scores:
         count = len(self.draws)
         chosen = generator.integers(self.seeds, size=(count, self.seeds))
         return self.draws[np.arange(count)[:, None], chosen]
-
-
-def episode_draws(
-    episodes: int, *, seed: int = 0, resamples: int = RESAMPLES
-) -> np.ndarray:
-    """How often each episode is drawn, as weights that sum to 1.
-
-    The same draws serve all rows and runs that met the same worlds: what differs
-    between worlds then cancels where they are compared.
-
-    Args:
-        episodes: how many there are.
-        seed: of the resampling.
-        resamples: how often n of n are drawn with replacement.
-
-    Returns:
-        ``(resamples, episodes)``.
-    """
-    generator = np.random.default_rng(seed)
-    share = np.full(episodes, 1 / episodes)
-    return generator.multinomial(episodes, share, resamples) / episodes
 
 
 def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from marl_pool.evaluation.results import CLEAN, WORLD, Area, Result
-from marl_pool.evaluation.statistics import RESAMPLES, Interval, around
+from marl_pool.evaluation.statistics import Interval, around, episode_draws
 
 RANDOM, HEURISTIC = "random", "heuristic"
 
@@ -45,10 +45,9 @@ def normalized(returns: np.ndarray, yardstick: Yardstick, *, seed: int = 0) -> I
     count = len(sample)
     if count < 2:
         return Interval(float(score_of(sample.mean(0))), np.nan, np.nan)
-    generator = np.random.default_rng(seed)
     # How often each episode is drawn is all that a mean needs.
-    weights = generator.multinomial(count, np.full(count, 1 / count), RESAMPLES)
-    return around(float(score_of(sample.mean(0))), score_of(weights @ sample / count))
+    weights = episode_draws(count, seed=seed)
+    return around(float(score_of(sample.mean(0))), score_of(weights @ sample))
 
 
 def score_of(means: np.ndarray) -> np.ndarray:

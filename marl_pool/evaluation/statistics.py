@@ -137,6 +137,27 @@ def around(value: float, drawn: np.ndarray, confidence: float = CONFIDENCE) -> I
     return Interval(value, float(low), float(high))
 
 
+def episode_draws(
+    episodes: int, *, seed: int = 0, resamples: int = RESAMPLES
+) -> np.ndarray:
+    """How often each episode is drawn, as weights that sum to 1.
+
+    The same draws serve all rows and runs that met the same worlds: what differs
+    between worlds then cancels where they are compared.
+
+    Args:
+        episodes: how many there are.
+        seed: of the resampling.
+        resamples: how often n of n are drawn with replacement.
+
+    Returns:
+        ``(resamples, episodes)``.
+    """
+    generator = np.random.default_rng(seed)
+    share = np.full(episodes, 1 / episodes)
+    return generator.multinomial(episodes, share, resamples) / episodes
+
+
 def bootstrap(
     values: ArrayLike,
     statistic: Statistic = mean,

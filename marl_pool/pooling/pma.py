@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from marl_pool.attention import AttentionScale, MultiHeadAttention
+from marl_pool.attention import AttentionScale
+from marl_pool.encoders.set_transformer import AttentionBlock
 from marl_pool.pooling.base import Pooling
 from marl_pool.types import PositiveInt
 
@@ -37,20 +38,15 @@ class PMA(Pooling):
     ) -> None:
         super().__init__(dim, dim_out=num_seeds * dim)
         self.learned_query = nn.Parameter(torch.randn(num_seeds, dim))
-        self.before = _feed_forward(dim)
-        self.attention = MultiHeadAttention(dim, num_heads, scale=attention_scale)
-        self.after = _feed_forward(dim)
-        norms = [nn.LayerNorm(dim) if layer_norm else nn.Identity() for _ in range(2)]
-        self.norms = nn.ModuleList(norms)
+        self.before = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
+        self.block = AttentionBlock(dim, num_heads, layer_norm, attention_scale)
 
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         """Pool ``(B, N, D)`` to ``(B, k D)``; see `Pooling.forward`."""
         seeds = self.learned_query.to(x.dtype).expand(len(x), -1, -1)
-        mixed = self.attention(seeds, self.before(x), padding)
-        hidden = self.norms[0](seeds + mixed)
-        pooled = self.norms[1](hidden + self.after(hidden)).flatten(1)
+        pooled = self.block(seeds, self.before(x), padding).flatten(1)
         if padding is None:
             return pooled
         return pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
@@ -61,9 +57,5 @@ class PMA(Pooling):
         """Return the attention weights, the mean over seeds, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         seeds = self.learned_query.to(x.dtype).expand(len(x), -1, -1)
-        return self.attention.weights(seeds, self.before(x), padding).mean(2)
-
-
-def _feed_forward(dim: int) -> nn.Sequential:
-    """The row-wise feed-forward layer of the paper's footnote: one layer, ReLU."""
-    return nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
+        attention = self.block.attention
+        return attention.weights(seeds, self.before(x), padding).mean(2)

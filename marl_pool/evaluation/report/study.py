@@ -11,7 +11,6 @@ import numpy as np
 from marl_pool.evaluation.comparison import (
     INTERVAL_FROM,
     Scores,
-    episode_draws,
     mean_score,
     over_seeds,
     scores_of,
@@ -21,7 +20,7 @@ from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.sources import Source
 from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD
 from marl_pool.evaluation.scores import HEURISTIC, RANDOM, mean_over
-from marl_pool.evaluation.statistics import Interval
+from marl_pool.evaluation.statistics import Interval, episode_draws
 
 Kind = Literal["clean", "rung", "area", "world"]
 
