@@ -11,7 +11,7 @@ from marl_pool.errors import InputError
 PRETRAINED = "pretrained"
 KINDS = (
     *("pooling", "envs", "encoders", "perturbations", "tokenizers"),
-    *("policies", "strategies", PRETRAINED),
+    *("policies", "strategies", "tasks", PRETRAINED),
 )
 """What can be listed."""
 RESOURCES = {
@@ -38,6 +38,8 @@ SWEEP_FLAGS = {
 }
 """Flags of ``sweep`` that are short for the keys ``sweep.…``."""
 
+STUDIED = ("train", "fit")
+"""The verbs whose runs can be swept."""
 WEIGHTS = ("attention-neuron",)
 """Whose published weights can be imported."""
 PUBLISHED = ("ant_mlp", "ant_pi", "carracing", "carracing_pi", "cartpole_pi")
@@ -67,12 +69,14 @@ trials are checked before the first one starts. key=value and group=option are a
 
 Each trial is an ordinary run in DIR/trials. A sweep that was stopped goes on with
 `marl-pool resume DIR`. With --address, DIR must be on a file system that all machines
-of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key.
+of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key. With --verb fit each trial is a
+run of `marl-pool fit`, and its groups and keys are meant.
 
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
   marl-pool sweep experiment=figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
   marl-pool sweep experiment=figure5 --concurrency 8 --format parquet
+  marl-pool sweep --verb fit task=knn_centroid pooling=ada,avg,max,cls task.k=1,4,16
 """
 EVOLVE = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
@@ -106,6 +110,22 @@ examples:
   marl-pool clone teacher=runs/my-run policy=feed_forward clone=steps clone.rounds=4
   marl-pool clone experiment=pong_clone teacher=runs/pong-teacher
   marl-pool clone trajectories=runs/my-clone policy.hidden=[32] seed=1
+"""
+FIT = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+A supervised study: what a pooling head or an encoder can do, without RL. scale= says how
+large it is; the numbers it stands for are keys like all others. For task, encoder and
+pooling the option may be package.module:Class, a class of your own. What it will cost is
+printed first; --dry-run prints nothing else. `marl-pool fit --cfg` prints every key.
+Grids of such runs: `marl-pool sweep --verb fit`.
+
+examples:
+  marl-pool fit task=knn_centroid pooling=ada task.k=4
+  marl-pool fit task=clustering encoder=set_transformer pooling=none scale=tiny
+  marl-pool fit task=images pooling=cls data_dir=my-data task.dataset=fashion_mnist
 """
 RESUME = """\
 Training goes on from the newest checkpoint, and a sweep with what it has not finished.
@@ -275,7 +295,20 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         evolve.add_argument(flag, metavar="X", help=f"{what} (resources.{key})")
     clone = add("clone", "clone a teacher by what it does", CLONE)
     clone.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
+    fit = add("fit", "fit a network to a supervised task", FIT)
+    fit.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
+    fit.add_argument(
+        "--dry-run", action="store_true", help="print what it would cost and stop"
+    )
     sweep = add("sweep", "train a grid of policies, several at a time", SWEEP)
+    sweep.add_argument(
+        "--verb",
+        dest="trained_by",
+        metavar="VERB",
+        choices=STUDIED,
+        default=STUDIED[0],
+        help="what makes each run: train (the default) or fit",
+    )
     sweep.add_argument("--sweep-dir", metavar="DIR", help="folder of the sweep")
     sweep.add_argument(
         "--dry-run", action="store_true", help="print the study and stop"
@@ -311,7 +344,7 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
             default=[],
             help="package.module:Class that the run may use; may be given repeatedly",
         )
-    composers = (train, evolve, clone, sweep, evaluate, diagnose, render, reporter)
+    composers = (train, evolve, clone, fit, sweep, evaluate, diagnose, render, reporter)
     for composer in composers:
         composer.add_argument(
             "--config-dir", metavar="DIR", type=Path, help="folder of your own YAML"

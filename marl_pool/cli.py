@@ -4,7 +4,6 @@ Whatever is heavy loads inside the verb that needs it, so that help and refusals
 at once.
 """
 
-import importlib
 import importlib.util
 import os
 import sys
@@ -49,22 +48,8 @@ EXTRAS = {
     "imageio": "mujoco",
 }
 """Which extra installs a module that the base installation lacks."""
-RESUMABLE = ("total_steps", "time_limit", "checkpoint", "resources")
-"""Keys, with those below them, that ``resume`` may change in a run of ``train``."""
-CONTROLS = {
-    "train": RESUMABLE,
-    "evolve": ("total_generations", "time_limit", "checkpoint", "resources"),
-    "clone": ("total_batches", "time_limit", "checkpoint"),
-}
-"""The same for each verb that makes runs; the first one says when a run is done."""
-COUNTED = {"train": "env_steps", "evolve": "iteration", "clone": "batches"}
-"""The column of ``metrics.csv`` that counts what the first of these keys limits."""
-TRAINERS = {
-    "train": "marl_pool.training.ppo:train",
-    "evolve": "marl_pool.training.evolution.evolve:evolve",
-    "clone": "marl_pool.training.cloning.clone:clone",
-}
-"""What does the work, called with the run and its configuration."""
+RESULTS = "results.json"
+"""What a run of ``fit`` leaves beside its metrics."""
 REPORT_KEYS = ("videos", "evaluate", "threads")
 """Keys of ``report`` itself; with ``evaluate=true`` others go to ``evaluate``."""
 
@@ -120,6 +105,20 @@ def _clone(arguments: Namespace, overrides: list[str]) -> int:
     return _new_run(arguments, overrides, {})
 
 
+def _fit(arguments: Namespace, overrides: list[str]) -> int:
+    if not arguments.dry_run:
+        return _new_run(arguments, overrides, {})
+    config = _composed("fit", arguments, overrides)
+    if config is not None:
+        import tempfile
+
+        from marl_pool.training.supervised.fit import price
+
+        with tempfile.TemporaryDirectory() as folder:
+            print(price(config, Path(folder)))
+    return 0
+
+
 def _new_run(
     arguments: Namespace, overrides: list[str], flags: Mapping[str, str]
 ) -> int:
@@ -143,28 +142,35 @@ def _new_run(
 
 def _sweep(arguments: Namespace, overrides: list[str]) -> int:
     overrides += _flags_as_keys("sweep", SWEEP_FLAGS, arguments)
-    from marl_pool.config import check, commented, compose_only, plan_sweep
+    from marl_pool.config import STUDIES, check, commented, compose_only, plan_sweep
     from marl_pool.sweeps import Sweep, default_path
 
-    plan = plan_sweep(overrides, arguments.config_dir)
+    verb = arguments.trained_by
+    plan = plan_sweep(overrides, arguments.config_dir, verb)
     if arguments.cfg:
-        composed, chosen = compose_only("sweep", plan.overrides, arguments.config_dir)
-        checked = check("sweep", {**composed, "grid": plan.grid})
-        print(commented("sweep", checked, chosen, arguments.config_dir), end="")
+        study = STUDIES[verb]
+        composed, chosen = compose_only(study, plan.overrides, arguments.config_dir)
+        checked = check(study, {**composed, "grid": plan.grid})
+        print(commented(study, checked, chosen, arguments.config_dir), end="")
         return 0
-    env = plan.trials[0].config["env"]["name"].rpartition(":")[2]
-    path = arguments.sweep_dir or default_path(env)
+    first = plan.trials[0].config
+    label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
+    path = arguments.sweep_dir or default_path(label)
     if Sweep.is_at(path):
         raise InputError(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
         )
-    sweep = Sweep(path, plan.grid, plan.overrides, arguments.config_dir)
+    sweep = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb)
     return _run_sweep(sweep, plan, arguments.dry_run)
 
 
 def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
     from marl_pool.config.grid import refuse_other_runs
 
+    for trial in plan.trials:
+        if "data_dir" in trial.config and trial.config["data_dir"] is None:
+            # All trials share what one of them has made.
+            trial.config["data_dir"] = str((sweep.path / "data").absolute())
     refuse_other_runs(sweep, plan)
     _require_ray()
     from marl_pool.training.settings import SweepSettings
@@ -191,18 +197,19 @@ def _resume(arguments: Namespace, overrides: list[str]) -> int:
     if arguments.run is not None and Sweep.is_at(arguments.run):
         return _resume_sweep(Sweep.open(arguments.run), overrides)
     run = _open_run(arguments.verb, arguments.run)
-    if run.verb not in CONTROLS:
+    from marl_pool.training.verbs import WORKS
+
+    if run.verb not in WORKS:
         raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
-    _refuse_unless(CONTROLS[run.verb], overrides)
+    work = WORKS[run.verb]
+    _refuse_unless(work.controls, overrides)
     try:
         config = check(run.verb, assign(run.config, overrides))
     except InputError as error:
         raise InputError(f"{run.path}: {error}") from error
-    total = CONTROLS[run.verb][0]
-    unit, wanted = total.removeprefix("total_"), config[total]
-    done = run.saved(COUNTED[run.verb])
+    done, wanted = work.saved(run), work.total(config)
     if done >= wanted:
-        print(f"{run.path}: {done:,} of {wanted:,} {unit} are done; nothing to do")
+        print(f"{run.path}: {done:,} of {wanted:,} {work.unit} are done; nothing to do")
         return 0
     _require_ray_for(run.verb, config)
     return _run_training(run, config)
@@ -210,12 +217,14 @@ def _resume(arguments: Namespace, overrides: list[str]) -> int:
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     from marl_pool.config import parse, plan_grid
+    from marl_pool.training.verbs import WORKS
 
-    _refuse_unless((*RESUMABLE, "sweep"), overrides)
+    _refuse_unless((*WORKS[sweep.verb].controls, "sweep"), overrides)
     for key in {parse(text).key_or_group for text in overrides} & set(sweep.grid):
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
     sweep.overrides += overrides
-    return _run_sweep(sweep, plan_grid(sweep.grid, sweep.overrides, sweep.config_dir))
+    plan = plan_grid(sweep.grid, sweep.overrides, sweep.config_dir, sweep.verb)
+    return _run_sweep(sweep, plan)
 
 
 def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
@@ -232,15 +241,17 @@ def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
+    from marl_pool.training.verbs import WORKS
+
     try:
         with run.lock():
-            module, _, function = TRAINERS[run.verb].partition(":")
-            getattr(importlib.import_module(module), function)(run, config)
+            WORKS[run.verb].load()(run, config)
     except KeyboardInterrupt:
         return _stopped(run.path)
     finally:
         run.close()
-    _print_paths([run.path, *filter(Path.exists, (run.metrics_path, run.policy_dir))])
+    written = (run.metrics_path, run.policy_dir, run.path / RESULTS)
+    _print_paths([run.path, *filter(Path.exists, written)])
     return 0
 
 
@@ -490,6 +501,7 @@ VERBS = {
     "sweep": _sweep,
     "evolve": _evolve,
     "clone": _clone,
+    "fit": _fit,
     "resume": _resume,
     "evaluate": _evaluate,
     "diagnose": _diagnose,

@@ -389,12 +389,15 @@ def _writable(folder: Path) -> Path:
 def default_path(config: Mapping[str, Any]) -> Path:
     """``runs/<date-time>-<env>-<pooling>-s<seed>`` for a new run of ``config``.
 
-    Where there is no section ``pooling``, the policy's name stands in its place.
+    A supervised task stands in the place of the env; where there is no pooling, the
+    policy or the encoder stands in its place.
     """
-    chosen = [config["env"], config.get("pooling") or config["policy"]]
-    env, policy = (part["name"].rpartition(":")[2] for part in chosen)
+    given = (config.get(part) for part in ("pooling", "policy", "encoder"))
+    named = [part for part in given if part and part["name"] != "none"]
+    chosen = [config.get("env") or config["task"], *named[:1]]
+    label = "-".join(part["name"].rpartition(":")[2] for part in chosen)
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{now}-{env}-{policy}-s{config['seed']}"
+    return Path("runs") / f"{now}-{label}-s{config['seed']}"
 
 
 def iteration_of(checkpoint: Path) -> int:

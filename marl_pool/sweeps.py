@@ -22,7 +22,7 @@ import yaml
 
 from marl_pool.atomic import locked, new_file
 from marl_pool.errors import InputError
-from marl_pool.runs import Run
+from marl_pool.runs import TRAIN, Run
 from marl_pool.version import __version__
 
 CONTENT, LOCK, VERSION = "sweep.yaml", ".lock", "package_version"
@@ -56,6 +56,7 @@ class Sweep:
         grid: key → values.
         overrides: of every trial.
         config_dir: the user's own YAML files.
+        verb: whose runs the trials are: train or fit.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class Sweep:
         grid: Grid,
         overrides: Sequence[str],
         config_dir: str | Path | None = None,
+        verb: str = TRAIN,
     ) -> None:
         self.path, self.grid, self.overrides = Path(path), grid, list(overrides)
         self.config_dir = config_dir and str(Path(config_dir).resolve())
+        self.verb = verb
 
     @classmethod
     def open(cls, path: str | Path) -> "Sweep":
@@ -98,6 +101,8 @@ class Sweep:
             "grid": self.grid,
             "overrides": self.overrides,
             "config_dir": self.config_dir,
+            # Sweeps of `train` name no verb, as those of earlier versions did.
+            **({} if self.verb == TRAIN else {"verb": self.verb}),
             VERSION: __version__,
         }
         with new_file(self.path / CONTENT) as out:

@@ -3,10 +3,11 @@
 from marl_pool.config.checks import check
 from marl_pool.config.compose import assign, compose, compose_only, parse
 from marl_pool.config.describe import commented
-from marl_pool.config.grid import differences, plan_grid, plan_sweep
+from marl_pool.config.grid import STUDIES, differences, plan_grid, plan_sweep
 from marl_pool.config.sections import VERBS, files_of, registry
 
 __all__ = [
+    "STUDIES",
     "VERBS",
     "assign",
     "check",

@@ -24,6 +24,7 @@ from marl_pool import names
 from marl_pool.config.checks import check, show
 from marl_pool.config.sections import (
     CONFIGS,
+    SIZES,
     VERBS,
     Group,
     files_of,
@@ -70,6 +71,16 @@ def compose_unresolved(
     lines = [line for text in overrides for line in _translate(verb, text, folder)]
     if folder:
         lines.append(f"hydra.searchpath=['file://{folder}']")
+    composed, chosen = _compose(verb, lines)
+    if SIZES in VERBS[verb].presets and chosen[SIZES] is None:
+        # Hydra lets no choice follow from others if it makes choices of its own.
+        option = f"{chosen.get('task')}_{chosen['scale']}"
+        if option in files_of(SIZES, folder):
+            composed, chosen = _compose(verb, [*lines, f"{SIZES}={option}"])
+    return composed, chosen
+
+
+def _compose(verb: str, lines: list[str]) -> tuple[DictConfig, dict[str, Any]]:
     with (
         _one_line_errors(verb),
         initialize_config_dir(str(CONFIGS), version_base="1.3"),

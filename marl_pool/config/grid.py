@@ -22,12 +22,18 @@ from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
 from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
 from marl_pool.training.settings import SweepSettings
+from marl_pool.training.verbs import WORKS
 
+STUDIES = {"train": "sweep", "fit": "sweep_fit"}
+"""What a study of a verb's runs is composed as."""
 OWN = ("grid", "sweep")
 """Keys of a study that its trials don't have."""
 SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and what it sets them from."""
-RUN_CONTROL = ("total_steps", "time_limit", "checkpoint", "resources", "threads")
+RUN_CONTROL = (
+    *("total_steps", "time_limit", "checkpoint", "resources", "threads"),
+    *("data_dir", "download"),
+)
 """Keys, with those below them, that change how far a run goes, not what it is."""
 
 
@@ -47,7 +53,11 @@ class Plan(NamedTuple):
     settings: dict[str, Any]
 
 
-def plan_sweep(overrides: Sequence[str], config_dir: str | Path | None = None) -> Plan:
+def plan_sweep(
+    overrides: Sequence[str],
+    config_dir: str | Path | None = None,
+    verb: str = "train",
+) -> Plan:
     """Compose and check every trial of a sweep.
 
     Args:
@@ -55,28 +65,32 @@ def plan_sweep(overrides: Sequence[str], config_dir: str | Path | None = None) -
             Hydra's syntax. A preset may hold a grid of its own; an override of one of
             its keys takes the place of the key's values.
         config_dir: a folder of the user's own YAML files.
+        verb: whose runs the trials are, a key of `STUDIES`.
 
     Raises:
         InputError: bad syntax, no grid, or a trial with an unknown key or a wrong
             value, or one that equals another. The message names key and trial.
     """
     fixed, swept = _split(overrides)
-    composed, _ = compose_only("sweep", fixed, config_dir)
-    grid = _whole_grid(composed, fixed, swept)
+    composed, _ = compose_only(STUDIES[verb], fixed, config_dir)
+    grid = _whole_grid(composed, fixed, swept, verb)
     for key in (*grid, *(parse(text).key_or_group for text in fixed)):
         if key in SET_BY:
             raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
     fixed = [text for text in fixed if parse(text).key_or_group not in grid]
-    return plan_grid(grid, fixed, config_dir)
+    return plan_grid(grid, fixed, config_dir, verb)
 
 
 def plan_grid(
-    grid: Grid, fixed: Sequence[str], config_dir: str | Path | None = None
+    grid: Grid,
+    fixed: Sequence[str],
+    config_dir: str | Path | None = None,
+    verb: str = "train",
 ) -> Plan:
     """Compose and check the trials of a grid; see `plan_sweep`."""
-    compositions = _Compositions(fixed, config_dir)
+    compositions = _Compositions(fixed, config_dir, verb)
     settings = check_settings(
-        SweepSettings, resolve("sweep", compositions[()])["sweep"], "sweep"
+        SweepSettings, resolve(STUDIES[verb], compositions[()])["sweep"], "sweep"
     )
     trials = []
     for combination in product(*grid.values()):
@@ -98,13 +112,18 @@ def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
         run = sweep.run(trial)
         if run is None:
             continue
+        if run.verb != sweep.verb:
+            raise InputError(f"{run.path} is no run of {sweep.verb} but of {run.verb}")
         try:
-            differing = differences(trial.config, run.config, list(plan.grid))
+            differing = differences(
+                trial.config, run.config, list(plan.grid), sweep.verb
+            )
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
-        rows, limit = run.rows(), trial.config["total_steps"]
-        if len(rows) > 1 and rows[-2]["env_steps"] >= limit:
-            differing.append(f"{rows[-1]['env_steps']} steps instead of {limit}")
+        work, rows = WORKS[sweep.verb], run.rows()
+        limit, column = work.total(trial.config), work.column
+        if len(rows) > 1 and rows[-2][column] >= limit:
+            differing.append(f"{rows[-1][column]} {work.unit} instead of {limit}")
         if differing:
             raise InputError(
                 f"{run.path} is another run than the sweep's: {'; '.join(differing)}"
@@ -113,11 +132,14 @@ def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
     """A checked configuration in the one form that all its spellings share."""
-    return {**config, "env": counted(config["env"])}
+    return {**config, "env": counted(config["env"])} if "env" in config else {**config}
 
 
 def differences(
-    wanted: Mapping[str, Any], found: Mapping[str, Any], swept: Sequence[str]
+    wanted: Mapping[str, Any],
+    found: Mapping[str, Any],
+    swept: Sequence[str],
+    verb: str = "train",
 ) -> list[str]:
     """How a run that exists differs from the trial that it should be.
 
@@ -125,12 +147,13 @@ def differences(
         wanted: the trial's configuration, checked.
         found: the run's, as it was written, maybe by an earlier version.
         swept: keys of the grid, which always count; of others, run control does not.
+        verb: whose runs they are.
 
     Returns:
         One text for each key that differs; keys that only one of them knows don't
         count, unless a default of today gives them another value.
     """
-    known = check("train", _known(found, wanted))
+    known = check(verb, _known(found, wanted))
     left, right = dict(_flat(canonical(known))), dict(_flat(canonical(wanted)))
     tops = {key.split(".")[0] for key in swept}
     control = [key for key in RUN_CONTROL if key not in tops]
@@ -147,13 +170,14 @@ class _Compositions(dict[tuple[str, ...], DictConfig]):
     Hydra takes a tenth of a second, and a grid of a hundred trials has few choices.
     """
 
-    def __init__(self, overrides: Sequence[str], config_dir: Any) -> None:
+    def __init__(self, overrides: Sequence[str], config_dir: Any, verb: str) -> None:
         super().__init__()
-        self.overrides, self.config_dir = overrides, config_dir
+        self.overrides, self.config_dir, self.verb = overrides, config_dir, verb
 
     def __missing__(self, chosen: tuple[str, ...]) -> DictConfig:
         lines = [*self.overrides, *chosen]
-        self[chosen], _ = compose_unresolved("sweep", lines, self.config_dir)
+        study = STUDIES[self.verb]
+        self[chosen], _ = compose_unresolved(study, lines, self.config_dir)
         return self[chosen]
 
 
@@ -178,7 +202,9 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
     return fixed, swept
 
 
-def _whole_grid(composed: Mapping[str, Any], fixed: list[str], swept: Grid) -> Grid:
+def _whole_grid(
+    composed: Mapping[str, Any], fixed: list[str], swept: Grid, verb: str
+) -> Grid:
     """The preset's grid, with the keys that the command sets in place of its own."""
     grid = composed["grid"]
     if not isinstance(grid, Mapping):
@@ -195,7 +221,7 @@ def _whole_grid(composed: Mapping[str, Any], fixed: list[str], swept: Grid) -> G
     if not whole:
         raise InputError(
             "sweep: expected a grid, such as seed=0,1,2 or experiment=figure5; "
-            "for a single run use `marl-pool train`"
+            f"for a single run use `marl-pool {verb}`"
         )
     return whole
 
@@ -204,22 +230,23 @@ def _trial(
     values: Mapping[str, Any], compositions: _Compositions, settings: Mapping[str, Any]
 ) -> Trial:
     name = trial_name(values)
-    groups = [key for key in values if key in VERBS["train"].config_groups]
+    verb = compositions.verb
+    groups = [key for key in values if key in VERBS[verb].config_groups]
     try:
         chosen = compositions[tuple(_choice(key, values[key]) for key in groups)]
         keys = {key: values[key] for key in values if key not in groups}
-        config = resolve("sweep", chosen, keys)
+        config = resolve(STUDIES[verb], chosen, keys)
         for key in OWN:
             config.pop(key, None)
         config["threads"] = settings["cpus_per_trial"]
-        return Trial(name, dict(values), _resolved(check("train", config)))
+        return Trial(name, dict(values), _resolved(check(verb, config)))
     except InputError as error:
         raise InputError(f"{error} (trial {name})") from error
 
 
 def _resolved(config: dict[str, Any]) -> dict[str, Any]:
     """Folders of frozen policies in full, as training writes them."""
-    if config["fixed"]:
+    if config.get("fixed"):
         from marl_pool.training.fixed import with_absolute_folders
 
         config["fixed"] = with_absolute_folders(config["fixed"])

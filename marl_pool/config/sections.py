@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,11 @@ from marl_pool.training.settings import (
     PPOSettings,
     StudySettings,
     TrainSettings,
+)
+from marl_pool.training.supervised.settings import (
+    FitRunSettings,
+    FitSettings,
+    FitStudySettings,
 )
 
 CONFIGS = Path(str(files("marl_pool"))) / "configs"
@@ -105,6 +110,16 @@ GROUPS = {
         "marl_pool.training.evolution.strategy:Strategy",
         frozenset({"start", "seed"}),
     ),
+    "task": Group(
+        "marl_pool.training.supervised.tasks:TASKS",
+        "marl_pool.training.supervised.task:Task",
+        frozenset(
+            {
+                *("encoder", "pooling", "dropout", "init_std"),
+                *("seed", "data_dir", "download"),
+            }
+        ),
+    ),
 }
 
 LISTED = {
@@ -122,8 +137,19 @@ POLICY = Section(
 AnySection = Group | Section | type[Any]
 """A type is a dataclass of settings."""
 
-SECTIONS: dict[str, AnySection] = {**GROUPS, "ppo": PPOSettings, "clone": CloneSettings}
+SECTIONS: dict[str, AnySection] = {
+    **GROUPS,
+    "ppo": PPOSettings,
+    "clone": CloneSettings,
+    "fit": FitSettings,
+}
 """By config group, where a verb has none of its own."""
+DISPENSABLE = {
+    part: replace(GROUPS[part], optional=True) for part in ("encoder", "pooling")
+}
+"""Parts that some supervised tasks do without."""
+SIZES = "sizes"
+"""The preset that another two choose; see `compose`."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +199,18 @@ VERBS = {
     ),
     "clone": Verb(
         ("env", "policy", "clone", "perturbation"), CloneRunSettings, ("experiment",)
+    ),
+    "fit": Verb(
+        ("task", "encoder", "pooling", "fit"),
+        FitRunSettings,
+        ("scale", SIZES, "experiment"),
+        DISPENSABLE,
+    ),
+    "sweep_fit": Verb(
+        ("task", "encoder", "pooling", "fit"),
+        FitStudySettings,
+        ("scale", SIZES, "experiment"),
+        DISPENSABLE,
     ),
     "evaluate": Verb((), EvaluateSettings, ("suite",), changes=("env",)),
     "diagnose": Verb((), DiagnoseSettings, changes=("env",)),
@@ -250,12 +288,16 @@ def _suits(
     kind = VERBS[verb]
     if group in kind.presets:
         return all(
-            chosen in kind.sections and value in options_for(verb, chosen, config_dir)
+            chosen in kind.config_groups
+            and value in options_for(verb, chosen, config_dir)
             for chosen, value in _choices(option, files)
         )
+    section = kind.section(group)
+    if option == NONE:
+        return isinstance(section, Group) and section.optional
     if any(group in other.own for other in VERBS.values()):
         named = any("name" in content for content in contents(option, files))
-        return named == isinstance(kind.section(group), Group)
+        return named == isinstance(section, Group)
     return True
 
 

@@ -47,6 +47,7 @@ class Board:
     Args:
         totals: steps of each trial, by name.
         done: steps that are done, by name.
+        unit: what a step is called.
         interval: seconds between two lines of the whole, where there is no terminal.
         stream: written to; None: stderr.
         clock: tells the seconds; for tests.
@@ -57,6 +58,7 @@ class Board:
         totals: Mapping[str, int],
         done: Mapping[str, int],
         *,
+        unit: str = "steps",
         interval: float = 30.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -68,8 +70,13 @@ class Board:
         self.interval, self.clock = interval, clock
         self._stream = sys.stderr if stream is None else stream
         self._whole = Progress(
-            sum(totals.values()), done=self._done(), stream=self._stream, clock=clock
+            sum(totals.values()),
+            unit=unit,
+            done=self._done(),
+            stream=self._stream,
+            clock=clock,
         )
+        self.unit = unit
         self._console = Console(file=self._stream)
         self._live: Live | None = None
         self._last = clock()
@@ -144,6 +151,8 @@ class Board:
         line = self.lines[name]
         seconds = self.clock() - line.began[0]
         taken = line.steps - line.began[1]
-        rate = f"  {taken / seconds:,.0f} steps/s" if taken and seconds > 0 else ""
+        rate = (
+            f"  {taken / seconds:,.4g} {self.unit}/s" if taken and seconds > 0 else ""
+        )
         note = f": {line.note}" if line.note else ""
         return f"{line.state}  {name}  {line.steps:,} / {line.total:,}{rate}{note}"

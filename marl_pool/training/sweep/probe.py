@@ -4,8 +4,10 @@ import contextlib
 import copy
 import json
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from ray.rllib.utils.metrics import ALL_MODULES, ENV_RUNNER_RESULTS, LEARNER_RES
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.learner import LEARN_SECONDS
 from marl_pool.training.ppo.runner import SAMPLE_SECONDS
+from marl_pool.training.supervised.fit import price
 
 STEPS = 32
 """Steps of each world in the piece that is measured; an iteration has more."""
@@ -52,9 +55,17 @@ def measure(config: Mapping[str, Any]) -> Pace | None:
         config: of the trial, checked. Ray runs already.
     """
     try:
-        return _measure(config)
+        return _priced(config) if "task" in config else _measure(config)
     except Exception:
         return None
+
+
+def _priced(config: Mapping[str, Any]) -> Pace:
+    """How long an epoch of a supervised run takes, its share of the tests included."""
+    with _threads(config["threads"]), tempfile.TemporaryDirectory() as folder:
+        cost = price(config, Path(folder))
+    epochs = cost.folds * cost.epochs
+    return Pace(1, cost.seconds / epochs)
 
 
 def _measure(config: Mapping[str, Any]) -> Pace:

@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import ray
 
@@ -11,15 +12,23 @@ from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import SweepSettings
+from marl_pool.training.supervised.fit import make_task
 from marl_pool.training.sweep.board import FAILED, WAITING, Board
 from marl_pool.training.sweep.probe import cell_of, measure
 from marl_pool.training.sweep.schedule import (
     WORKER_ENV,
     bundles,
     run_trials,
-    steps_saved,
+    saved,
 )
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
+from marl_pool.training.verbs import WORKS, Work
+
+ASSEMBLE: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "train": algorithm_config,
+    "fit": make_task,
+}
+"""By verb, what refuses a configuration whose parts don't fit each other."""
 
 
 def run_sweep(
@@ -42,18 +51,20 @@ def run_sweep(
         KeyboardInterrupt: Ctrl-C; the sweep can be resumed.
     """
     with quiet():
-        _refuse_misfits(trials, settings)
-        done = {trial.name: steps_saved(sweep.run(trial)) for trial in trials}
-        left = [t for t in trials if done[t.name] < t.config["total_steps"]]
-        _say(size_of(sweep.grid, trials, done))
+        _refuse_misfits(sweep.verb, trials, settings)
+        work = WORKS[sweep.verb]
+        done = {trial.name: saved(work, sweep.run(trial)) for trial in trials}
+        left = [t for t in trials if done[t.name] < work.total(t.config)]
+        _say(size_of(sweep.grid, trials, done, work))
         _say(detectable(sweep.grid, settings.seed_sd))
         if others := sweep.strangers(trials):
             _say(f"{len(others)} other folders in trials/ are no part of it")
         with _resources(left, settings) as concurrency:
-            _say(_duration(left, done, concurrency))
+            _say(_duration(left, done, concurrency, work))
             if not dry_run:
                 return _run(sweep, trials, done, settings, concurrency)
-    _say(*(f"{done[trial.name]:>12,} steps  {trial.name}" for trial in trials))
+    unit = work.unit
+    _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
     return {}
 
 
@@ -64,7 +75,8 @@ def _run(
     settings: SweepSettings,
     concurrency: int,
 ) -> dict[str, str]:
-    board = Board({t.name: t.config["total_steps"] for t in trials}, done)
+    work = WORKS[sweep.verb]
+    board = Board({t.name: work.total(t.config) for t in trials}, done, unit=work.unit)
     left = [trial for trial in trials if trial.name in board.named(WAITING)]
 
     def write_table() -> None:
@@ -82,24 +94,28 @@ def _run(
     return {name: board.lines[name].note for name in board.named(FAILED)}
 
 
-def _refuse_misfits(trials: Sequence[Trial], settings: SweepSettings) -> None:
+def _refuse_misfits(
+    verb: str, trials: Sequence[Trial], settings: SweepSettings
+) -> None:
     """Refuse what only shows when parts meet, once for each kind of trial."""
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
         try:
             # A cluster's machines may have what this one lacks.
-            if settings.address is None:
+            if settings.address is None and verb == "train":
                 refuse_missing_device(trial.config)
-            algorithm_config(trial.config)
+            ASSEMBLE[verb](trial.config)
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
 
 
-def _duration(left: Sequence[Trial], done: Mapping[str, int], concurrency: int) -> str:
+def _duration(
+    left: Sequence[Trial], done: Mapping[str, int], concurrency: int, work: Work
+) -> str:
     kinds = {cell_of(trial.config): trial.config for trial in left}
     paces = {cell: measure(config) for cell, config in kinds.items()}
     known = [(t, pace) for t in left if (pace := paces[cell_of(t.config)])]
     seconds = [
-        pace.seconds_for(trial.config["total_steps"] - done[trial.name])
+        pace.seconds_for(work.total(trial.config) - done[trial.name])
         for trial, pace in known
     ]
     return duration_of(seconds, len(left) - len(known), concurrency)

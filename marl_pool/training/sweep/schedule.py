@@ -23,6 +23,7 @@ from marl_pool.training.sweep.board import (
     Board,
 )
 from marl_pool.training.sweep.trial import JOB, REASON, run_trial
+from marl_pool.training.verbs import WORKS, Work
 
 MAX_DEATHS = 2
 """How often a trial whose process died begins again, from its last checkpoint."""
@@ -71,6 +72,7 @@ def run_trials(
         json.dumps(
             {
                 "path": str(root / sweep.run_path(trial).relative_to(sweep.path)),
+                "verb": sweep.verb,
                 "config": trial.config,
                 "stop": str(stop),
             }
@@ -108,8 +110,10 @@ def bundles(
     config: Mapping[str, Any], settings: SweepSettings
 ) -> list[dict[str, float]]:
     """What a trial takes: its main process, its runners, its learners."""
-    resources = config["resources"]
     gpus = settings.gpus_per_trial
+    resources = config.get("resources")
+    if resources is None:
+        return [{"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}]
     if not resources["num_learners"]:
         gpus = max(gpus, resources["num_gpus_per_learner"])
     if not resources["num_env_runners"]:
@@ -154,6 +158,7 @@ class _Watch(tune.Callback, tune.Stopper):
         self.sweep, self.jobs, self.board = sweep, jobs, board
         self.on_end, self.stop = on_end, stop
         self.awaited: set[str] | None = None
+        self.work = WORKS[sweep.verb]
         self._looked = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -215,17 +220,17 @@ class _Watch(tune.Callback, tune.Stopper):
         running = set(self.board.named(RUNNING))
         self.board.advance(
             {
-                trial.name: steps_logged(self.sweep.run(trial))
+                trial.name: self.work.logged(self.sweep.run(trial))
                 for trial in self.jobs.values()
                 if trial.name in running
             }
         )
 
     def _end(self, trial: Trial, reason: str) -> None:
-        steps = steps_logged(self.sweep.run(trial))
+        steps = self.work.logged(self.sweep.run(trial))
         self.board.advance({trial.name: steps})
         state = FAILED if reason else STOPPED
-        if not reason and steps >= trial.config["total_steps"]:
+        if not reason and steps >= self.work.total(trial.config):
             state = FINISHED
         self.board.change(trial.name, state, reason)
         if self.awaited is not None:
@@ -236,22 +241,16 @@ class _Watch(tune.Callback, tune.Stopper):
         return self.jobs[trial.config[JOB]]
 
 
-def steps_logged(run: Run | None) -> int:
-    """Steps that a run has done, as its metrics say."""
-    rows = run.rows() if run else []
-    return int(rows[-1]["env_steps"]) if rows else 0
-
-
-def steps_saved(run: Run | None) -> int:
-    """Steps after which a run goes on: those of its last checkpoint.
+def saved(work: Work, run: Run | None) -> int:
+    """What a run has done when it goes on: up to its last checkpoint.
 
     A run that was killed after its last iteration, before it saved itself, is not
     finished. One whose checkpoints somebody removed, but not its policy, is what its
     metrics say.
     """
     if run is None or run.latest_checkpoint() is None:
-        return steps_logged(run) if run and run.policy_dir.is_dir() else 0
-    return run.steps_saved
+        return work.logged(run) if run and run.policy_dir.is_dir() else 0
+    return work.saved(run)
 
 
 def _clear(stop: Path, scratch: Path) -> None:

@@ -10,7 +10,7 @@ from ray import tune
 
 from marl_pool.errors import InputError
 from marl_pool.runs import CONFIG, LOCK, Run
-from marl_pool.training.ppo import train
+from marl_pool.training.verbs import WORKS
 
 JOB = "job"
 """The key under which Tune hands over a job, as JSON: Tune would read meaning into
@@ -27,8 +27,8 @@ def run_trial(given: dict[str, Any]) -> None:
     last checkpoint.
 
     Args:
-        given: `JOB`: ``path`` of the run folder, ``config``, and the file ``stop``
-            that ends training when it exists.
+        given: `JOB`: the ``verb``, ``path`` of the run folder, ``config``, and the
+            file ``stop`` that ends training when it exists.
     """
     job = json.loads(given[JOB])
     tune.report({REASON: _train(job)})
@@ -36,7 +36,7 @@ def run_trial(given: dict[str, Any]) -> None:
 
 def _train(job: dict[str, Any]) -> str:
     try:
-        run = _open_or_create(Path(job["path"]), job["config"])
+        run = _open_or_create(Path(job["path"]), job["config"], job["verb"])
         with run.lock():
             return _train_run(run, job)
     except InputError as error:
@@ -45,7 +45,8 @@ def _train(job: dict[str, Any]) -> str:
 
 def _train_run(run: Run, job: dict[str, Any]) -> str:
     try:
-        train(run, job["config"], should_stop=Path(job["stop"]).exists)
+        work = WORKS[run.verb].load()
+        work(run, job["config"], should_stop=Path(job["stop"]).exists)
     except InputError:
         raise
     except Exception as error:
@@ -58,10 +59,10 @@ def _train_run(run: Run, job: dict[str, Any]) -> str:
     return ""
 
 
-def _open_or_create(path: Path, config: dict[str, Any]) -> Run:
+def _open_or_create(path: Path, config: dict[str, Any], verb: str) -> Run:
     if (path / CONFIG).is_file():
         return Run.open(path)
     # Killed before it wrote its configuration, a run left at most these behind.
     if path.is_dir() and {f.name for f in path.iterdir()} <= {f".{CONFIG}.new", LOCK}:
         shutil.rmtree(path)
-    return Run.create(path, config)
+    return Run.create(path, config, verb)

@@ -1,0 +1,1 @@
+"""Data of the supervised studies: made from a seed, or read from a folder."""

@@ -1,0 +1,204 @@
+"""Labelled images, from files that the user has, or asks to be fetched."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_pool.datasets.cifar import ARCHIVES, read_cifar
+from marl_pool.datasets.download import Source, fetch
+from marl_pool.datasets.idx import read_idx
+from marl_pool.errors import InputError
+
+Dataset = Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
+IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_CIFAR = "https://www.cs.toronto.edu/~kriz"
+SOURCES: dict[str, tuple[Source, ...]] = {
+    "mnist": (
+        Source(f"{_MNIST}/{IDX_NAMES[0]}.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        Source(f"{_MNIST}/{IDX_NAMES[1]}.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+        Source(f"{_MNIST}/{IDX_NAMES[2]}.gz", "9fb629c4189551a2d022fa330f9573f3"),
+        Source(f"{_MNIST}/{IDX_NAMES[3]}.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "fashion_mnist": (
+        Source(f"{_FASHION}/{IDX_NAMES[0]}.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        Source(f"{_FASHION}/{IDX_NAMES[1]}.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+        Source(f"{_FASHION}/{IDX_NAMES[2]}.gz", "bef4ecab320f06d8554ea6380940ec79"),
+        Source(f"{_FASHION}/{IDX_NAMES[3]}.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "cifar10": (
+        Source(f"{_CIFAR}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    ),
+    "cifar100": (
+        Source(f"{_CIFAR}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    ),
+}
+"""Where each data set is public, and the MD5 that its makers or torchvision give. A
+file that the user has may be another: Fashion-MNIST is met with splits of its own."""
+
+
+class Images(NamedTuple):
+    """A data set.
+
+    Attributes:
+        train: ``(n, H, W, C)`` uint8.
+        train_labels: ``(n,)`` int64, in [0, num_classes).
+        test: ``(m, H, W, C)`` uint8.
+        test_labels: ``(m,)`` int64.
+        num_classes: how many.
+    """
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    num_classes: int
+
+
+def load_images(
+    dataset: Dataset, data_dir: str | Path | None, download: bool = False
+) -> Images:
+    """Read a data set.
+
+    Args:
+        dataset: which. MNIST and Fashion-MNIST are four IDX files, compressed or not,
+            CIFAR is one archive.
+        data_dir: the folder that holds them, or one folder up from that of the data
+            set's name.
+        download: fetch the files that are missing, into ``data_dir/dataset``.
+
+    Raises:
+        InputError: no folder given, files missing, truncated or corrupt, or a download
+            that failed.
+    """
+    if data_dir is None:
+        raise InputError(
+            f"data_dir: expected the folder with the files of {dataset}, got none"
+        )
+    names = [source.name for source in SOURCES[dataset]]
+    files = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
+    missing = [
+        source
+        for source, file in zip(SOURCES[dataset], files, strict=True)
+        if file is None
+    ]
+    if missing and not download:
+        raise InputError(
+            f"data_dir: {data_dir} lacks {', '.join(each.name for each in missing)}, "
+            f"there and in its folder {dataset}; download=true fetches "
+            f"{'them' if len(missing) > 1 else 'it'}"
+        )
+    for source in missing:
+        fetch(source, Path(data_dir).expanduser() / dataset)
+    whole = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
+    return _read(dataset, [file for file in whole if file is not None])
+
+
+def resized(images: Tensor, size: int) -> Tensor:
+    """Bring square images to another size, without inventing detail.
+
+    They are padded with zeros on all sides to the next multiple of ``size``, if that
+    is at most a quarter more, and then averaged over squares. So 28 becomes 28, 32
+    (padded), 14, 16 (padded to 32) and so on.
+
+    Args:
+        images: ``(n, H, H, C)`` uint8.
+        size: of the result, in pixels.
+
+    Returns:
+        ``(n, size, size, C)`` uint8.
+
+    Raises:
+        InputError: a size that this cannot make.
+    """
+    side = images.shape[1]
+    factor = -(-side // size)
+    target = factor * size
+    if target > side * 1.25:
+        raise InputError(
+            f"task.size: expected one that {side} pixels, padded by at most a quarter, "
+            f"are a multiple of, got {size}"
+        )
+    before = (target - side) // 2
+    after = target - side - before
+    padded = torch.nn.functional.pad(images, (0, 0, before, after, before, after))
+    if factor == 1:
+        return padded
+    squares = padded.unflatten(2, (size, factor)).unflatten(1, (size, factor))
+    return squares.float().mean((2, 4)).round().to(torch.uint8)
+
+
+def patches(images: Tensor, patch: int) -> Tensor:
+    """Cut images into square patches, in the order of reading.
+
+    Args:
+        images: ``(n, H, W, C)``, H and W multiples of ``patch``.
+        patch: height and width in pixels.
+
+    Returns:
+        ``(n, N, patch * patch * C)``.
+    """
+    height, width = (extent // patch for extent in images.shape[1:3])
+    cut = images.unflatten(2, (width, patch)).unflatten(1, (height, patch))
+    return cut.transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def unpatched(cut: Tensor, patch: int, channels: int) -> Tensor:
+    """Put the patches of square images together again; the inverse of `patches`.
+
+    Args:
+        cut: ``(n, N, patch * patch * channels)``, N a square.
+        patch: height and width in pixels.
+        channels: C.
+
+    Returns:
+        ``(n, H, W, C)``.
+    """
+    side = round(cut.shape[1] ** 0.5)
+    grid = cut.unflatten(2, (patch, patch, channels)).unflatten(1, (side, side))
+    return grid.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def _read(dataset: Dataset, files: list[Path]) -> Images:
+    if dataset in ARCHIVES:
+        parts = list(read_cifar(files[0], dataset))
+        classes = ARCHIVES[dataset].num_classes
+    else:
+        parts, classes = [read_idx(file) for file in files], 10
+        parts = [part[..., None] if part.ndim == 3 else part for part in parts]
+    for images, labels in (parts[:2], parts[2:]):
+        if images.ndim != 4 or labels.shape != images.shape[:1]:
+            raise InputError(
+                f"{files[0].parent}: expected a label for each image, got images "
+                f"{images.shape} and labels {labels.shape}"
+            )
+        if len(labels) and labels.max() >= classes:
+            raise InputError(
+                f"{files[0].parent}: expected labels below {classes}, "
+                f"got {labels.max()}"
+            )
+    train, train_labels, test, test_labels = map(_tensor, parts)
+    return Images(train, train_labels.long(), test, test_labels.long(), classes)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array).copy())
+
+
+def _find(folder: Path, dataset: str, name: str) -> Path | None:
+    """A file in the folder or its subfolder, compressed or not."""
+    choices = (name, name.removesuffix(".gz")) if "idx" in name else (name,)
+    for place in (folder, folder / dataset):
+        for choice in choices:
+            if (place / choice).is_file():
+                return place / choice
+    return None

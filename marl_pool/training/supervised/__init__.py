@@ -1,0 +1,1 @@
+"""Supervised studies: a task, one trainer, k folds."""

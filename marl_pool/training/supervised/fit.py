@@ -1,0 +1,317 @@
+"""The driver: folds, epochs, measuring, the log, checkpoints, results."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from marl_pool.errors import InputError, StoppedError
+from marl_pool.names import build
+from marl_pool.progress import Progress
+from marl_pool.runs import Run
+from marl_pool.training.interrupt import Interruptible
+from marl_pool.training.supervised.cost import Cost, estimate
+from marl_pool.training.supervised.folds import fold_rows, generator_of
+from marl_pool.training.supervised.learner import (
+    Learner,
+    Means,
+    Measured,
+    is_finite,
+)
+from marl_pool.training.supervised.results import FoldResult, Results
+from marl_pool.training.supervised.saving import (
+    load_learner,
+    load_network,
+    save_learner,
+    save_network,
+)
+from marl_pool.training.supervised.settings import FitSettings
+from marl_pool.training.supervised.task import Task
+from marl_pool.training.supervised.tasks import TASKS
+
+PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
+
+
+def fit(
+    run: Run,
+    config: Mapping[str, Any],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Fit the network of each fold, measure the best of each, write results.
+
+    It goes on from the last checkpoint, if there is one.
+
+    Args:
+        run: takes metrics, checkpoints, networks, pictures and ``results.json``.
+        config: composed and checked, as in ``run.config``.
+        should_stop: asked after each epoch; True saves the run and ends it.
+
+    Raises:
+        InputError: parts of the configuration that don't fit each other, or data that
+            are not there.
+        StoppedError: the loss was not finite, or the disk is full.
+    """
+    torch.set_num_threads(config["threads"])
+    Driver(run, config, should_stop).loop()
+
+
+def make_task(config: Mapping[str, Any]) -> Task:
+    """Build the task of a checked configuration; it is not prepared yet.
+
+    Raises:
+        InputError: options that don't fit each other.
+    """
+    options = dict(config["task"])
+    context = {part: _part(config[part]) for part in ("encoder", "pooling")}
+    context |= {key: config["fit"][key] for key in ("dropout", "init_std")}
+    context |= {key: config[key] for key in ("seed", "data_dir", "download")}
+    task: Task = build(options.pop("name"), TASKS, "task", Task, options, context)
+    return task
+
+
+def price(config: Mapping[str, Any], folder: Path) -> Cost:
+    """What a run would cost, from a few batches of it.
+
+    Args:
+        config: composed and checked.
+        folder: for data that have to be made.
+    """
+    torch.set_num_threads(config["threads"])
+    task = make_task(config)
+    task.prepare(_data_folder(config, folder))
+    return _cost(task, config)
+
+
+def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
+    """Build a run's task again, prepared, and the best network of a fold.
+
+    Raises:
+        InputError: the run has no such network.
+    """
+    file = run.path / NETWORKS / f"fold_{fold}.safetensors"
+    if not file.is_file():
+        raise InputError(f"{run.path} has no network of fold {fold} yet")
+    task = make_task(run.config)
+    task.prepare(_data_folder(run.config, run.path))
+    network = task.make_network(run.config["seed"] + fold)
+    load_network(network, file)
+    return task, network.eval()
+
+
+class Driver:
+    """One process's work on one run.
+
+    Args:
+        run: takes the results.
+        config: of the run.
+        should_stop: see `fit`.
+
+    Raises:
+        InputError: see `fit`.
+    """
+
+    def __init__(
+        self, run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool]
+    ) -> None:
+        self.run, self.config, self.should_stop = run, config, should_stop
+        self.settings = FitSettings(**config["fit"])
+        _refuse_missing_device(config["device"])
+        self.task = make_task(config)
+        self.task.prepare(_data_folder(config, run.path))
+        for number in range(self.settings.folds):
+            self._rows(number)
+        self.results = Results(run, self.task.metric)
+        self.iteration = self.fold = 0
+        self.ctrl_c = Interruptible()
+
+    def loop(self) -> None:
+        """Fit fold after fold; see `fit`."""
+        began = time.monotonic()
+        learner = self._resume()
+        if not self.iteration:
+            print(_cost(self.task, self.config), flush=True)
+        total = self.settings.folds * self.settings.epochs
+        with (
+            Progress(total, unit="epochs", done=self.iteration) as progress,
+            self.ctrl_c,
+        ):
+            while self.fold < self.settings.folds:
+                learner = learner or self._learner()
+                self._fit_fold(learner, progress, began)
+                if not learner.is_done:
+                    break
+                self._end_fold(learner)
+                learner, self.fold = None, self.fold + 1
+        if self.ctrl_c.asked:
+            raise KeyboardInterrupt
+        if self.fold == self.settings.folds:
+            self._finish()
+
+    def _learner(self) -> Learner:
+        return Learner(
+            self.task,
+            self.settings,
+            seed=self.config["seed"],
+            number=self.fold,
+            device=self.config["device"],
+        )
+
+    def _rows(self, number: int) -> Any:
+        return fold_rows(
+            self.task.num_train, number, self.config["seed"], self.settings
+        )
+
+    def _fit_fold(self, learner: Learner, progress: Progress, began: float) -> None:
+        """Learn until the fold is over, or the run has to stop."""
+        rows, every = self._rows(self.fold), self.config["checkpoint"]["every"]
+        limit = self.config["time_limit"]
+        while not learner.is_done:
+            learned = learner.learn(rows.train)
+            measured = learner.measure("train", rows.validation)
+            if not is_finite(learned) or not is_finite(measured):
+                raise self._stopped("the loss is not finite")
+            learner.end_epoch(measured.means[self.task.metric])
+            self.iteration += 1
+            row = self._row(learner, learned, measured)
+            with self._writing("metrics.csv"):
+                self.run.log(row)
+            shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
+            progress.update(
+                self.fold * self.settings.epochs + learner.epoch,
+                **{name: row[name] for name in shown},
+            )
+            late = limit is not None and time.monotonic() - began >= limit
+            stop = late or self.ctrl_c.asked or self.should_stop()
+            if stop or learner.is_done or self.iteration % every == 0:
+                self._save(learner)
+            if stop:
+                return
+
+    def _row(
+        self, learner: Learner, learned: Measured, measured: Measured
+    ) -> dict[str, float]:
+        return {
+            "iteration": self.iteration,
+            "fold": self.fold,
+            "epoch": learner.epoch,
+            "step": learner.step,
+            **learned.means,
+            **{f"validation_{name}": each for name, each in measured.means.items()},
+            "lr": learner.lr,
+            "seconds": learner.seconds,
+            "samples_per_second": learned.examples / learned.seconds,
+            "measured_per_second": measured.examples / measured.seconds,
+        }
+
+    def _end_fold(self, learner: Learner) -> None:
+        """Measure the best network of a fold on the test set, and keep it."""
+        learner.network.load_state_dict(learner.best)
+        test = learner.measure("test", torch.arange(self.task.num_test))
+        folder = self.run.path / NETWORKS
+        with self._writing("the network"):
+            folder.mkdir(exist_ok=True)
+            save_network(learner.best, folder / f"fold_{self.fold}.safetensors")
+        self.results.add(
+            FoldResult(
+                fold=self.fold,
+                epochs=learner.epoch,
+                best_epoch=learner.best_epoch + 1,
+                steps=learner.step,
+                seconds=learner.seconds,
+                validation=learner.losses[learner.best_epoch],
+                test=test.means,
+            )
+        )
+
+    def _finish(self) -> None:
+        """Baselines, pictures, results."""
+        network = self.task.make_network(self.config["seed"])
+        load_network(network, self.run.path / NETWORKS / "fold_0.safetensors")
+        folder = self.run.path / PICTURES
+        with self._writing("the results"):
+            folder.mkdir(exist_ok=True)
+            generator = generator_of(self.config["seed"], "pictures")
+            self.results.write(
+                parameters=sum(each.numel() for each in network.parameters()),
+                baselines=self._baselines(),
+                pictures=self.task.finish(network.eval(), folder, generator),
+            )
+        print(self.results.table(), flush=True)
+
+    def _baselines(self) -> dict[str, float]:
+        means = Means()
+        for rows in torch.arange(self.task.num_test).split(self.settings.batch_size):
+            found = self.task.baselines(self.task.batch("test", rows))
+            if not found:
+                return {}
+            means.add(found)
+        return means.means()
+
+    def _save(self, learner: Learner) -> None:
+        with self._writing("the checkpoint"):
+            with self.run.checkpoint(self.iteration) as folder:
+                save_learner(learner, folder)
+                state = {"fold": self.fold, "results": self.results.as_data()}
+                (folder / PROGRESS).write_text(json.dumps(state))
+            self.run.prune(self.config["checkpoint"]["keep"])
+
+    def _resume(self) -> Learner | None:
+        checkpoint, learner = self.run.latest_checkpoint(), None
+        if checkpoint is not None:
+            try:
+                state = json.loads((checkpoint / PROGRESS).read_text())
+                self.fold = state["fold"]
+                self.results.restore(state["results"])
+                learner = self._learner()
+                load_learner(learner, checkpoint)
+            except Exception as error:
+                # Files can be damaged in many ways; all mean the same to a user.
+                reason = " ".join(str(error).split())[:200]
+                raise StoppedError(
+                    f"{checkpoint} cannot be read: {reason}; remove it to go on from "
+                    "the checkpoint before"
+                ) from error
+        self.iteration = self.run.iterations_saved
+        with self._writing("metrics.csv"):
+            self.run.resume_at(self.iteration)
+        return learner
+
+    def _stopped(self, reason: str) -> StoppedError:
+        checkpoint = self.run.latest_checkpoint()
+        kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
+        return StoppedError(f"fold {self.fold}: {reason}; {kept}")
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Stop with one line if the disk is full or gone."""
+        try:
+            yield
+        except OSError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise self._stopped(f"cannot write {what}: {reason}") from error
+
+
+def _cost(task: Task, config: Mapping[str, Any]) -> Cost:
+    settings = FitSettings(**config["fit"])
+    rows = fold_rows(task.num_train, 0, config["seed"], settings)
+    learner = Learner(task, settings, seed=0, number=0, device=config["device"])
+    return estimate(learner, rows, task.num_test)
+
+
+def _part(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return None if section["name"] == "none" else section
+
+
+def _data_folder(config: Mapping[str, Any], run: Path) -> Path:
+    given = config["data_dir"]
+    return run / DATA if given is None else Path(given).expanduser()
+
+
+def _refuse_missing_device(device: str) -> None:
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device: expected cpu, for there is no GPU, got {device}")

@@ -1,0 +1,217 @@
+"""A network, its optimizer, and the best weights so far."""
+
+import copy
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.training.supervised.folds import generator_of, number_of
+from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
+from marl_pool.training.supervised.settings import FitSettings
+from marl_pool.training.supervised.task import Batch, Outcome, Split, Task
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+NO_EPOCH = -1
+
+
+class Measured(NamedTuple):
+    """Means over examples.
+
+    Attributes:
+        means: by metric.
+        examples: how many.
+        seconds: that it took.
+    """
+
+    means: dict[str, float]
+    examples: int
+    seconds: float
+
+
+class Means:
+    """Sums of metrics that become means; kept on the device until asked for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self.examples = 0
+
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        """Count a batch's ``(B,)`` numbers."""
+        for name, values in metrics.items():
+            total = values.detach().double().sum()
+            self._sums[name] = self._sums.get(name, 0.0) + total
+        self.examples += len(next(iter(metrics.values())))
+
+    def means(self) -> dict[str, float]:
+        """By name."""
+        return {name: float(each) / self.examples for name, each in self._sums.items()}
+
+
+class Learner:
+    """What learns in one fold.
+
+    Args:
+        task: of the run, prepared.
+        settings: of the fit.
+        seed: of the run.
+        number: of the fold, from 0; its network's seed is ``seed + number``.
+        device: of the network.
+
+    Attributes:
+        network: the one that learns.
+        losses: of validation, an epoch each.
+        best_epoch: of the lowest one; `NO_EPOCH` before the first.
+        best: the weights then.
+        rate: what back-tracking has multiplied the learning rate by.
+        seconds: of training so far.
+        step: gradient steps so far.
+        lr: the learning rate of the last one.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: FitSettings,
+        *,
+        seed: int,
+        number: int,
+        device: str = "cpu",
+    ) -> None:
+        self.task, self.settings, self.device = task, settings, torch.device(device)
+        self.seed, self.number = seed, number
+        self.network = task.make_network(seed + number).to(self.device)
+        self._compiled: nn.Module = self.network
+        if settings.compile:
+            self._compiled = cast(nn.Module, torch.compile(self.network))
+        self.optimizer = OPTIMIZERS[settings.optimizer](
+            self.network.parameters(),
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+        )
+        self.losses: list[float] = []
+        self.best_epoch, self.rate = NO_EPOCH, 1.0
+        self.best: dict[str, Tensor] = {}
+        self.seconds, self.step, self.lr = 0.0, 0, 0.0
+        # What the optimizer knew at the best epoch, for back-tracking alone.
+        self.best_optimizer: dict[str, object] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Of epochs that are over."""
+        return len(self.losses)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the seconds of the fold are used up."""
+        limit = self.settings.seconds_per_fold
+        return limit is not None and self.seconds >= limit
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the fold has had its epochs or its seconds."""
+        return self.epoch >= self.settings.epochs or self.spent
+
+    def learn(self, rows: Tensor) -> Measured:
+        """Learn an epoch: all rows once, in an order of its own.
+
+        Args:
+            rows: of the fold's training examples. The last ones, too few for a batch,
+                are left out.
+        """
+        names = (self.number, self.epoch)
+        order = torch.randperm(len(rows), generator=generator_of(self.seed, *names))
+        generator = generator_of(self.seed, "learn", *names)
+        # Dropout draws from torch's own generator.
+        torch.manual_seed(number_of(self.seed, "dropout", *names))
+        self.task.begin_epoch(self.network, self.epoch, self.settings.epochs)
+        self.network.train()
+        means, began = Means(), self.seconds
+        for part in _batches(rows[order], self.settings.batch_size):
+            started = time.perf_counter()
+            outcome = self._evaluate("train", part, generator)
+            self._descend(outcome.loss, len(rows))
+            means.add({"loss": outcome.loss.expand(len(part)), **outcome.metrics})
+            self.seconds += time.perf_counter() - started
+            if self.spent:
+                break
+        return Measured(means.means(), means.examples, self.seconds - began)
+
+    def _descend(self, loss: Tensor, examples: int) -> None:
+        self.lr = self.rate * lr_at(self._progress(examples), self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.settings.grad_clip is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.grad_clip)
+        self.optimizer.step()
+        self.step += 1
+
+    def _progress(self, examples: int) -> float:
+        """The share of the fold that is over at the middle of the next step."""
+        a_pass = examples // self.settings.batch_size
+        by_steps = (self.step + 0.5) / (a_pass * self.settings.epochs)
+        limit = self.settings.seconds_per_fold
+        by_time = 0.0 if limit is None else self.seconds / limit
+        return min(max(by_steps, by_time), 1.0)
+
+    def measure(self, split: Split, rows: Tensor) -> Measured:
+        """Measure the network as it is, on all ``rows``."""
+        self.network.eval()
+        generator = generator_of(self.seed, "measure", split)
+        means, began = Means(), time.perf_counter()
+        with torch.no_grad():
+            for part in rows.split(self.settings.batch_size):
+                means.add(self._evaluate(split, part, generator).metrics)
+        return Measured(means.means(), means.examples, time.perf_counter() - began)
+
+    def end_epoch(self, loss: float) -> None:
+        """Keep the weights if they are the best so far, or go back to those.
+
+        Args:
+            loss: of validation.
+        """
+        self.losses.append(loss)
+        if self.best_epoch == NO_EPOCH or loss < self.losses[self.best_epoch]:
+            self.best_epoch = self.epoch - 1
+            self.best = _copied(self.network.state_dict())
+            if self.settings.back_tracking:
+                self.best_optimizer = copy.deepcopy(self.optimizer.state_dict())
+        elif self.settings.back_tracking and must_go_back(self.losses):
+            self.network.load_state_dict(self.best)
+            self.optimizer.load_state_dict(copy.deepcopy(self.best_optimizer))
+            self.rate *= ALPHA
+
+    def _evaluate(
+        self, split: Split, rows: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        batch = on(self.task.batch(split, rows), self.device)
+        with self._precision():
+            return self.task.evaluate(self._compiled, batch, generator)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        kind, enabled = self.device.type, self.settings.bfloat16
+        return torch.autocast(kind, torch.bfloat16, enabled=enabled)
+
+
+def on(batch: Batch, device: torch.device) -> Batch:
+    """A batch on another device."""
+    return {name: each.to(device, non_blocking=True) for name, each in batch.items()}
+
+
+def is_finite(measured: Measured) -> bool:
+    """Whether all means are numbers."""
+    return all(map(math.isfinite, measured.means.values()))
+
+
+def _batches(rows: Tensor, size: int) -> Iterator[Tensor]:
+    yield from rows[: len(rows) // size * size].split(size)
+
+
+def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in state.items()}

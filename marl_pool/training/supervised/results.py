@@ -1,0 +1,135 @@
+"""``results.json`` of a supervised run: each fold, and their mean and spread."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from marl_pool.atomic import new_file
+from marl_pool.errors import InputError
+from marl_pool.runs import Run
+
+FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What one fold came to."""
+
+    fold: int
+    """From 0."""
+    epochs: int
+    """That it had."""
+    best_epoch: int
+    """The one with the lowest validation metric, from 1."""
+    steps: int
+    """Gradient steps."""
+    seconds: float
+    """Of training."""
+    validation: float
+    """That lowest metric."""
+    test: dict[str, float]
+    """The best network's metrics on the hold-out test set."""
+
+
+class Results:
+    """The results of a run.
+
+    Args:
+        run: takes the file.
+        metric: that validation minimises.
+    """
+
+    def __init__(self, run: Run, metric: str) -> None:
+        self.run, self.metric = run, metric
+        self.folds: list[FoldResult] = []
+        self.document: dict[str, Any] = {}
+
+    def add(self, fold: FoldResult) -> None:
+        """Note a fold that is over."""
+        self.folds.append(fold)
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """The folds as plain data, for `restore`."""
+        return [asdict(fold) for fold in self.folds]
+
+    def restore(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """Take over what an earlier process noted."""
+        self.folds = [FoldResult(**fold) for fold in data]
+
+    def write(
+        self, parameters: int, baselines: Mapping[str, float], pictures: Sequence[Path]
+    ) -> None:
+        """Write the file.
+
+        Args:
+            parameters: of the network.
+            baselines: the metric of naive predictors on the test set, by name.
+            pictures: that were drawn.
+        """
+        config = self.run.config
+        self.document = {
+            "task": config["task"],
+            "encoder": config["encoder"],
+            "pooling": config["pooling"],
+            "scale": config["scale"],
+            "seed": config["seed"],
+            "package_version": self.run.version,
+            "config_digest": self.run.config_digest,
+            "metric": self.metric,
+            "parameters": parameters,
+            "folds": self.as_data(),
+            "mean": self._over_folds(mean),
+            "sd_over_folds": self._over_folds(stdev) if len(self.folds) > 1 else None,
+            "baselines": dict(baselines),
+            "pictures": [str(path.relative_to(self.run.path)) for path in pictures],
+        }
+        with new_file(self.run.path / FILE) as out:
+            json.dump(self.document, out, indent=1)
+
+    def _over_folds(self, statistic: Any) -> dict[str, float]:
+        names = self.folds[0].test
+        return {name: statistic([f.test[name] for f in self.folds]) for name in names}
+
+    def table(self) -> str:
+        """The written results as lines for people."""
+        found = self.document
+        spread = found["sd_over_folds"] or {}
+        folds = len(self.folds)
+        lines = [
+            f"{found['parameters']:,} parameters; test set, "
+            + (f"mean of {folds} folds ± sd over folds" if folds > 1 else "one fold")
+        ]
+        for name, value in found["mean"].items():
+            sd = f" ± {spread[name]:.4g}" if spread else ""
+            lines.append(f"  {name:<24} {value:.5g}{sd}")
+        for name, value in found["baselines"].items():
+            lines.append(f"  {self.metric + ', ' + name:<24} {value:.5g}")
+        return "\n".join(lines)
+
+
+def read_results(run: Path) -> dict[str, Any]:
+    """Read the results of a finished run.
+
+    Raises:
+        InputError: there are none, or they are damaged.
+    """
+    file = run / FILE
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if "mean" not in found:
+            raise ValueError("no mean")
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{run} has no {FILE} yet; go on with: marl-pool resume {run}"
+        ) from error
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    return dict(found)
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run has written its results."""
+    return (run / FILE).is_file()

@@ -1,0 +1,49 @@
+"""The learning rate over a fold, and when to go back to better weights."""
+
+import math
+from collections.abc import Sequence
+
+from marl_pool.training.supervised.settings import Decay, FitSettings
+
+DROP_AT, DROP_TO = 0.7, 0.1
+"""The share of the steps after which ``decay=drop`` lowers the rate, and how far:
+SWARM, section 4.2."""
+BETA, ALPHA, FIRST_EPOCHS = 0.2, 0.9, 5
+"""Back-tracking: the share of the epochs that must be worse, what the learning rate is
+multiplied by, and the epochs that are never taken back. SWARM, section 4.1.3."""
+
+
+def lr_at(progress: float, settings: FitSettings) -> float:
+    """The learning rate when a share ``progress``, in [0, 1], of a fold is over."""
+    if progress < settings.warmup:
+        return settings.lr * progress / settings.warmup
+    rest = (progress - settings.warmup) / (1 - settings.warmup)
+    return settings.lr * _factor(settings.decay, min(rest, 1.0))
+
+
+def _factor(decay: Decay, progress: float) -> float:
+    if decay == "cosine":
+        return (1 + math.cos(math.pi * progress)) / 2
+    if decay == "drop":
+        return DROP_TO if progress >= DROP_AT else 1.0
+    return 1.0
+
+
+def must_go_back(losses: Sequence[float]) -> bool:
+    """Whether training goes back to the weights of the best epoch.
+
+    Source: SWARM, section 4.1.3: the most recent epochs that all have a better
+    validation loss than the current one are more than β of all epochs. After the
+    current one was worse than so many in a row, what they learned since is given up.
+
+    Args:
+        losses: of validation, an epoch each, the current one last.
+    """
+    if len(losses) <= FIRST_EPOCHS:
+        return False
+    better = 0
+    for loss in reversed(losses[:-1]):
+        if loss >= losses[-1]:
+            break
+        better += 1
+    return better > BETA * len(losses)
