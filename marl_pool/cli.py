@@ -533,7 +533,13 @@ def _open_run(verb: str, path: str | None) -> "Run":
 
     if path is None:
         raise InputError(f"{verb}: expected the folder of a run, got none")
-    return Run.open(path)
+    run = Run.open(path)
+    if run.verb == "fit" and verb != "resume":
+        raise InputError(
+            f"{verb}: expected a run that has a policy, got {path}, made by fit: what "
+            f"it came to is in {RESULTS}"
+        )
+    return run
 
 
 def _flags_as_keys(

@@ -269,11 +269,6 @@ class Run:
         newest = self.latest_checkpoint()
         return 0 if newest is None else iteration_of(newest)
 
-    @property
-    def steps_saved(self) -> int:
-        """Environment steps after which `resume` goes on: of the newest checkpoint."""
-        return self.saved("env_steps")
-
     def saved(self, column: str) -> int:
         """What ``metrics.csv`` counts in ``column``, up to the newest checkpoint."""
         last = self.iterations_saved
@@ -393,7 +388,7 @@ def default_path(config: Mapping[str, Any]) -> Path:
     policy or the encoder stands in its place.
     """
     given = (config.get(part) for part in ("pooling", "policy", "encoder"))
-    named = [part for part in given if part and part["name"] != "none"]
+    named = [part for part in given if part and part.get("name", "none") != "none"]
     chosen = [config.get("env") or config["task"], *named[:1]]
     label = "-".join(part["name"].rpartition(":")[2] for part in chosen)
     now = datetime.now().strftime("%Y%m%d-%H%M%S")

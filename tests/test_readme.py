@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from marl_pool import arguments
-from marl_pool.cli import RESUMABLE, VERBS, main
+from marl_pool.cli import VERBS, main
 from marl_pool.config import compose, plan_sweep
 from marl_pool.config.sections import GROUPS
 from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
+from marl_pool.training.verbs import WORKS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -85,12 +86,13 @@ def test_its_python_runs(folder, number):
 def test_its_commands_are_understood(folder, words):
     with contextlib.suppress(SystemExit):  # --help
         known, overrides = arguments.parse(words)
-        if known.verb in ("train", "evolve", "clone"):
+        if known.verb in WORKS:
             compose(known.verb, overrides)
         elif known.verb == "sweep":
-            assert plan_sweep(overrides).trials
+            assert plan_sweep(overrides, None, known.trained_by).trials
         elif known.verb == "resume":
-            assert {text.partition("=")[0] for text in overrides} <= set(RESUMABLE)
+            allowed = {key for work in WORKS.values() for key in work.controls}
+            assert {text.partition("=")[0] for text in overrides} <= allowed
         elif known.verb == "import-weights":
             assert known.source in arguments.WEIGHTS
             assert not overrides

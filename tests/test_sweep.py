@@ -19,7 +19,7 @@ from scipy import stats
 import marl_pool
 from marl_pool import InputError, cli
 from marl_pool.config import VERBS, check, compose, differences, plan_grid, plan_sweep
-from marl_pool.config.grid import refuse_other_runs
+from marl_pool.config.grid import STUDIES, refuse_other_runs
 from marl_pool.config.sections import CONFIGS, files_of
 from marl_pool.runs import Run
 from marl_pool.sweeps import LONGEST_NAME, Sweep, Trial, read_table, trial_name
@@ -30,8 +30,11 @@ pytest.importorskip("ray")
 from marl_pool.training.sweep.board import FAILED, FINISHED, RUNNING, Board
 from marl_pool.training.sweep.power import smallest_difference
 from marl_pool.training.sweep.probe import Pace
-from marl_pool.training.sweep.schedule import bundles, steps_saved
+from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
+from marl_pool.training.verbs import WORKS
+
+TRAIN = WORKS["train"]
 
 HEADS = ["ada", "avg", "max", "cls"]
 ROOT = Path(marl_pool.__file__).parents[1]
@@ -119,10 +122,10 @@ def test_what_refers_to_a_swept_key_follows_it():
 
 
 def test_the_primary_file_has_the_settings():
-    content = yaml.safe_load((CONFIGS / "sweep.yaml").read_text())
-    del content["defaults"]
-    settings = compose("sweep")
-    assert content == {key: settings[key] for key in ("grid", "sweep")}
+    content = yaml.safe_load((CONFIGS / "study.yaml").read_text())
+    for verb in STUDIES.values():
+        settings = compose(verb)
+        assert content == {key: settings[key] for key in ("grid", "sweep")}
     assert VERBS["sweep"].settings is StudySettings
     assert SweepSettings(**content["sweep"]) == SweepSettings()
 
@@ -436,16 +439,16 @@ def test_run_control_counts_only_where_it_is_swept():
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     run = Run.create(tmp_path / "run", compose("train"))
-    assert steps_saved(None) == steps_saved(run) == 0
+    assert saved(TRAIN, None) == saved(TRAIN, run) == 0
     for number in range(1, 4):
         run.log({"iteration": number, "env_steps": 10 * number})
     run.close()
-    assert steps_saved(run) == 0  # killed before it saved itself
+    assert saved(TRAIN, run) == 0  # killed before it saved itself
     with run.checkpoint(2):
         run.policy_dir.mkdir()
-    assert steps_saved(run) == 20
+    assert saved(TRAIN, run) == 20
     run.checkpoints()[0].rmdir()
-    assert steps_saved(run) == 30  # somebody made room
+    assert saved(TRAIN, run) == 30  # somebody made room
 
 
 # The table
@@ -541,7 +544,7 @@ def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
 
 def test_the_size_of_the_study_is_told(plan):
     done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
-    assert size_of(plan.grid, plan.trials, done).splitlines() == [
+    assert size_of(plan.grid, plan.trials, done, TRAIN).splitlines() == [
         "4 runs: pooling (2) x env.counts (1) x seed (2)",
         "1 finished, 1 to go on with, 2 to begin",
         "400 steps in all, 240 to do",

@@ -295,7 +295,8 @@ def _suits(
     section = kind.section(group)
     if option == NONE:
         return isinstance(section, Group) and section.optional
-    if any(group in other.own for other in VERBS.values()):
+    sections = (v.section(group) for v in VERBS.values() if group in v.sections)
+    if len({isinstance(each, Group) for each in sections}) > 1:
         named = any("name" in content for content in contents(option, files))
         return named == isinstance(section, Group)
     return True

@@ -19,8 +19,8 @@ class Work:
         column: of ``metrics.csv`` that counts it.
         limits: keys whose product says when a run is done.
         controls: keys, with those below them, that ``resume`` may change.
-        result: file in the run's folder that says that it is done, whatever the
-            count; or nothing.
+        result: file in the run's folder without which a run is not done, and with
+            which it is, whatever the count; or nothing.
     """
 
     function: str
@@ -48,19 +48,20 @@ class Work:
 
     def saved(self, run: Run) -> int:
         """How much a run has done, up to the checkpoint from which it goes on."""
-        return self._whole(run) or run.saved(self.column)
+        return self._counted(run, run.saved(self.column))
 
     def logged(self, run: Run | None) -> int:
         """How much a run has done, as its metrics say."""
         if run is None:
             return 0
         rows = run.rows()
-        return self._whole(run) or (int(rows[-1][self.column]) if rows else 0)
+        return self._counted(run, int(rows[-1][self.column]) if rows else 0)
 
-    def _whole(self, run: Run) -> int:
-        """All of it, where a file says that the run is done; 0 where none does."""
-        done = self.result and (run.path / self.result).is_file()
-        return self.total(run.config) if done else 0
+    def _counted(self, run: Run, count: int) -> int:
+        if not self.result:
+            return count
+        total = self.total(run.config)
+        return total if (run.path / self.result).is_file() else min(count, total - 1)
 
 
 WORKS = {

@@ -142,8 +142,7 @@ class Driver:
         ):
             while self.fold < self.settings.folds:
                 learner = learner or self._learner()
-                self._fit_fold(learner, progress, began)
-                if not learner.is_done:
+                if self._must_stop_in_fold(learner, progress, began):
                     break
                 self._end_fold(learner)
                 learner, self.fold = None, self.fold + 1
@@ -166,8 +165,10 @@ class Driver:
             self.task.num_train, number, self.config["seed"], self.settings
         )
 
-    def _fit_fold(self, learner: Learner, progress: Progress, began: float) -> None:
-        """Learn until the fold is over, or the run has to stop."""
+    def _must_stop_in_fold(
+        self, learner: Learner, progress: Progress, began: float
+    ) -> bool:
+        """Learn until the fold is over, or the run has to stop: then return True."""
         rows, every = self._rows(self.fold), self.config["checkpoint"]["every"]
         limit = self.config["time_limit"]
         while not learner.is_done:
@@ -190,7 +191,8 @@ class Driver:
             if stop or learner.is_done or self.iteration % every == 0:
                 self._save(learner)
             if stop:
-                return
+                return True
+        return False
 
     def _row(
         self, learner: Learner, learned: Measured, measured: Measured
@@ -238,6 +240,7 @@ class Driver:
             generator = generator_of(self.config["seed"], "pictures")
             self.results.write(
                 parameters=sum(each.numel() for each in network.parameters()),
+                num_test=self.task.num_test,
                 baselines=self._baselines(),
                 pictures=self.task.finish(network.eval(), folder, generator),
             )

@@ -60,12 +60,17 @@ class Results:
         self.folds = [FoldResult(**fold) for fold in data]
 
     def write(
-        self, parameters: int, baselines: Mapping[str, float], pictures: Sequence[Path]
+        self,
+        parameters: int,
+        num_test: int,
+        baselines: Mapping[str, float],
+        pictures: Sequence[Path],
     ) -> None:
         """Write the file.
 
         Args:
             parameters: of the network.
+            num_test: examples of the test set.
             baselines: the metric of naive predictors on the test set, by name.
             pictures: that were drawn.
         """
@@ -80,6 +85,7 @@ class Results:
             "config_digest": self.run.config_digest,
             "metric": self.metric,
             "parameters": parameters,
+            "num_test": num_test,
             "folds": self.as_data(),
             "mean": self._over_folds(mean),
             "sd_over_folds": self._over_folds(stdev) if len(self.folds) > 1 else None,

@@ -151,8 +151,10 @@ class Board:
         line = self.lines[name]
         seconds = self.clock() - line.began[0]
         taken = line.steps - line.began[1]
-        rate = (
-            f"  {taken / seconds:,.4g} {self.unit}/s" if taken and seconds > 0 else ""
-        )
+        rate = ""
+        if taken and seconds > 0:
+            pace = taken / seconds
+            rate = f"  {pace:,.0f}" if pace >= 1 else f"  {pace:.2g}"
+            rate += f" {self.unit}/s"
         note = f": {line.note}" if line.note else ""
         return f"{line.state}  {name}  {line.steps:,} / {line.total:,}{rate}{note}"

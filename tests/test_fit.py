@@ -1,0 +1,390 @@
+"""The trainer of supervised studies, on a task of a few milliseconds."""
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_pool.cli import main
+from marl_pool.config import check, compose
+from marl_pool.errors import InputError, StoppedError
+from marl_pool.runs import Run
+from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
+from marl_pool.training.supervised.folds import fold_rows
+from marl_pool.training.supervised.learner import Learner
+from marl_pool.training.supervised.results import read_results
+from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
+from marl_pool.training.supervised.settings import FitSettings
+from tests.line import Line
+
+TINY = ("task=tests.line:Line", "encoder=none", "pooling=none", "threads=1")
+FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
+
+
+def config_of(*overrides: str) -> dict[str, object]:
+    return compose("fit", [*FEW, *overrides])
+
+
+def run_of(path: Path, *overrides: str) -> Run:
+    return Run.create(path, config_of(*overrides), "fit")
+
+
+def fitted(path: Path, *overrides: str) -> Run:
+    run = run_of(path, *overrides)
+    fit(run, run.config)
+    run.close()
+    return run
+
+
+# Folds
+
+
+@given(
+    st.integers(4, 200), st.integers(2, 4), st.integers(0, 2**40), st.integers(0, 2**40)
+)
+def test_every_example_validates_exactly_one_fold(count, folds, seed, other):
+    settings = FitSettings(folds=folds, batch_size=1, validation_examples=None)
+    parts = [fold_rows(count, number, seed, settings) for number in range(folds)]
+    together = torch.cat([part.validation for part in parts]).sort().values
+    assert together.equal(torch.arange(count))
+    for part in parts:
+        rows = torch.cat(list(part)).sort().values
+        assert rows.equal(torch.arange(count))
+    assert fold_rows(count, 0, seed, settings).train.equal(parts[0].train)
+
+
+def test_one_fold_validates_with_a_share():
+    settings = FitSettings(folds=1, validation=0.25, batch_size=1)
+    fold = fold_rows(40, 0, 0, settings)
+    assert (len(fold.train), len(fold.validation)) == (30, 10)
+
+
+def test_a_fold_smaller_than_a_batch_is_refused():
+    with pytest.raises(InputError, match=r"fit.batch_size: expected at most 6, .* 7"):
+        fold_rows(9, 0, 0, FitSettings(folds=3, batch_size=7))
+
+
+# Schedules
+
+
+def test_the_rate_warms_up_and_falls_as_a_cosine():
+    settings = FitSettings(lr=2.0, warmup=0.1, decay="cosine")
+    assert lr_at(0.05, settings) == pytest.approx(1.0)
+    assert lr_at(0.1, settings) == pytest.approx(2.0)
+    assert lr_at(0.55, settings) == pytest.approx(1.0)
+    assert lr_at(1.0, settings) == pytest.approx(0.0)
+
+
+def test_the_rate_drops_to_a_tenth_after_seventy_percent():
+    settings = FitSettings(lr=2.0, decay="drop")
+    assert [lr_at(x, settings) for x in (0.0, 0.69, 0.7, 1.0)] == [2, 2, 0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("losses", "back"),
+    [
+        ([5, 4, 3, 2, 9], False),  # among the first five
+        ([5, 4, 3, 2, 1, 9], True),  # the last five of six were better: 5 > 1.2
+        ([9, 9, 9, 9, 1, 2], False),  # only the last one was better: 1 < 1.2
+        ([9, 9, 9, 9, 1, 2, 3], True),  # two of seven: 2 > 1.4
+        ([9, 9, 9, 1, 2, 1, 3, 9, 3, 3], False),  # 3 is not better than 3
+        ([9, 9, 9, 9, 9, 9, 9, 9, 1, 2], False),  # one of ten, of 2 needed
+    ],
+)
+def test_back_tracking_counts_the_last_epochs_that_were_better(losses, back):
+    assert must_go_back(losses) is back
+
+
+def test_going_back_restores_weights_and_lowers_the_rate():
+    task = Line(noisy=False)
+    task.prepare(Path())
+    settings = FitSettings(back_tracking=True, batch_size=8, lr=0.1)
+    learner = Learner(task, settings, seed=0, number=0)
+    best = {}
+    for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.5, 1.7]):
+        learner.learn(torch.arange(40))
+        if epoch == 4:
+            best = {k: v.clone() for k, v in learner.network.state_dict().items()}
+        learner.end_epoch(loss)
+    assert learner.rate == ALPHA
+    assert all(v.equal(best[k]) for k, v in learner.network.state_dict().items())
+    learner.learn(torch.arange(40))
+    assert learner.lr == pytest.approx(0.1 * ALPHA)
+
+
+# Runs
+
+
+def test_it_learns_and_leaves_results(tmp_path):
+    run = fitted(tmp_path / "run", "fit.epochs=30", "fit.folds=2", "seed=1")
+    found = read_results(run.path)
+    assert found["mean"]["squared_error"] < 0.05 * found["baselines"]["zero"]
+    assert found["parameters"] == 1
+    assert [fold["fold"] for fold in found["folds"]] == [0, 1]
+    scores = [fold["test"]["squared_error"] for fold in found["folds"]]
+    assert found["mean"]["squared_error"] == pytest.approx(sum(scores) / 2)
+    spread = abs(scores[0] - scores[1]) / math.sqrt(2)
+    assert found["sd_over_folds"]["squared_error"] == pytest.approx(spread)
+    x = torch.arange(10).double().add(1).sin() + 1
+    assert found["baselines"]["zero"] == pytest.approx(float((3 * x).square().mean()))
+    assert found["pictures"] == ["pictures/slope.txt"]
+    slope = float((run.path / "pictures" / "slope.txt").read_text())
+    assert slope == pytest.approx(3, abs=0.5)
+    _, network = open_fit(run)
+    assert network[1].weight.item() == slope
+
+
+def test_the_best_epoch_is_measured_not_the_last(tmp_path):
+    run = fitted(tmp_path / "run", "fit.lr=3.0", "fit.epochs=6", "fit.folds=1")
+    rows = run.rows()
+    best = min(rows, key=lambda row: row["validation_squared_error"])
+    (fold,) = read_results(run.path)["folds"]
+    assert fold["best_epoch"] == best["epoch"]
+    assert fold["validation"] == best["validation_squared_error"]
+    assert len({row["validation_squared_error"] for row in rows}) == 6
+
+
+def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
+    one, two, other = (
+        read_results(fitted(tmp_path / name, f"seed={seed}").path)["mean"]
+        for name, seed in (("one", 5), ("two", 5), ("other", 6))
+    )
+    assert one == two != other
+
+
+@pytest.mark.parametrize("stop_after", [1, 9, 16, 24])
+@pytest.mark.parametrize("back_tracking", [False, True])
+def test_a_resumed_run_equals_one_that_was_not_stopped(
+    tmp_path, stop_after, back_tracking
+):
+    options = (f"fit.back_tracking={back_tracking}", "fit.lr=2.0", "fit.epochs=8")
+    whole = fitted(tmp_path / "whole", *options)
+    run = run_of(tmp_path / "stopped", *options)
+    calls = iter(range(100))
+    fit(run, run.config, should_stop=lambda: next(calls) == stop_after - 1)
+    assert len(run.rows()) == stop_after
+    fit(run, run.config)
+    assert read_results(run.path)["mean"] == read_results(whole.path)["mean"]
+    clocks = {"seconds", "samples_per_second", "measured_per_second"}
+    for ours, theirs in zip(run.rows(), whole.rows(), strict=True):
+        assert {k: v for k, v in ours.items() if k not in clocks} == {
+            k: v for k, v in theirs.items() if k not in clocks
+        }
+
+
+def test_a_fold_ends_after_its_seconds(tmp_path):
+    run = fitted(
+        tmp_path / "run",
+        "fit.epochs=10_000",
+        "fit.seconds_per_fold=0.05",
+        "fit.folds=2",
+    )
+    folds = read_results(run.path)["folds"]
+    assert all(0.05 <= fold["seconds"] < 5 for fold in folds)
+    assert all(fold["epochs"] < 10_000 for fold in folds)
+    assert main(["resume", str(run.path)]) == 0
+
+
+def test_the_schedule_is_stretched_to_the_seconds(tmp_path):
+    run = fitted(
+        tmp_path / "run",
+        *("fit.epochs=10_000", "fit.seconds_per_fold=0.2", "fit.folds=1"),
+        "fit.decay=cosine",
+    )
+    rates = [row["lr"] for row in run.rows()]
+    assert rates[0] > 0.09
+    assert rates[-1] < 0.01
+
+
+def test_gradient_clipping_limits_a_step():
+    task = Line(noisy=False)
+    task.prepare(Path())
+    moved = {}
+    for clip in (None, 1e-9):
+        # Adam divides by the gradient's size: only one near its epsilon shows.
+        settings = FitSettings(grad_clip=clip, batch_size=40, lr=0.1)
+        learner = Learner(task, settings, seed=0, number=0)
+        before = learner.network[1].weight.item()
+        learner.learn(torch.arange(40))
+        moved[clip] = abs(learner.network[1].weight.item() - before)
+    assert moved[1e-9] < 0.5 * moved[None]
+
+
+@pytest.mark.parametrize("option", ["fit.bfloat16=true", "fit.optimizer=adamw"])
+def test_options_of_the_fit_run(tmp_path, option):
+    run = fitted(tmp_path / "run", option, "fit.weight_decay=0.01")
+    assert math.isfinite(read_results(run.path)["mean"]["squared_error"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+def test_a_compiled_network_learns_the_same(tmp_path):
+    plain, compiled = (
+        read_results(
+            fitted(tmp_path / name, f"fit.compile={flag}", "task.noisy=false").path
+        )
+        for name, flag in (("plain", "false"), ("compiled", "true"))
+    )
+    expected = plain["mean"]["squared_error"]
+    assert compiled["mean"]["squared_error"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_a_checkpoint(tmp_path):
+    run = run_of(tmp_path / "run", "task.nan_after=2")
+    with pytest.raises(StoppedError, match=r"fold 0: the loss is not finite; kept .*2"):
+        fit(run, run.config)
+    assert len(run.rows()) == 2
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path):
+    run = run_of(tmp_path / "run")
+    calls = iter(range(9))
+    fit(run, run.config, should_stop=lambda: next(calls) == 1)
+    (run.latest_checkpoint() / "learner.json").write_text("{")
+    with pytest.raises(StoppedError, match=r"cannot be read: .*; remove it"):
+        fit(run, run.config)
+
+
+def test_the_price_counts_folds_epochs_and_tests(tmp_path):
+    cost = price(config_of("fit.folds=2"), tmp_path)
+    assert (cost.folds, cost.epochs, cost.examples) == (2, 3, 30)
+    assert cost.seconds > 2 * 3 * 30 / cost.rate
+    limited = price(config_of("fit.epochs=100_000", "fit.seconds_per_fold=2"), tmp_path)
+    assert 3 * 2 <= limited.seconds < 3 * 2 + 100
+
+
+# The command line
+
+
+def test_fit_from_the_command_line(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    assert main(["fit", *FEW, "--run-dir", path]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("about 1 s: 3 folds of at most 3 epochs of 40 examples")
+    assert "1 parameters; test set, mean of 3 folds ± sd over folds" in out
+    assert "squared_error, zero" in out
+    assert f"{path}/results.json" in out
+    assert main(["resume", path]) == 0
+    assert "9 of 9 epochs are done" in capsys.readouterr().out
+
+
+def test_a_dry_run_prints_the_cost_and_makes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *FEW, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("about 1 s: 3 folds")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    run = run_of(tmp_path / "run")
+    calls = iter(range(9))
+    fit(run, run.config, should_stop=lambda: next(calls) == 0)
+    run.close()
+    assert main(["resume", path, "checkpoint.keep=2"]) == 0
+    assert "results.json" in capsys.readouterr().out
+    assert len(json.loads((run.path / "results.json").read_text())["folds"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task=nothing"], "unknown task 'nothing': choose from"),
+        (["task=tests.line:Unfinished"], "is abstract"),
+        (["task.slope=2"], "task.slope"),
+        (["fit.folds=0"], "fit.folds: expected"),
+        (["fit.folds=1", "fit.validation=1"], "fit.validation: expected a share"),
+        (["fit.back_tracking=true", "fit.decay=cosine"], "fit.decay: expected const"),
+        (["fit.optimizer=sgd"], "fit.optimizer"),
+        (["fit.batch_size=41"], "fit.batch_size: expected at most 40"),
+        (["scale=huge"], "scale"),
+        (["env=cartpole"], "env"),
+        (["device=cuda"], "device: expected cpu, for there is no GPU"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
+    if "device=cuda" in overrides and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    path = tmp_path / "run"
+    assert main(["fit", *FEW, *overrides, "--run-dir", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not path.exists()
+
+
+def test_a_resumed_run_takes_run_control_only(tmp_path, capsys):
+    run = fitted(tmp_path / "run")
+    assert main(["resume", str(run.path), "fit.epochs=9"]) == 2
+    assert "fit.epochs: a resumed run takes only" in capsys.readouterr().err
+
+
+def test_what_makes_policies_refuses_none(capsys):
+    for verb in ("train", "sweep"):
+        assert (
+            main([verb, "encoder=none", "seed=0,1"][: 3 if verb == "sweep" else 2]) == 2
+        )
+        err = capsys.readouterr().err
+        assert "encoder=none is made for fit" in err
+
+
+def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
+    folder = tmp_path / "own"
+    (folder / "task").mkdir(parents=True)
+    (folder / "sizes").mkdir()
+    (folder / "task" / "my_line.yaml").write_text("name: tests.line:Line\n")
+    (folder / "sizes" / "my_line_tiny.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /pooling: none\n"
+        "task:\n  num_samples: 12\nfit:\n  epochs: 7\n"
+    )
+    base = ["task=my_line", "encoder=none"]
+    tiny = compose("fit", [*base, "scale=tiny"], folder)
+    assert (tiny["task"]["num_samples"], tiny["fit"]["epochs"]) == (12, 7)
+    assert (tiny["pooling"]["name"], tiny["scale"]) == ("none", "tiny")
+    cpu = compose("fit", base, folder)
+    assert (cpu["fit"]["epochs"], cpu["scale"]) == (10, "cpu")
+    own = compose("fit", [*base, "scale=tiny", "fit.epochs=2", "pooling=max"], folder)
+    assert (own["fit"]["epochs"], own["pooling"]["name"]) == (2, "max")
+
+
+def test_a_task_of_ones_own_gets_only_what_it_asks_for():
+    task = make_task(config_of("task.num_samples=7"))
+    assert isinstance(task, Line)
+    assert task.count == 7
+
+
+def test_a_checked_configuration_is_a_fixed_point():
+    config = config_of()
+    assert check("fit", config) == config
+
+
+def test_the_study_of_ones_own_in_the_docs_runs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "fit.md").read_text(encoding="utf-8")
+    blocks = [text.partition("```")[0] for text in page.split("```python\n")[1:]]
+    (tmp_path / "my_tasks.py").write_text(blocks[-1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = ["task=my_tasks:Parity", "task.bits=4", "pooling=max", "fit.epochs=1"]
+    small = ["encoder.dim=8", "encoder.num_layers=1", "fit.folds=1", "threads=1"]
+    assert main(["fit", *own, *small, "--run-dir", "runs/ada"]) == 0
+    assert read_results(Path("runs/ada"))["num_test"] == 1024
+    scope: dict[str, object] = {}
+    exec(compile(blocks[0], "docs/fit.md", "exec"), scope)
+    assert not scope["network"].training
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "diagnose", "render", "report"])
+def test_what_needs_a_policy_says_that_a_fit_has_none(tmp_path, capsys, verb):
+    run = fitted(tmp_path / "run")
+    capsys.readouterr()
+    assert main([verb, str(run.path)]) == 2
+    err = capsys.readouterr().err
+    assert "made by fit: what it came to is in results.json" in err
+    assert err.count("\n") == 1

@@ -1,0 +1,364 @@
+"""Image files: readers, damage, downloads, sizes, patches; and the ViT study."""
+
+import gzip
+import hashlib
+import io
+import json
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_pool.cli import main
+from marl_pool.config import compose
+from marl_pool.datasets.cifar import ARCHIVES, read_cifar
+from marl_pool.datasets.download import Source, fetch
+from marl_pool.datasets.idx import read_idx
+from marl_pool.datasets.images import (
+    IDX_NAMES,
+    SOURCES,
+    load_images,
+    patches,
+    resized,
+    unpatched,
+)
+from marl_pool.errors import InputError
+from marl_pool.tokens import Tokens
+from marl_pool.training.supervised.fit import make_task
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def idx(array: np.ndarray) -> bytes:
+    """An array of bytes in the IDX format, written by hand."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+
+
+def write_mnist(folder: Path, train: int = 40, test: int = 10) -> Path:
+    """Four compressed IDX files of random images."""
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for prefix, count in (("train", train), ("t10k", test)):
+        images = random.integers(0, 256, (count, 28, 28))
+        for kind, array in (
+            ("images-idx3", images),
+            ("labels-idx1", random.integers(0, 10, count)),
+        ):
+            file = folder / f"{prefix}-{kind}-ubyte.gz"
+            file.write_bytes(gzip.compress(idx(array)))
+    return folder
+
+
+def write_cifar(file: Path, kind: str, contents: dict[str, object]) -> Path:
+    """An archive like the public one, as Python 2 pickled it."""
+    with tarfile.open(file, "w:gz") as archive:
+        for name, content in contents.items():
+            data = content if isinstance(content, bytes) else pickle.dumps(content, 2)
+            member = tarfile.TarInfo(f"{ARCHIVES[kind].folder}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return file
+
+
+def cifar_contents(kind: str) -> dict[str, object]:
+    """What an archive holds, three images in each file."""
+    random = np.random.default_rng(1)
+    archive = ARCHIVES[kind]
+    return {
+        name: {
+            b"data": random.integers(0, 256, (3, 3072), np.uint8),
+            archive.labels: [0, archive.num_classes - 1, 1],
+            b"filenames": [b"a.png", b"b.png", b"c.png"],
+        }
+        for name in (*archive.train, archive.test)
+    }
+
+
+# IDX
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_idx_file_is_read(tmp_path, compressed):
+    array = np.arange(24).reshape(2, 3, 4)
+    file = tmp_path / ("x.gz" if compressed else "x")
+    file.write_bytes(gzip.compress(idx(array)) if compressed else idx(array))
+    assert (read_idx(file) == array).all()
+
+
+def test_damaged_idx_files_are_refused(tmp_path):
+    whole = idx(np.zeros((2, 3, 4)))
+    packed = gzip.compress(whole)
+    for content, name, message in (
+        (whole[:-1], "x", "expected 24 bytes after its header, got 23"),
+        (whole + b"x", "x", "expected 24 bytes after its header, got 25"),
+        (b"\0\0\x0d\x01" + bytes(8), "x", "expected an IDX file of bytes"),
+        (b"", "x", "expected an IDX file"),
+        (whole[:6], "x", "expected an IDX file"),
+        (packed[:-9], "x.gz", "truncated or corrupt"),
+        (packed[:12] + b"zzz" + packed[15:], "x.gz", "truncated or corrupt"),
+        (whole, "x.gz", "truncated or corrupt"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            read_idx(tmp_path / name)
+
+
+def test_a_folder_or_its_subfolder_holds_the_files(tmp_path):
+    write_mnist(tmp_path / "mnist")
+    one = load_images("mnist", tmp_path)
+    other = load_images("mnist", tmp_path / "mnist")
+    assert one.train.equal(other.train)
+    assert one.train.shape == (40, 28, 28, 1)
+    assert one.test_labels.shape == (10,)
+    assert one.train.dtype == torch.uint8
+    assert one.num_classes == 10
+
+
+def test_missing_files_are_named(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(InputError, match=r"data_dir: .* lacks train-labels-idx1-ubyte"):
+        load_images("fashion_mnist", tmp_path)
+    with pytest.raises(InputError, match="data_dir: expected the folder"):
+        load_images("mnist", None)
+
+
+def test_images_and_labels_must_fit(tmp_path):
+    write_mnist(tmp_path)
+    file = tmp_path / "train-labels-idx1-ubyte.gz"
+    file.write_bytes(gzip.compress(idx(np.zeros(39))))
+    with pytest.raises(InputError, match="expected a label for each image"):
+        load_images("mnist", tmp_path)
+    file.write_bytes(gzip.compress(idx(np.full(40, 10))))
+    with pytest.raises(InputError, match="expected labels below 10, got 10"):
+        load_images("mnist", tmp_path)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real images")
+@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
+def test_the_real_files_are_read(dataset):
+    images = load_images(dataset, SHARED)
+    assert images.train.shape == (60_000, 28, 28, 1)
+    assert images.test.shape == (10_000, 28, 28, 1)
+    assert images.train_labels.unique().equal(torch.arange(10))
+
+
+# CIFAR
+
+
+@pytest.mark.parametrize("kind", list(ARCHIVES))
+def test_a_cifar_archive_is_read(tmp_path, kind):
+    contents = cifar_contents(kind)
+    name = SOURCES[kind][0].name
+    write_cifar(tmp_path / name, kind, {**contents, "batches.meta": {b"x": [b"y"]}})
+    images = load_images(kind, tmp_path)
+    archive = ARCHIVES[kind]
+    assert images.train.shape == (3 * len(archive.train), 32, 32, 3)
+    assert images.num_classes == archive.num_classes
+    assert images.test_labels.tolist() == [0, archive.num_classes - 1, 1]
+    row = contents[archive.test][b"data"][1]
+    # Red, green and blue plane after plane, each in rows.
+    assert images.test[1, 5, 7].tolist() == [
+        row[c * 1024 + 5 * 32 + 7] for c in range(3)
+    ]
+
+
+class Evil:
+    """What would run a command when it is unpickled."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("pwned"),)
+
+
+def test_a_cifar_archive_cannot_run_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    contents = {**cifar_contents("cifar100"), "train": {b"data": Evil()}}
+    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
+    with pytest.raises(InputError, match="refused: it holds"):
+        read_cifar(file, "cifar100")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_damaged_cifar_archives_are_refused(tmp_path):
+    whole = cifar_contents("cifar100")
+    file = tmp_path / "x.tar.gz"
+    for changed, message in (
+        ({"train": b"\x80\x02garbage"}, "train is damaged"),
+        ({"train": {b"data": np.zeros((3, 7))}}, "none of CIFAR's files"),
+        ({"train": {b"data": np.zeros((3, 3072)), b"fine_labels": [1]}}, "none of CIF"),
+        ({"train": [1, 2]}, "none of CIFAR's files"),
+    ):
+        write_cifar(file, "cifar100", {**whole, **changed})
+        with pytest.raises(InputError, match=message):
+            read_cifar(file, "cifar100")
+    write_cifar(file, "cifar100", {"test": whole["test"]})
+    with pytest.raises(
+        InputError, match="expected an archive with cifar-100-python/tr"
+    ):
+        read_cifar(file, "cifar100")
+    write_cifar(file, "cifar100", whole)
+    file.write_bytes(file.read_bytes()[:-2000])
+    with pytest.raises(InputError, match="truncated or corrupt"):
+        read_cifar(file, "cifar100")
+    file.write_bytes(b"no archive")
+    with pytest.raises(InputError, match="truncated or corrupt"):
+        read_cifar(file, "cifar100")
+
+
+# Downloads
+
+
+def test_a_download_is_checked(tmp_path):
+    origin = tmp_path / "origin" / "file.gz"
+    origin.parent.mkdir()
+    origin.write_bytes(b"content")
+    right = hashlib.md5(b"content", usedforsecurity=False).hexdigest()
+    there = fetch(Source(origin.as_uri(), right), tmp_path / "new")
+    assert there.read_bytes() == b"content"
+    with pytest.raises(InputError, match=f"expected the MD5 checksum 0, got {right}"):
+        fetch(Source(origin.as_uri(), "0"), tmp_path / "other")
+    assert not list((tmp_path / "other").iterdir())
+    with pytest.raises(InputError, match="cannot be fetched"):
+        fetch(Source((tmp_path / "none").as_uri(), "0"), tmp_path / "other")
+
+
+def test_download_fetches_what_is_missing_only(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "origin")
+    sources = tuple(
+        Source(
+            file.as_uri(),
+            hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest(),
+        )
+        for file in (tmp_path / "origin" / f"{name}.gz" for name in IDX_NAMES)
+    )
+    monkeypatch.setitem(SOURCES, "mnist", sources)
+    with pytest.raises(InputError, match="download=true fetches them"):
+        load_images("mnist", tmp_path / "mine")
+    images = load_images("mnist", tmp_path / "mine", download=True)
+    assert len(list((tmp_path / "mine" / "mnist").iterdir())) == 4
+    (tmp_path / "origin" / f"{IDX_NAMES[0]}.gz").unlink()
+    assert load_images("mnist", tmp_path / "mine", True).train.equal(images.train)
+
+
+# Sizes and patches
+
+
+def test_images_are_padded_and_averaged():
+    image = torch.arange(28 * 28).remainder(256).to(torch.uint8).view(1, 28, 28, 1)
+    assert resized(image, 28).equal(image)
+    padded = resized(image, 32)
+    assert padded[:, 2:30, 2:30].equal(image)
+    assert padded.long().sum() == image.long().sum()
+    halved = resized(image, 14)
+    expected = image[0, 6:8, 4:6, 0].float().mean().round()
+    assert halved[0, 3, 2, 0] == expected
+    assert resized(image, 16)[0, 4, 3, 0] == expected
+    with pytest.raises(InputError, match=r"task.size: .* got 20"):
+        resized(image, 20)
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_patches_and_back(count, side, patch, channels):
+    extent = side * patch
+    images = torch.arange(count * extent * extent * channels)
+    images = images.view(count, extent, extent, channels)
+    cut = patches(images, patch)
+    assert cut.shape == (count, side * side, patch * patch * channels)
+    assert unpatched(cut, patch, channels).equal(images)
+    last = images[0, -patch:, :patch].flatten()
+    assert cut[0, (side - 1) * side].equal(last)
+
+
+# The study
+
+
+def task_of(tmp_path: Path, *overrides: str):
+    write_mnist(tmp_path)
+    config = compose(
+        "fit", ["task=images", f"data_dir='{tmp_path}'", "pooling=ada", *overrides]
+    )
+    task = make_task(config)
+    task.prepare(tmp_path)
+    return task
+
+
+def test_queries_stand_where_they_are_said_to(tmp_path):
+    def query(name: str, *more: str):
+        network = task_of(tmp_path, f"task.query={name}", *more).make_network(0)
+        return network.pooled.pooling.query
+
+    assert query("corner") == [0]
+    assert query("mean") == "mean"
+    # Of eight rows and columns of patches, the fourth and fifth.
+    assert query("focal") == [27, 28, 35, 36]
+    assert query("focal", "task.size=16") == [5, 6, 9, 10]
+
+
+def test_a_shuffled_image_is_classified_alike(tmp_path):
+    task = task_of(tmp_path)
+    network = task.make_network(0).double().eval()
+    cut = task.batch("train", torch.arange(4))["patches"]
+    places = torch.arange(64).expand(4, 64)
+    padding = torch.zeros(4, 64, dtype=torch.bool)
+    order = torch.randperm(64)
+
+    def pooled(rows):
+        return network.pooled(Tokens(cut[:, rows], places[:, rows], padding))
+
+    assert pooled(order).allclose(pooled(torch.arange(64)), atol=1e-9)
+    moved = network(cut[:, order])
+    assert not moved.allclose(network(cut), atol=1e-9), "places do not matter"
+
+
+def test_heads_share_their_base_weights(tmp_path):
+    ada, best = (
+        task_of(tmp_path, f"pooling={name}").make_network(3).state_dict()
+        for name in ("ada", "max")
+    )
+    shared = [name for name in best if not name.startswith("pooled.pooling")]
+    assert len(shared) > 10
+    assert all(ada[name].equal(best[name]) for name in shared)
+
+
+@pytest.mark.parametrize("pooling", ["ada", "cls"])
+def test_images_from_the_command_line(tmp_path, capsys, pooling):
+    write_mnist(tmp_path / "data")
+    run = tmp_path / "run"
+    tiny = ["task=images", "scale=tiny", "task.num_samples=40", "task.num_test=10"]
+    fast = ["fit.epochs=1", "fit.batch_size=10", "fit.folds=2", "threads=1"]
+    given = [f"data_dir='{tmp_path / 'data'}'", f"pooling={pooling}"]
+    assert main(["fit", *tiny, *fast, *given, "--run-dir", str(run)]) == 0
+    found = json.loads((run / "results.json").read_text())
+    assert 0 <= found["mean"]["error"] <= 1
+    assert found["scale"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.query=focal", "pooling=max"], "task.query: expected null with pooling"),
+        (["task.query=focal", "task.patch=32"], "task.query: expected corner or mean"),
+        (["task.patch=5"], "task.patch: expected a divisor of task.size = 32, got 5"),
+        (["task.num_samples=41"], "task.num_samples: expected at most the 40"),
+        (["pooling=none"], "pooling: task=images needs one, got none"),
+        (["encoder=none"], "encoder: task=images needs one, got none"),
+        (["task.dataset=imagenet"], "task.dataset"),
+        (["task.dataset=cifar10"], "lacks cifar-10-python.tar.gz"),
+        (["data_dir=null"], "data_dir: expected the folder with the files of fashion"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
+    write_mnist(tmp_path / "data")
+    given = ["task=images", f"data_dir='{tmp_path / 'data'}'", "pooling=ada"]
+    path = tmp_path / "run"
+    assert main(["fit", *given, *overrides, "--run-dir", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not path.exists()
