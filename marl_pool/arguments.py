@@ -69,8 +69,8 @@ trials are checked before the first one starts. key=value and group=option are a
 
 Each trial is an ordinary run in DIR/trials. A sweep that was stopped goes on with
 `marl-pool resume DIR`. With --address, DIR must be on a file system that all machines
-of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key. With --verb fit each trial is a
-run of `marl-pool fit`, and its groups and keys are meant.
+of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key. With
+--verb fit each trial is a run of `marl-pool fit`, whose groups and keys are meant.
 
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
@@ -116,11 +116,11 @@ Arguments of the form key=value set a key; group=option takes another file of a 
 
   {groups}
 
-A supervised study: what a pooling head or an encoder can do, without RL. scale= says how
-large it is; the numbers it stands for are keys like all others. For task, encoder and
-pooling the option may be package.module:Class, a class of your own. What it will cost is
-printed first; --dry-run prints nothing else. `marl-pool fit --cfg` prints every key.
-Grids of such runs: `marl-pool sweep --verb fit`.
+A supervised study: what a pooling head or an encoder can do, without RL. scale= says
+how large it is; the numbers it stands for are keys like all others. For task, encoder
+and pooling the option may be package.module:Class, a class of your own. What it will
+cost is printed first; --dry-run prints nothing else. `marl-pool fit --cfg` prints every
+key. Grids of such runs: `marl-pool sweep --verb fit`.
 
 examples:
   marl-pool fit task=knn_centroid pooling=ada task.k=4

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marl_pool.errors import InputError
-from marl_pool.scalar_attention import scalar_attention
+from marl_pool.narrow_attention import WIDEST, narrow_attention
 
 AttentionScale = Literal["model", "head"]
 """Divide scores by √dim, as the AdaPool paper does, or by √(dim / heads)."""
@@ -49,7 +49,7 @@ class MultiHeadAttention(nn.Module):
                 f"attention_scale: expected 'model' or 'head', got {scale!r}"
             )
         self.num_heads = num_heads
-        self._scalar = num_heads == dim
+        self._narrow = dim // num_heads <= WIDEST
         self.scale = 1 / math.sqrt(dim if scale == "model" else dim // num_heads)
         self.to_query = nn.Linear(dim, dim, bias=bias)
         self.to_key = nn.Linear(dim, dim, bias=bias)
@@ -71,8 +71,11 @@ class MultiHeadAttention(nn.Module):
             ``(B, M, D)``.
         """
         queries, keys, values = map(self._split, self._project(query, context))
-        if self._scalar and query.is_cpu and not torch.compiler.is_compiling():
-            mixed = scalar_attention(queries, keys, values, padding, self.scale)
+        # Its gradient is a difference of means: bfloat16 has too few digits for it.
+        precise = queries.dtype in (torch.float32, torch.float64)
+        compiling = torch.compiler.is_compiling()
+        if self._narrow and precise and query.is_cpu and not compiling:
+            mixed = narrow_attention(queries, keys, values, padding, self.scale)
         else:
             mixed = self._attend(queries, keys, values, padding)
         return self.to_out(mixed.transpose(1, 2).flatten(2))

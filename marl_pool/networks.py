@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,16 +53,24 @@ def init_weights(module: nn.Module, std: float) -> None:
                 nn.init.normal_(getattr(part, name), std=std)
 
 
-class TokenEmbedding(nn.Module):
-    """Concatenate a learned type embedding to the features and project.
+TypeEmbedding = int | Literal["add"]
+"""Width of a type's learned vector beside the features, 0 for none, or ``"add"``."""
 
-    Source: the AdaPool paper, section 4.3 (four features and a four-dimensional
-    embedding of the type, one projection for all tokens).
+
+class TokenEmbedding(nn.Module):
+    """Join a learned embedding of its type to each token's features.
+
+    It is concatenated to them and both are projected, or added to the features,
+    which are projected only where their width is another than ``dim``.
+
+    Source: the AdaPool paper; concatenated in section 4.3 (four features and a
+    four-dimensional embedding of the type, one projection for all tokens), added in
+    section 4.2.
 
     Args:
         spec: of the tokens.
         dim: D, the width to project to; None for no projection.
-        type_embedding: width of the type embedding; 0 for none.
+        type_embedding: width of the type embedding, 0 for none; ``"add"``.
 
     Attributes:
         dim_out: width of the vectors.
@@ -71,14 +79,18 @@ class TokenEmbedding(nn.Module):
         InputError: from `forward`, features of another shape.
     """
 
-    def __init__(self, spec: TokenSpec, dim: int | None, type_embedding: int) -> None:
+    def __init__(
+        self, spec: TokenSpec, dim: int | None, type_embedding: TypeEmbedding
+    ) -> None:
         super().__init__()
-        self.num_features = spec.num_features
-        self.types = (
-            nn.Embedding(spec.num_types, type_embedding) if type_embedding else None
-        )
-        width = spec.num_features + type_embedding
-        self.project = None if dim is None else nn.Linear(width, dim)
+        self.num_features = width = spec.num_features
+        self.adds = type_embedding == "add"
+        beside = (dim or width) if type_embedding == "add" else type_embedding
+        self.types = nn.Embedding(spec.num_types, beside) if beside else None
+        if not self.adds:
+            width += beside
+        is_wide_enough = dim is None or (self.adds and dim == width)
+        self.project = None if is_wide_enough else nn.Linear(width, dim or width)
         self.dim_out = width if dim is None else dim
         # It knows the network's dtype also where nothing is learned here.
         self.one: Tensor
@@ -95,6 +107,10 @@ class TokenEmbedding(nn.Module):
         features = tokens.features.to(self.one.dtype)
         if tokens.features.dtype == torch.uint8:
             features = features.div_(255)  # a copy already
+        if self.adds:
+            assert self.types is not None
+            x = features if self.project is None else self.project(features)
+            return x + self.types(tokens.types)
         if self.project is None:
             if self.types is None:
                 return features
@@ -116,7 +132,8 @@ class SetNetwork(nn.Module):
         spec: of the tokens.
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
-        type_embedding: width of the learned type embedding; 0 for none.
+        type_embedding: width of the learned type embedding, 0 for none; ``"add"``:
+            it is added to the features in place of standing beside them.
         dropout: probability in the encoder, in [0, 1).
         init_std: standard deviation of the initial weights.
         action_dim: A, the width of the previous action, for heads that take it.
@@ -132,7 +149,7 @@ class SetNetwork(nn.Module):
         *,
         encoder: Part,
         pooling: Part,
-        type_embedding: int = 4,
+        type_embedding: TypeEmbedding = 4,
         dropout: float = 0.0,
         init_std: float = 0.02,
         action_dim: int = 0,
@@ -141,7 +158,7 @@ class SetNetwork(nn.Module):
         super().__init__()
         self.spec = spec
         with seeded(seed, "encoder"):
-            self.encoder = _build(
+            self.encoder = build_part(
                 "encoder", encoder, ENCODERS, Encoder, {"dropout": dropout}
             )
             init_weights(self.encoder, init_std)
@@ -155,7 +172,7 @@ class SetNetwork(nn.Module):
                 "has_self": spec.has_self,
                 "action_dim": action_dim,
             }
-            self.pooling = _build("pooling", pooling, POOLING, Pooling, context)
+            self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             if not self.pooling.keeps_initial_weights:
                 init_weights(self.pooling, init_std)
         self.dim_out = self.pooling.dim_out
@@ -224,13 +241,18 @@ class SetNetwork(nn.Module):
         return x.unflatten(0, shape), padding
 
 
-def _build(
+def build_part(
     kind: str,
     part: Part,
     registry: Mapping[str, str],
     base: type,
     context: Mapping[str, Any],
 ) -> Any:
+    """Construct what a ``{"name": …, **options}`` names; see `names.build`.
+
+    Raises:
+        InputError: no name is in it, an unknown name, or a wrong option.
+    """
     options = dict(part)
     if "name" not in options:
         raise InputError(f"{kind}: expected a mapping with a name, got {dict(part)}")

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from benchmarks.agents import cloning, generation
 from benchmarks.common import TINY, Row, Size
+from benchmarks.knn import data, training
 from benchmarks.learning import iteration, time_to, two_learners
 from benchmarks.parts import attention, evaluation
 from benchmarks.robustness import standard_suite
@@ -51,6 +52,8 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "iteration/simple_centroid/two_learners": two_learners("simple_centroid"),
     "iteration/boxworld_pixels/two_learners": two_learners("boxworld_pixels"),
     "layer/swarm": swarm,
+    "data/knn_centroid": data,
+    "train/knn_centroid": training,
     "generation/cartpole": generation,
     "clone/ant": cloning,
     "evaluate/simple_centroid": evaluation,

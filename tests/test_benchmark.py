@@ -36,6 +36,8 @@ NAMES = {
     "time_to_skill/simple_centroid",
     "generation/cartpole",
     "clone/ant",
+    "data/knn_centroid",
+    "train/knn_centroid",
     "evaluate/simple_centroid",
     "suite/standard",
     "layer/swarm",

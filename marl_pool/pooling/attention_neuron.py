@@ -5,8 +5,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active
 
 from marl_pool.errors import InputError
+from marl_pool.lstm_sequence import Gates, lstm_sequence
 from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.stacked import Layer, product, tanh, under
 from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
@@ -271,6 +273,10 @@ def _run(
     gates: Layer, inputs: Tensor, padding: Tensor | None, memory: Memory
 ) -> tuple[Tensor, Memory]:
     """Feed ``(B, T, N, I)`` to one LSTM a token; padded tokens keep their memory."""
+    # What transforms functions takes no gradient that is written out.
+    transformed = torch.compiler.is_compiling() or _are_functorch_transforms_active()
+    if torch.is_grad_enabled() and not transformed and inputs.dim() == 4:
+        return _run_to_learn(gates, inputs, padding, memory)
     hidden, state = memory
     outputs = []
     for t in range(inputs.shape[-3]):
@@ -286,6 +292,24 @@ def _run(
         hidden, state = new_hidden, new_state
         outputs.append(hidden)
     return torch.stack(outputs, dim=-3), (hidden, state)
+
+
+def _run_to_learn(
+    gates: Layer, inputs: Tensor, padding: Tensor | None, memory: Memory
+) -> tuple[Tensor, Memory]:
+    """The same for one set of weights, whose gradient is wanted: three times faster."""
+    batch, _, num_tokens, width = inputs.shape
+    weight, bias = gates[0].mT, gates[1]
+    of_input, of_hidden = weight.split([width, weight.shape[1] - width], dim=1)
+    rows = inputs.permute(1, 3, 0, 2).flatten(2)
+    held = None if padding is None else padding.transpose(0, 1).flatten(1)
+    hidden, state = (part.permute(2, 0, 1).flatten(1) for part in memory)
+    keys, state = lstm_sequence(
+        rows, Gates(of_input, of_hidden, bias), hidden, state, held
+    )
+    keys = keys.unflatten(2, (batch, num_tokens))
+    state = state.unflatten(1, (batch, num_tokens)).permute(1, 2, 0)
+    return keys.permute(2, 0, 3, 1), (keys[-1].permute(1, 2, 0), state)
 
 
 def _check(dim: int, memory: str, key_units: int, frames: int, activation: str) -> None:

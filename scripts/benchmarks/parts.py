@@ -10,8 +10,8 @@ from benchmarks.common import Row, Size, seconds
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.episodes import play
+from marl_pool.narrow_attention import narrow_attention
 from marl_pool.randomness import EVALUATION_WORLDS
-from marl_pool.scalar_attention import scalar_attention
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.module import build_policy
 
@@ -25,7 +25,7 @@ def attention(size: Size) -> Iterator[Row]:
     )
     scale = 8**-0.5
     contenders = {
-        "ours": lambda: scalar_attention(query, key, value, None, scale),
+        "ours": lambda: narrow_attention(query, key, value, None, scale),
         "torch": lambda: scaled_dot_product_attention(query, key, value, scale=scale),
     }
     gradient = torch.ones(size.sets, 8, 32, 1, device=size.device)

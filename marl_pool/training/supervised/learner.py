@@ -92,6 +92,7 @@ class Learner:
             self.network.parameters(),
             lr=settings.lr,
             weight_decay=settings.weight_decay,
+            fused=True,
         )
         self.losses: list[float] = []
         self.best_epoch, self.rate = NO_EPOCH, 1.0

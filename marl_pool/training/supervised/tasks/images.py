@@ -28,8 +28,8 @@ class VisionTransformer(nn.Module):
     """Patches and their places → a set encoder → a pooling head → a score per class.
 
     Source: the ViT of the AdaPool paper, section 4.5 and C.7. A patch's place is its
-    token type, so its learned embedding takes part in the projection of the patch, and
-    shuffling the tokens changes nothing.
+    token type, whose learned embedding is added to the projected patch; so the order
+    of the tokens does not matter, their types do.
 
     Args:
         spec: of the tokens.
@@ -57,7 +57,7 @@ class VisionTransformer(nn.Module):
             spec,
             encoder=encoder,
             pooling=pooling,
-            type_embedding=spec.num_features,
+            type_embedding="add",
             dropout=dropout,
             init_std=init_std,
             seed=seed,

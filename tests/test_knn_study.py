@@ -1,0 +1,86 @@
+"""The tables and the picture of a KNN-centroid study."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "knn_study.py"
+
+
+def write(sweep: Path, number: int, pooling: dict[str, Any], **options: Any) -> None:
+    """One trial's results, by hand."""
+    task = {"name": "knn_centroid", "num_vectors": 32, "dim": 16, "target": "nearest"}
+    mean = options.pop("mean")
+    folds = options.pop("folds", 3)
+    results = {
+        "task": {**task, **options},
+        "encoder": {"name": "transformer", "dim": 16, "num_layers": 12},
+        "pooling": pooling,
+        "scale": "cpu",
+        "metric": "mse",
+        "folds": [{}] * folds,
+        "mean": {"mse": mean},
+        "sd_over_folds": {"mse": 0.0012} if folds > 1 else None,
+        "baselines": {"centroid": 0.08},
+    }
+    folder = sweep / "trials" / str(number)
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_table_and_picture(tmp_path: Path) -> None:
+    write(tmp_path, 0, {"name": "ada", "query": None}, k=16, mean=0.0031)
+    write(tmp_path, 1, {"name": "ada", "query": None}, k=1, mean=0.05)
+    write(tmp_path, 2, {"name": "max"}, k=1, mean=0.06)
+    picture = tmp_path / "figure.png"
+    done = run(tmp_path, "--out", picture)
+    assert done.returncode == 0, done.stderr
+    title, _, *rows = done.stdout.splitlines()
+    assert title.startswith("N = 32, d = 16, scale=cpu, mean ± sd over 3 folds")
+    assert rows == [
+        "| | k = 1 | k = 16 |",
+        "|---|---|---|",
+        "| MaxPool | 0.0600 ± 0.0012 / 0.022 |  |",
+        "| AdaPool | 0.0500 ± 0.0012 / 0.018 | 0.0031 ± 0.0012 / 0.002 |",
+        "| centroid | 0.0800 | 0.0800 |",
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_aggregation_is_compared_at_the_papers_size_alone(tmp_path: Path) -> None:
+    for number, query in enumerate((None, [0])):
+        pooling = {"name": "ada", "query": query}
+        write(tmp_path, number, pooling, k=4, target="max", mean=0.1, num_vectors=128)
+    done = run(tmp_path)
+    assert "| AdaPool | 0.1000 ± 0.0012 / 0.002 |" in done.stdout
+    assert "| AdaPool, query [0] | 0.1000 ± 0.0012 |" in done.stdout
+    write(tmp_path, 3, {"name": "avg"}, k=4, target="max", mean=0.2, folds=1)
+    assert "| AvgPool | 0.2000 |" in run(tmp_path).stdout
+
+
+def test_what_holds_no_study(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 2
+    assert "no run of task=knn_centroid has ended there" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["figure4", "figure4_paper", "table2", "table8"])
+def test_presets_compose(name: str) -> None:
+    from marl_pool.config import plan_sweep
+
+    plan = plan_sweep([f"experiment={name}"], verb="fit")
+    for trial in plan.trials:
+        task = trial.config["task"]
+        assert task["name"] == "knn_centroid"
+        assert task["k"] <= task["num_vectors"]
+    sizes = {"figure4": 16, "figure4_paper": 32, "table2": 15, "table8": 20}
+    assert len(plan.trials) == sizes[name]
