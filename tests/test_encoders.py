@@ -28,6 +28,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("swarm", {"iterations": 2}),
     ("lstm", {"sort": True, "hidden": 3}),
     ("lstm", {"num_layers": 2}),
+    ("learned_merging", {"num_layers": 3, "proportion": 1.0, "num_heads": 2}),
+    ("learned_merging", {"attention": False, "residual": False, "policy_heads": 2}),
 ]
 encoders = pytest.mark.parametrize(
     ("name", "options"),

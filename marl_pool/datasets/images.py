@@ -103,6 +103,35 @@ def load_images(
     return _read(dataset, [file for file in whole if file is not None])
 
 
+def limited(images: Images, num_samples: int | None, num_test: int | None) -> Images:
+    """The first training and test images of a data set.
+
+    Args:
+        images: all of them.
+        num_samples: training images; None: all.
+        num_test: test images; None: all.
+
+    Raises:
+        InputError: more than there are.
+    """
+    for name, wanted, there in (
+        ("num_samples", num_samples, len(images.train)),
+        ("num_test", num_test, len(images.test)),
+    ):
+        if wanted is not None and wanted > there:
+            raise InputError(
+                f"task.{name}: expected at most {there}, the images of the data set, "
+                f"got {wanted}"
+            )
+    return Images(
+        images.train[:num_samples],
+        images.train_labels[:num_samples],
+        images.test[:num_test],
+        images.test_labels[:num_test],
+        images.num_classes,
+    )
+
+
 def resized(images: Tensor, size: int) -> Tensor:
     """Bring square images to another size, without inventing detail.
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 ENCODERS: dict[str, str] = {
     "identity": "marl_pool.encoders.identity:IdentityEncoder",
+    "learned_merging": "marl_pool.encoders.learned_merging:LearnedMergingEncoder",
     "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
     "set_linear": "marl_pool.encoders.set_linear:SetLinearEncoder",
     "set_transformer": "marl_pool.encoders.set_transformer:SetTransformerEncoder",

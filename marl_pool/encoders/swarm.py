@@ -59,6 +59,29 @@ class SwarmLayer(nn.Module):
             hidden, cell = self._cell(gates + told, cell)
         return self.output(torch.cat([hidden, cell], -1))
 
+    def step(self, x: Tensor, sums: Tensor, place: int) -> Tensor:
+        """Map one entity more of a causal population; the cost is that of one.
+
+        Those before it are needed no more: what they remembered is in the sums.
+
+        Args:
+            x: ``(B, dim_in)``, the entity.
+            sums: ``(iterations - 1, B, units)``, of the hidden states after each
+                iteration but the last, over all entities so far; zero before the
+                first. The entity's own are added, in place.
+            place: how many came before.
+
+        Returns:
+            ``(B, dim_out)``, as `forward` gives it at this place.
+        """
+        constant = self.on_input(x)
+        hidden, cell = self._cell(constant, None)
+        for total in sums:
+            total += hidden
+            told = self.on_population(total / (place + 1))
+            hidden, cell = self._cell(self.on_hidden(hidden) + constant + told, cell)
+        return self.output(torch.cat([hidden, cell], -1))
+
     @staticmethod
     def _cell(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
         units = gates.shape[-1] // 4

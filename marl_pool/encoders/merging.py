@@ -1,0 +1,175 @@
+"""The merging layer: a transformer block, a policy over pairs, the merge itself."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.attention import MultiHeadAttention
+from marl_pool.encoders.pairs import Pairs, take
+from marl_pool.encoders.transformer import TransformerLayer
+
+MergingPolicy = Literal["learned", "shared_keys", "heuristic", "random"]
+POLICIES = ("learned", "shared_keys", "heuristic", "random")
+
+
+def timestep_encoding(depth: int, dim: int) -> Tensor:
+    """What is added to each token that enters layer ``depth``, ``(dim,)``.
+
+    ``TE(d, 2i) = sin(d / 10000^(2i/dim))``, ``TE(d, 2i+1) = cos(d / 10000^(2i/dim))``.
+
+    Source: Nair and Lieck, equation 7.
+    """
+    even = torch.arange(0, dim, 2, dtype=torch.float64)
+    angle = depth * torch.exp(-math.log(10000.0) * even / dim)
+    both = torch.stack([angle.sin(), angle.cos()], -1).flatten()
+    return both[:dim].to(torch.get_default_dtype())
+
+
+def merging_mlp(dim_in: int, dim_out: int, hidden: int) -> nn.Sequential:
+    """The small network that makes one token of two, or two of one."""
+    return nn.Sequential(
+        nn.Linear(dim_in, hidden), nn.GELU(), nn.Linear(hidden, dim_out)
+    )
+
+
+class PairScores(nn.Module):
+    """Logits of all ordered pairs: ``l = Q Kᵀ / √d_p``, the heads' weighted sum.
+
+    Source: Nair and Lieck, equation 1 and A.3. Where we differ: queries and keys are
+    those of layer-normalised tokens, as in the pre-norm block before.
+
+    Args:
+        dim: D, the width of the tokens.
+        num_heads: h, a divisor of ``dim``; ``d_p = D / h``. One needs no weights.
+        own_keys: compute keys here; False: they are given, and not trained here.
+    """
+
+    def __init__(self, dim: int, num_heads: int, own_keys: bool) -> None:
+        super().__init__()
+        self.num_heads, self.scale = num_heads, 1 / math.sqrt(dim // num_heads)
+        self.norm = nn.LayerNorm(dim)
+        self.to_query = nn.Linear(dim, dim, bias=False)
+        self.to_key = nn.Linear(dim, dim, bias=False) if own_keys else None
+        self.head_weights: nn.Parameter | None = None
+        if num_heads > 1:
+            self.head_weights = nn.Parameter(torch.full((num_heads,), 1 / num_heads))
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Score ``x (B, T, D)`` as ``(B, T, T)``; ``keys (B, T, D)`` if not its own."""
+        normed = self.norm(x)
+        queries = self.to_query(normed)
+        if self.to_key is not None:
+            keys = self.to_key(normed)
+        assert keys is not None
+        if self.head_weights is not None:
+            # The weighted sum over heads is one product of weighted queries.
+            weights = self.head_weights.repeat_interleave(x.shape[-1] // self.num_heads)
+            queries = queries * weights
+        return queries @ keys.transpose(1, 2) * self.scale
+
+
+class Refinement(nn.Module):
+    """Cross-attention from the new tokens to those that they were made of.
+
+    ``x + Attention(LN(x), LN(y))``.
+
+    Source: Nair and Lieck, section 3.1.2. Where we differ: the paper does not say how
+    its result is combined with the tokens; here it is added, pre-norm.
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.norm, self.context_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = MultiHeadAttention(dim, num_heads, scale="head")
+
+    def forward(
+        self, x: Tensor, context: Tensor, padding: Tensor | None = None
+    ) -> Tensor:
+        """Refine ``x (B, S, D)`` by ``context (B, T, D)``, padded by ``(B, T)``."""
+        return x + self.attention(self.norm(x), self.context_norm(context), padding)
+
+    def keys(self, context: Tensor) -> Tensor:
+        """The keys of ``context``, ``(B, T, D)``."""
+        return self.attention.to_key(self.context_norm(context))
+
+
+class MergingLayer(nn.Module):
+    """What one encoder layer learns; its user says how pairs are chosen.
+
+    Source: Nair and Lieck, section 3.1.2. The hidden width of the merging MLP is not
+    published: ``dim_ff``, as in the transformer block.
+
+    Args:
+        dim: D, the width of the tokens.
+        num_heads: of attention, a divisor of ``dim``.
+        policy_heads: h of the policy, a divisor of ``dim``.
+        dim_ff: hidden width of the feed-forward part and of the merging MLP.
+        dropout: in the feed-forward part, in [0, 1).
+        policy: ``learned``; ``shared_keys``, those of the refinement, detached (A.3);
+            ``heuristic``, the attention weights of the transformer block (section
+            4.3); ``random``, all pairs alike.
+        attention: have a transformer block and a refinement (section 4.4: without).
+        through_tokens: let the policy's gradient go on into the tokens it looks at.
+            In the paper only the policy's own networks get it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int,
+        policy_heads: int,
+        dim_ff: int,
+        dropout: float,
+        policy: MergingPolicy,
+        attention: bool,
+        through_tokens: bool,
+    ) -> None:
+        super().__init__()
+        self.kind, self.through_tokens = policy, through_tokens
+        self.block: TransformerLayer | None = None
+        self.refine: Refinement | None = None
+        if attention:
+            self.block = TransformerLayer(
+                dim, num_heads, dim_ff, dropout, "head", "gelu"
+            )
+            self.refine = Refinement(dim, num_heads)
+        self.policy: PairScores | None = None
+        if policy in ("learned", "shared_keys"):
+            self.policy = PairScores(dim, policy_heads, policy == "learned")
+        self.merge = merging_mlp(2 * dim, dim, dim_ff)
+
+    def transform(
+        self, x: Tensor, padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Apply the transformer block; return its result and the pairs' logits.
+
+        Returns:
+            ``(B, T, D)`` and ``(B, T, T)``, the latter at least in float32.
+        """
+        entered = x
+        if self.block is not None:
+            x = self.block(x, padding)
+        logits = self._logits(entered, x, padding)
+        return x, logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _logits(self, entered: Tensor, x: Tensor, padding: Tensor | None) -> Tensor:
+        if self.policy is not None:
+            keys = None
+            if self.kind == "shared_keys":
+                assert self.refine is not None
+                keys = self.refine.keys(x).detach()
+            return self.policy(x if self.through_tokens else x.detach(), keys)
+        if self.kind == "random":
+            return x.new_zeros(()).expand(*x.shape[:2], x.shape[1])
+        assert self.block is not None
+        with torch.no_grad():
+            normed = self.block.attention_norm(entered)
+            weights = self.block.attention.weights(normed, normed, padding).mean(1)
+            return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+
+    def merged(self, x: Tensor, pairs: Pairs) -> Tensor:
+        """Make one token of each pair, ``(B, R, D)``."""
+        return self.merge(torch.cat([take(x, pairs.gone), take(x, pairs.kept)], -1))

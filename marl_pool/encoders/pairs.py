@@ -1,0 +1,177 @@
+"""Which pairs of tokens merge: choosing without replacement, and its probability."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LOWEST = -1e30
+"""The logit of what cannot be chosen; finite, so that no gradient is NaN."""
+
+
+class Pairs(NamedTuple):
+    """Ordered pairs without a common token, in the order in which they were chosen.
+
+    Attributes:
+        gone: ``(B, R)`` int64, token i of each pair, which merges into
+        kept: ``(B, R)`` int64, token j.
+        valid: ``(B, R)`` bool, False behind a row's last pair.
+    """
+
+    gone: Tensor
+    kept: Tensor
+    valid: Tensor
+
+
+def gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw Gumbel noise in the shape of ``like``.
+
+    The largest of noisy logits is a draw from their softmax; and among those that are
+    still allowed, the largest is a draw from the softmax renormalised to them. So one
+    draw of noise serves a whole sequence without replacement.
+    """
+    noise = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
+    noise.exponential_(generator=generator).clamp_(min=torch.finfo(like.dtype).tiny)
+    return -noise.log_().to(like.device)
+
+
+@torch.no_grad()
+def choose_pairs(
+    scores: Tensor,
+    most: int,
+    counts: Tensor | None = None,
+    padding: Tensor | None = None,
+) -> Pairs:
+    """Take the ordered pair of highest score, then the next of two other tokens, ….
+
+    With logits as scores this is greedy; with `gumbel` noise added to them, it samples
+    one pair after the other without replacement.
+
+    Args:
+        scores: ``(B, T, T)``; entry (i, j) is token i merging into token j.
+        most: R, at most T // 2.
+        counts: ``(B,)`` pairs of each row, at most ``most``; None: ``most``.
+        padding: ``(B, T)`` bool, True = no token; None where nothing is padded.
+    """
+    partner, strength = _matching(scores, padding)
+    best, kept = strength.topk(most, dim=1)
+    valid = best > -torch.inf
+    if counts is not None:
+        valid &= torch.arange(most, device=scores.device) < counts[:, None]
+    return Pairs(partner.gather(1, kept), kept, valid)
+
+
+def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Pair all tokens greedily: each one's partner, and pairs' scores at who is kept.
+
+    A pair that is the best of both its tokens is one that the greedy order reaches
+    before it takes either of them. So all such pairs are taken at once, and again
+    among the rest: about log T rounds in place of T / 2.
+    """
+    size = scores.shape[1]
+    places = torch.arange(size, device=scores.device)
+    never = torch.eye(size, dtype=torch.bool, device=scores.device)
+    if padding is not None:
+        never = never | padding[:, :, None] | padding[:, None, :]
+    scores = scores.masked_fill(never, -torch.inf)
+    either = torch.maximum(scores, scores.transpose(1, 2))
+    partner = places.expand(len(scores), size)
+    strength = torch.full_like(scores[:, 0], -torch.inf)
+    while True:
+        best, mate = either.max(2)
+        mutual = (mate.gather(1, mate) == places) & (best > -torch.inf)
+        if not mutual.any():
+            return partner, strength
+        going = scores.gather(2, mate[..., None])[..., 0]
+        coming = scores.transpose(1, 2).gather(2, mate[..., None])[..., 0]
+        kept = mutual & ((coming > going) | ((coming == going) & (mate < places)))
+        partner = torch.where(mutual, mate, partner)
+        strength = torch.where(kept, best, strength)
+        either.masked_fill_(mutual[:, :, None] | mutual[:, None, :], -torch.inf)
+
+
+def pair_log_prob(
+    logits: Tensor,
+    pairs: Pairs,
+    padding: Tensor | None = None,
+    *,
+    masked: bool = True,
+) -> Tensor:
+    """Score each pair: its log-probability when it was chosen.
+
+    Masked: the softmax over all ordered pairs of two tokens that are still there. Its
+    sum over the pairs is the log-probability of the sequence. Unmasked: the softmax
+    over the whole matrix, its diagonal included, as if nothing had been chosen before.
+
+    Source: Nair and Lieck, *Hierarchical Transformers*, sections 3.1.2 and 3.1.5, who
+    score unmasked; that is no log-probability of what was sampled.
+
+    Args:
+        logits: ``(B, T, T)``.
+        pairs: that were chosen.
+        padding: ``(B, T)`` bool, or None.
+        masked: which of the two.
+
+    Returns:
+        ``(B, R)``, zero where there is no pair.
+    """
+    rows = torch.arange(len(logits), device=logits.device)[:, None]
+    own = logits[rows, pairs.gone, pairs.kept]
+    if padding is not None:
+        absent = padding[:, :, None] | padding[:, None, :]
+        logits = logits.masked_fill(absent, LOWEST)
+    if masked:
+        total = _remaining(logits, pairs)
+    else:
+        total = logits.flatten(1).logsumexp(1, keepdim=True)
+    return (own - total).masked_fill(~pairs.valid, 0.0)
+
+
+def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
+    """``(B, R)`` log of the sum over pairs that are allowed at each choice.
+
+    With tokens in the order in which they were used up, a pair is allowed as long as
+    the first of its two is there.
+    """
+    size, count = logits.shape[1], pairs.gone.shape[1]
+    turn = torch.arange(count, device=logits.device).expand_as(pairs.gone)
+    turn = turn.masked_fill(~pairs.valid, size).repeat(1, 2)
+    used = torch.full_like(logits[:, 0], size, dtype=torch.int64)
+    used = used.scatter_reduce(1, torch.cat(pairs[:2], 1), turn, "amin")
+    order = used.argsort(dim=1, stable=True)
+    rows = torch.arange(len(logits), device=logits.device)[:, None, None]
+    sorted_ = logits[rows, order[:, :, None], order[:, None, :]]
+    both = torch.logaddexp(sorted_, sorted_.transpose(1, 2))
+    later = torch.ones(size, size, dtype=torch.bool, device=logits.device).triu(1)
+    by_first = both.masked_fill(~later, LOWEST).logsumexp(2)
+    return by_first.flip(1).logcumsumexp(1).flip(1)[:, : 2 * count : 2]
+
+
+@torch.no_grad()
+def choose_tokens(scores: Tensor, count: int) -> Tensor:
+    """Take the ``count`` tokens of highest score, ``(B, count)``, best first.
+
+    With logits as ``scores (B, S)`` it is greedy; with `gumbel` noise it samples.
+    """
+    return scores.topk(count, dim=1).indices
+
+
+def token_log_prob(logits: Tensor, chosen: Tensor, *, masked: bool = True) -> Tensor:
+    """Score each chosen token, ``(B, R)``; see `pair_log_prob`.
+
+    Args:
+        logits: ``(B, S)``.
+        chosen: ``(B, R)`` int64, in the order of choice.
+        masked: renormalise to the tokens that were left at each choice.
+    """
+    own = logits.gather(1, chosen)
+    if not masked:
+        return own - logits.logsumexp(1, keepdim=True)
+    rest = logits.scatter(1, chosen, LOWEST).logsumexp(1, keepdim=True)
+    left = torch.cat([own, rest], 1).flip(1).logcumsumexp(1).flip(1)
+    return own - left[:, :-1]
+
+
+def take(x: Tensor, places: Tensor) -> Tensor:
+    """Pick the tokens ``(B, R, D)`` of ``x (B, T, D)`` at ``places (B, R)``."""
+    return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))

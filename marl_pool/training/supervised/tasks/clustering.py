@@ -1,0 +1,202 @@
+"""Amortised clustering: a cluster for each point, by one pass of a network."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.datasets.clustering import (
+    Mixtures,
+    check_bounds,
+    log_densities,
+    wishart_mixtures,
+)
+from marl_pool.errors import InputError
+from marl_pool.randomness import EVALUATION_WORLDS
+from marl_pool.training.supervised.matching import accuracy, match_clusters
+from marl_pool.training.supervised.padded import by_length, in_new_order
+from marl_pool.training.supervised.points import PointNetwork, is_equivariant
+from marl_pool.training.supervised.task import (
+    Batch,
+    Outcome,
+    Part,
+    Split,
+    Task,
+    refuse_part,
+    require_part,
+)
+from marl_pool.types import PositiveInt, Probability, Seed
+
+PICTURE_ENTITIES = 500
+"""At most, of the set that is drawn, as in Figure 4."""
+SPREAD_SETS, SPREAD_ORDERS = 50, 30
+"""Test sets and orders of each in the picture of how far the order matters, where the
+paper has 100 and 1,000."""
+
+
+class Clustering(Task):
+    """Assign the points of a random mixture of Gaussians to its clusters.
+
+    The network gives each point probabilities of ``num_outputs`` clusters. Which output
+    stands for which cluster is free, so the loss is the mean negative log-likelihood of
+    a set's points under the best assignment of outputs to clusters (`match_clusters`),
+    and a batch's the mean over its sets.
+
+    Encoders that depend on the order are shown each training set in a new one, as in
+    the paper. The hold-out test set is the paper's validation set, from which it also
+    reports; validation here has sets of its own.
+
+    Source: SWARM (Vollgraf, 2019), section 4.1. Its data are 9,000 and 1,000 sets, the
+    same for all experiments: so ``data_seed`` is apart from the run's seed.
+
+    Args:
+        encoder: to compare; there is no pooling.
+        pooling: must be ``none``.
+        dropout: of the encoder.
+        num_samples: for training and validation.
+        num_test: held out.
+        entities: bounds of the number of points in a set.
+        clusters: bounds of the number of clusters.
+        num_outputs: K, at least the largest number of clusters.
+        data_seed: of the sets.
+        picture_grid: cells of the pictures of confidence, in each direction; each is
+            an entity added to the set.
+
+    Raises:
+        InputError: no encoder, a pooling head, bounds in the wrong order, or more
+            clusters than outputs.
+    """
+
+    metric = "loss"
+
+    def __init__(
+        self,
+        *,
+        encoder: Part | None,
+        pooling: Part | None = None,
+        dropout: Probability = 0.0,
+        num_samples: PositiveInt = 9000,
+        num_test: PositiveInt = 1000,
+        entities: tuple[PositiveInt, PositiveInt] = (100, 1000),
+        clusters: tuple[PositiveInt, PositiveInt] = (3, 10),
+        num_outputs: PositiveInt = 10,
+        data_seed: Seed = 0,
+        picture_grid: PositiveInt = 48,
+    ) -> None:
+        self.encoder = require_part("encoder", encoder, "clustering")
+        refuse_part("pooling", pooling, "clustering")
+        check_bounds("task.entities", entities)
+        check_bounds("task.clusters", clusters)
+        if clusters[1] > num_outputs:
+            raise InputError(
+                f"task.num_outputs: expected at least {clusters[1]}, the largest "
+                f"number of clusters, got {num_outputs}"
+            )
+        self.dropout, self.data_seed = dropout, data_seed
+        self.entities = (entities[0], entities[1])
+        self.clusters = (clusters[0], clusters[1])
+        self.num_outputs, self.picture_grid = num_outputs, picture_grid
+        self.num_train, self.num_test = num_samples, num_test
+
+    def prepare(self, folder: Path) -> None:
+        """Nothing: sets are made when they are needed."""
+
+    def batch(self, split: Split, rows: Tensor) -> Batch:
+        """Draw the sets of the given rows: the fields of `Mixtures`."""
+        # Rows of the test set are no rows of the other, however many there are.
+        rows = rows + EVALUATION_WORLDS if split == "test" else rows
+        drawn = wishart_mixtures(rows, self.data_seed, self.entities, self.clusters)
+        return drawn._asdict()
+
+    def make_network(self, seed: int) -> nn.Module:
+        """Build a `PointNetwork` without pooling."""
+        return PointNetwork(
+            2,
+            self.num_outputs,
+            self.entities[1],
+            encoder=self.encoder,
+            pooling=None,
+            dropout=self.dropout,
+            seed=seed,
+        )
+
+    def evaluate(
+        self, network: nn.Module, batch: Batch, generator: torch.Generator
+    ) -> Outcome:
+        """Return the matched loss, and each set's loss and accuracy."""
+        if network.training and not is_equivariant(network):
+            batch = in_new_order(batch, generator)
+        pieces, back = by_length(batch)
+        done = [self._match(network, Mixtures(**piece)) for piece in pieces]
+        losses, right = (torch.cat(part)[back] for part in zip(*done, strict=True))
+        return Outcome(losses.mean(), {"loss": losses.detach(), "accuracy": right})
+
+    @staticmethod
+    def _match(network: nn.Module, mixtures: Mixtures) -> tuple[Tensor, Tensor]:
+        """The loss of each set and its accuracy, ``(B,)``."""
+        labels, padding = mixtures.labels, mixtures.padding
+        log_probs = network(mixtures.points, padding).float().log_softmax(-1)
+        matched = match_clusters(log_probs, labels, padding, mixtures.num_clusters)
+        right = accuracy(log_probs, labels, padding, matched.outputs)
+        return matched.losses, right
+
+    def baselines(self, batch: Batch) -> dict[str, Tensor]:
+        """The loss of who knows each mixture, and that of equal probabilities.
+
+        The first is a bound that no network reaches: it has to find the mixture.
+        """
+        mixtures = Mixtures(**batch)
+        there = (~mixtures.padding).sum(1)
+        posterior = log_densities(mixtures).log_softmax(-1)
+        own = posterior.gather(2, mixtures.labels[..., None])[..., 0]
+        known = -own.masked_fill(mixtures.padding, 0).sum(1) / there
+        equal = torch.full_like(known, self.num_outputs).log()
+        return {"true mixture": known, "equal probabilities": equal}
+
+    def finish(
+        self, network: nn.Module, folder: Path, generator: torch.Generator
+    ) -> list[Path]:
+        """Draw a test set's clusters, and how far the loss depends on the order."""
+        from marl_pool.training.supervised.cluster_plots import (
+            draw_clustering,
+            draw_spread,
+        )
+
+        size = min(PICTURE_ENTITIES, self.entities[1])
+        first = self._test_sets(1, size)
+        files = draw_clustering(network, first, folder, self.picture_grid)
+        if not is_equivariant(network):
+            low, high = self.entities
+            sizes = dict.fromkeys((low, (low + high) // 2, high))
+            spreads = {str(n): self.spread(network, n, generator) for n in sizes}
+            draw_spread(spreads, folder / "orders.png")
+            files.append(folder / "orders.png")
+        return files
+
+    @torch.no_grad()
+    def spread(
+        self, network: nn.Module, size: int, generator: torch.Generator
+    ) -> Tensor:
+        """How far the loss of test sets depends on the order of their entities.
+
+        Args:
+            network: in evaluation mode.
+            size: entities of each set.
+            generator: of the orders.
+
+        Returns:
+            ``(sets,)``, the standard deviation over orders as a share of the mean:
+            Figure 3.
+        """
+        drawn = self._test_sets(SPREAD_SETS, size)
+        losses = []
+        for _ in range(SPREAD_ORDERS):
+            batch = in_new_order(drawn._asdict(), generator)
+            losses.append(self.evaluate(network, batch, generator).metrics["loss"])
+        every = torch.stack(losses)
+        return every.std(0) / every.mean(0)
+
+    def _test_sets(self, count: int, size: int) -> Mixtures:
+        """Test sets with their clusters, and ``size`` points each."""
+        rows = torch.arange(count) + EVALUATION_WORLDS
+        return wishart_mixtures(rows, self.data_seed, (size, size), self.clusters)

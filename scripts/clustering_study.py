@@ -1,0 +1,161 @@
+"""Print and draw what runs of `fit task=clustering` or `task=mixture` came to.
+
+    python scripts/clustering_study.py SWEEP --out FILE.png
+
+SWEEP is a folder of a sweep, or one that holds runs. The table has a row for each run,
+with the published number of its family beside it; the picture is Figure 2 of the SWARM
+paper: parameters against loss, the frontier of each encoder as a dashed line, and the
+loss of who knows the mixtures as a dotted one.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_pool.errors import InputError
+from marl_pool.training.supervised.results import is_finished, read_results
+
+PUBLISHED = {
+    ("clustering", "swarm", None): "0.416 ± 0.004 (192-10-1)",
+    ("clustering", "set_transformer", None): "0.457 ± 0.015 (32-60-3)",
+    ("clustering", "lstm_sorted", None): "0.582 ± 0.006 (64-3)",
+    ("clustering", "lstm", None): "0.617 ± 0.008 (128-3)",
+    ("clustering", "set_linear", None): "0.642 ± 0.002 (64-6)",
+    ("clustering", "set_linear_max", None): "0.793 ± 0.007 (96-6)",
+    ("mixture", "swarm", "avg"): "1.4986 ± 0.0053 (768-20-1)",
+    ("mixture", "swarm", "pma"): "1.5131 ± 0.0034 (512-10-1)",
+    ("mixture", "set_transformer", "avg"): "1.6349 ± 0.0429 (ISAB 64)",
+    ("mixture", "set_transformer", "pma"): "1.4963 ± 0.0064 (ISAB 32)",
+}
+"""The best of each family in Tables 2 and 3, at the paper's sizes; in Table 3 the
+log-likelihood has the other sign."""
+INK, GRID = "#333333", "#e4e4e0"
+
+
+def family(results: dict[str, Any]) -> str:
+    """The encoder's name, with what sets it apart from others of that name."""
+    encoder = results["encoder"]
+    if encoder.get("sort"):
+        return "lstm_sorted"
+    if encoder.get("others") == "max":
+        return "set_linear_max"
+    return str(encoder["name"])
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The results of all finished runs in a folder, by loss.
+
+    Raises:
+        InputError: there are none, or of other tasks.
+    """
+    found = [
+        read_results(run.parent)
+        for run in sorted(folder.rglob("config.yaml"))
+        if is_finished(run.parent)
+    ]
+    if not found:
+        raise InputError(f"{folder}: expected finished runs of fit, found none")
+    for results in found:
+        if results["task"]["name"] not in ("clustering", "mixture"):
+            raise InputError(
+                f"{folder}: expected runs of task=clustering or task=mixture, got "
+                f"{results['task']['name']}"
+            )
+    return sorted(found, key=lambda results: float(results["mean"]["loss"]))
+
+
+def markdown(runs: Sequence[dict[str, Any]]) -> str:
+    """A row for each run."""
+    other = "accuracy" if "accuracy" in runs[0]["mean"] else None
+    head = ["encoder", "pooling", "width", "parameters", "loss ± sd over folds"]
+    head += [*([other] if other else []), "true mixture", "published", "scale"]
+    rows = [head, ["---"] * len(head)]
+    rows += [_row(results, other) for results in runs]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(results: dict[str, Any], other: str | None) -> list[str]:
+    mean, spread = results["mean"], results["sd_over_folds"]
+    pooling = results["pooling"]["name"]
+    key = (
+        results["task"]["name"],
+        family(results),
+        None if pooling == "none" else pooling,
+    )
+    sd = f" ± {spread['loss']:.4f}" if spread else ""
+    return [
+        family(results),
+        pooling,
+        str(results["encoder"]["dim"]),
+        f"{results['parameters']:,}",
+        f"{mean['loss']:.4f}{sd}",
+        *([f"{mean[other]:.3f}"] if other else []),
+        f"{results['baselines']['true mixture']:.4f}",
+        PUBLISHED.get(key, "–"),
+        results["scale"],
+    ]
+
+
+def draw(runs: Sequence[dict[str, Any]], out: Path) -> None:
+    """Write the picture."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for results in runs:
+        pooling = results["pooling"]["name"]
+        name = family(results) + ("" if pooling == "none" else f", {pooling}")
+        groups.setdefault(name, []).append(results)
+    for number, (name, own) in enumerate(groups.items()):
+        _frontier(axes, own, f"C{number}", name)
+    for value in {results["baselines"]["true mixture"] for results in runs}:
+        axes.axhline(value, color=INK, linestyle=":", linewidth=1, label="true mixture")
+    axes.set(xscale="log", xlabel="parameters", ylabel="loss on the test set")
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(out, dpi=130)
+
+
+def _frontier(axes: Any, runs: list[dict[str, Any]], color: str, name: str) -> None:
+    """Points with their spread, and a line through those that no smaller one beats."""
+    ordered = sorted(runs, key=lambda results: results["parameters"])
+    sizes = [results["parameters"] for results in ordered]
+    losses = [results["mean"]["loss"] for results in ordered]
+    spreads = [
+        (results["sd_over_folds"] or {"loss": 0.0})["loss"] for results in ordered
+    ]
+    axes.errorbar(sizes, losses, spreads, fmt="o", color=color, capsize=3, label=name)
+    best = [
+        place for place, loss in enumerate(losses) if loss <= min(losses[: place + 1])
+    ]
+    axes.plot(
+        [sizes[place] for place in best],
+        [losses[place] for place in best],
+        color=color,
+        linestyle="--",
+        linewidth=1,
+    )
+
+
+def main() -> None:
+    """Read the runs, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", type=Path, help="folder of a sweep, or of runs")
+    parser.add_argument("--out", type=Path, required=True, help="picture to write")
+    arguments = parser.parse_args()
+    try:
+        runs = read(arguments.sweep)
+    except InputError as error:
+        parser.error(str(error))
+    print(markdown(runs))
+    draw(runs, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Tabulate and draw a sweep of the hierarchical tasks.
+
+    python scripts/merging_study.py SWEEP [--out FILE.png]
+
+A row for each policy, with what else the sweep varies; mean ± standard deviation over
+seeds of every test metric. The picture is that of Figure 4, left, of the hierarchical
+transformers' paper: the error of each run, in groups.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+TASKS = ("reconstruction", "merged_classification")
+Group = dict[str, list[float]]
+
+
+def read_trials(sweep: Path) -> list[dict[str, Any]]:
+    """The results of all trials that are done."""
+    files = sorted(sweep.glob("trials/*/results.json"))
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return [each for each in found if each["task"]["name"] in TASKS]
+
+
+def grouped(trials: list[dict[str, Any]]) -> dict[str, Group]:
+    """Test metrics of the seeds, by what tells trials apart beside them."""
+    tasks = [trial["task"] for trial in trials]
+    varied = [
+        key
+        for key in tasks[0]
+        if key != "policy" and any(task[key] != tasks[0][key] for task in tasks)
+    ]
+    groups: dict[str, Group] = {}
+    for trial in trials:
+        task = trial["task"]
+        label = ", ".join([task["policy"], *(f"{key}={task[key]}" for key in varied)])
+        for name, value in trial["mean"].items():
+            groups.setdefault(label, {}).setdefault(name, []).append(value)
+    return groups
+
+
+def markdown(groups: dict[str, Group]) -> str:
+    """The table for a document."""
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    lines = [f"| | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for label, group in groups.items():
+        cells = [_cell(group.get(name, [])) for name in names]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(values: list[float]) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:.4f}" for value in values)
+    return f"{mean(values):.4f} ± {stdev(values):.4f}"
+
+
+def draw(groups: dict[str, Group], metric: str, title: str, out: Path) -> None:
+    """Write the picture: each run's error, and the mean of each group."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 1.2 + 0.4 * len(groups)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for place, group in enumerate(groups.values()):
+        values = group[metric]
+        axes.plot(values, [place] * len(values), "o", color="#0b5fa5", alpha=0.6)
+        axes.plot([mean(values)], [place], "|", color="#333333", markersize=18)
+    axes.set_yticks(range(len(groups)), list(groups))
+    axes.invert_yaxis()
+    axes.set(xlabel=f"test {metric}")
+    axes.set_title(title, fontsize=10)
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(out, dpi=120)
+
+
+def main() -> None:
+    """Read a sweep's runs, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", type=Path, help="folder of a sweep")
+    parser.add_argument("--out", type=Path, help="picture to write")
+    arguments = parser.parse_args()
+    trials = read_trials(arguments.sweep)
+    if not trials:
+        parser.error(f"{arguments.sweep}: no trial of {' or '.join(TASKS)} is done")
+    groups = grouped(trials)
+    print(markdown(groups))
+    if arguments.out is not None:
+        first = trials[0]
+        title = f"{first['task']['dataset']}, scale {first['scale']}"
+        draw(groups, first["metric"], title, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
