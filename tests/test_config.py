@@ -386,7 +386,7 @@ def test_an_override_sets_its_key(override, path, expected):
         ("ppo.minibatch_size=9999", "ppo.minibatch_size: expected at most ppo.batch_s"),
         (
             "pooling=adda",
-            "unknown pooling 'adda': choose from ada, attention_neuron, avg, cls, ",
+            "unknown pooling 'adda': choose from ada, ada_corner, attention_neuron, ",
         ),
         ("pooling=adda", "Did you mean 'ada'?"),
         (
@@ -608,7 +608,7 @@ def test_config_dir_adds_options(tmp_path):
     assert config["seed"] == 7
     assert compose("train", ["pooling=corner"], tmp_path)["pooling"]["query"] == [0]
     with pytest.raises(
-        InputError, match="choose from ada, attention_neuron, avg, cls, cnn, corner, "
+        InputError, match="choose from ada, ada_corner, .*, avg, cls, cnn, corner, "
     ):
         compose("train", ["pooling=corn"], tmp_path)
 

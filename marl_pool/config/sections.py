@@ -116,7 +116,7 @@ GROUPS = {
         frozenset(
             {
                 *("encoder", "pooling", "dropout", "init_std"),
-                *("seed", "data_dir", "download"),
+                *("data_dir", "download"),
             }
         ),
     ),

@@ -69,7 +69,7 @@ def make_task(config: Mapping[str, Any]) -> Task:
     options = dict(config["task"])
     context = {part: _part(config[part]) for part in ("encoder", "pooling")}
     context |= {key: config["fit"][key] for key in ("dropout", "init_std")}
-    context |= {key: config[key] for key in ("seed", "data_dir", "download")}
+    context |= {key: config[key] for key in ("data_dir", "download")}
     task: Task = build(options.pop("name"), TASKS, "task", Task, options, context)
     return task
 

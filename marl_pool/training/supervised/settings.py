@@ -95,7 +95,7 @@ class FitRunSettings:
     download: bool = False
     """Fetch a data set that ``data_dir`` lacks, and check its checksum."""
     seed: Seed = 0
-    """Of generated data, folds, initial weights and the order of batches."""
+    """Of folds, initial weights and the order of batches."""
     time_limit: PositiveFloat | None = None
     """Seconds after which the run ends and can be resumed; None: no limit."""
     threads: PositiveInt = 2

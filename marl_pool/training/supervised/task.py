@@ -34,7 +34,7 @@ class Task(ABC):
 
     The constructor takes a task's own options, all by keyword. What the program knows
     it adds if the constructor names it: ``encoder`` and ``pooling`` (a `Part`, or None
-    for ``none``), ``dropout``, ``init_std``, ``seed`` and ``data_dir``.
+    for ``none``), ``dropout``, ``init_std``, ``data_dir`` and ``download``.
 
     Attributes:
         metric: name, among an outcome's metrics, of what validation minimises.
