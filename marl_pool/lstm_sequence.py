@@ -50,9 +50,11 @@ def lstm_sequence(
         The hidden states ``(T, K, R)`` and the last cells' state ``(K, R)``,
         differentiable once.
     """
-    result: tuple[Tensor, Tensor] = _LSTMSequence.apply(
-        inputs, *gates, hidden, state, held
-    )
+    own = gates.bias.dtype
+    parts = (inputs.to(own), *gates, hidden.to(own), state.to(own), held)
+    # Sums over many steps need more digits than mixed precision would leave them.
+    with torch.autocast(inputs.device.type, enabled=False):
+        result: tuple[Tensor, Tensor] = _LSTMSequence.apply(*parts)
     return result
 
 
@@ -95,31 +97,39 @@ class _LSTMSequence(torch.autograd.Function):
     def backward(
         ctx: Any, for_hiddens: Tensor, for_last: Tensor
     ) -> tuple[Tensor | None, ...]:
-        inputs, of_input, of_hidden, gates, hiddens, states, squashed, held = (
-            ctx.saved_tensors
+        with torch.autocast(for_last.device.type, enabled=False):
+            return _gradients(ctx, for_hiddens, for_last)
+
+
+def _gradients(
+    ctx: Any, for_hiddens: Tensor, for_last: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of what `_LSTMSequence` was given."""
+    inputs, of_input, of_hidden, gates, hiddens, states, squashed, held = (
+        ctx.saved_tensors
+    )
+    slopes = torch.empty_like(gates)
+    back = of_hidden.mT.contiguous()
+    for_state, for_hidden = for_last.clone(), torch.zeros_like(for_last)
+    size = max(1, PIECE // gates[0].numel())
+    for first in reversed(range(0, len(gates), size)):
+        piece = slice(first, first + size)
+        keeps = None if held is None else held[piece]
+        through = _slopes(
+            gates[piece], states[:-1][piece], squashed[piece], keeps, slopes[piece]
         )
-        slopes = torch.empty_like(gates)
-        back = of_hidden.mT.contiguous()
-        for_state, for_hidden = for_last.clone(), torch.zeros_like(for_last)
-        size = max(1, PIECE // gates[0].numel())
-        for first in reversed(range(0, len(gates), size)):
-            piece = slice(first, first + size)
-            keeps = None if held is None else held[piece]
-            through = _slopes(
-                gates[piece], states[:-1][piece], squashed[piece], keeps, slopes[piece]
-            )
-            forget = gates[piece, len(for_last) : 2 * len(for_last)]
-            for_hidden = _back(
-                for_hiddens[piece],
-                (slopes[piece], through, forget, back, keeps),
-                for_hidden,
-                for_state,
-            )
-        for_inputs = of_input.mT @ slopes if ctx.needs_input_grad[0] else None
-        of_inputs = torch.bmm(slopes, inputs.mT).sum(0)
-        of_hiddens = torch.bmm(slopes, hiddens[:-1].mT).sum(0)
-        of_bias = slopes.sum((0, 2))
-        return for_inputs, of_inputs, of_hiddens, of_bias, for_hidden, for_state, None
+        forget = gates[piece, len(for_last) : 2 * len(for_last)]
+        for_hidden = _back(
+            for_hiddens[piece],
+            (slopes[piece], through, forget, back, keeps),
+            for_hidden,
+            for_state,
+        )
+    for_inputs = of_input.mT @ slopes if ctx.needs_input_grad[0] else None
+    of_inputs = torch.bmm(slopes, inputs.mT).sum(0)
+    of_hiddens = torch.bmm(slopes, hiddens[:-1].mT).sum(0)
+    of_bias = slopes.sum((0, 2))
+    return for_inputs, of_inputs, of_hiddens, of_bias, for_hidden, for_state, None
 
 
 def _slopes(

@@ -63,6 +63,20 @@ def test_its_gradients_are_right(monkeypatch, holds):
     assert torch.autograd.gradcheck(run, [part.requires_grad_() for part in parts])
 
 
+def test_mixed_precision_leaves_it_as_it_is():
+    parts = [part.float().requires_grad_() for part in given()]
+
+    def run():
+        found, last = lstm_sequence(parts[0], Gates(*parts[1:4]), *parts[4:], None)
+        return found, torch.autograd.grad(found.sum() + last.sum(), parts)
+
+    expected, gradients = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, others = run()
+    assert found.equal(expected)
+    assert all(map(torch.equal, gradients, others))
+
+
 def test_it_leaves_its_arguments_alone():
     parts = given()
     copies = [part.clone() for part in parts]
