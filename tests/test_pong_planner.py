@@ -26,8 +26,8 @@ from marl_pool.envs.pong_player import (
     Plan,
     Player,
     Start,
-    _approaches,
-    _crossing,
+    approaches,
+    crossing,
 )
 from marl_pool.envs.pong_simulator import NOOP
 from marl_pool.errors import InputError
@@ -133,15 +133,15 @@ def test_a_saved_console_goes_on_alike() -> None:
     ],
 )
 def test_the_crossing_is_reflected(field: Field, row: float) -> None:
-    assert _approaches(field)
-    assert _crossing(field) == pytest.approx(row)
+    assert approaches(field)
+    assert crossing(field) == pytest.approx(row)
 
 
 def test_only_a_ball_that_comes_approaches() -> None:
     coming = Field(HIT, 100, 1, 2, 118)
-    assert _approaches(coming)
+    assert approaches(coming)
     for change in ({"ball_y": 0}, {"across": -1}, {"across": 0}, {"ball_x": HIT + 1}):
-        assert not _approaches(coming._replace(**change))
+        assert not approaches(coming._replace(**change))
 
 
 def test_crossings_are_those_of_the_game() -> None:
@@ -150,10 +150,10 @@ def test_crossings_are_those_of_the_game() -> None:
     errors: list[float] = []
     for _ in range(600):
         field = player.console.read()
-        if not _approaches(field):
+        if not approaches(field):
             foreseen = []
         else:
-            foreseen.append(_crossing(field))
+            foreseen.append(crossing(field))
             if field.ball_x > HIT - 4:
                 errors.append(max(foreseen) - min(foreseen))
         player.step(player.action)
@@ -354,7 +354,7 @@ def brute_force(player: Player, aim: Aim) -> Outcome:
     console.load(player.console.save())
     outcome = Outcome.SAFE
     for _ in range(90):
-        coming = _approaches(moment.field)
+        coming = approaches(moment.field)
         if coming and left:
             break
         left = left or not coming
@@ -369,7 +369,7 @@ def brute_force(player: Player, aim: Aim) -> Outcome:
 def test_plans_are_those_of_aims_tried_one_by_one() -> None:
     player, met = follower(noops=11), []
     for time in range(420):
-        if time % 14 == 0 and _approaches(player._now.field):
+        if time % 14 == 0 and approaches(player._now.field):
             found = [{aim: brute_force(player, aim) for aim in aims} for aims in AIMS]
             before = player.console.emulator.getRAM()
             plan = player._try(AIMS)

@@ -473,3 +473,156 @@ def test_bad_options_are_refused(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as refusal:
         agent(**options)
     assert "\n" not in str(refusal.value)
+
+
+# Large patches and a memory: ours
+
+
+LARGE: dict[str, Any] = {"patch_convolutions": [(3, 2, 2), (2, 2, 1)], "patch_dim": 5}
+"""On patches of 2 frames of 6 × 6 pixels."""
+LARGE_SPEC = TokenSpec(N, 72, ("patch",), has_self=False, dtype="uint8")
+
+
+def large(**options: Any) -> VisionNeuron:
+    torch.manual_seed(0)
+    given_options = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
+    head = make_pooling(
+        "vision_neuron", dim=72, **{**given_options, **LARGE, **options}
+    )
+    assert isinstance(head, VisionNeuron)
+    return head.double()
+
+
+def large_pictures() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    palette = torch.randint(0, 256, (5, 72), generator=generator, dtype=torch.uint8)
+    return palette[torch.randint(0, 5, (B, T, N), generator=generator)]
+
+
+def test_a_cnn_on_patches_in_any_order_and_with_counts() -> None:
+    head, features = large(), large_pictures()
+    before = torch.zeros(B, T, A, dtype=torch.float64)
+    codes, _ = head.unroll(features.double() / 255, None, before, ())
+    assert codes.shape == (B, T, 12)
+    assert not torch.isclose(codes[0, 0], codes[0, 1]).all()
+    shuffled = features[:, :, torch.randperm(N)].double() / 255
+    torch.testing.assert_close(head.unroll(shuffled, None, before, ())[0], codes)
+    patches, counts = distinct(features)
+    few, _ = head.unroll(patches.double() / 255, None, before, (), counts)
+    torch.testing.assert_close(few, codes)
+    assert head.shares(shuffled, None, before, ()).shape == (B, 3, N)
+
+
+def test_the_cnn_reads_frames_as_channels_and_pixels_in_rows() -> None:
+    head = large(patch_convolutions=[(1, 6, 1)])
+    assert head.embedding is not None
+    for parameter in head.embedding.parameters():
+        torch.nn.init.normal_(parameter)
+    head.embedding[0].weight.data.fill_(0.0)
+    head.embedding[0].weight.data[0, 1, 4, 3] = 1.0
+    x = torch.rand(1, 1, N, 72, dtype=torch.float64)
+    before = torch.zeros(1, 1, A, dtype=torch.float64)
+    codes, _ = head.unroll(x, None, before, ())
+    other = torch.rand_like(x)
+    other[..., 36 + 4 * 6 + 3] = x[..., 36 + 4 * 6 + 3]
+    torch.testing.assert_close(head.unroll(other, None, before, ())[0], codes)
+
+
+def test_at_first_the_background_says_nothing() -> None:
+    head = large()
+    assert head.embedding is not None
+    grey = torch.full((1, 2, 6, 6), 0.34, dtype=torch.float64)
+    response = head.embedding[0](grey)
+    assert response.abs().max() < 1 / 8**0.5  # torch's own bias is left
+    assert (head.embedding[0](grey + 0.5) - response).abs().max() > 0.2
+
+
+def test_what_a_cnn_cannot_read() -> None:
+    with pytest.raises(InputError, match="no wider than the 2 that it reads"):
+        large(patch_convolutions=[(3, 3, 2), (2, 3, 1)])
+    with pytest.raises(InputError, match="expected square patches, got 3 pixels"):
+        make(patch_convolutions=[(2, 1, 1)])
+
+
+def remembering(**options: Any) -> Vision:
+    return agent(memory=5, **options)
+
+
+def test_the_memory_is_a_gru_on_the_hidden_layer() -> None:
+    player = remembering().double()
+    features, _, before = pictures()
+    seen: list[Tensor] = []
+    player.body.register_forward_hook(lambda *_: seen.append(_[2]))
+    with torch.no_grad():
+        state = torch.rand(B, 5, dtype=torch.float64)
+        outputs, memory = player.unroll(features, None, before.double(), state)
+        hidden = seen[0].view(B, T, 7)
+        cell = torch.nn.GRUCell(7 + A, 5).double()
+        for name, layer in (("ih", player.on_input), ("hh", player.on_state)):
+            for kind in ("weight", "bias"):
+                # Torch has the reset gate first.
+                update, reset, new = getattr(layer, kind).chunk(3)
+                getattr(cell, f"{kind}_{name}").copy_(torch.cat([reset, update, new]))
+        for t in range(T):
+            state = cell(torch.cat([hidden[:, t], before[:, t].double()], -1), state)
+            expected = player.output(torch.cat([hidden[:, t], state], -1))
+            torch.testing.assert_close(outputs[:, t], expected)
+    torch.testing.assert_close(memory, state)
+
+
+def test_step_by_step_is_all_at_once() -> None:
+    player = remembering()
+    features, padding, before = pictures()
+    first = player.initial_memory(B, N)
+    assert torch.equal(first, torch.zeros(B, 5))
+    with torch.no_grad():
+        expected, last = player(features, padding, before, first)
+        memory = first
+        for t in range(T):
+            own = slice(t, t + 1)
+            got, memory = player(
+                features[:, own], padding[:, own], before[:, own], memory
+            )
+            torch.testing.assert_close(got[:, 0], expected[:, t])
+    torch.testing.assert_close(memory, last)
+    assert not torch.allclose(expected[0], player(features, padding, before, last)[0])
+
+
+def test_a_memory_in_a_population_and_on_disk(tmp_path: Path) -> None:
+    player = remembering()
+    features, _, before = pictures()
+    memory = player.initial_memory(B, N)
+    save_policy(player, tmp_path / "saved")
+    loaded = load_policy(tmp_path / "saved")
+    with torch.no_grad():
+        expected, _ = player(features, None, before, memory)
+        torch.testing.assert_close(loaded(features, None, before, memory)[0], expected)
+        parameters = {
+            name: part.detach().expand(2, *part.shape)
+            for name, part in player.named_parameters()
+        }
+        arguments = (part.expand(2, *part.shape) for part in (features, before, memory))
+        many, before_many, memories = arguments
+        got, _ = player.members(parameters)(many, None, before_many, memories)
+    torch.testing.assert_close(got[1], expected)
+
+
+def test_it_acts_with_its_memory() -> None:
+    player = remembering()
+    features, _, _ = pictures()
+    tokens = [tokens_of(features[:, t][:, None]) for t in range(T)]
+    state = player.initial_state(B, 1, N)
+    assert state["memory"].shape == (B, 1, 5)
+    for seen in tokens:
+        decision = player.act(seen, state)
+        state = decision.state
+    assert state["memory"].abs().sum() > 0
+    assert player.latent(tokens[0], state).shape == (B, 1, 36)
+    weights = player.weights(tokens[0], state)
+    assert weights is not None
+    assert weights.shape == (B, 1, 1, N)
+
+
+def test_a_memory_takes_a_hidden_layer() -> None:
+    with pytest.raises(InputError, match="expected 0, or above 0 with a hidden layer"):
+        remembering(hidden=[])

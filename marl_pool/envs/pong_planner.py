@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.pong import Pong
-from marl_pool.envs.pong_player import Player, Start
+from marl_pool.envs.pong_player import PUSHES, Player, Start
 from marl_pool.envs.pong_simulator import UNKNOWN
+from marl_pool.envs.pong_striker import Striker
 from marl_pool.errors import InputError
 
 
@@ -49,14 +50,22 @@ class PongPlanner:
     ahead, and what it does follows from what is seen: a weaker player, and a teacher
     that is easier to learn from.
 
+    With ``striker`` it does not look ahead either, but knows what each press is worth
+    (`marl_pool.envs.pong_striker`): made for sticky actions, where it is as strong as
+    the planner, and easier to learn from, since all that it goes by can be seen, and
+    `worth` says where much depends on the choice and where little.
+
     Args:
         world: whose games it follows.
         offset: of the paddle below the ball, always the same one, in pixels of
             210 × 160; -6 is its middle. None: look ahead.
+        striker: go by what presses are worth; then ``offset`` means nothing.
     """
 
-    def __init__(self, world: Pong, *, offset: int | None = None) -> None:
-        self.world, self.offset = world, offset
+    def __init__(
+        self, world: Pong, *, offset: int | None = None, striker: bool = False
+    ) -> None:
+        self.world, self.offset, self.striker = world, offset, striker
         self._players: dict[int, Player] = {}
 
     def actions(self) -> Tensor:
@@ -83,13 +92,26 @@ class PongPlanner:
         chosen = [[order.index(native)] for native in natives]
         return torch.tensor(chosen, device=world.device)
 
+    def worth(self) -> Tensor:
+        """What a striker's actions are worth in points, ``(num_envs, 1, n)``.
+
+        It is what `actions` has found last; 0 where the game is over.
+        """
+        order = self.world.native_actions.tolist()
+        rows = []
+        for number in self.world.worlds.tolist():
+            player = self._players[number]
+            assert isinstance(player, Striker)
+            rows.append([[player.worth[PUSHES[native]] for native in order]])
+        return torch.tensor(rows, dtype=torch.float32, device=self.world.device)
+
     def _player(self, number: int) -> Player:
         """The player that follows a world of this number, or a new one."""
         options = self.world.frame_skip, self.world.sticky_actions, self.offset
         player = self._players.get(number)
         if player is not None and player.options == options:
             return player
-        return Player(*options)
+        return Striker(*options[:2]) if self.striker else Player(*options)
 
     def _follow(self, start: Start, actions: bytes) -> int:
         """Lead a player to where its game is; return its native action there."""

@@ -157,7 +157,7 @@ class Player:
         if self.console.over:
             self.action = NOOP
             return
-        plan = self._meet(departed) if _approaches(self._now.field) else None
+        plan = self._meet(departed) if approaches(self._now.field) else None
         self.action = self._press(self._now, None if plan is None else plan.aim)
         self._plan = plan
 
@@ -179,7 +179,7 @@ class Player:
         field, near = moment.field, self._push / 2 + 0.5
         target = float(WAIT)
         if aim is not None:
-            target = _crossing(field) + aim.offset
+            target = crossing(field) + aim.offset
             if HIT - field.ball_x > aim.held * field.across:
                 near += self._push
         way = target - moment.rest
@@ -230,7 +230,7 @@ class Player:
         aims, state, moment, first, left = branches.pop()
         self._ahead.load(state)
         for step in range(first, self._horizon):
-            if not _approaches(moment.field):
+            if not approaches(moment.field):
                 left = True
                 action = self._press(moment, None)
             elif left:
@@ -251,11 +251,12 @@ class Player:
         return aims, Outcome.SAFE
 
 
-def _approaches(field: Field) -> bool:
+def approaches(field: Field) -> bool:
+    """Whether the ball comes towards our paddle and has not passed it."""
     return field.ball_y > 0 and field.across > 0 and field.ball_x <= HIT
 
 
-def _crossing(field: Field) -> float:
+def crossing(field: Field) -> float:
     """The row where an approaching ball will meet the paddle."""
     low, high = WALLS
     steps = (HIT - field.ball_x) / field.across

@@ -18,13 +18,14 @@ from marl_pool.policies.feed_forward import check_hidden
 from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.distinct import distinct
 from marl_pool.pooling.memory import Memory
-from marl_pool.pooling.vision_neuron import VisionNeuron
+from marl_pool.pooling.vision_neuron import (
+    Convolution,
+    VisionNeuron,
+    make_convolutions,
+)
 from marl_pool.stacked import tanh
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.types import PositiveInt
-
-Convolution = tuple[PositiveInt, PositiveInt, PositiveInt]
-"""Channels, width of the square kernel, and stride."""
+from marl_pool.types import NonNegativeInt, PositiveInt
 
 
 class Vision(Agent):
@@ -32,6 +33,11 @@ class Vision(Agent):
 
     The codes are laid out in rows on a square; then come a ReLU, convolutions without
     a margin, and linear layers, with ReLU between them.
+
+    A patch does not say where it is. With ``memory`` the answer is not made of what is
+    seen now alone: the last hidden layer and the previous action go to a GRU, and the
+    answer is a linear function of that hidden layer and the GRU's state. What has gone
+    before then tells patches that look alike from each other. That is ours.
 
     Source: Tang and Ha (2021), section 4.3, and the published code: with 400 codes the
     defaults are its Pong player, 1 687 726 parameters with six actions. Where we
@@ -46,12 +52,13 @@ class Vision(Agent):
         pooling: ``{"name": "vision_neuron", **options}``, a square number of codes.
         convolutions: (channels, kernel, stride) of each.
         hidden: widths of the linear layers after them.
+        memory: units of the GRU; 0 for none, and then nothing is remembered.
         seed: of the initial weights.
 
     Raises:
         InputError: another layer, an unknown option, codes that make no square, a
-            convolution that is wider than what it reads, a size below 1, or an action
-            space of another kind.
+            convolution that is wider than what it reads, a size below 1, a memory
+            without a hidden layer, or an action space of another kind.
     """
 
     remembers = True
@@ -64,15 +71,24 @@ class Vision(Agent):
         pooling: Mapping[str, Any],
         convolutions: Sequence[Convolution] = ((64, 4, 2), (64, 3, 1)),
         hidden: Sequence[PositiveInt] = (512,),
+        memory: NonNegativeInt = 0,
         seed: int | None = None,
     ) -> None:
+        options = {"memory": memory} if memory else {}
         super().__init__(
             spec,
             action_space,
             pooling=dict(pooling),
             convolutions=[list(convolution) for convolution in convolutions],
             hidden=check_hidden(hidden),
+            **options,
         )
+        if memory < 0 or (memory and not hidden):
+            raise InputError(
+                "policy.memory: expected 0, or above 0 with a hidden layer, "
+                f"got {memory} with hidden {list(hidden)}"
+            )
+        self.units = memory
         self.sensor = make_vision(pooling, spec, self.actions, seed)
         self.side = math.isqrt(self.sensor.num_codes)
         if self.side**2 != self.sensor.num_codes:
@@ -83,6 +99,15 @@ class Vision(Agent):
         picture = (self.sensor.value_dim, self.side)
         with seeded(seed, "agent"):
             self.body = make_cnn(*picture, convolutions, hidden, self.actions.dim)
+            if memory:
+                width, self.body = hidden[-1], nn.Sequential(*list(self.body)[:-1])
+                self.on_input = nn.Linear(width + self.actions.dim, 3 * memory)
+                self.on_state = nn.Linear(memory, 3 * memory)
+                self.output = nn.Linear(width + memory, self.actions.dim)
+
+    def initial_memory(self, batch: int, num_tokens: int) -> Memory:
+        """The GRU's state, ``(batch, memory)``; () if there is none."""
+        return self.on_state.weight.new_zeros(batch, self.units) if self.units else ()
 
     def unroll(
         self,
@@ -102,19 +127,37 @@ class Vision(Agent):
             features: ``(B, T, N, F)``.
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
             before: ``(B, T, A)``, the action before each set.
-            memory: ().
+            memory: of the GRU, from `initial_memory` or an earlier call; ().
             counts: ``(B, T, N)``, how many times each patch is there, 0 for a slot
                 without one; None for once.
 
         Returns:
-            ``(B, T, L)``, see `Agent.unroll`, and ().
+            ``(B, T, L)``, see `Agent.unroll`, and the memory.
         """
-        codes, memory = self.codes(features, padding, before, memory, counts)
+        codes, _ = self.codes(features, padding, before, (), counts)
         grid = codes.relu().view(-1, self.side, self.side, self.sensor.value_dim)
         # Channels are last in memory, and stay so: the faster layout on a CPU.
         outputs = self.body(grid.permute(0, 3, 1, 2))
         outputs = outputs.unflatten(0, codes.shape[:-1])
+        if self.units:
+            states = self._remember(outputs, before, memory)
+            memory = states[:, -1]
+            outputs = self.output(torch.cat([outputs, states.to(outputs.dtype)], -1))
         return outputs if self.actions.discrete else tanh(outputs), memory
+
+    def _remember(self, seen: Tensor, before: Tensor, state: Tensor) -> Tensor:
+        """The GRU's states ``(B, T, units)``; torch's own cannot be vectorised."""
+        entering = self.on_input(torch.cat([seen, before.to(seen.dtype)], -1))
+        states = []
+        for entered in entering.unbind(1):
+            kept = self.on_state(state.to(entered.dtype))
+            update, reset, new = entered.chunk(3, -1)
+            by_update, by_reset, by_new = kept.chunk(3, -1)
+            candidate = tanh(new + (reset + by_reset).sigmoid() * by_new)
+            share = (update + by_update).sigmoid()
+            state = torch.lerp(candidate.to(state.dtype), state, share.to(state.dtype))
+            states.append(state)
+        return torch.stack(states, 1)
 
     def codes(
         self,
@@ -159,14 +202,15 @@ class Vision(Agent):
 
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
         """The codes, ``(*B, M·V)``; see `Policy.latent`."""
-        codes, _ = self.codes(*self.arguments(tokens, state))
+        features, padding, before, _ = self.arguments(tokens, state)
+        codes, _ = self.codes(features, padding, before, ())
         return codes[:, 0].unflatten(0, tokens.batch_shape)
 
     def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
         """Each patch's share in the mean of the codes, ``(*B, 1, N)``."""
-        features, padding, before, memory = self.arguments(tokens, state)
+        features, padding, before, _ = self.arguments(tokens, state)
         x = self.readings(features, padding)
-        shares = self.sensor.shares(x, padding, before, memory)
+        shares = self.sensor.shares(x, padding, before, ())
         return shares.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
 
 
@@ -199,18 +243,10 @@ def make_cnn(
     Raises:
         InputError: a convolution that is wider than what it reads, or a size below 1.
     """
-    layers: list[nn.Module] = []
-    for convolution in convolutions:
-        width, kernel, stride = convolution
-        if min(convolution) < 1 or kernel > side:
-            raise InputError(
-                "policy.convolutions: expected numbers of at least 1 and a kernel no "
-                f"wider than the {side} that it reads, got {list(convolution)}"
-            )
-        layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU()]
-        channels, side = width, (side - kernel) // stride + 1
-    layers.append(nn.Flatten())
-    widths = [channels * side * side, *hidden]
+    layers, width = make_convolutions(
+        channels, side, convolutions, "policy.convolutions"
+    )
+    widths = [width, *hidden]
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], dim_out))

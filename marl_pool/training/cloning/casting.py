@@ -19,12 +19,12 @@ from marl_pool.training.cloning.collect import Cast
 from marl_pool.training.cloning.teacher import PlannerTeacher, PolicyTeacher, Teacher
 from marl_pool.training.fixed import build_fixed, check_fit, load_fixed, load_frozen
 
-PLANNER, RETURNER = "planner", "returner"
+PLANNER, RETURNER, STRIKER = "planner", "returner", "striker"
 STEADY = -8
 """The returner's offset: by a point or so the best of a few in sticky games."""
 NAMED = (
-    f"{HEURISTIC}, {PLANNER}, {RETURNER}, package.module:Class or the folder of a "
-    "policy or run"
+    f"{HEURISTIC}, {PLANNER}, {RETURNER}, {STRIKER}, package.module:Class or the "
+    "folder of a policy or run"
 )
 
 
@@ -82,7 +82,7 @@ def _teacher(
     config: Mapping[str, Any], world: World, group: str, kept: Path
 ) -> Teacher:
     what, env, own = config["teacher"], config["env"]["name"], world.groups[group]
-    if what in (PLANNER, RETURNER):
+    if what in (PLANNER, RETURNER, STRIKER):
         return _planner(what, env, world)
     if what == HEURISTIC or is_plug_in(what):
         policy = scripted_policy(what, env=env, role=group, group=own)
@@ -97,7 +97,8 @@ def _planner(what: str, env: str, world: World) -> Teacher:
     from marl_pool.envs.pong_planner import PongPlanner
 
     offset = STEADY if what == RETURNER else None
-    return PlannerTeacher(PongPlanner(world, offset=offset), what)  # type: ignore[arg-type]
+    planner = PongPlanner(world, offset=offset, striker=what == STRIKER)  # type: ignore[arg-type]
+    return PlannerTeacher(planner, what)
 
 
 def _load(

@@ -113,8 +113,9 @@ class CloneRunSettings:
     """What belongs to the run itself, not to one of its parts."""
 
     teacher: str | None = None
-    """Who is cloned: the folder of a run or policy, heuristic, Pong's planner or
-    returner, or package.module:Class of a policy. None: only with ``trajectories``."""
+    """Who is cloned: the folder of a run or policy, heuristic, Pong's planner,
+    returner or striker, or package.module:Class of a policy. None: only with
+    ``trajectories``."""
     trajectories: str | None = None
     """Folder of an earlier cloning run, or of its trajectories, to learn from in
     place of new ones; None: the teacher plays."""

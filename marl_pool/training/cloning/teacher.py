@@ -99,8 +99,14 @@ class PolicyTeacher(Teacher):
         return Answer(self.policy.scale(decision.action), logits, decision.state)
 
 
+TEMPERATURE = 0.015
+"""In points: what a striker's actions are worth, divided by it, is its logits."""
+
+
 class PlannerTeacher(Teacher):
     """The planner of `Pong`, which reads the console and not the screen.
+
+    A striker has logits: they say how much depends on the choice.
 
     Args:
         planner: of any world; it is shown others.
@@ -109,6 +115,7 @@ class PlannerTeacher(Teacher):
 
     def __init__(self, planner: "PongPlanner", identity: str) -> None:
         self.planner, self._identity = planner, identity
+        self.has_logits = planner.striker
 
     @property
     def identity(self) -> str:
@@ -120,4 +127,7 @@ class PlannerTeacher(Teacher):
     ) -> Answer:
         """Let it look at the console; see `Teacher.answer`."""
         self.planner.world = world  # type: ignore[assignment]
-        return Answer(self.planner.actions(), None, ())
+        actions, logits = self.planner.actions(), None
+        if self.has_logits:
+            logits = self.planner.worth() / TEMPERATURE
+        return Answer(actions, logits, ())
