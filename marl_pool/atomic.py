@@ -72,8 +72,12 @@ def standing(folder: Path) -> Path:
 
 
 @contextmanager
-def locked(file: Path, refusal: str) -> Iterator[None]:
+def locked(file: Path, refusal: str | None) -> Iterator[None]:
     """Hold a lock that ends with the process, however it ends.
+
+    Args:
+        file: made if there is none, and left there.
+        refusal: what to say if another process holds it; None: wait for it.
 
     Raises:
         InputError: another process holds it; with the message ``refusal``.
@@ -82,9 +86,9 @@ def locked(file: Path, refusal: str) -> Iterator[None]:
 
     with file.open("w") as opened:
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
         except BlockingIOError as error:
-            raise InputError(refusal) from error
+            raise InputError(str(refusal)) from error
         yield
 
 

@@ -165,12 +165,20 @@ def _sweep(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        # All trials share what one of them has made; a dry run leaves nothing.
+        data = scratch if dry_run else str((sweep.path / "data").absolute())
+        for trial in plan.trials:
+            if "data_dir" in trial.config and trial.config["data_dir"] is None:
+                trial.config["data_dir"] = data
+        return _run_trials(sweep, plan, dry_run)
+
+
+def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
     from marl_pool.config.grid import refuse_other_runs
 
-    for trial in plan.trials:
-        if "data_dir" in trial.config and trial.config["data_dir"] is None:
-            # All trials share what one of them has made.
-            trial.config["data_dir"] = str((sweep.path / "data").absolute())
     refuse_other_runs(sweep, plan)
     _require_ray()
     from marl_pool.training.settings import SweepSettings

@@ -133,7 +133,7 @@ def _attend(
     ignore = None if padding is None else _rows(padding, heads)
     columns, low, high, mean = _columns(_across(key), _across(value), ignore)
     v, k, _ = _split(columns[1:], width)
-    peak = _peak(k, q, low, high)
+    peak = _peak(k, q, low, high, ignore)
     wanted = columns if for_gradient else columns[: 1 + width]
     sums = _products(wanted, k, q, None if peak is None else peak[:, None, :])
     total = sums[0]
@@ -150,7 +150,9 @@ def _rows(padding: Tensor, heads: int) -> Tensor:
     return padding[:, None].expand(-1, heads, -1).flatten(0, 1)
 
 
-def _peak(k: Tensor, q: Tensor, low: Tensor, high: Tensor) -> Tensor | None:
+def _peak(
+    k: Tensor, q: Tensor, low: Tensor, high: Tensor, ignore: Tensor | None
+) -> Tensor | None:
     """Return each query's largest score, ``(n, M)``, or None where all are small.
 
     Made as the scores are, so that the largest of them is exactly this: for heads of
@@ -163,8 +165,11 @@ def _peak(k: Tensor, q: Tensor, low: Tensor, high: Tensor) -> Tensor | None:
         return bound
     peak = torch.empty_like(bound)
     for rows, scores in _pieces(k, q):
+        if ignore is not None:
+            # Padding lies in the middle, where in three dimensions it may be nearest.
+            scores.masked_fill_(ignore[rows, :, None], torch.finfo(k.dtype).min)
         torch.amax(scores, 1, out=peak[rows])
-    return peak
+    return peak if ignore is None else peak.masked_fill(ignore.all(1)[:, None], 0.0)
 
 
 def _columns(
@@ -225,6 +230,8 @@ def _products(
     for rows, scores in _pieces(inner, outer):
         if peak is not None:
             scores -= peak[rows]
+            if len(inner) > 2:
+                scores.clamp_(max=0.0)  # what lies above is padding
         torch.bmm(columns[rows], scores.exp2_(), out=result[rows])
     return result.transpose(0, 1)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.errors import InputError
+from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep
 from marl_pool.training.supervised.results import read_results
 
@@ -42,23 +43,27 @@ def table(sweep: Path, metrics: Sequence[str] | None) -> list[str]:
     """
     keys = list(Sweep.open(sweep).grid)
     folders = sorted((sweep / "trials").iterdir())
-    found = [read_results(path) for path in folders if (path / "results.json").exists()]
-    if not found:
+    done = [path for path in folders if (path / "results.json").exists()]
+    if not done:
         raise InputError(f"{sweep}: no run of it has finished yet")
-    known = list(found[0]["mean"])
+    found = [read_results(path) for path in done]
+    known = list(dict.fromkeys(name for run in found for name in run["mean"]))
     for name in metrics or ():
         if name not in known:
             raise InputError(f"--metrics: expected of {', '.join(known)}, got {name}")
     columns = [*keys, "parameters", "epochs", "s a fold", *(metrics or known)]
-    rows = [[*_values(run, keys), *_numbers(run, metrics or known)] for run in found]
+    rows = [
+        [*_values(Run.open(path).config, keys), *_numbers(run, metrics or known)]
+        for path, run in zip(done, found, strict=True)
+    ]
     return [_line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
 
 
-def _values(run: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    """What a run has for the swept keys."""
+def _values(config: dict[str, Any], keys: Sequence[str]) -> list[str]:
+    """What a run's configuration has for the swept keys."""
     values = []
     for key in keys:
-        value: Any = run
+        value: Any = config
         for part in key.split("."):
             value = value[part] if isinstance(value, dict) and part in value else None
         values.append(str(value["name"] if isinstance(value, dict) else value))
@@ -70,6 +75,8 @@ def _numbers(run: dict[str, Any], metrics: Sequence[str]) -> list[str]:
     counts = [sum(fold[key] for fold in folds) / len(folds) for key in COUNTED]
     scores = [
         f"{run['mean'][name]:.4g}" + (f" ± {spread[name]:.2g}" if spread else "")
+        if name in run["mean"]
+        else ""
         for name in metrics
     ]
     return [f"{run['parameters']:,}", *(f"{count:.0f}" for count in counts), *scores]

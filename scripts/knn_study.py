@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from marl_pool.errors import InputError
+
 METHODS = {"max": "MaxPool", "avg": "AvgPool", "cls": "ClsToken", "ada": "AdaPool"}
 COLORS = {"MaxPool": "C1", "AvgPool": "C2", "ClsToken": "C3", "AdaPool": "C0"}
 CORNER = "AdaPool, query [0]"
@@ -115,12 +117,20 @@ def read_trials(sweep: Path) -> list[dict[str, Any]]:
 
 
 def tabulate(trials: list[dict[str, Any]]) -> Table:
-    """Rows and columns of what was measured, in the paper's order of rows."""
+    """Rows and columns of what was measured, in the paper's order of rows.
+
+    Raises:
+        InputError: two runs for one cell, as those of two seeds are.
+    """
     table: Table = {}
     for trial in trials:
         column = _column(trial["task"])
         published = _published(trial)
         name = _method(trial["pooling"])
+        if column in table.get(name, {}):
+            raise InputError(
+                f"expected one run for each cell, got several for {name} at {column}"
+            )
         metric, spread = trial["metric"], trial["sd_over_folds"]
         table.setdefault(name, {})[column] = Cell(
             trial["mean"][metric],
@@ -205,7 +215,10 @@ def main() -> None:
     trials = read_trials(arguments.sweep)
     if not trials:
         parser.error(f"{arguments.sweep}: no run of task=knn_centroid has ended there")
-    table = tabulate(trials)
+    try:
+        table = tabulate(trials)
+    except InputError as error:
+        parser.error(f"{arguments.sweep}: {error}")
     task, folds = trials[0]["task"], len(trials[0]["folds"])
     title = (
         f"N = {task['num_vectors']}, d = {task['dim']}, scale={trials[0]['scale']}, "

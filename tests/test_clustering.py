@@ -402,6 +402,12 @@ def test_the_true_mixture_is_a_baseline() -> None:
     assert float(found["one Gaussian"][0]) == pytest.approx(float(fitted), rel=1e-4)
 
 
+def test_one_point_has_a_baseline() -> None:
+    task = mixture(entities=(1, 1))
+    found = task.baselines(task.batch("test", torch.arange(5)))
+    assert all(each.isfinite().all() for each in found.values())
+
+
 @pytest.mark.parametrize("pooling", ["avg", "pma", "cls"])
 def test_a_mixture_is_estimated_better_with_training(pooling: str) -> None:
     task, generator = mixture(pooling), torch.Generator()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -12,17 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_pool.cli import main
-from marl_pool.config import check, compose
+from marl_pool.config import check, compose, differences
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.runs import Run
+from marl_pool.sweeps import Sweep
+from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
 from marl_pool.training.supervised.folds import fold_rows
 from marl_pool.training.supervised.learner import Learner
-from marl_pool.training.supervised.results import read_results
+from marl_pool.training.supervised.results import Results, read_results
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
+from marl_pool.training.sweep.schedule import bundles, saved
+from marl_pool.training.verbs import WORKS
 from tests.line import Line
 
+ROOT = Path(__file__).parents[1]
 TINY = ("task=tests.line:Line", "encoder=none", "pooling=none", "threads=1")
 FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
 
@@ -243,13 +249,43 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_a_checkpoint(tmp_path)
     assert len(run.rows()) == 2
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path):
-    run = run_of(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("keep", "way"),
+    [(1, "begin anew, for there is no other"), (2, "go on from the checkpoint before")],
+)
+def test_a_damaged_checkpoint_is_told(tmp_path, keep, way):
+    run = run_of(tmp_path / "run", f"checkpoint.keep={keep}")
     calls = iter(range(9))
     fit(run, run.config, should_stop=lambda: next(calls) == 1)
+    assert len(run.checkpoints()) == keep
     (run.latest_checkpoint() / "learner.json").write_text("{")
-    with pytest.raises(StoppedError, match=r"cannot be read: .*; remove it"):
+    with pytest.raises(StoppedError, match=f"cannot be read: .*; remove it to {way}"):
         fit(run, run.config)
+
+
+def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypatch):
+    whole = fitted(tmp_path / "whole", "fit.lr=2.0")
+    run = run_of(tmp_path / "killed", "fit.lr=2.0")
+    add, killed = Results.add, []
+
+    def die(self, result):
+        if result.fold not in killed:
+            killed.append(result.fold)
+            raise MemoryError
+        add(self, result)
+
+    monkeypatch.setattr(Results, "add", die)
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            fit(run, run.config)
+    fit(run, run.config)
+    assert killed == [0, 1, 2]
+    clocks = {"seconds": 0}
+    ours, theirs = (
+        [fold | clocks for fold in read_results(each.path)["folds"]]
+        for each in (run, whole)
+    )
+    assert ours == theirs
 
 
 def test_the_price_counts_folds_epochs_and_tests(tmp_path):
@@ -280,6 +316,17 @@ def test_a_dry_run_prints_the_cost_and_makes_nothing(tmp_path, capsys, monkeypat
     assert main(["fit", *FEW, "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("about 1 s: 3 folds")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("there", [0, 2])
+@pytest.mark.parametrize("flag", ["--dry-run", "--run-dir=run"])
+def test_a_gpu_that_there_is_not_is_refused(tmp_path, capsys, monkeypatch, there, flag):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    assert main(["fit", *FEW, "device=cuda:2", flag]) == 2
+    expected = "at most cuda:1" if there else "cpu, for there is no GPU"
+    err = capsys.readouterr().err
+    assert err == f"marl-pool: device: expected {expected}, got cuda:2\n"
 
 
 def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
@@ -388,3 +435,84 @@ def test_what_needs_a_policy_says_that_a_fit_has_none(tmp_path, capsys, verb):
     err = capsys.readouterr().err
     assert "made by fit: what it came to is in results.json" in err
     assert err.count("\n") == 1
+
+
+# Sweeps
+
+
+def test_a_finished_run_without_checkpoints_is_not_run_again(tmp_path):
+    run = fitted(tmp_path / "run")
+    shutil.rmtree(run.path / "checkpoints")
+    work = WORKS["fit"]
+    assert saved(work, run) == work.total(run.config) == 9
+    (run.path / "results.json").unlink()
+    assert saved(work, run) == 0
+
+
+def test_a_trial_on_a_gpu_asks_for_one():
+    given = config_of() | {"device": "cuda"}
+    for asked, expected in ((0.0, 1), (0.25, 0.25)):
+        settings = SweepSettings(gpus_per_trial=asked)
+        assert bundles(given, settings) == [{"CPU": 1, "GPU": expected}]
+    assert bundles(config_of(), SweepSettings()) == [{"CPU": 1, "GPU": 0}]
+
+
+def test_what_a_resumed_run_may_change_makes_no_other_run():
+    config = config_of()
+    changed = {**config, "device": "cuda", "data_dir": "there", "threads": 7}
+    assert differences(changed, config, [], "fit") == []
+    assert differences(changed, config, ["device"], "fit") != []
+    assert differences({**config, "seed": 3}, config, [], "fit") != []
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_trials_share_their_data_and_a_dry_run_leaves_none(
+    tmp_path, monkeypatch, dry_run
+):
+    folders = set()
+
+    def note(sweep, trials, settings, dry_run):
+        folders.update(Path(trial.config["data_dir"]) for trial in trials)
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "sets").write_text("")
+        return {}
+
+    monkeypatch.setattr("marl_pool.training.sweep.run.run_sweep", note)
+    path = tmp_path / "sweep"
+    flags = ["--dry-run"] if dry_run else []
+    command = ["sweep", "--verb", "fit", *TINY[:3], "seed=0,1", "--sweep-dir"]
+    assert main([*command, str(path), *flags]) == 0
+    (folder,) = folders
+    assert folder.exists() is not dry_run
+    assert path.exists() is not dry_run
+
+
+def test_a_sweep_refuses_a_gpu_that_there_is_not(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "--verb", "fit", *TINY[:3], "seed=0,1", "device=cuda"]) == 2
+    err = capsys.readouterr().err
+    assert "device: expected cpu, for there is no GPU, got cuda (trial seed=" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_shows_swept_keys_of_any_section(tmp_path, capsys):
+    sweep = Sweep(tmp_path, {"fit.lr": [0.1, 0.2], "seed": [0]}, [], verb="fit")
+    for lr in sweep.grid["fit.lr"]:
+        fitted(tmp_path / "trials" / f"fit.lr={lr}", f"fit.lr={lr}")
+    sweep.write()
+    script = runpy.run_path(str(ROOT / "scripts" / "fit_table.py"))
+    capsys.readouterr()
+    assert script["main"]([str(tmp_path)]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("| fit.lr | seed | parameters | epochs | s a fold | square")
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [row[:4] for row in cells] == [
+        ["0.1", "0", "1", "3"],
+        ["0.2", "0", "1", "3"],
+    ]
+    found = read_results(tmp_path / "trials" / "fit.lr=0.2")["mean"]["squared_error"]
+    assert cells[1][-1].startswith(f"{found:.4g} ± ")
+    assert script["main"]([str(tmp_path), "--metrics", "error"]) == 2
+    assert "expected of squared_error, got error" in capsys.readouterr().err

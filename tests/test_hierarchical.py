@@ -284,6 +284,17 @@ def test_unmerging_learns_which_tokens_were_merged() -> None:
     torch.testing.assert_close(found.unmerging, torch.full((5,), math.log(12)))
 
 
+def test_teacher_forcing_trains_the_merging_policy_by_reinforce() -> None:
+    task, network = made()
+    pictures = task.batch("train", torch.arange(5))["images"] / 255
+    chance = Chance(generator(), explore=True)
+    teacher_forced(network, pictures, [4, 2], chance).score.sum().backward()
+    policy = {id(part) for part in network.encoder.layer.policy.parameters()}
+    for name, parameter in network.named_parameters():
+        felt = parameter.grad is not None and bool(parameter.grad.any())
+        assert felt == (id(parameter) in policy), name
+
+
 # Pictures
 
 
@@ -297,6 +308,17 @@ def test_pictures(tmp_path: Path) -> None:
     assert [file.name for file in task.finish(network, tmp_path, generator())] == names[
         :1
     ]
+
+
+def test_one_token_has_nothing_to_merge(tmp_path: Path) -> None:
+    task, network = made(patch=8)
+    assert all(map(math.isfinite, learn(task, network, 2)))
+    metrics = task.evaluate(
+        network.eval(), task.batch("test", torch.arange(3)), generator()
+    ).metrics
+    assert set(metrics) == {"mse", "mse_1"}
+    (picture,) = task.finish(network, tmp_path, generator())
+    assert picture.name == "reconstructions.png"
 
 
 # Refusals

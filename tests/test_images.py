@@ -120,6 +120,22 @@ def test_a_folder_or_its_subfolder_holds_the_files(tmp_path):
     assert one.num_classes == 10
 
 
+def test_the_subfolder_comes_first_for_names_are_alike(tmp_path):
+    write_mnist(tmp_path, train=30)
+    write_mnist(tmp_path / "fashion_mnist")
+    assert len(load_images("fashion_mnist", tmp_path).train) == 40
+    assert len(load_images("mnist", tmp_path).train) == 30
+
+
+def test_images_that_are_no_squares_of_one_size_are_refused(tmp_path):
+    write_mnist(tmp_path)
+    file = tmp_path / "t10k-images-idx3-ubyte.gz"
+    for height, width in ((14, 14), (28, 20)):
+        file.write_bytes(gzip.compress(idx(np.zeros((10, height, width)))))
+        with pytest.raises(InputError, match="expected square images of one size"):
+            load_images("mnist", tmp_path)
+
+
 def test_missing_files_are_named(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
@@ -205,6 +221,12 @@ def test_damaged_cifar_archives_are_refused(tmp_path):
     write_cifar(file, "cifar100", whole)
     file.write_bytes(file.read_bytes()[:-2000])
     with pytest.raises(InputError, match="truncated or corrupt"):
+        read_cifar(file, "cifar100")
+    with tarfile.open(file, "w:gz") as archive:
+        folder = tarfile.TarInfo("cifar-100-python/train")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+    with pytest.raises(InputError, match="expected a file .*train, got a folder"):
         read_cifar(file, "cifar100")
     file.write_bytes(b"no archive")
     with pytest.raises(InputError, match="truncated or corrupt"):
@@ -324,6 +346,13 @@ def test_heads_share_their_base_weights(tmp_path):
     shared = [name for name in best if not name.startswith("pooled.pooling")]
     assert len(shared) > 10
     assert all(ada[name].equal(best[name]) for name in shared)
+
+
+@pytest.mark.parametrize("scale", ["tiny", "cpu", "paper"])
+@pytest.mark.parametrize("encoder", ["swarm", "set_transformer", "identity"])
+def test_any_encoder_takes_the_place_of_the_transformer(scale, encoder):
+    config = compose("fit", ["task=images", f"scale={scale}", f"encoder={encoder}"])
+    assert config["encoder"]["name"] == encoder
 
 
 @pytest.mark.parametrize("pooling", ["ada", "cls"])

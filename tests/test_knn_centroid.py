@@ -2,6 +2,7 @@
 
 import multiprocessing
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from marl_pool.atomic import locked
 from marl_pool.datasets import knn_centroid as room
 from marl_pool.datasets import knn_storage
 from marl_pool.datasets.knn_centroid import (
@@ -206,7 +208,9 @@ def test_a_file_holds_what_memory_would(
     monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
     stored = sets_in(tmp_path)
     assert stored.file is not None
-    assert list(tmp_path.iterdir()) == [stored.file]
+    assert [file for file in tmp_path.iterdir() if file.suffix != ".lock"] == [
+        stored.file
+    ]
     np.testing.assert_array_equal(stored[rows], kept[rows])
     expected = [draw_sets(1, row // CHUNK, 4, 3)[row % CHUNK] for row in rows]
     np.testing.assert_array_equal(kept[rows], expected)
@@ -226,7 +230,41 @@ def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_array_equal(sets_in(tmp_path)[np.arange(5)], made)
         with pytest.raises(AssertionError, match="drawn again"):
             sets_in(tmp_path, seed=2)
-    assert len(list(tmp_path.iterdir())) == 1, "a part of a file was left"
+    assert len(list(tmp_path.glob("[!.]*"))) == 1
+    assert not list(tmp_path.glob("*.new")), "a part of a file was left"
+
+
+def test_what_another_run_is_making_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    made = sets_in(tmp_path / "other")
+    assert made.file is not None
+    file = tmp_path / made.file.name
+    # One that was killed leaves a part, which the next one writes over.
+    (tmp_path / f".{file.name}.new").write_bytes(b"part")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path / f".{file.name}.lock", "is free"):
+            waiting = pool.submit(sets_in, tmp_path)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.2)
+            file.write_bytes(made.file.read_bytes())
+            before = file.stat().st_mtime_ns
+        waiting.result()
+    assert file.stat().st_mtime_ns == before
+    file.unlink()
+    assert sets_in(tmp_path).file == file
+    assert file.read_bytes() == made.file.read_bytes()
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_folder_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InputError, match="cannot be written: .*taken"):
+        sets_in(tmp_path / "taken")
 
 
 @pytest.mark.parametrize(

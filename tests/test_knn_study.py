@@ -67,6 +67,14 @@ def test_aggregation_is_compared_at_the_papers_size_alone(tmp_path: Path) -> Non
     assert "| AvgPool | 0.2000 |" in run(tmp_path).stdout
 
 
+def test_two_runs_for_one_cell_are_refused(tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path, number, {"name": "max"}, k=1, mean=0.06 + number)
+    done = run(tmp_path)
+    assert done.returncode == 2
+    assert "expected one run for each cell, got several for MaxPool at 1" in done.stderr
+
+
 def test_what_holds_no_study(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 2

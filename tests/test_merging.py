@@ -335,8 +335,10 @@ def test_the_surrogates_weights() -> None:
     losses = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
 
     def weights(**options: object) -> list[float]:
-        log_prob = torch.zeros(3, requires_grad=True)
-        surrogate(losses, log_prob, **options).backward()  # type: ignore[arg-type]
+        log_prob = torch.full((3,), -5.0, requires_grad=True)
+        found = surrogate(losses, log_prob, **options)  # type: ignore[arg-type]
+        assert found.item() == pytest.approx(3)  # the mean loss
+        found.backward()
         assert log_prob.grad is not None
         return (3 * log_prob.grad).tolist()
 
@@ -439,6 +441,30 @@ def test_what_merges_is_taken_apart_again(attention: bool, gradient: str) -> Non
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize(
+    ("gradient", "felt"), [("reinforce", True), ("scaling", False)]
+)
+def test_scaling_takes_the_place_of_reinforce(gradient: str, felt: bool) -> None:
+    settings = settings_of(gradient=gradient)
+    encoder, decoder = HierarchicalEncoder(settings), HierarchicalDecoder(settings)
+    encoded = encoder(normal(3, 6, 4).float(), [2, 1], chance())
+    decoded = decoder(encoded.tokens.detach(), [2, 1], chance())
+    assert encoded.log_prob.requires_grad == felt
+    assert decoded.log_prob.requires_grad == felt
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_forced_tokens_are_scaled_as_chosen_ones(count: int) -> None:
+    decoder = drawn(HierarchicalDecoder(settings_of(gradient="scaling")))
+    assert isinstance(decoder, HierarchicalDecoder)
+    x = normal(2, 3, 4)
+    chosen = choose_tokens(decoder._logits(x + timestep_encoding(1, 4)), count)
+    own = decoder.step(x, 1, count, chance(explore=False))
+    forced = decoder.step(x, 1, count, chance(), chosen)
+    torch.testing.assert_close(forced.tokens, own.tokens)
+    assert forced.log_prob.requires_grad  # it learns which they are
 
 
 def test_who_is_in_no_pair_stays_without_attention() -> None:
@@ -640,6 +666,8 @@ def test_policies_that_share_no_pair_tell_which_input_it_was() -> None:
     found = dependence(policies)
     assert found.information == pytest.approx(math.log(6))
     assert found.uniform == pytest.approx(math.log(6))
+    # Of all pairs, not of those that these policies choose from.
+    assert dependence(policies[:2]).uniform == pytest.approx(math.log(6))
 
 
 def test_divergences_are_torchs() -> None:

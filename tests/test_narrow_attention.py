@@ -114,6 +114,23 @@ def test_huge_scores_neither_overflow_nor_vanish(width: int, spread: float) -> N
     torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=1e-2)
 
 
+def test_padding_amid_the_keys_outweighs_none_of_them() -> None:
+    # The middle of these keys' range, where padding is put, scores more than they do.
+    key = torch.tensor([[1.0, -1, -1], [-1, 1, -1], [-1, -1, 0.9], [9, 9, 9]])
+    value = torch.arange(12.0).view(4, 3)
+    query = torch.tensor([[300.0, 300, 300], [900, 900, 900], [0.1, 0, 0]])
+    tensors = [part[None, None].contiguous() for part in (query, key, value)]
+    padding = torch.tensor([[False, False, False, True]])
+    gradient = torch.tensor([[1.0, 2, 3], [3, 1, 2], [2, 3, 1]])[None, None]
+    expected, expected_gradients = oracle(tensors, padding, gradient)
+    ours = [part.requires_grad_() for part in tensors]
+    out = narrow_attention(*ours, padding, SCALE)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
+    gradients = torch.autograd.grad(out, ours, gradient)
+    for found, theirs in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(found.double(), theirs, rtol=1e-3, atol=1e-2)
+
+
 @widths
 def test_an_empty_set_gives_zero_and_no_gradient(width: int) -> None:
     tensors = [tensor.requires_grad_() for tensor in inputs(0, width=width)]

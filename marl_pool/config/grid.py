@@ -156,7 +156,8 @@ def differences(
     known = check(verb, _known(found, wanted))
     left, right = dict(_flat(canonical(known))), dict(_flat(canonical(wanted)))
     tops = {key.split(".")[0] for key in swept}
-    control = [key for key in RUN_CONTROL if key not in tops]
+    controls = (*RUN_CONTROL, *WORKS[verb].controls)
+    control = [key for key in controls if key not in tops]
     return [
         f"{key}={show(left.get(key))} instead of {show(value)}"
         for key, value in right.items()

@@ -110,7 +110,8 @@ def _read(
         member = opened.extractfile(path)
     except KeyError as error:
         raise _DamagedError(f"expected an archive with {path}, got none") from error
-    assert member is not None, "a folder of that name"
+    if member is None:
+        raise _DamagedError(f"expected a file {path}, got a folder")
     content = _unpickled(path, member.read())
     try:
         rows = np.asarray(content[b"data"], np.uint8)

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def fetch(source: Source, folder: Path) -> Path:
                 raise InputError(
                     f"{source.url}: expected the MD5 checksum {source.md5}, got {found}"
                 )
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise InputError(f"{source.url} cannot be fetched: {error}") from error
     return file
 

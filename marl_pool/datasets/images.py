@@ -73,7 +73,7 @@ def load_images(
         dataset: which. MNIST and Fashion-MNIST are four IDX files, compressed or not,
             CIFAR is one archive.
         data_dir: the folder that holds them, or one folder up from that of the data
-            set's name.
+            set's name. If both have them it is the latter, whose name says more.
         download: fetch the files that are missing, into ``data_dir/dataset``.
 
     Raises:
@@ -210,6 +210,12 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
                 f"{files[0].parent}: expected a label for each image, got images "
                 f"{images.shape} and labels {labels.shape}"
             )
+        height, width, _ = shape = images.shape[1:]
+        if height != width or shape != parts[0].shape[1:]:
+            raise InputError(
+                f"{files[0].parent}: expected square images of one size, got "
+                f"{parts[0].shape} and {images.shape}"
+            )
         if len(labels) and labels.max() >= classes:
             raise InputError(
                 f"{files[0].parent}: expected labels below {classes}, "
@@ -224,9 +230,9 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def _find(folder: Path, dataset: str, name: str) -> Path | None:
-    """A file in the folder or its subfolder, compressed or not."""
+    """A file in the subfolder or the folder, compressed or not."""
     choices = (name, name.removesuffix(".gz")) if "idx" in name else (name,)
-    for place in (folder, folder / dataset):
+    for place in (folder / dataset, folder):
         for choice in choices:
             if (place / choice).is_file():
                 return place / choice

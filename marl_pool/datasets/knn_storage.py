@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from marl_pool.atomic import new_binary_file
+from marl_pool.atomic import locked, new_binary_file
 from marl_pool.datasets.knn_centroid import CHUNK, Floats, Integers, draw_sets
 from marl_pool.errors import InputError
 
@@ -29,8 +29,8 @@ class Sets:
         seed: at least 0.
 
     Raises:
-        InputError: a file of that name is not what its name says, or the disk has no
-            room for it.
+        InputError: a file of that name is not what its name says, or it cannot be
+            written.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Sets:
         name = f"knn_centroid_{num_samples}x{num_vectors}x{dim}_seed{seed}.npy"
         self.file = folder / name
         if not self.file.exists():
-            self._write(self.file)
+            self._make(self.file)
         self._open(self.file)
 
     def __getitem__(self, rows: Integers) -> Floats:
@@ -70,22 +70,28 @@ class Sets:
             )
         return opened
 
+    def _make(self, file: Path) -> None:
+        """Write the file, unless another run does: then wait for it."""
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with locked(file.with_name(f".{file.name}.lock"), refusal=None):
+                if not file.exists():
+                    self._write(file)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written: {error}") from error
+
     def _write(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         needed, free = 4 * np.prod(self._shape), shutil.disk_usage(file.parent).free
         if needed > free:
             raise InputError(
                 f"{file.parent}: expected {needed / 1e9:.1f} GB of room for the sets, "
                 f"got {free / 1e9:.1f} GB"
             )
-        # Of one's own, since another run may be making the same sets.
-        own = file.with_name(f"{file.name}.{os.getpid()}")
-        with new_binary_file(own) as out:
+        with new_binary_file(file) as out:
             header = {"descr": "<f4", "fortran_order": False, "shape": self._shape}
             np.lib.format.write_array_header_1_0(out, header)
             for chunk in self._chunks():
                 out.write(chunk.data)
-        own.replace(file)
 
     def _chunks(self) -> Iterator[Floats]:
         """Draw all sets in order; a chunk may be written over once the next is asked.

@@ -24,7 +24,7 @@ class LearnedMergingEncoder(Encoder):
     probability is A.4's. Where we differ: nothing is sampled, in training neither, so
     that PPO's sampler and learner agree; the mean is added (A.4 reports that scaling
     alone fails, since one of T (T - 1) probabilities is small); the set keeps its size.
-    Exact copies of a token tie; the first of them is taken.
+    Exact copies of a token tie; which of them merges depends on their order.
 
     Args:
         dim: D, the width of the vectors in and out.

@@ -71,22 +71,18 @@ class HierarchicalDecoder(nn.Module):
         """
         x, norm = self.entrance(x, depth, chance.generator)
         logits = self._logits(x)
-        if forced is None:
-            scores = logits.detach()
-            if chance.explore:
-                scores = scores + gumbel(scores, chance.generator)
-            chosen = choose_tokens(scores, count)
-            log_probs = token_log_prob(logits, chosen, masked=self.settings.masked)
-            if count == x.shape[1]:
-                log_probs = torch.zeros_like(log_probs)
-            log_prob = log_probs.sum(1)
-        else:
-            chosen = forced
-            log_probs = token_log_prob(logits, chosen, masked=False)
-            log_prob = log_probs.sum(1) / max(count, 1)
+        chosen = self._choose(logits, count, chance) if forced is None else forced
+        log_probs = token_log_prob(logits, chosen, masked=self.settings.masked)
+        if count == x.shape[1]:
+            log_probs = torch.zeros_like(log_probs)
         halves = self.unmerge(take(x, chosen))
         if self.settings.gradient == "scaling":
             halves = halves * log_probs.exp()[..., None].to(halves.dtype)
+            log_probs = log_probs.detach()
+        log_prob = log_probs.sum(1)
+        if forced is not None:
+            log_prob = token_log_prob(logits, forced, masked=False).sum(1)
+            log_prob = log_prob / max(count, 1)
         rest = others(chosen, x.shape[1])
         new = torch.cat([take(x, rest), *halves.chunk(2, -1)], 1)
         if self.refine is not None:
@@ -94,6 +90,13 @@ class HierarchicalDecoder(nn.Module):
         if self.block is not None:
             new = self.block(new)
         return Step(new, rest, log_prob, norm)
+
+    @staticmethod
+    def _choose(logits: Tensor, count: int, chance: Chance) -> Tensor:
+        scores = logits.detach()
+        if chance.explore:
+            scores = scores + gumbel(scores, chance.generator)
+        return choose_tokens(scores, count)
 
     def _logits(self, x: Tensor) -> Tensor:
         keep = self.settings.through_tokens or self.settings.gradient == "scaling"

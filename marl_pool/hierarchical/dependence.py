@@ -1,5 +1,6 @@
 """How much a merging policy depends on what it sees."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -38,11 +39,11 @@ def dependence(policies: Tensor) -> Dependence:
     The mean of `divergences` is the mutual information. In later merges tokens have
     no place that inputs share.
     """
-    mean = policies.flatten(1).double().mean(0)
+    size, mean = policies.shape[1], policies.flatten(1).double().mean(0)
     return Dependence(
         float(divergences(policies).mean()),
         float(-torch.special.xlogy(mean, mean).sum()),
-        float(torch.tensor(float((mean > 0).sum())).log()),
+        math.log(max(size * (size - 1), 1)),
     )
 
 

@@ -37,7 +37,8 @@ class Step(NamedTuple):
         tokens: ``(B, S, D)``; the R new ones are the last (after unmerging 2 R: first
             halves, then second ones).
         rest: ``(B, T')`` int64, which of the old tokens stand unchanged before them.
-        log_prob: ``(B,)`` of the choices.
+        log_prob: ``(B,)`` of the choices; without a gradient where they learn by the
+            scaling of outputs.
         norm: ``(B,)`` mean squared norm of the tokens that entered.
     """
 
@@ -141,6 +142,7 @@ class HierarchicalEncoder(nn.Module):
         merged = self.layer.merged(x, pairs)
         if self.settings.gradient == "scaling":
             merged = merged * log_probs.exp()[..., None].to(merged.dtype)
+            log_probs = log_probs.detach()
         rest = others(torch.cat(pairs[:2], 1), x.shape[1])
         new = torch.cat([take(x, rest), merged], 1)
         if self.layer.refine is not None:

@@ -32,7 +32,8 @@ def surrogate(
     """A scalar whose gradient estimates that of the expected loss.
 
     ``mean_b [ sg(g_b) log p(Y_b) + g_b ]``: REINFORCE for the choices Y and the plain
-    gradient for the rest.
+    gradient for the rest. Its value, which is logged, is the mean loss: log p is
+    counted less itself without a gradient.
 
     Source: Nair and Lieck, equations 3 and 4. Their implementation accumulates the
     gradients of log-probabilities over a batch and scales the sum by the loss
@@ -52,4 +53,4 @@ def surrogate(
     elif baseline and len(losses) > 1:
         # g_b - mean of the others = (g_b - mean) B / (B - 1).
         weight = (weight - weight.mean()) * (len(losses) / (len(losses) - 1))
-    return (weight * log_prob + losses).mean()
+    return (weight * (log_prob - log_prob.detach()) + losses).mean()

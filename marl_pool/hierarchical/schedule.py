@@ -56,8 +56,8 @@ def depth_probabilities(
     """Probabilities of the depths 1 to L, ``(L,)`` float64.
 
     ``P(d) = ρ^(d-1) (1 - ρ)`` and ``P(L) = ρ^(L-1)``, where ρ is the probability of
-    going on to the next layer; or ``P(d) ∝ ρ^d``, which is never deep: ρ = 1 makes all
-    depths alike.
+    going on to the next layer; or ``P(d) ∝ ρ^d``, whose mean is at most
+    (L + 1) / 2: ρ = 1 makes all depths alike.
 
     Source: Nair and Lieck, section 3.1.4, whose text says both.
 

@@ -20,8 +20,8 @@ Gradient = Literal["reinforce", "scaling"]
 class Hierarchy:
     """A hierarchical transformer.
 
-    Source: Nair and Lieck, section 3 and Table 3; the defaults are theirs. Hidden
-    widths are not published: four times that of a token.
+    Source: Nair and Lieck, section 3 and Table 3; the defaults are theirs, but for
+    their dropout of 0.1. Hidden widths are not published: four times that of a token.
 
     Raises:
         InputError: settings out of range, or that contradict each other.

@@ -16,8 +16,8 @@ class Merge(Pooling):
     Source: the merging of Bolya et al. (2023), *Token Merging*, down to one vector.
     Where we differ: theirs matches two halves of the sequence, which depends on the
     order, and weighs by size; here any two may merge, one pair at a time. Which two
-    they are has no gradient. Cost: N - 1 rounds of O(N) similarities after the first
-    O(N²). For an empty set the result is zero.
+    they are has no gradient. Cost: N - 1 rounds of O(N²) similarities. For an empty
+    set the result is zero.
     """
 
     def __init__(self, dim: int) -> None:

@@ -80,11 +80,27 @@ def price(config: Mapping[str, Any], folder: Path) -> Cost:
     Args:
         config: composed and checked.
         folder: for data that have to be made.
+
+    Raises:
+        InputError: see `fit`.
     """
     torch.set_num_threads(config["threads"])
+    refuse_missing_gpu(config)
     task = make_task(config)
     task.prepare(_data_folder(config, folder))
     return _cost(task, config)
+
+
+def refuse_missing_gpu(config: Mapping[str, Any]) -> None:
+    """Refuse a CUDA device that there is not.
+
+    Raises:
+        InputError: it would fail deep inside torch.
+    """
+    device, there = torch.device(config["device"]), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= there:
+        best = f"at most cuda:{there - 1}" if there else "cpu, for there is no GPU"
+        raise InputError(f"device: expected {best}, got {device}")
 
 
 def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
@@ -120,7 +136,7 @@ class Driver:
     ) -> None:
         self.run, self.config, self.should_stop = run, config, should_stop
         self.settings = FitSettings(**config["fit"])
-        _refuse_missing_device(config["device"])
+        refuse_missing_gpu(config)
         self.task = make_task(config)
         self.task.prepare(_data_folder(config, run.path))
         for number in range(self.settings.folds):
@@ -275,9 +291,11 @@ class Driver:
             except Exception as error:
                 # Files can be damaged in many ways; all mean the same to a user.
                 reason = " ".join(str(error).split())[:200]
+                way = "go on from the checkpoint before"
+                if len(self.run.checkpoints()) == 1:
+                    way = "begin anew, for there is no other"
                 raise StoppedError(
-                    f"{checkpoint} cannot be read: {reason}; remove it to go on from "
-                    "the checkpoint before"
+                    f"{checkpoint} cannot be read: {reason}; remove it to {way}"
                 ) from error
         self.iteration = self.run.iterations_saved
         with self._writing("metrics.csv"):
@@ -313,8 +331,3 @@ def _part(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _data_folder(config: Mapping[str, Any], run: Path) -> Path:
     given = config["data_dir"]
     return run / DATA if given is None else Path(given).expanduser()
-
-
-def _refuse_missing_device(device: str) -> None:
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device: expected cpu, for there is no GPU, got {device}")

@@ -140,7 +140,10 @@ class Learner:
             self.seconds += time.perf_counter() - started
             if self.spent:
                 break
-        return Measured(means.means(), means.examples, self.seconds - began)
+        started = time.perf_counter()
+        found = means.means()  # waits for what a GPU has still to do
+        self.seconds += time.perf_counter() - started
+        return Measured(found, means.examples, self.seconds - began)
 
     def _descend(self, loss: Tensor, examples: int) -> None:
         self.lr = self.rate * lr_at(self._progress(examples), self.settings)

@@ -46,7 +46,7 @@ def draw_policies(
     """Draw where some tokens would merge, for a few images.
 
     Each small panel is the probability, over the image, of the tokens that one token
-    would merge into; the token itself is marked.
+    would merge into, on a scale of its own; the token itself is marked.
 
     Source: Nair and Lieck, Figure 4, right.
 

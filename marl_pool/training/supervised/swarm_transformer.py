@@ -11,7 +11,8 @@ from marl_pool.errors import InputError
 from marl_pool.networks import seeded
 
 EMBEDDING = 0.1
-"""Initial embeddings are uniform in (-0.1, 0.1), as in the published code."""
+"""Initial embeddings are uniform in (-0.1, 0.1), as in the published code; there those
+of channels begin at zero."""
 
 
 class SwarmTransformer(nn.Module):

@@ -12,7 +12,7 @@ from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.supervised.fit import make_task
+from marl_pool.training.supervised.fit import make_task, refuse_missing_gpu
 from marl_pool.training.sweep.board import FAILED, WAITING, Board
 from marl_pool.training.sweep.probe import cell_of, measure
 from marl_pool.training.sweep.schedule import (
@@ -29,6 +29,8 @@ ASSEMBLE: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "fit": make_task,
 }
 """By verb, what refuses a configuration whose parts don't fit each other."""
+DEVICES = {"train": refuse_missing_device, "fit": refuse_missing_gpu}
+"""By verb, what refuses a device that this machine lacks."""
 
 
 def run_sweep(
@@ -101,8 +103,8 @@ def _refuse_misfits(
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
         try:
             # A cluster's machines may have what this one lacks.
-            if settings.address is None and verb == "train":
-                refuse_missing_device(trial.config)
+            if settings.address is None:
+                DEVICES[verb](trial.config)
             ASSEMBLE[verb](trial.config)
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error

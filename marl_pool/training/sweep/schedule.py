@@ -113,6 +113,8 @@ def bundles(
     gpus = settings.gpus_per_trial
     resources = config.get("resources")
     if resources is None:
+        # Ray hides the GPUs from a process that asks for none.
+        gpus = gpus or (config["device"] != "cpu")
         return [{"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}]
     if not resources["num_learners"]:
         gpus = max(gpus, resources["num_gpus_per_learner"])
@@ -245,11 +247,13 @@ def saved(work: Work, run: Run | None) -> int:
     """What a run has done when it goes on: up to its last checkpoint.
 
     A run that was killed after its last iteration, before it saved itself, is not
-    finished. One whose checkpoints somebody removed, but not its policy, is what its
-    metrics say.
+    finished. One whose checkpoints somebody removed, but not its policy or result, is
+    what its metrics say.
     """
-    if run is None or run.latest_checkpoint() is None:
-        return work.logged(run) if run and run.policy_dir.is_dir() else 0
+    if run is None:
+        return 0
+    if not work.result and run.latest_checkpoint() is None:
+        return work.logged(run) if run.policy_dir.is_dir() else 0
     return work.saved(run)
 
 

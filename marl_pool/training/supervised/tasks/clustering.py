@@ -143,7 +143,8 @@ class Clustering(Task):
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """The loss of who knows each mixture, and that of equal probabilities.
 
-        The first is a bound that no network reaches: it has to find the mixture.
+        The first is what a network that has found the mixture scores; only the match,
+        which knows the labels, can gain a little on it, at most log(K!) / N.
         """
         mixtures = Mixtures(**batch)
         there = (~mixtures.padding).sum(1)

@@ -309,6 +309,8 @@ class MergedImages(Task):
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
         """Draw merging policies and say how much they depend on the image."""
+        if self.num_tokens == 1:
+            return []  # there is no pair
         from marl_pool.training.supervised.merging_plots import draw_policies
 
         network.eval()

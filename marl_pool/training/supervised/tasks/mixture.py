@@ -26,6 +26,9 @@ from marl_pool.training.supervised.task import (
 )
 from marl_pool.types import PositiveInt, Probability, Seed
 
+LEAST = 1e-3
+"""Standard deviation below which no fitted Gaussian goes."""
+
 
 class Parameters(NamedTuple):
     """Mixtures of Gaussians with independent coordinates.
@@ -136,7 +139,7 @@ class MixtureLikelihood(Task):
         """The loss of the true mixture, and that of one Gaussian fitted to the set.
 
         A fit to a set's own points can be a little better than the mixture that they
-        were drawn from.
+        were drawn from. A set of one point has a Gaussian of deviation `LEAST`.
         """
         mixtures = Mixtures(**batch)
         true = log_densities(mixtures).logsumexp(-1)
@@ -144,7 +147,8 @@ class MixtureLikelihood(Task):
         each = there[..., None] / there.sum(1)[:, None, None]
         mean = (mixtures.points * each).sum(1, keepdim=True)
         variance = ((mixtures.points - mean).square() * each).sum(1, keepdim=True)
-        one = Parameters(torch.zeros_like(mean[..., 0]), mean, variance.sqrt())
+        deviations = variance.sqrt().clamp(min=LEAST)
+        one = Parameters(torch.zeros_like(mean[..., 0]), mean, deviations)
         return {
             "true mixture": -(true.masked_fill(mixtures.padding, 0) * each[..., 0]).sum(
                 1

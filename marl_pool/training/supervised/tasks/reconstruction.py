@@ -1,5 +1,6 @@
 """The hierarchical autoencoder: images from the few tokens that they merged into."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -7,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.hierarchical.encoder import Chance
-from marl_pool.hierarchical.estimator import surrogate
 from marl_pool.hierarchical.networks import ImageAutoencoder
 from marl_pool.hierarchical.pretraining import teacher_forced
 from marl_pool.training.supervised.task import Batch, Outcome
@@ -51,17 +51,23 @@ class Reconstruction(MergedImages):
         forced = teacher_forced(
             cast(ImageAutoencoder, network), images, self.trained[-1].schedule, chance
         )
-        loss = surrogate(forced.losses, torch.zeros_like(forced.losses))
-        loss = loss + (forced.score + forced.unmerging).mean()
+        # As in `surrogate`, a score has a gradient and no value.
+        score = forced.score - forced.score.detach()
+        loss = (forced.losses + score + forced.unmerging).mean()
         return Outcome(
             loss + self.penalty(forced.norm), {"mse": forced.losses.detach()}
         )
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """The mean image of the training set for each image."""
-        mean = scaled(self._images["train"]).mean(0)
-        error = scaled(batch["images"]) - mean.to(batch["images"].device)
+        mean = self.mean_image.to(batch["images"].device)
+        error = scaled(batch["images"]) - mean
         return {"mean_image": error.square().mean((1, 2, 3))}
+
+    @cached_property
+    def mean_image(self) -> Tensor:
+        """Of the training set, ``(H, W, C)`` in [0, 1]."""
+        return scaled(self._images["train"]).mean(0)
 
     @torch.no_grad()
     def finish(
