@@ -164,7 +164,7 @@ def test_help_of_a_verb_shows_examples(verb, capsys):
     if verb in ("train", "sweep", "evaluate", "diagnose", "render", "report"):
         assert f"marl-pool {verb} --cfg" in text
     if verb == "train":
-        assert "pooling=ada|attention_neuron|avg|cls|" in text
+        assert "pooling=ada|ada_corner|attention_neuron|avg|" in text
 
 
 def test_the_examples_of_the_help_are_understood(capsys, provide, tmp_path):

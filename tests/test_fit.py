@@ -19,7 +19,7 @@ from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
-from marl_pool.training.supervised.folds import fold_rows
+from marl_pool.training.supervised.folds import fold_rows, network_seed
 from marl_pool.training.supervised.learner import Learner
 from marl_pool.training.supervised.results import Results, read_results
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
@@ -352,7 +352,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
         (["fit.optimizer=sgd"], "fit.optimizer"),
         (["fit.batch_size=41"], "fit.batch_size: expected at most 40"),
         (["scale=huge"], "scale"),
-        (["env=cartpole"], "env"),
+        (["env=cartpole"], "env: a group of train, sweep, evolve,"),
         (["device=cuda"], "device: expected cpu, for there is no GPU"),
     ],
 )
@@ -380,6 +380,27 @@ def test_what_makes_policies_refuses_none(capsys):
         )
         err = capsys.readouterr().err
         assert "encoder=none is made for fit" in err
+
+
+def test_another_verb_says_whose_group_it_is(capsys):
+    assert main(["train", "scale=tiny"]) == 2
+    err = capsys.readouterr().err
+    assert "scale: a group of fit, not of train, whose groups are env, encoder" in err
+
+
+def test_a_folder_of_data_that_a_resumed_run_is_told_is_kept(tmp_path):
+    run = run_of(tmp_path / "run")
+    calls = iter(range(9))
+    fit(run, run.config, should_stop=lambda: next(calls) == 0)
+    run.close()
+    elsewhere = str(tmp_path / "elsewhere")
+    assert main(["resume", str(run.path), f"data_dir='{elsewhere}'"]) == 0
+    assert Run.open(run.path).config["data_dir"] == elsewhere
+
+
+def test_no_two_folds_share_initial_weights():
+    seeds = {network_seed(seed, fold) for seed in range(20) for fold in range(5)}
+    assert len(seeds) == 100
 
 
 def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):

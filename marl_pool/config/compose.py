@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from marl_pool import names
-from marl_pool.config.checks import check, show
+from marl_pool.config.checks import check, options_of_settings, show
 from marl_pool.config.sections import (
     CONFIGS,
     SIZES,
@@ -176,6 +176,7 @@ def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
     if key.split(".")[0] == "hydra":
         raise InputError(f"{key}: Hydra's own settings have no effect here")
     if key not in VERBS[verb].config_groups:
+        _refuse_foreign(verb, key)
         return [f"++{text.lstrip('+')}"]
     options = options_for(verb, key, folder)
     if isinstance(value, str) and value in options:
@@ -191,6 +192,21 @@ def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
     names.target(value, {**section.names(), **dict.fromkeys(options, "")}, key)
     # No YAML file stands behind this name: leave the group out, then write it by hand.
     return [f"~{key}", f"++{key}.name='{value}'"]
+
+
+def _refuse_foreign(verb: str, key: str) -> None:
+    """Refuse a group that other verbs have; Hydra would say it in riddles."""
+    others = [
+        name
+        for name, kind in VERBS.items()
+        if key in kind.config_groups and "_" not in name  # a study is told by its flag
+    ]
+    if others and key not in options_of_settings(VERBS[verb].settings):
+        groups = ", ".join(VERBS[verb].config_groups)
+        raise InputError(
+            f"{key}: a group of {', '.join(others)}, not of {verb}, whose groups are "
+            f"{groups}"
+        )
 
 
 def _folder(config_dir: str | Path | None) -> Path | None:

@@ -16,7 +16,7 @@ from marl_pool.progress import Progress
 from marl_pool.runs import Run
 from marl_pool.training.interrupt import Interruptible
 from marl_pool.training.supervised.cost import Cost, estimate
-from marl_pool.training.supervised.folds import fold_rows, generator_of
+from marl_pool.training.supervised.folds import fold_rows, generator_of, network_seed
 from marl_pool.training.supervised.learner import (
     Learner,
     Means,
@@ -57,7 +57,10 @@ def fit(
         StoppedError: the loss was not finite, or the disk is full.
     """
     torch.set_num_threads(config["threads"])
-    Driver(run, config, should_stop).loop()
+    driver = Driver(run, config, should_stop)
+    if config != run.config:
+        run.write_config(config)
+    driver.loop()
 
 
 def make_task(config: Mapping[str, Any]) -> Task:
@@ -114,7 +117,7 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
         raise InputError(f"{run.path} has no network of fold {fold} yet")
     task = make_task(run.config)
     task.prepare(_data_folder(run.config, run.path))
-    network = task.make_network(run.config["seed"] + fold)
+    network = task.make_network(network_seed(run.config["seed"], fold))
     load_network(network, file)
     return task, network.eval()
 

@@ -52,6 +52,11 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
     return Fold(train, validation[: settings.validation_examples])
 
 
+def network_seed(seed: int, number: int) -> int:
+    """The seed of a fold's initial weights, another for each fold and run's seed."""
+    return number_of(seed, "network", number)
+
+
 def generator_of(seed: int, *names: object) -> torch.Generator:
     """A generator whose stream the seed and the names alone decide."""
     return torch.Generator().manual_seed(number_of(seed, *names))

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from marl_pool.training.supervised.folds import generator_of, number_of
+from marl_pool.training.supervised.folds import generator_of, network_seed, number_of
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
 from marl_pool.training.supervised.task import Batch, Outcome, Split, Task
@@ -59,7 +59,7 @@ class Learner:
         task: of the run, prepared.
         settings: of the fit.
         seed: of the run.
-        number: of the fold, from 0; its network's seed is ``seed + number``.
+        number: of the fold, from 0; it has a part in the network's seed.
         device: of the network.
 
     Attributes:
@@ -84,7 +84,7 @@ class Learner:
     ) -> None:
         self.task, self.settings, self.device = task, settings, torch.device(device)
         self.seed, self.number = seed, number
-        self.network = task.make_network(seed + number).to(self.device)
+        self.network = task.make_network(network_seed(seed, number)).to(self.device)
         self._compiled: nn.Module = self.network
         if settings.compile:
             self._compiled = cast(nn.Module, torch.compile(self.network))
