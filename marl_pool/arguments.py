@@ -130,7 +130,8 @@ examples:
 RESUME = """\
 Training goes on from the newest checkpoint, and a sweep with what it has not finished.
 Only run control may be changed: total_steps, total_generations or total_batches,
-time_limit, checkpoint.*, resources.*, and sweep.* of a sweep.
+time_limit, checkpoint.*, resources.*; threads, device and data_dir of a fit; and
+sweep.* of a sweep.
 
 examples:
   marl-pool resume runs/my-run

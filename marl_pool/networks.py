@@ -161,6 +161,11 @@ class SetNetwork(nn.Module):
             self.encoder = build_part(
                 "encoder", encoder, ENCODERS, Encoder, {"dropout": dropout}
             )
+            if not hasattr(self.encoder, "dim"):
+                raise InputError(
+                    f"encoder {encoder['name']!r}: expected an attribute dim, the "
+                    "width of its vectors or None for that of the tokens, got none"
+                )
             init_weights(self.encoder, init_std)
         with seeded(seed, "embedding"):
             self.embedding = TokenEmbedding(spec, self.encoder.dim, type_embedding)

@@ -240,6 +240,30 @@ class Rollout:
         }
         return Episodes(returns, torch.cat([part.lengths for part in parts])[back])
 
+    @torch.no_grad()
+    def go_on(self, count: int) -> dict[str, Tensor]:
+        """Take steps like `steps`, and take nothing down but what they bring.
+
+        Args:
+            count: of the steps.
+
+        Returns:
+            For each group the sum of its rewards, ``(num_envs, agents)`` float64.
+        """
+        totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
+        for _ in range(count):
+            step = self._step().step
+            for name, rewards in step.rewards.items():
+                totals[name] = totals[name] + rewards
+            self._look()
+            ended = step.terminated | step.truncated
+            if ended.any():
+                self._finish(ended)
+                self._finished.clear()
+                self.world.reset(ended)
+                self._begin(ended)
+        return totals
+
     def pop_finished(self) -> list[Episodes]:
         """Return the episodes that ended in `steps` since the last call."""
         finished, self._finished = self._finished, []

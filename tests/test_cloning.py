@@ -26,11 +26,11 @@ from marl_pool.policies.storage import load_policies, load_policy, save_policy
 from marl_pool.randomness import EVALUATION_WORLDS, VALIDATION_WORLDS
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.cloning.batches import Batch, Disturbance, Sampler
+from marl_pool.training.cloning.batches import Batch, Disturbance, Sampler, pieces
 from marl_pool.training.cloning.clone import Driver, clone
-from marl_pool.training.cloning.collect import PLAY_WORLDS, Cast, collect
-from marl_pool.training.cloning.learner import Learner, losses
-from marl_pool.training.cloning.recorder import Rows
+from marl_pool.training.cloning.collect import PLAY_WORLDS, Cast, Games, collect
+from marl_pool.training.cloning.learner import Learner, Loss, losses
+from marl_pool.training.cloning.recorder import NO_ACTION, Rows
 from marl_pool.training.cloning.rounds import FOLDER
 from marl_pool.training.cloning.storage import (
     Round,
@@ -240,6 +240,32 @@ def test_training_validation_and_evaluation_have_worlds_of_their_own():
     assert 1 << 32 < VALIDATION_WORLDS < PLAY_WORLDS < EVALUATION_WORLDS
 
 
+def games(count: int, **options) -> Games:
+    """Games of a walker's, of 5 steps each."""
+    env = {"name": "tests.test_cloning:Walk", "max_steps": 5}
+    world = make_batched_env(num_envs=count, **env)
+    teacher = PolicyTeacher(Left().eval(), "test")
+    spec, space = world.groups["walker"].tokens, spaces.Discrete(2)
+    student = make_agent(spec, space, "feed_forward", seed=3)
+    return Games(Cast("walker", teacher, {}), world, None, student, **options)
+
+
+def test_games_go_on_where_they_were_left() -> None:
+    both, once = games(3), games(3)
+    parts, whole = [both.play(4), both.play(8)], once.play(12)
+    assert [part.lengths.tolist() for part in parts] == [[4] * 3, [1, 5, 2] * 3]
+    assert whole.lengths.tolist() == [5, 5, 2] * 3
+    for name in ("features", "before", "label"):
+        first, second = (part.steps[name].unflatten(0, (3, -1)) for part in parts)
+        steps = torch.cat([first, second], 1)
+        assert torch.equal(steps.flatten(0, 1), whole.steps[name])
+    begun = whole.steps["before"].view(3, -1)[0] == NO_ACTION
+    assert begun.nonzero()[:, 0].tolist() == [0, 5, 10]
+    # Each trajectory's return is what its world has brought in all the steps.
+    sums = sum(part.returns.view(3, -1)[:, 0] for part in parts)
+    assert torch.equal(whole.returns.view(3, -1), sums[:, None].expand(3, 3))
+
+
 # Bytes
 
 
@@ -327,13 +353,24 @@ def sampler(
     *,
     whole: bool = False,
     size: int = 8,
+    piece: int | None = None,
+    burn_in: int = 0,
     **options,
 ) -> Sampler:
     spec = CHANNELS if rows is None else Bytes.spec
     actions = ActionSpec.of(FORCE) if rows is None else ActionSpec(n=2)
     table = None if rows is None else rows.table()
     disturbance = Disturbance(spec, **options)
-    return Sampler(trajectories, table, actions, disturbance, size=size, whole=whole)
+    return Sampler(
+        trajectories,
+        table,
+        actions,
+        disturbance,
+        size=size,
+        whole=whole,
+        piece=piece,
+        burn_in=burn_in,
+    )
 
 
 def test_an_epoch_takes_each_step_once_in_an_order_of_the_seed():
@@ -366,6 +403,28 @@ def test_whole_trajectories_are_padded_at_their_ends():
     ):
         assert torch.equal(batch.features[row, : len(label)], features)
         assert torch.equal(batch.label[row, : len(label)], label)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 10))
+def test_pieces_hold_each_step_once_and_in_its_order(
+    lengths: list[int], length: int
+) -> None:
+    sizes = torch.tensor(lengths)
+    starts, cut = pieces(sizes.cumsum(0) - sizes, sizes, length)
+    steps = [
+        range(a, a + n) for a, n in zip(starts.tolist(), cut.tolist(), strict=True)
+    ]
+    assert [t for piece in steps for t in piece] == list(range(sum(lengths)))
+    assert 1 <= int(cut.min()) <= int(cut.max()) <= length
+    assert len(cut) == sum(-(-n // length) for n in lengths)
+
+
+def test_a_pieces_first_steps_count_only_where_an_episode_begins() -> None:
+    played, rows = collected(Left(), {**BYTES, "max_steps": 8}, episodes=2)
+    batches = sampler(played, rows, whole=True, piece=5, burn_in=2)
+    batch = batches.take(torch.arange(batches.count), 0)
+    valid = [[1, 1, 1, 1, 1], [0, 0, 1, 0, 0]] * 2
+    assert batch.valid.int().tolist() == valid
 
 
 def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
@@ -527,9 +586,28 @@ def test_a_choice_is_learned_by_cross_entropy():
     batch = Batch(features, None, torch.zeros(2, 3, 4), label, logits, valid)
     logs = outputs.log_softmax(-1)
     hard = -logs.gather(-1, label[..., None])[..., 0] * valid
-    torch.testing.assert_close(losses(outputs, batch, soft=False), hard)
+    torch.testing.assert_close(losses(outputs, batch, Loss()), hard)
     soft = -(logs * logits.softmax(-1)).sum(-1) * valid
-    torch.testing.assert_close(losses(outputs, batch, soft=True), soft)
+    torch.testing.assert_close(losses(outputs, batch, Loss(soft=True)), soft)
+
+
+def test_a_step_counts_by_what_depends_on_it_and_what_is_lost() -> None:
+    logits = torch.tensor([[[0.0, -3.0, -1.0], [2.0, 2.0, 2.0], [5.0, -9.0, 0.0]]])
+    outputs = torch.log(torch.tensor([[[0.5, 0.25, 0.25]] * 3]))
+    label = torch.tensor([[0, 0, 0]])
+    valid = torch.tensor([[True, True, True]])
+    batch = Batch(
+        torch.zeros(1, 3, 5, 1), None, torch.zeros(1, 3, 3), label, logits, valid
+    )
+    missed = torch.log(torch.tensor(2.0))
+    weighed = losses(outputs, batch, Loss(by_gap=6.0))[0]
+    torch.testing.assert_close(weighed, torch.tensor([0.6, 0.1, 1.1]) * missed)
+    # 3 / 4 + 1 / 4, nothing, and 14 / 4 + 5 / 4.
+    lost = torch.tensor([1.0, 0.0, 4.75])
+    found = losses(outputs, batch, Loss(regret=2.0))[0]
+    torch.testing.assert_close(found, missed + 2 * lost)
+    both = losses(outputs, batch, Loss(by_gap=6.0, regret=2.0))[0]
+    torch.testing.assert_close(both, weighed + 2 * lost)
 
 
 def test_gradients_are_clipped():
@@ -586,6 +664,20 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, teacher_folder)
     same(straight, run)
     assert [row["round"] for row in run.rows()] == [0, 0, 1, 2, 2]
     assert [row["batches"] for row in run.rows()] == [2, 3, 5, 7, 8]
+
+
+def test_rounds_of_games_that_go_on(tmp_path, teacher_folder) -> None:
+    options = ["clone.round_steps=4", "clone.piece=4", "clone.burn_in=1"]
+    options += [f"teacher={teacher_folder}", *ROUNDS]
+    run = run_clone(tmp_path / "run", *options)
+    paths = [round_path(run.path / FOLDER, number) for number in (1, 2)]
+    parts = [load_round(path, None).train for path in paths]
+    assert [part.lengths.tolist() for part in parts] == [[4] * 3] * 2
+    begun = [part.steps["before"][part.starts].flatten() == 0 for part in parts]
+    assert [each.tolist() for each in begun] == [[True] * 3, [False] * 3]
+    stopped = run_clone(tmp_path / "stopped", *options, stop_after=1)
+    assert len(stopped.rows()) == 1
+    assert run_clone(tmp_path / "stopped").rows()[-1]["batches"] == 8
 
 
 def test_a_run_leaves_what_other_commands_read(tmp_path, teacher_folder):
@@ -751,6 +843,19 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
         (["teacher=heuristic", "clone.min_length=99"], "none of 3 trajectories has 99"),
         (["teacher=heuristic", "clone.min_return=999"], "clone.min_return: none of 3"),
         (["teacher=heuristic", "clone.soft=true"], "the teacher heuristic has no log"),
+        (
+            ["teacher=heuristic", "clone.by_gap=1"],
+            "clone.by_gap: expected null: the te",
+        ),
+        (["teacher=heuristic", "clone.regret=1"], "clone.regret: expected 0: the tea"),
+        (
+            ["teacher=heuristic", "clone.piece=4", "clone.burn_in=4"],
+            "clone.burn_in: expected fewer steps than clone.piece = 4 and",
+        ),
+        (
+            ["teacher=heuristic", "policy=feed_forward", "clone.piece=4"],
+            "clone.piece: expected null for a student without a memory",
+        ),
         (["trajectories=."], "trajectories: .* holds none"),
         (
             ["teacher=heuristic", "perturbation=occlude", "perturbation.severity=1"],

@@ -305,7 +305,7 @@ def test_fit_from_the_command_line(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("about 1 s: 3 folds of at most 3 epochs of 40 examples")
     assert "1 parameters; test set, mean of 3 folds ± sd over folds" in out
-    assert "squared_error, zero" in out
+    assert "baseline zero: squared_error" in out
     assert f"{path}/results.json" in out
     assert main(["resume", path]) == 0
     assert "9 of 9 epochs are done" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
 from marl_pool.networks import SetNetwork, TokenEmbedding, init_weights, seeded
 from marl_pool.policies import make_policy
@@ -399,3 +400,20 @@ def test_features_of_another_shape_are_refused() -> None:
         make()(wide)
     with pytest.raises(InputError, match=r"got \(5, 3\)"):
         make()(tokens.at(0))
+
+
+class NoWidth(Encoder):
+    """An encoder that forgot to say how wide it is."""
+
+    def forward(self, x, padding=None):
+        return x
+
+
+def test_an_encoder_without_a_width_is_refused():
+    spec = TokenSpec(3, 2, ("a",), has_self=False)
+    with pytest.raises(InputError, match="expected an attribute dim"):
+        SetNetwork(
+            spec,
+            encoder={"name": f"{__name__}:NoWidth"},
+            pooling={"name": "avg"},
+        )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marl_pool.envs.pong import Pong
 from marl_pool.envs.pong_console import Console, Field
-from marl_pool.envs.pong_planner import PongPlanner
+from marl_pool.envs.pong_planner import SPARE, PongPlanner
 from marl_pool.envs.pong_player import (
     AIMS,
     CENTRED,
@@ -323,7 +323,7 @@ def test_worlds_that_were_taken_are_followed_from_where_they_were() -> None:
     planner.actions()
     planner.world = world.take(torch.tensor([1]))
     assert torch.equal(planner.actions(), expected[1:])
-    assert planner._players == {1: player}
+    assert planner._players[1] is player
     assert len(player.played) == 30
     # Other actions than those it was led through: it begins again.
     both = world.take(torch.tensor([1, 1]))
@@ -334,6 +334,30 @@ def test_worlds_that_were_taken_are_followed_from_where_they_were() -> None:
         [PongPlanner(both.take(torch.tensor([i]))).actions() for i in range(2)]
     )
     assert torch.equal(planner.actions(), expected)
+
+
+def test_two_worlds_in_turn_are_followed_from_where_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worlds = [begun(2, first_world=first) for first in (0, 7)]
+    planner, starts = PongPlanner(worlds[0]), []
+    begin = Player.begin
+    monkeypatch.setattr(
+        Player, "begin", lambda *args: (starts.append(args[1]), begin(*args))[1]
+    )
+    for _ in range(5):
+        for world in worlds:
+            planner.world = world
+            world.step({"agent": planner.actions()})
+    assert [start.world for start in starts] == [0, 1, 7, 8]
+
+
+def test_no_more_than_some_games_are_kept() -> None:
+    planner, other = led(2)[1], Player(4)
+    planner._players |= {100 + i: other for i in range(SPARE + 3)}
+    planner.actions()
+    kept = [*range(103, 100 + SPARE + 3), 0, 1]
+    assert list(planner._players) == kept
 
 
 def test_worlds_with_other_options_are_followed_from_their_start() -> None:

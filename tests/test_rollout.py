@@ -335,6 +335,21 @@ def test_a_batch_is_its_worlds_one_by_one(
             torch.testing.assert_close(state["tensors"][name][number], tensor[0])
 
 
+@pytest.mark.parametrize("kind", ["none", "jitter"])
+def test_going_on_is_taking_steps_without_taking_them_down(kind: str) -> None:
+    one, other = (
+        rollout(explore=True, perturbation=PERTURBATIONS[kind]()) for _ in range(2)
+    )
+    totals, parts = one.go_on(STEPS), other.steps(STEPS)
+    for name, part in parts.items():
+        sums = part.rewards.double().sum(0)
+        torch.testing.assert_close(totals[name], sums, rtol=0, atol=1e-6)
+    assert not one.pop_finished()
+    further = [each.steps(5) for each in (one, other)]
+    for name, part in further[0].items():
+        assert_same(part, further[1][name], exactly=True)
+
+
 def test_the_pond_has_all_that_the_tests_want() -> None:
     parts = rollout().steps(STEPS)
     terminated, truncated = parts["heron"].terminated, parts["heron"].truncated

@@ -19,7 +19,7 @@ from marl_pool.policies.vision import Vision
 from marl_pool.pooling import distinct as distinct_module
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.distinct import distinct
-from marl_pool.pooling.vision_neuron import VisionNeuron
+from marl_pool.pooling.vision_neuron import Tiles, VisionNeuron
 from marl_pool.tokens import Tokens, TokenSpec
 
 B, T, N, D, A = 2, 3, 12, 6, 2
@@ -535,6 +535,21 @@ def test_at_first_the_background_says_nothing() -> None:
     response = head.embedding[0](grey)
     assert response.abs().max() < 1 / 8**0.5  # torch's own bias is left
     assert (head.embedding[0](grey + 0.5) - response).abs().max() > 0.2
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(4, 9))
+def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
+    torch.manual_seed(side)
+    tiles = Tiles(channels, 2, size, size).double()
+    plain = torch.nn.Conv2d(channels, 2, size, size).double()
+    plain.load_state_dict(tiles.state_dict())
+    x = torch.rand(2, channels, side, side, dtype=torch.float64)
+    found = [layer(x) for layer in (tiles, plain)]
+    torch.testing.assert_close(*found)
+    for result in found:
+        result.square().sum().backward()
+    torch.testing.assert_close(tiles.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(tiles.bias.grad, plain.bias.grad)
 
 
 def test_what_a_cnn_cannot_read() -> None:

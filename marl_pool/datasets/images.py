@@ -84,6 +84,11 @@ def load_images(
         raise InputError(
             f"data_dir: expected the folder with the files of {dataset}, got none"
         )
+    if not Path(data_dir).expanduser().is_dir() and not download:
+        raise InputError(
+            f"data_dir: {data_dir} is no folder, nor has it the files of {dataset}; "
+            "download=true fetches them"
+        )
     names = [source.name for source in SOURCES[dataset]]
     files = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
     missing = [

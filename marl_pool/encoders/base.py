@@ -8,6 +8,10 @@ from torch import Tensor, nn
 class Encoder(nn.Module, ABC):
     """Map N vectors to N vectors, equivariant under permutation unless it says not.
 
+    One of your own calls ``super().__init__()``, sets ``self.dim`` and writes
+    `forward`; its keyword arguments are the options ``encoder.KEY``, and ``dropout`` is
+    handed to it if it names that.
+
     Attributes:
         dim: D, the width of the vectors in and out; None: that of the tokens.
         permutation_equivariant: whether another order of the vectors gives the same

@@ -9,6 +9,9 @@ from marl_pool.envs.pong_simulator import UNKNOWN
 from marl_pool.envs.pong_striker import Striker
 from marl_pool.errors import InputError
 
+SPARE = 32
+"""Players that are kept of games other than those it was asked about last."""
+
 
 class PongPlanner:
     r"""Say what to do in the states where a `Pong` world's games are.
@@ -80,7 +83,11 @@ class PongPlanner:
         if bool((world.noops == UNKNOWN).any()):
             raise InputError("planner: expected a world whose games have begun")
         numbers = world.worlds.tolist()
-        self._players = {number: self._player(number) for number in numbers}
+        asked = {number: self._player(number) for number in numbers}
+        others = {k: v for k, v in self._players.items() if k not in asked}
+        # Of two worlds in turn each finds its players where they were.
+        spare = dict(list(others.items())[-SPARE:])
+        self._players = {**spare, **asked}
         known = (world.episodes, world.noops, world.game_seeds)
         starts = zip(numbers, *(what.tolist() for what in known), strict=True)
         history, steps = world.history.cpu().numpy(), world.steps.tolist()

@@ -41,6 +41,8 @@ KEPT, MISSED = 0.75, -1.0
 """What a stroke is worth that does not win, and none, if one that wins is worth 1."""
 BLUR = 2.0
 """Pixels by which places are uncertain, a standard deviation."""
+WAITING = 500.0
+"""Pixels from where the paddle waits that cost a point, while no ball approaches."""
 EFFORT = 0.004
 """What a press costs."""
 
@@ -76,7 +78,7 @@ class Striker(Player):
                 self.worth = values(self._now, last, frame_skip, sticky)
             else:
                 rests = self._now.rest + self._push * np.array([0, 1, -1])
-                self.worth = -np.abs(rests - WAIT) / 200
+                self.worth = -np.abs(rests - WAIT) / WAITING
         self.action = CHOICES[int(self.worth.argmax())]
 
 

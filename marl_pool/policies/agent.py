@@ -162,12 +162,20 @@ class Agent(SpecifiedPolicy):
             memory = self.initial_memory(rows, flat.num_tokens)
         return flat.features[:, None], padding, before[:, None], memory
 
-    def readings(self, features: Tensor, padding: Tensor | None) -> Tensor:
-        """Features as numbers of the agent's dtype: bytes in [0, 1], 0 under padding.
+    def readings(
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Features as numbers: bytes in [0, 1], 0 under padding.
 
-        Any batch dimensions.
+        Args:
+            features: ``(*B, N, F)``, any batch dimensions.
+            padding: ``(*B, N)`` bool, True = ignore; None where nothing is padded.
+            dtype: of the result; None: the agent's.
         """
-        numbers = features.to(self.low.dtype)
+        numbers = features.to(dtype or self.low.dtype)
         if features.dtype == torch.uint8:
             numbers = numbers / 255
         if padding is None:

@@ -171,8 +171,15 @@ class Vision(Agent):
         if counts is None and features.dtype == torch.uint8:
             features, counts = distinct(features, padding)
             padding = None
-        x = self.readings(features, padding)
+        x = self.readings(features, padding, self._precision(features))
         return self.sensor.unroll(x, padding, before, memory, counts)
+
+    def _precision(self, features: Tensor) -> torch.dtype | None:
+        """What a CNN on patches would be given: to cast them twice takes long."""
+        device = features.device.type
+        if self.sensor.embedding is None or not torch.is_autocast_enabled(device):
+            return None
+        return torch.get_autocast_dtype(device)
 
     def forward(
         self,

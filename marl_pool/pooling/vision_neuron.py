@@ -189,8 +189,9 @@ class VisionNeuron(MemoryPooling):
             moved = frames[..., 1:, :] - frames[..., :-1, :]
             return moved.flatten(-2), self.frame_norm(frames).flatten(-2)
         pictures = frames.flatten(0, -3).unflatten(-1, (self.side, self.side))
-        # Channels last in memory: the faster layout on a CPU.
-        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        if not isinstance(self.embedding[0], Tiles):
+            # Channels last in memory: the faster layout on a CPU.
+            pictures = pictures.contiguous(memory_format=torch.channels_last)
         embedded = self.embedding(pictures).unflatten(0, frames.shape[:-2])
         return embedded, embedded
 
@@ -210,6 +211,22 @@ class VisionNeuron(MemoryPooling):
         return scores.unflatten(0, keys.shape[:-1]).softmax(-2)
 
 
+class Tiles(nn.Conv2d):
+    """A convolution whose stride is its kernel, which is a product of matrices.
+
+    With few channels that is twice as fast on a CPU, and the result is the same.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See `nn.Conv2d`; channels of the result are last in memory."""
+        (size, _), (high, wide) = self.kernel_size, input.shape[-2:]
+        rows, columns = high // size, wide // size
+        whole = input[..., : rows * size, : columns * size]
+        tiles = whole.unflatten(-1, (columns, size)).unflatten(-3, (rows, size))
+        tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return linear(tiles, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
 def make_convolutions(
     channels: int, side: int, convolutions: Sequence[Convolution], option: str
 ) -> tuple[list[nn.Module], int]:
@@ -226,7 +243,8 @@ def make_convolutions(
                 f"{option}: expected numbers of at least 1 and a kernel no wider than "
                 f"the {side} that it reads, got {list(convolution)}"
             )
-        layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU()]
+        kind = Tiles if kernel == stride else nn.Conv2d
+        layers += [kind(channels, width, kernel, stride), nn.ReLU()]
         channels, side = width, (side - kernel) // stride + 1
     return [*layers, nn.Flatten()], channels * side * side
 

@@ -1,7 +1,11 @@
 """Ctrl-C that lets work reach a point from which it can go on."""
 
+import os
 import signal
+import sys
 from types import FrameType, TracebackType
+
+STOPPING = b"\nmarl-pool: stopping where it can go on; Ctrl-C again stops at once\n"
 
 
 class Interruptible:
@@ -37,3 +41,5 @@ class Interruptible:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        # A handler may not wait for a lock that the code it interrupts has: no print.
+        os.write(sys.stderr.fileno(), STOPPING)

@@ -15,6 +15,7 @@ from marl_pool.perturbations.shuffle import Shuffle
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.randomness import Purpose, stream_keys, uniform
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.cloning.recorder import NO_ACTION
 from marl_pool.training.cloning.trajectories import Trajectories
 
 ORDER, BEFORE, SEVERITY, PERTURB, VALIDATE, PLAY = range(6)
@@ -139,6 +140,24 @@ def _length(tokens: Tokens) -> int:
     return tokens.types.shape[1]
 
 
+def pieces(starts: Tensor, lengths: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Cut trajectories into pieces of a length; each one's last may be shorter.
+
+    Args:
+        starts: ``(n,)`` the first step of each trajectory.
+        lengths: ``(n,)`` its steps.
+        length: of a piece.
+
+    Returns:
+        The same of the pieces.
+    """
+    counts = -(-lengths // length)
+    firsts = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    offsets = length * (torch.arange(int(counts.sum())) - firsts)
+    left = lengths.repeat_interleave(counts) - offsets
+    return starts.repeat_interleave(counts) + offsets, left.clamp(max=length)
+
+
 class Sampler:
     """Batches of some trajectories, in an order that depends on the seed alone.
 
@@ -148,7 +167,9 @@ class Sampler:
         actions: of the student.
         disturbance: what is done to samples.
         size: of a batch: steps, or trajectories where whole ones are taken.
-        whole: take whole trajectories.
+        whole: take whole trajectories, or pieces of them.
+        piece: steps of a piece; None: whole ones.
+        burn_in: first steps of a piece that are not valid, unless it begins an episode.
     """
 
     def __init__(
@@ -160,10 +181,16 @@ class Sampler:
         *,
         size: int,
         whole: bool,
+        piece: int | None = None,
+        burn_in: int = 0,
     ) -> None:
         self.trajectories, self.table = trajectories, table
         self.actions, self.disturbance, self.whole = actions, disturbance, whole
-        self.count = len(trajectories) if whole else trajectories.num_steps
+        self.starts, self.lengths = trajectories.starts, trajectories.lengths
+        if piece is not None:
+            self.starts, self.lengths = pieces(self.starts, self.lengths, piece)
+        self.burn_in = burn_in
+        self.count = len(self.starts) if whole else trajectories.num_steps
         self.size = min(size, self.count)
         self.per_epoch = self.count // self.size
         self._epoch = -1
@@ -213,12 +240,20 @@ class Sampler:
         """Steps ``(B, T)``, and which of them are within their trajectory."""
         if not self.whole:
             return chosen[:, None], torch.ones(len(chosen), 1, dtype=torch.bool)
-        lengths = self.trajectories.lengths[chosen]
+        lengths, starts = self.lengths[chosen][:, None], self.starts[chosen]
         time = torch.arange(int(lengths.max()))
-        starts = self.trajectories.starts[chosen][:, None]
         # Beyond its end a trajectory's last step is repeated, and counts nothing.
-        rows = starts + torch.minimum(time, lengths[:, None] - 1)
-        return rows, time < lengths[:, None]
+        rows = starts[:, None] + torch.minimum(time, lengths - 1)
+        late = time >= self.burn_in
+        if self.burn_in:
+            late = late | self._begins(starts)[:, None]
+        return rows, (time < lengths) & late
+
+    def _begins(self, rows: Tensor) -> Tensor:
+        """Whether steps ``(B,)`` are the first of an episode."""
+        before = self.trajectories.steps["before"][rows]
+        none = before == NO_ACTION if self.actions.discrete else before == 0
+        return none.flatten(1).all(1) if none.dim() > 1 else none
 
     def _tokens(self, steps: Mapping[str, Tensor], turn: int, part: int) -> Tokens:
         features = steps["features"]

@@ -21,8 +21,12 @@ from marl_pool.runs import Run, iteration_of
 from marl_pool.training.cloning.batches import Sampler
 from marl_pool.training.cloning.casting import has_memory, make_cast, make_student
 from marl_pool.training.cloning.collect import PLAY_WORLDS
-from marl_pool.training.cloning.fitting import check_fit_together, disturbance_of
-from marl_pool.training.cloning.learner import NOTHING, Learner, Score
+from marl_pool.training.cloning.fitting import (
+    check_fit_together,
+    disturbance_of,
+    logits_option,
+)
+from marl_pool.training.cloning.learner import NOTHING, Learner, Loss, Score
 from marl_pool.training.cloning.rounds import FOLDER, Rounds
 from marl_pool.training.cloning.saving import load_learner, save_learner
 from marl_pool.training.cloning.settings import CloneSettings
@@ -86,14 +90,20 @@ class Driver:
         saved = latest and latest / "policy"
         self.cast = make_cast(config, world, run.path / TEACHER, saved)
         teacher = self.cast.teacher
-        if settings.soft and teacher is not None and not teacher.has_logits:
+        self.loss = Loss(settings.soft, settings.by_gap, settings.regret)
+        if self.loss.needs_logits and teacher is not None and not teacher.has_logits:
             raise InputError(
-                f"clone.soft: expected false: the teacher {config['teacher']} has no "
+                f"{logits_option(settings)}: the teacher {config['teacher']} has no "
                 "logits"
             )
         group = world.groups[self.cast.group]
         self.student = make_student(config, group)
         self.whole = has_memory(self.student, group.tokens.num_tokens)
+        if settings.piece is not None and not self.whole:
+            raise InputError(
+                "clone.piece: expected null for a student without a memory, which "
+                f"learns from single steps, got {settings.piece}"
+            )
         self.disturbance = disturbance_of(config, settings, group.tokens)
         folder = run.path / FOLDER
         self.rounds = Rounds(config, settings, self.cast, folder, self.disturbance)
@@ -102,7 +112,7 @@ class Driver:
             lr=settings.lr,
             grad_clip=settings.grad_clip,
             truncate=settings.truncate,
-            soft=settings.soft,
+            loss=self.loss,
             bfloat16=settings.bfloat16,
         )
         self.round = self.batch = self.iteration = self.samples = 0
@@ -183,6 +193,8 @@ class Driver:
                 self.disturbance,
                 size=self.settings.batch_size,
                 whole=self.whole,
+                piece=self.settings.piece,
+                burn_in=self.settings.burn_in,
             )
             for part in (self.rounds.train, self.rounds.validation)
             if part is not None

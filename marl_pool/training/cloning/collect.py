@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from marl_pool.envs.base import World
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
@@ -66,41 +68,91 @@ def collect(
         noise: probability that a step's action is random.
         progress: shows the episodes.
     """
-    assert cast.teacher is not None
     parts, done = [], 0
     while done < episodes:
         count = min(num_envs, episodes - done)
         world = make_world(count, first + done)
-        group = world.groups[cast.group]
-        recorder = Recorder(discrete=not group.action_space.shape, rows=rows)
-        player = Player(
-            cast.teacher,
-            group.tokens,
-            group.action_space,
-            group=cast.group,
-            recorder=recorder,
-            student=student,
-            beta=beta,
-            noise=noise,
-            device=world.device,
-        )
-        rollout = Rollout(
-            world,
-            {**cast.others, cast.group: player},
-            perturbation=perturbation and perturbation(first + done),
-        )
-        player.rollout = rollout
-        worlds = world.worlds.tolist()
-        returns = rollout.episodes().returns[cast.group].tolist()
-        by_agent = {
-            (number, agent): value
-            for number, row in zip(worlds, returns, strict=True)
-            for agent, value in enumerate(row)
-        }
-        table = None if rows is None else rows.table()
-        parts.append(cut(recorder.pop(), by_agent, table))
+        seen = perturbation and perturbation(first + done)
+        player = _seat(cast, world, rows, student, seen, beta, noise)
+        worlds = world.worlds
+        returns = player.rollout.episodes().returns[cast.group]
+        parts.append(_recorded(player, worlds, returns))
         done += count
         if progress is not None:
             steps = sum(part.num_steps for part in parts)
             progress.update(done, steps=steps)
     return join(parts)
+
+
+class Games:
+    """Games that go on from one round to the next; one that is over begins anew.
+
+    Args:
+        cast: who plays.
+        world: where.
+        rows: takes the distinct features, where they are bytes.
+        student: plays in the teacher's place.
+        perturbation: what is done to what the student sees.
+    """
+
+    def __init__(
+        self,
+        cast: Cast,
+        world: World,
+        rows: Rows | None,
+        student: Policy,
+        perturbation: Perturbation | None = None,
+    ) -> None:
+        self.worlds = world.worlds
+        self._player = _seat(cast, world, rows, student, perturbation)
+
+    def play(self, steps: int, beta: float = 0.0) -> Trajectories:
+        """Go on for some steps; each trajectory's return is of its world in them.
+
+        Args:
+            steps: how many.
+            beta: probability that a step is the teacher's.
+        """
+        player = self._player
+        player.beta = beta
+        returns = player.rollout.go_on(steps)[player.group]
+        return _recorded(player, self.worlds, returns)
+
+
+def _seat(
+    cast: Cast,
+    world: World,
+    rows: Rows | None,
+    student: Policy | None,
+    perturbation: Perturbation | None,
+    beta: float = 0.0,
+    noise: float = 0.0,
+) -> Player:
+    """Let a player begin to play in a world."""
+    assert cast.teacher is not None
+    group = world.groups[cast.group]
+    player = Player(
+        cast.teacher,
+        group.tokens,
+        group.action_space,
+        group=cast.group,
+        recorder=Recorder(discrete=not group.action_space.shape, rows=rows),
+        student=student,
+        beta=beta,
+        noise=noise,
+        device=world.device,
+    )
+    policies = {**cast.others, cast.group: player}
+    player.rollout = Rollout(world, policies, perturbation=perturbation)
+    return player
+
+
+def _recorded(player: Player, worlds: Tensor, returns: Tensor) -> Trajectories:
+    """What was taken down since the last call, with the agents' returns."""
+    by_agent = {
+        (number, agent): value
+        for number, row in zip(worlds.tolist(), returns.tolist(), strict=True)
+        for agent, value in enumerate(row)
+    }
+    rows = player.recorder.rows
+    return cut(player.recorder.pop(), by_agent, None if rows is None else rows.table())

@@ -57,6 +57,15 @@ def check_fit_together(config: Mapping[str, Any], settings: CloneSettings) -> No
         )
 
 
+def logits_option(settings: CloneSettings) -> str:
+    """The option that takes the teacher's logits, and what to give in its place."""
+    if settings.soft:
+        return "clone.soft: expected false"
+    if settings.by_gap is not None:
+        return "clone.by_gap: expected null"
+    return "clone.regret: expected 0"
+
+
 def disturbance_of(
     config: Mapping[str, Any], settings: CloneSettings, spec: TokenSpec
 ) -> Disturbance:

@@ -28,35 +28,68 @@ class Score(NamedTuple):
         )
 
 
+LEAST = 0.1
+"""Weight of a step in which all choices are worth the same."""
 NOTHING = Score(torch.zeros(()), torch.zeros(()), 0)
 
 
-def losses(outputs: Tensor, batch: Batch, soft: bool) -> Tensor:
-    """Losses ``(B, T)``, zero beyond a sequence's end.
+class Loss(NamedTuple):
+    """What counts in a step; see `CloneSettings`."""
 
-    For a choice it is the cross-entropy with the teacher's choice or, where ``soft``,
-    with its probabilities; for a box the squared error, the mean over the action's
-    numbers.
+    soft: bool = False
+    """Learn the teacher's probabilities."""
+    by_gap: float | None = None
+    """Gap of the teacher's logits from which on a step has its full weight."""
+    regret: float = 0.0
+    """Weight of what the student is expected to lose."""
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether it takes a teacher that has logits."""
+        return self.soft or self.by_gap is not None or self.regret > 0
+
+
+def losses(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
+    r"""Losses ``(B, T)``, zero where a step does not count.
+
+    For a box it is the squared error, the mean over the action's numbers; for a choice
+
+    .. math:: w\, H(p, \pi) + \rho \sum_a \pi(a) (\max_b q_b - q_a)
+
+    with the student's probabilities :math:`\pi`, the teacher's choice or, where
+    ``soft``, its probabilities :math:`p`, its logits q, the weight
+    :math:`w = 0.1 + \min(1, (\max_b q_b - \min_b q_b) / g)`, or 1 without ``by_gap``
+    g, and ``regret`` :math:`\rho`. Where q is what actions are worth, the last term is
+    what is lost by not taking the best (as in Ross and Bagnell, Reinforcement and
+    imitation learning via interactive no-regret learning, 2014).
 
     Args:
         outputs: ``(B, T, L)`` of the student.
         batch: what the teacher said.
-        soft: learn its probabilities.
+        loss: what counts.
     """
     outputs = outputs.float()
     if batch.label.dim() == 3:
         each = (outputs - batch.label).square().mean(-1)
     else:
-        target = batch.label
-        if soft:
+        target = batch.label.flatten()
+        if loss.soft:
             assert batch.logits is not None
             target = batch.logits.softmax(-1).flatten(0, 1)
-        each = cross_entropy(
-            outputs.flatten(0, 1),
-            target if soft else target.flatten(),
-            reduction="none",
-        ).view_as(batch.valid)
+        each = cross_entropy(outputs.flatten(0, 1), target, reduction="none")
+        each = _by_worth(each.view_as(batch.valid), outputs, batch, loss)
     return each.masked_fill(~batch.valid, 0.0)
+
+
+def _by_worth(each: Tensor, outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
+    """Weigh losses by how much depends on the choice, and add what is lost."""
+    if loss.by_gap is None and not loss.regret:
+        return each
+    assert batch.logits is not None
+    lost = batch.logits.amax(-1, keepdim=True) - batch.logits
+    if loss.by_gap is not None:
+        each = each * (LEAST + (lost.amax(-1) / loss.by_gap).clamp(max=1.0))
+    return each + loss.regret * (outputs.softmax(-1) * lost).sum(-1)
 
 
 class Learner:
@@ -69,7 +102,7 @@ class Learner:
         truncate: steps that a gradient goes back in time; None: the whole sequence.
             Then each piece is a gradient step of its own, and the memory is carried
             from one to the next.
-        soft: learn the teacher's probabilities.
+        loss: what counts.
         bfloat16: compute in bfloat16 where torch thinks that it is safe.
     """
 
@@ -80,12 +113,12 @@ class Learner:
         lr: float = 1e-3,
         grad_clip: float | None = None,
         truncate: int | None = None,
-        soft: bool = False,
+        loss: Loss = Loss(),  # noqa: B008 (it cannot change)
         bfloat16: bool = False,
     ) -> None:
         self.student = student
         self.grad_clip, self.truncate = grad_clip, truncate
-        self.soft, self.bfloat16 = soft, bfloat16
+        self.loss, self.bfloat16 = loss, bfloat16
         self.optimizer = torch.optim.Adam(student.parameters(), lr=lr)
         self.gradient_norm = torch.zeros(())
 
@@ -103,7 +136,7 @@ class Learner:
         for piece in batch.windows(self.truncate):
             score, memory = self._answer(piece, memory)
             if not score.steps:
-                break
+                continue
             self.optimizer.zero_grad(set_to_none=True)
             (score.loss / score.steps).backward()
             limit = torch.inf if self.grad_clip is None else self.grad_clip
@@ -129,7 +162,7 @@ class Learner:
             outputs, memory = self.student(
                 batch.features, batch.padding, batch.before, memory
             )
-        each = losses(outputs, batch, self.soft)
+        each = losses(outputs, batch, self.loss)
         right = each.new_zeros(())
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()

@@ -1,5 +1,6 @@
 """Taking down what a player sees, does and is told, in little memory."""
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,20 +27,31 @@ class Rows:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self._numbers = {bytes(width): 0}
+        self._numbers = {_digest(bytes(width)): 0}
+        self._table = np.zeros((1024, width), np.uint8)
 
     def number(self, rows: Tensor) -> Tensor:
         """Numbers ``(*B,)`` int32 of the rows ``(*B, width)`` uint8."""
         flat = np.ascontiguousarray(rows.cpu().numpy()).reshape(-1, self.width)
-        numbers = self._numbers
-        keys = flat.view(f"V{self.width}")[:, 0].tolist()
-        found = [numbers.setdefault(key, len(numbers)) for key in keys]
-        return torch.tensor(found, dtype=torch.int32).view(rows.shape[:-1])
+        numbers, known = self._numbers, len(self._numbers)
+        keys = map(_digest, flat.view(f"V{self.width}")[:, 0].tolist())
+        found = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        if len(numbers) > len(self._table):
+            more = np.zeros((2 * len(numbers), self.width), np.uint8)
+            more[:known] = self._table[:known]
+            self._table = more
+        new = found >= known
+        self._table[found[new]] = flat[new]
+        return torch.from_numpy(found.astype(np.int32)).view(rows.shape[:-1])
 
     def table(self) -> Tensor:
-        """The rows by number, ``(rows, width)`` uint8."""
-        joined = np.frombuffer(bytearray(b"".join(self._numbers)), dtype=np.uint8)
-        return torch.from_numpy(joined).view(-1, self.width)
+        """The rows by number, ``(rows, width)`` uint8, not a copy."""
+        return torch.from_numpy(self._table[: len(self._numbers)])
+
+
+def _digest(row: bytes) -> bytes:
+    """Shorter than the row, and different for others."""
+    return hashlib.blake2b(row, digest_size=16).digest()
 
 
 @dataclass
@@ -86,6 +98,7 @@ class Recorder:
             label = label.short()
         step = {
             "world": world.worlds[:, None].expand(active.shape),
+            "episode": world.episodes[:, None].expand(active.shape),
             "time": world.steps[:, None].expand(active.shape),
             "agent": agents.expand(active.shape),
             "features": features,
@@ -104,6 +117,8 @@ class Recorder:
         """All that was taken down so far, ``(rows, …)``, each life in one piece."""
         flat = {name: torch.cat(parts) for name, parts in self.parts.items()}
         self.parts = {}
-        order = np.lexsort([flat[name] for name in ("time", "agent", "world")])
+        order = np.lexsort(
+            [flat[name] for name in ("time", "episode", "agent", "world")]
+        )
         rows = torch.from_numpy(order)
         return {name: part.index_select(0, rows) for name, part in flat.items()}

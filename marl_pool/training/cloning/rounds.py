@@ -17,7 +17,9 @@ from marl_pool.policies.agent import Agent
 from marl_pool.progress import Progress
 from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.training.cloning.batches import PLAY, Disturbance
-from marl_pool.training.cloning.collect import Cast, collect
+from marl_pool.training.cloning.collect import Cast, Games, collect
+from marl_pool.training.cloning.fitting import logits_option
+from marl_pool.training.cloning.learner import Loss
 from marl_pool.training.cloning.recorder import Rows
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.storage import (
@@ -75,6 +77,7 @@ class Rounds:
         self.rows = Rows(group.tokens.num_features) if bytes_ else None
         self.train: Trajectories | None = None
         self.validation: Trajectories | None = None
+        self._games: dict[str, Games] = {}
         self._check_student_world()
 
     def _check_student_world(self) -> None:
@@ -154,11 +157,11 @@ class Rounds:
                 f"{', '.join(sorted(teachers))}"
             )
         rounds = [load_round(each, self.rows) for each in found]
-        if self.settings.soft and any(
-            "logits" not in part.train.steps for part in rounds
-        ):
+        settings = self.settings
+        needed = Loss(settings.soft, settings.by_gap, settings.regret).needs_logits
+        if needed and any("logits" not in part.train.steps for part in rounds):
             raise InputError(
-                f"clone.soft: expected false: {path} holds no logits of the teacher"
+                f"{logits_option(settings)}: {path} holds no logits of the teacher"
             )
         count = sum(len(part.train) for part in rounds)
         if not count or not any(len(part.validation) for part in rounds):
@@ -224,6 +227,12 @@ class Rounds:
         self, number: int, student: Agent, first: int, episodes: int, name: str
     ) -> Trajectories:
         settings, is_student = self.settings, number > 0
+        if is_student and settings.round_steps is not None:
+            if name not in self._games:
+                world = self.world(episodes, first, student=True)
+                seen = self.perturbation(first)
+                self._games[name] = Games(self.cast, world, self.rows, student, seen)
+            return self._games[name].play(settings.round_steps, settings.beta**number)
         with Progress(episodes, unit=f"{name} episodes") as progress:
             return collect(
                 self.cast,

@@ -1,5 +1,6 @@
 """What a cloning run can be told, as typed dataclasses without torch."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -41,6 +42,10 @@ class CloneSettings:
     """How often the student plays, the teacher labels, and training goes on."""
     round_episodes: PositiveInt = 16
     """Episodes that the student plays for training in each round."""
+    round_steps: PositiveInt | None = None
+    """Steps of each of them in a round, which go on where the last round left the game:
+    so states of all of a long game are met. A run that is resumed begins new games.
+    None: whole episodes, new ones in each round."""
     rollout_env: dict[str, Any] = field(default_factory=dict)
     """Options of the env that are others where the student plays."""
     beta: UnitInterval = 0.0
@@ -56,8 +61,21 @@ class CloneSettings:
     """Single steps, or whole trajectories where the student remembers."""
     truncate: PositiveInt | None = None
     """Steps that a gradient goes back in time; None: the whole trajectory."""
+    piece: PositiveInt | None = None
+    """Steps of the pieces that trajectories are cut into where the student remembers,
+    each learned by itself, with a memory that starts anew. None: they are whole."""
+    burn_in: NonNegativeInt = 0
+    """First steps of a piece that count nothing, if it does not begin an episode: the
+    memory holds too little then."""
     soft: bool = False
     """Learn the probabilities of the teacher's choices, not only its choice."""
+    by_gap: PositiveFloat | None = None
+    """Weigh a step by how far the teacher's logits are apart, the best from the worst:
+    from 0.1 where all are equal to 1.1 where they are so far apart or farther. None:
+    all steps weigh 1."""
+    regret: NonNegativeFloat = 0.0
+    """Times what the student's choice is expected to lose in the teacher's logits is
+    added to each step's loss."""
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam at the start."""
     lr_end: NonNegativeFloat = 1e-5
@@ -91,6 +109,14 @@ class CloneSettings:
         if self.select == "return" and not self.play_every:
             raise InputError(
                 "clone.play_every: expected at least 1 with clone.select=return, got 0"
+            )
+        if self.burn_in and self.burn_in >= min(
+            length for length in (self.piece, self.round_steps, math.inf) if length
+        ):
+            raise InputError(
+                "clone.burn_in: expected fewer steps than clone.piece = "
+                f"{self.piece} and clone.round_steps = {self.round_steps}, "
+                f"got {self.burn_in}"
             )
         if self.severities is not None and self.severities[0] > self.severities[1]:
             raise InputError(

@@ -122,20 +122,18 @@ def _digests(
     steps: dict[str, Tensor], lengths: Tensor, table: Tensor | None
 ) -> tuple[str, ...]:
     # A row's number depends on what was seen before; its own digest does not.
-    names = None if table is None else _row_digests(table)
+    features = steps["features"]
+    if table is not None:
+        used, numbers = np.unique(features.numpy(), return_inverse=True)
+        names = _row_digests(table[torch.from_numpy(used).long()])
+        features = torch.from_numpy(names[numbers].reshape(features.shape))
     sizes = lengths.tolist()
     found = []
-    for parts in zip(
-        *(
-            steps[name].split(sizes)
-            for name in ("features", "padding", "before", "label")
-        ),
-        strict=True,
-    ):
-        features, *others = (part.numpy() for part in parts)
+    told = (features, *(steps[name] for name in ("padding", "before", "label")))
+    for parts in zip(*(part.split(sizes) for part in told), strict=True):
         digest = hashlib.blake2b(digest_size=16)
-        for part in (features if names is None else names[features], *others):
-            digest.update(part.tobytes())
+        for part in parts:
+            digest.update(part.numpy().tobytes())
         found.append(digest.hexdigest())
     return tuple(found)
 

@@ -36,6 +36,11 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
     Raises:
         InputError: fewer examples than folds, or than a batch.
     """
+    if settings.folds > count:
+        raise InputError(
+            f"fit.folds: expected at most {count}, the examples there are, "
+            f"got {settings.folds}"
+        )
     shuffled = torch.randperm(count, generator=generator_of(seed, "folds"))
     if settings.folds == 1:
         size = max(1, round(count * settings.validation))

@@ -112,7 +112,8 @@ class Results:
             sd = f" ± {spread[name]:.4g}" if spread else ""
             lines.append(f"  {name:<24} {value:.5g}{sd}")
         for name, value in found["baselines"].items():
-            lines.append(f"  {self.metric + ', ' + name:<24} {value:.5g}")
+            label = f"baseline {name}: {self.metric}"
+            lines.append(f"  {label:<24} {value:.5g}")
         return "\n".join(lines)
 
 

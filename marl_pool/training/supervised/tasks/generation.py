@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from marl_pool.atomic import new_binary_file
 from marl_pool.datasets.images import Dataset, limited, load_images, resized
 from marl_pool.errors import InputError
 from marl_pool.training.supervised.swarm_transformer import SwarmTransformer
@@ -26,8 +27,6 @@ CHUNK = 1000
 """Images whose pixels are counted together."""
 PER_CLASS = 8
 """Samples of each class in the picture."""
-ENLARGED = 3
-"""Pixels of the picture's for one of an image's, in each direction."""
 
 
 class ImageGeneration(Task):
@@ -175,7 +174,8 @@ class ImageGeneration(Task):
 
 def _draw(images: Tensor, num_levels: int, path: Path) -> None:
     """Draw ``(rows, columns, H, W, C)`` images with a gap between them."""
-    from matplotlib.image import imsave
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     bright = images.float() / (num_levels - 1)
     framed = nn.functional.pad(bright, (0, 0, 1, 1, 1, 1), value=0.5)
@@ -184,5 +184,14 @@ def _draw(images: Tensor, num_levels: int, path: Path) -> None:
         rows * height, columns * width, channels
     )
     colored = sheet if channels == 3 else sheet.expand(-1, -1, 3)
-    large = colored.repeat_interleave(ENLARGED, 0).repeat_interleave(ENLARGED, 1)
-    imsave(path, large.numpy())
+    figure = Figure(figsize=(0.6 * columns + 0.8, 0.6 * rows + 0.5))
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.imshow(colored.numpy(), vmin=0, vmax=1)
+    middles = [(row + 0.5) * height - 0.5 for row in range(rows)]
+    axes.set_yticks(middles, [str(row) for row in range(rows)])
+    axes.set_xticks([])
+    axes.set_ylabel("class that was asked for")
+    axes.set_title("samples", fontsize=10)
+    with new_binary_file(path) as file:
+        canvas.print_png(file)
