@@ -174,7 +174,8 @@ def draw(table: Table, num_vectors: int, title: str, out: Path) -> None:
         line = (
             "-" if name in COLORS else {"centroid": "--", "target": ":"}.get(name, "-.")
         )
-        axes.errorbar(x, y, error, ls=line, marker="o", ms=3, label=name, **style)
+        marker = "o" if name in COLORS else "x"
+        axes.errorbar(x, y, error, ls=line, marker=marker, ms=4, label=name, **style)
     axes.set(xscale="log", yscale="log", xlabel="signal, k / N", ylabel="test MSE")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
@@ -222,7 +223,7 @@ def main() -> None:
     task, folds = trials[0]["task"], len(trials[0]["folds"])
     title = (
         f"N = {task['num_vectors']}, d = {task['dim']}, scale={trials[0]['scale']}, "
-        f"mean ± sd over {folds} folds"
+        + (f"mean ± sd over {folds} folds" if folds > 1 else "one fold")
     )
     print(f"{title}; published numbers behind a slash\n\n{markdown(table)}")
     if arguments.out:
