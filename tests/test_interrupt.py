@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("ray")
 
 from marl_pool.runs import Run
+from marl_pool.training.interrupt import Interruptible
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +77,10 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
     )
     assert "steps are done; nothing to do" in again.stdout
     assert len(Run.open(path).rows()) == done + 2
+
+
+def test_the_first_press_says_what_happens(capfd):
+    with Interruptible() as ctrl_c:
+        signal.raise_signal(signal.SIGINT)
+        assert ctrl_c.asked
+    assert "stopping where it can go on; Ctrl-C again stops" in capfd.readouterr().err

@@ -2,9 +2,10 @@
 
 import os
 import signal
-import sys
 from types import FrameType, TracebackType
 
+STDERR = 2
+"""The process's own, whatever `sys.stderr` was replaced by."""
 STOPPING = b"\nmarl-pool: stopping where it can go on; Ctrl-C again stops at once\n"
 
 
@@ -42,4 +43,4 @@ class Interruptible:
             raise KeyboardInterrupt
         self.asked = True
         # A handler may not wait for a lock that the code it interrupts has: no print.
-        os.write(sys.stderr.fileno(), STOPPING)
+        os.write(STDERR, STOPPING)
