@@ -48,8 +48,6 @@ EXTRAS = {
     "imageio": "mujoco",
 }
 """Which extra installs a module that the base installation lacks."""
-RESULTS = "results.json"
-"""What a run of ``fit`` leaves beside its metrics."""
 REPORT_KEYS = ("videos", "evaluate", "threads")
 """Keys of ``report`` itself; with ``evaluate=true`` others go to ``evaluate``."""
 
@@ -251,14 +249,16 @@ def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
     from marl_pool.training.verbs import WORKS
 
+    work = WORKS[run.verb]
     try:
         with run.lock():
-            WORKS[run.verb].load()(run, config)
+            work.load()(run, config)
     except KeyboardInterrupt:
         return _stopped(run.path)
     finally:
         run.close()
-    written = (run.metrics_path, run.policy_dir, run.path / RESULTS)
+    results = [run.path / work.result] if work.result else []
+    written = (run.metrics_path, run.policy_dir, *results)
     _print_paths([run.path, *filter(Path.exists, written)])
     return 0
 
@@ -543,9 +543,11 @@ def _open_run(verb: str, path: str | None) -> "Run":
         raise InputError(f"{verb}: expected the folder of a run, got none")
     run = Run.open(path)
     if run.verb == "fit" and verb != "resume":
+        from marl_pool.training.verbs import WORKS
+
         raise InputError(
             f"{verb}: expected a run that has a policy, got {path}, made by fit: what "
-            f"it came to is in {RESULTS}"
+            f"it came to is in {WORKS[run.verb].result}"
         )
     return run
 

@@ -374,7 +374,7 @@ def test_images_from_the_command_line(tmp_path, capsys, pooling):
         (["task.query=focal", "pooling=max"], "task.query: expected null with pooling"),
         (["task.query=focal", "task.patch=32"], "task.query: expected corner or mean"),
         (["task.patch=5"], "task.patch: expected a divisor of task.size = 32, got 5"),
-        (["task.num_samples=41"], "task.num_samples: expected at most the 40"),
+        (["task.num_samples=41"], "task.num_samples: expected at most 40"),
         (["pooling=none"], "pooling: task=images needs one, got none"),
         (["encoder=none"], "encoder: task=images needs one, got none"),
         (["task.dataset=imagenet"], "task.dataset"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.runs import Run
+from marl_pool.training.supervised.results import FILE
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ WORKS = {
         "iteration",
         ("fit.folds", "fit.epochs"),
         ("time_limit", "checkpoint", "data_dir", "threads", "device"),
-        "results.json",
+        FILE,
     ),
 }
 """By verb."""

@@ -3,8 +3,8 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from marl_pool.atomic import new_folder
 from marl_pool.envs import make_batched_env
-from marl_pool.errors import InputError, StoppedError
+from marl_pool.errors import InputError
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.progress import Progress
@@ -33,6 +33,7 @@ from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.fixed import frozen_module, with_absolute_folders
 from marl_pool.training.interrupt import Interruptible
+from marl_pool.training.stopping import reading, stopped, writing
 
 PROGRESS, TEACHER = "progress.json", "teacher"
 COUNTS = ("round", "batch", "samples", "seconds", "best_round")
@@ -244,7 +245,8 @@ class Driver:
             self.batch += 1
         self.iteration, self.samples = self.iteration + 1, self.samples + score.steps
         if not math.isfinite(float(score.loss)):
-            raise self._stopped("the loss is not finite")
+            where = f"iteration {self.iteration}"
+            raise stopped(self.run, where, "the loss is not finite")
         return score
 
     def _measure(self, validation: Sampler) -> Score:
@@ -324,35 +326,17 @@ class Driver:
     def _resume(self) -> None:
         checkpoint = self.run.latest_checkpoint()
         if checkpoint is not None:
-            try:
+            with reading(self.run, checkpoint):
                 counts = json.loads((checkpoint / PROGRESS).read_text())
                 load_learner(self.learner, checkpoint)
                 for name in COUNTS:
                     setattr(self, name, counts[name])
-            except Exception as error:
-                # Files can be damaged in many ways; all mean the same to a user.
-                reason = " ".join(str(error).split())[:200]
-                raise StoppedError(
-                    f"{checkpoint} cannot be read: {reason}; remove it to go on from "
-                    "the checkpoint before"
-                ) from error
             self.iteration = iteration_of(checkpoint)
         with self._writing("metrics.csv"):
             self.run.resume_at(self.iteration)
 
-    def _stopped(self, reason: str) -> StoppedError:
-        checkpoint = self.run.latest_checkpoint()
-        kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
-        return StoppedError(f"iteration {self.iteration}: {reason}; {kept}")
-
-    @contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """Stop with one line if the disk is full or gone."""
-        try:
-            yield
-        except OSError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise self._stopped(f"cannot write {what}: {reason}") from error
+    def _writing(self, what: str) -> AbstractContextManager[None]:
+        return writing(self.run, f"iteration {self.iteration}", what)
 
 
 def _with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The driver: ask, play, tell, validate, log, checkpoint."""
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
 from marl_pool.training.evolution.workers import Player, players
 from marl_pool.training.interrupt import Interruptible
+from marl_pool.training.stopping import reading, stopped, writing
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
@@ -215,15 +216,8 @@ class Evolution:
     def _resume(self) -> None:
         checkpoint = self.run.latest_checkpoint()
         if checkpoint is not None:
-            try:
+            with reading(self.run, checkpoint):
                 self._load(checkpoint)
-            except Exception as error:
-                # A damaged file fails in many ways; all mean the same to a user.
-                reason = " ".join(str(error).split())[:200]
-                raise StoppedError(
-                    f"{checkpoint} cannot be read: {reason}; remove it to go on from "
-                    "the checkpoint before"
-                ) from error
         with self._writing("metrics.csv"):
             self.run.resume_at(self.generation)
 
@@ -237,16 +231,12 @@ class Evolution:
         self.seconds = counts["seconds"]
         self.generation = iteration_of(checkpoint)
 
-    @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """Stop with one line if the disk is full or gone."""
-        try:
-            yield
-        except OSError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise self._stopped(f"cannot write {what}: {reason}") from error
+    def _writing(self, what: str) -> AbstractContextManager[None]:
+        return writing(self.run, self._where, what)
 
     def _stopped(self, reason: str) -> StoppedError:
-        checkpoint = self.run.latest_checkpoint()
-        kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
-        return StoppedError(f"generation {self.generation + 1}: {reason}; {kept}")
+        return stopped(self.run, self._where, reason)
+
+    @property
+    def _where(self) -> str:
+        return f"generation {self.generation + 1}"

@@ -1,13 +1,13 @@
 """The driver: build, train, log, checkpoint, stop for good reasons."""
 
-import contextlib
 import json
 import math
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from marl_pool.training.ppo.runner import (
     SAMPLE_SECONDS,
 )
 from marl_pool.training.ppo.saving import save_algorithm, save_modules
+from marl_pool.training.stopping import reading, stopped, writing
 
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
 LOSSES = {
@@ -247,11 +248,7 @@ class Driver:
         return result
 
     def _stopped(self, reason: str) -> StoppedError:
-        return StoppedError(f"iteration {self.iteration + 1}: {reason}; {self._kept()}")
-
-    def _kept(self) -> str:
-        checkpoint = self.run.latest_checkpoint()
-        return "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
+        return stopped(self.run, f"iteration {self.iteration + 1}", reason)
 
     def _count_empty(self) -> None:
         self.empty += 1
@@ -299,17 +296,8 @@ class Driver:
         # Before the first episode has ended any later checkpoint is better.
         return -math.inf if math.isnan(score) else score
 
-    @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """Stop with one line if the disk is full or gone."""
-        try:
-            yield
-        except OSError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise StoppedError(
-                f"iteration {self.iteration}: cannot write {what}: {reason}; "
-                f"{self._kept()}"
-            ) from error
+    def _writing(self, what: str) -> AbstractContextManager[None]:
+        return writing(self.run, f"iteration {self.iteration}", what)
 
     def _saved(self) -> int | None:
         latest = self.run.latest_checkpoint()
@@ -323,18 +311,11 @@ class Driver:
         if checkpoint is None:
             self._resume_log()
             return
-        try:
+        with reading(self.run, checkpoint):
             progress = json.loads((checkpoint / "progress.json").read_text())
             for group, returns in progress["returns"].items():
                 self.returns[group].extend(returns)
             self.algo.restore_from_path(str((checkpoint / "algorithm").absolute()))
-        except Exception as error:
-            # RLlib fails in many ways on a damaged folder; all mean the same to a user.
-            reason = " ".join(str(error).split())[:200]
-            raise StoppedError(
-                f"{checkpoint} cannot be read: {reason}; remove it to go on from the "
-                "checkpoint before"
-            ) from error
         self.iteration = int(checkpoint.name.removeprefix("iter_"))
         self.steps, self.seconds = progress["steps"], progress["seconds"]
         self._resume_log()

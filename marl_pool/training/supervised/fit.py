@@ -2,21 +2,27 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from marl_pool.errors import InputError, StoppedError
+from marl_pool.errors import InputError
 from marl_pool.names import build
 from marl_pool.progress import Progress
 from marl_pool.runs import Run
 from marl_pool.training.interrupt import Interruptible
+from marl_pool.training.stopping import reading, stopped, writing
 from marl_pool.training.supervised.cost import Cost, estimate
-from marl_pool.training.supervised.folds import fold_rows, generator_of, network_seed
+from marl_pool.training.supervised.folds import (
+    Fold,
+    fold_rows,
+    generator_of,
+    network_seed,
+)
 from marl_pool.training.supervised.learner import (
     Learner,
     Means,
@@ -142,8 +148,7 @@ class Driver:
         refuse_missing_gpu(config)
         self.task = make_task(config)
         self.task.prepare(_data_folder(config, run.path))
-        for number in range(self.settings.folds):
-            self._rows(number)
+        self._rows(0)  # refuses what no fold can be split into
         self.results = Results(run, self.task.metric)
         self.iteration = self.fold = 0
         self.ctrl_c = Interruptible()
@@ -179,7 +184,7 @@ class Driver:
             device=self.config["device"],
         )
 
-    def _rows(self, number: int) -> Any:
+    def _rows(self, number: int) -> Fold:
         return fold_rows(
             self.task.num_train, number, self.config["seed"], self.settings
         )
@@ -194,7 +199,7 @@ class Driver:
             learned = learner.learn(rows.train)
             measured = learner.measure("train", rows.validation)
             if not is_finite(learned) or not is_finite(measured):
-                raise self._stopped("the loss is not finite")
+                raise stopped(self.run, f"fold {self.fold}", "the loss is not finite")
             learner.end_epoch(measured.means[self.task.metric])
             self.iteration += 1
             row = self._row(learner, learned, measured)
@@ -285,39 +290,19 @@ class Driver:
     def _resume(self) -> Learner | None:
         checkpoint, learner = self.run.latest_checkpoint(), None
         if checkpoint is not None:
-            try:
+            with reading(self.run, checkpoint):
                 state = json.loads((checkpoint / PROGRESS).read_text())
                 self.fold = state["fold"]
                 self.results.restore(state["results"])
                 learner = self._learner()
                 load_learner(learner, checkpoint)
-            except Exception as error:
-                # Files can be damaged in many ways; all mean the same to a user.
-                reason = " ".join(str(error).split())[:200]
-                way = "go on from the checkpoint before"
-                if len(self.run.checkpoints()) == 1:
-                    way = "begin anew, for there is no other"
-                raise StoppedError(
-                    f"{checkpoint} cannot be read: {reason}; remove it to {way}"
-                ) from error
         self.iteration = self.run.iterations_saved
         with self._writing("metrics.csv"):
             self.run.resume_at(self.iteration)
         return learner
 
-    def _stopped(self, reason: str) -> StoppedError:
-        checkpoint = self.run.latest_checkpoint()
-        kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
-        return StoppedError(f"fold {self.fold}: {reason}; {kept}")
-
-    @contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """Stop with one line if the disk is full or gone."""
-        try:
-            yield
-        except OSError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise self._stopped(f"cannot write {what}: {reason}") from error
+    def _writing(self, what: str) -> AbstractContextManager[None]:
+        return writing(self.run, f"fold {self.fold}", what)
 
 
 def _cost(task: Task, config: Mapping[str, Any]) -> Cost:

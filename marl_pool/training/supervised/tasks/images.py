@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from marl_pool.datasets.images import Dataset, load_images, patches, resized
+from marl_pool.datasets.images import Dataset, limited, load_images, patches, resized
 from marl_pool.errors import InputError
 from marl_pool.networks import SetNetwork, seeded
 from marl_pool.tokens import Tokens, TokenSpec
@@ -133,19 +133,11 @@ class ImageClassification(Task):
 
     def prepare(self, folder: Path) -> None:
         """Read the files."""
-        images = load_images(self.dataset, self.data_dir, self.download)
-        for name, wanted, found in (
-            ("num_samples", self.num_samples, len(images.train)),
-            ("num_test", self.wanted_test, len(images.test)),
-        ):
-            if wanted is not None and wanted > found:
-                raise InputError(
-                    f"task.{name}: expected at most the {found} of {self.dataset}, "
-                    f"got {wanted}"
-                )
+        whole = load_images(self.dataset, self.data_dir, self.download)
+        images = limited(whole, self.num_samples, self.wanted_test)
         self._tokens: dict[Split, Tensor] = {
-            "train": self._cut(images.train[: self.num_samples]),
-            "test": self._cut(images.test[: self.wanted_test]),
+            "train": self._cut(images.train),
+            "test": self._cut(images.test),
         }
         self._labels: dict[Split, Tensor] = {
             "train": images.train_labels,
