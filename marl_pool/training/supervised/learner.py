@@ -16,7 +16,6 @@ from marl_pool.training.supervised.settings import FitSettings
 from marl_pool.training.supervised.task import Batch, Outcome, Split, Task
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-NO_EPOCH = -1
 
 
 class Measured(NamedTuple):
@@ -65,8 +64,7 @@ class Learner:
     Attributes:
         network: the one that learns.
         losses: of validation, an epoch each.
-        best_epoch: of the lowest one; `NO_EPOCH` before the first.
-        best: the weights then.
+        best: the weights of the best epoch.
         rate: what back-tracking has multiplied the learning rate by.
         seconds: of training so far.
         step: gradient steps so far.
@@ -95,7 +93,7 @@ class Learner:
             fused=True,
         )
         self.losses: list[float] = []
-        self.best_epoch, self.rate = NO_EPOCH, 1.0
+        self.rate = 1.0
         self.best: dict[str, Tensor] = {}
         self.seconds, self.step, self.lr = 0.0, 0, 0.0
         # What the optimizer knew at the best epoch, for back-tracking alone.
@@ -105,6 +103,11 @@ class Learner:
     def epoch(self) -> int:
         """Of epochs that are over."""
         return len(self.losses)
+
+    @property
+    def best_epoch(self) -> int:
+        """The first epoch of the lowest loss of validation, from 0."""
+        return self.losses.index(min(self.losses))
 
     @property
     def spent(self) -> bool:
@@ -181,8 +184,7 @@ class Learner:
             loss: of validation.
         """
         self.losses.append(loss)
-        if self.best_epoch == NO_EPOCH or loss < self.losses[self.best_epoch]:
-            self.best_epoch = self.epoch - 1
+        if self.best_epoch == self.epoch - 1:
             self.best = _copied(self.network.state_dict())
             if self.settings.back_tracking:
                 self.best_optimizer = copy.deepcopy(self.optimizer.state_dict())

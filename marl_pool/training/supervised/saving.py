@@ -13,7 +13,7 @@ from marl_pool.training.supervised.learner import Learner
 
 STATE, COUNTS = "learner.safetensors", "learner.json"
 NETWORK, BEST, OPTIMIZER, BEST_OPTIMIZER = "network", "best", "adam", "best_adam"
-COUNTED = ("losses", "best_epoch", "rate", "seconds", "step")
+COUNTED = ("losses", "rate", "seconds", "step")
 """Attributes of a learner that a checkpoint holds beside its tensors."""
 
 
@@ -42,8 +42,9 @@ def load_learner(learner: Learner, folder: Path) -> None:
     )
     learner.optimizer.load_state_dict(own)
     learner.best_optimizer = best if best["state"] else {}
-    for name, value in json.loads((folder / COUNTS).read_text()).items():
-        setattr(learner, name, value)
+    counts = json.loads((folder / COUNTS).read_text())
+    for name in COUNTED:
+        setattr(learner, name, counts[name])
 
 
 def save_network(state: Mapping[str, Tensor], file: Path) -> None:
