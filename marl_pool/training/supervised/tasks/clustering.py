@@ -14,17 +14,10 @@ from marl_pool.datasets.clustering import (
 from marl_pool.errors import InputError
 from marl_pool.randomness import EVALUATION_WORLDS
 from marl_pool.training.supervised.matching import accuracy, match_clusters
-from marl_pool.training.supervised.padded import by_length, in_new_order
-from marl_pool.training.supervised.points import PointNetwork, is_equivariant
-from marl_pool.training.supervised.task import (
-    Batch,
-    Outcome,
-    Part,
-    Split,
-    Task,
-    refuse_part,
-    require_part,
-)
+from marl_pool.training.supervised.padded import in_new_order
+from marl_pool.training.supervised.point_task import PointTask
+from marl_pool.training.supervised.points import is_equivariant
+from marl_pool.training.supervised.task import Batch, Part, refuse_part, require_part
 from marl_pool.types import PositiveInt, Probability, Seed
 
 PICTURE_ENTITIES = 500
@@ -34,7 +27,7 @@ SPREAD_SETS, SPREAD_ORDERS = 50, 30
 paper has 100 and 1,000."""
 
 
-class Clustering(Task):
+class Clustering(PointTask):
     """Assign the points of a random mixture of Gaussians to its clusters.
 
     The network gives each point probabilities of ``num_outputs`` clusters. Which output
@@ -42,8 +35,7 @@ class Clustering(Task):
     a set's points under the best assignment of outputs to clusters (`match_clusters`),
     and a batch's the mean over its sets.
 
-    Encoders that depend on the order are shown each training set in a new one, as in
-    the paper. The hold-out test set is the paper's validation set, from which it also
+    The hold-out test set is the paper's validation set, from which it also
     reports; validation here has sets of its own.
 
     Source: SWARM (Vollgraf, 2019), section 4.1. Its data are 9,000 and 1,000 sets, the
@@ -67,8 +59,6 @@ class Clustering(Task):
             clusters than outputs.
     """
 
-    metric = "loss"
-
     def __init__(
         self,
         *,
@@ -83,7 +73,6 @@ class Clustering(Task):
         data_seed: Seed = 0,
         picture_grid: PositiveInt = 48,
     ) -> None:
-        self.encoder = require_part("encoder", encoder, "clustering")
         refuse_part("pooling", pooling, "clustering")
         check_bounds("task.entities", entities)
         check_bounds("task.clusters", clusters)
@@ -92,53 +81,29 @@ class Clustering(Task):
                 f"task.num_outputs: expected at least {clusters[1]}, the largest "
                 f"number of clusters, got {num_outputs}"
             )
-        self.dropout, self.data_seed = dropout, data_seed
-        self.entities = (entities[0], entities[1])
-        self.clusters = (clusters[0], clusters[1])
-        self.num_outputs, self.picture_grid = num_outputs, picture_grid
-        self.num_train, self.num_test = num_samples, num_test
-
-    def prepare(self, folder: Path) -> None:
-        """Nothing: sets are made when they are needed."""
-
-    def batch(self, split: Split, rows: Tensor) -> Batch:
-        """Draw the sets of the given rows: the fields of `Mixtures`."""
-        # Rows of the test set are no rows of the other, however many there are.
-        rows = rows + EVALUATION_WORLDS if split == "test" else rows
-        drawn = wishart_mixtures(rows, self.data_seed, self.entities, self.clusters)
-        return drawn._asdict()
-
-    def make_network(self, seed: int) -> nn.Module:
-        """Build a `PointNetwork` without pooling."""
-        return PointNetwork(
-            2,
-            self.num_outputs,
-            self.entities[1],
-            encoder=self.encoder,
+        super().__init__(
+            encoder=require_part("encoder", encoder, "clustering"),
             pooling=None,
-            dropout=self.dropout,
-            seed=seed,
+            dropout=dropout,
+            num_samples=num_samples,
+            num_test=num_test,
+            entities=entities,
+            num_results=num_outputs,
         )
+        self.clusters, self.data_seed = (clusters[0], clusters[1]), data_seed
+        self.picture_grid = picture_grid
 
-    def evaluate(
-        self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
-        """Return the matched loss, and each set's loss and accuracy."""
-        if network.training and not is_equivariant(network):
-            batch = in_new_order(batch, generator)
-        pieces, back = by_length(batch)
-        done = [self._match(network, Mixtures(**piece)) for piece in pieces]
-        losses, right = (torch.cat(part)[back] for part in zip(*done, strict=True))
-        return Outcome(losses.mean(), {"loss": losses.detach(), "accuracy": right})
+    def draw(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
+        """Draw the mixtures of section 4.1; see `PointTask.draw`."""
+        return wishart_mixtures(rows, self.data_seed, entities, self.clusters)
 
-    @staticmethod
-    def _match(network: nn.Module, mixtures: Mixtures) -> tuple[Tensor, Tensor]:
-        """The loss of each set and its accuracy, ``(B,)``."""
+    def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
+        """The matched loss and the accuracy of each set; see `PointTask.score`."""
         labels, padding = mixtures.labels, mixtures.padding
         log_probs = network(mixtures.points, padding).float().log_softmax(-1)
         matched = match_clusters(log_probs, labels, padding, mixtures.num_clusters)
         right = accuracy(log_probs, labels, padding, matched.outputs)
-        return matched.losses, right
+        return {"loss": matched.losses, "accuracy": right}
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """The loss of who knows each mixture, and that of equal probabilities.
@@ -151,7 +116,7 @@ class Clustering(Task):
         posterior = log_densities(mixtures).log_softmax(-1)
         own = posterior.gather(2, mixtures.labels[..., None])[..., 0]
         known = -own.masked_fill(mixtures.padding, 0).sum(1) / there
-        equal = torch.full_like(known, self.num_outputs).log()
+        equal = torch.full_like(known, self.num_results).log()
         return {"true mixture": known, "equal probabilities": equal}
 
     def finish(
@@ -200,4 +165,4 @@ class Clustering(Task):
     def _test_sets(self, count: int, size: int) -> Mixtures:
         """Test sets with their clusters, and ``size`` points each."""
         rows = torch.arange(count) + EVALUATION_WORLDS
-        return wishart_mixtures(rows, self.data_seed, (size, size), self.clusters)
+        return self.draw(rows, (size, size))

@@ -1,7 +1,6 @@
 """Amortised maximum likelihood: the parameters of a mixture, from its points."""
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,17 +12,8 @@ from marl_pool.datasets.clustering import (
     four_gaussians,
     log_densities,
 )
-from marl_pool.randomness import EVALUATION_WORLDS
-from marl_pool.training.supervised.padded import by_length, in_new_order
-from marl_pool.training.supervised.points import PointNetwork, is_equivariant
-from marl_pool.training.supervised.task import (
-    Batch,
-    Outcome,
-    Part,
-    Split,
-    Task,
-    require_part,
-)
+from marl_pool.training.supervised.point_task import PointTask
+from marl_pool.training.supervised.task import Batch, Part, require_part
 from marl_pool.types import PositiveInt, Probability, Seed
 
 LEAST = 1e-3
@@ -44,7 +34,7 @@ class Parameters(NamedTuple):
     deviations: Tensor
 
 
-class MixtureLikelihood(Task):
+class MixtureLikelihood(PointTask):
     """Estimate the mixture of four Gaussians that a set of points was drawn from.
 
     The network reads the set and gives, for each of C components, a logit of its
@@ -71,8 +61,6 @@ class MixtureLikelihood(Task):
         InputError: no encoder or no pooling head, or bounds in the wrong order.
     """
 
-    metric = "loss"
-
     def __init__(
         self,
         *,
@@ -85,55 +73,28 @@ class MixtureLikelihood(Task):
         num_components: PositiveInt = 4,
         data_seed: Seed = 0,
     ) -> None:
-        self.encoder = require_part("encoder", encoder, "mixture")
-        self.pooling = require_part("pooling", pooling, "mixture")
         check_bounds("task.entities", entities)
-        self.dropout, self.data_seed = dropout, data_seed
-        self.entities, self.num_components = entities, num_components
-        self.num_train, self.num_test = num_samples, num_test
-
-    def prepare(self, folder: Path) -> None:
-        """Nothing: sets are made when they are needed."""
-
-    def batch(self, split: Split, rows: Tensor) -> Batch:
-        """Draw the sets of the given rows: the fields of `Mixtures`."""
-        # Rows of the test set are no rows of the other, however many there are.
-        rows = rows + EVALUATION_WORLDS if split == "test" else rows
-        drawn = four_gaussians(rows, self.data_seed, self.entities, self.num_components)
-        return drawn._asdict()
-
-    def make_network(self, seed: int) -> nn.Module:
-        """Build a `PointNetwork` with pooling and 5 C results."""
-        return PointNetwork(
-            2,
-            5 * self.num_components,
-            self.entities[1],
-            encoder=self.encoder,
-            pooling=self.pooling,
-            dropout=self.dropout,
-            seed=seed,
+        super().__init__(
+            encoder=require_part("encoder", encoder, "mixture"),
+            pooling=require_part("pooling", pooling, "mixture"),
+            dropout=dropout,
+            num_samples=num_samples,
+            num_test=num_test,
+            entities=entities,
+            num_results=5 * num_components,
         )
+        self.num_components, self.data_seed = num_components, data_seed
 
-    def evaluate(
-        self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
-        """Return the negative log-likelihood, and each set's, both for a point."""
-        if network.training and not is_equivariant(network):
-            batch = in_new_order(batch, generator)
-        pieces, back = by_length(batch)
-        done = [
-            -mean_log_likelihood(
-                to_parameters(network(piece["points"], piece["padding"]).float()),
-                piece["points"],
-                piece["padding"],
-            )
-            for piece in pieces
-        ]
-        losses = torch.cat(done)[back]
-        return Outcome(
-            losses.mean(),
-            {"loss": losses.detach(), "log_likelihood": -losses.detach()},
-        )
+    def draw(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
+        """Draw the mixtures of section 4.2; see `PointTask.draw`."""
+        return four_gaussians(rows, self.data_seed, entities, self.num_components)
+
+    def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
+        """The negative log-likelihood of a point; see `PointTask.score`."""
+        points, padding = mixtures.points, mixtures.padding
+        parameters = to_parameters(network(points, padding).float())
+        likelihood = mean_log_likelihood(parameters, points, padding)
+        return {"loss": -likelihood, "log_likelihood": likelihood}
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """The loss of the true mixture, and that of one Gaussian fitted to the set.
