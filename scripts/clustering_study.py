@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.errors import InputError
-from marl_pool.training.supervised.results import is_finished, read_results
+from marl_pool.training.supervised.results import read_study
 
+TASKS = ("clustering", "mixture")
 PUBLISHED = {
     ("clustering", "swarm", None): "0.416 ± 0.004 (192-10-1)",
     ("clustering", "set_transformer", None): "0.457 ± 0.015 (32-60-3)",
@@ -41,28 +42,6 @@ def family(results: dict[str, Any]) -> str:
     if encoder.get("others") == "max":
         return "set_linear_max"
     return str(encoder["name"])
-
-
-def read(folder: Path) -> list[dict[str, Any]]:
-    """The results of all finished runs in a folder, by loss.
-
-    Raises:
-        InputError: there are none, or of other tasks.
-    """
-    found = [
-        read_results(run.parent)
-        for run in sorted(folder.rglob("config.yaml"))
-        if is_finished(run.parent)
-    ]
-    if not found:
-        raise InputError(f"{folder}: expected finished runs of fit, found none")
-    for results in found:
-        if results["task"]["name"] not in ("clustering", "mixture"):
-            raise InputError(
-                f"{folder}: expected runs of task=clustering or task=mixture, got "
-                f"{results['task']['name']}"
-            )
-    return sorted(found, key=lambda results: float(results["mean"]["loss"]))
 
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:
@@ -150,9 +129,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="picture to write")
     arguments = parser.parse_args()
     try:
-        runs = read(arguments.sweep)
+        found = read_study(arguments.sweep, TASKS)
     except InputError as error:
         parser.error(str(error))
+    runs = sorted(found.values(), key=lambda results: float(results["mean"]["loss"]))
     print(markdown(runs))
     draw(runs, arguments.out)
 

@@ -15,7 +15,7 @@ from typing import Any
 from marl_pool.errors import InputError
 from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep
-from marl_pool.training.supervised.results import read_results
+from marl_pool.training.supervised.results import read_study
 
 COUNTED = ("epochs", "seconds")
 """Numbers of a fold whose mean is shown."""
@@ -42,19 +42,15 @@ def table(sweep: Path, metrics: Sequence[str] | None) -> list[str]:
         InputError: no sweep, no finished run, or a metric that the runs don't have.
     """
     keys = list(Sweep.open(sweep).grid)
-    folders = sorted((sweep / "trials").iterdir())
-    done = [path for path in folders if (path / "results.json").exists()]
-    if not done:
-        raise InputError(f"{sweep}: no run of it has finished yet")
-    found = [read_results(path) for path in done]
-    known = list(dict.fromkeys(name for run in found for name in run["mean"]))
+    found = read_study(sweep)
+    known = list(dict.fromkeys(name for run in found.values() for name in run["mean"]))
     for name in metrics or ():
         if name not in known:
             raise InputError(f"--metrics: expected of {', '.join(known)}, got {name}")
     columns = [*keys, "parameters", "epochs", "s a fold", *(metrics or known)]
     rows = [
         [*_values(Run.open(path).config, keys), *_numbers(run, metrics or known)]
-        for path, run in zip(done, found, strict=True)
+        for path, run in found.items()
     ]
     return [_line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
 

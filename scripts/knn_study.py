@@ -9,12 +9,12 @@ size. The picture is that of Figure 4, against the share of signal k / N.
 """
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from marl_pool.errors import InputError
+from marl_pool.training.supervised.results import read_study
 
 METHODS = {"max": "MaxPool", "avg": "AvgPool", "cls": "ClsToken", "ada": "AdaPool"}
 COLORS = {"MaxPool": "C1", "AvgPool": "C2", "ClsToken": "C3", "AdaPool": "C0"}
@@ -107,13 +107,6 @@ class Cell(NamedTuple):
 
 Column = int | str
 Table = dict[str, dict[Column, Cell]]
-
-
-def read_trials(sweep: Path) -> list[dict[str, Any]]:
-    """The results of all trials that are done."""
-    files = sorted(sweep.glob("trials/*/results.json"))
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [each for each in found if each["task"]["name"] == "knn_centroid"]
 
 
 def tabulate(trials: list[dict[str, Any]]) -> Table:
@@ -213,13 +206,11 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of a sweep")
     parser.add_argument("--out", type=Path, help="picture to write")
     arguments = parser.parse_args()
-    trials = read_trials(arguments.sweep)
-    if not trials:
-        parser.error(f"{arguments.sweep}: no run of task=knn_centroid has ended there")
     try:
+        trials = list(read_study(arguments.sweep, ("knn_centroid",)).values())
         table = tabulate(trials)
     except InputError as error:
-        parser.error(f"{arguments.sweep}: {error}")
+        parser.error(str(error))
     task, folds = trials[0]["task"], len(trials[0]["folds"])
     title = (
         f"N = {task['num_vectors']}, d = {task['dim']}, scale={trials[0]['scale']}, "

@@ -8,20 +8,15 @@ transformers' paper: the error of each run, in groups.
 """
 
 import argparse
-import json
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from marl_pool.errors import InputError
+from marl_pool.training.supervised.results import read_study
+
 TASKS = ("reconstruction", "merged_classification")
 Group = dict[str, list[float]]
-
-
-def read_trials(sweep: Path) -> list[dict[str, Any]]:
-    """The results of all trials that are done."""
-    files = sorted(sweep.glob("trials/*/results.json"))
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [each for each in found if each["task"]["name"] in TASKS]
 
 
 def grouped(trials: list[dict[str, Any]]) -> dict[str, Group]:
@@ -83,9 +78,10 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of a sweep")
     parser.add_argument("--out", type=Path, help="picture to write")
     arguments = parser.parse_args()
-    trials = read_trials(arguments.sweep)
-    if not trials:
-        parser.error(f"{arguments.sweep}: no trial of {' or '.join(TASKS)} is done")
+    try:
+        trials = list(read_study(arguments.sweep, TASKS).values())
+    except InputError as error:
+        parser.error(str(error))
     groups = grouped(trials)
     print(markdown(groups))
     if arguments.out is not None:

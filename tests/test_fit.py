@@ -21,7 +21,7 @@ from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
 from marl_pool.training.supervised.folds import fold_rows, network_seed
 from marl_pool.training.supervised.learner import Learner
-from marl_pool.training.supervised.results import Results, read_results
+from marl_pool.training.supervised.results import Results, read_results, read_study
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
 from marl_pool.training.sweep.schedule import bundles, saved
@@ -537,3 +537,12 @@ def test_the_table_shows_swept_keys_of_any_section(tmp_path, capsys):
     assert cells[1][-1].startswith(f"{found:.4g} ± ")
     assert script["main"]([str(tmp_path), "--metrics", "error"]) == 2
     assert "expected of squared_error, got error" in capsys.readouterr().err
+
+
+def test_what_holds_no_study_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"expected finished runs of fit, found none"):
+        read_study(tmp_path)
+    fitted(tmp_path / "run")
+    assert list(read_study(tmp_path)) == [tmp_path / "run"]
+    with pytest.raises(InputError, match=r"run: expected a run of task=images, got"):
+        read_study(tmp_path, ["images"])

@@ -16,6 +16,7 @@ from marl_pool.errors import InputError
 from marl_pool.hierarchical.encoder import Chance
 from marl_pool.hierarchical.images import Patches, PixelQueries, fourier_positions
 from marl_pool.hierarchical.pretraining import teacher_forced
+from marl_pool.training.supervised.results import read_study
 from marl_pool.training.supervised.tasks import merged_images
 from marl_pool.training.supervised.tasks.merged_classification import (
     MergedClassification,
@@ -392,8 +393,10 @@ def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
         }
         folder = tmp_path / "trials" / str(number)
         folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
         (folder / "results.json").write_text(json.dumps(trial))
-    groups = script.grouped(script.read_trials(tmp_path))
+    found = read_study(tmp_path, script.TASKS)
+    groups = script.grouped(list(found.values()))
     assert groups == {
         "learned, credit=own": {"mse": [0.1, 0.3]},
         "learned, credit=batch": {"mse": [0.4]},

@@ -29,6 +29,7 @@ def write(sweep: Path, number: int, pooling: dict[str, Any], **options: Any) -> 
     }
     folder = sweep / "trials" / str(number)
     folder.mkdir(parents=True)
+    (folder / "config.yaml").touch()
     (folder / "results.json").write_text(json.dumps(results))
 
 
@@ -78,7 +79,7 @@ def test_two_runs_for_one_cell_are_refused(tmp_path: Path) -> None:
 def test_what_holds_no_study(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 2
-    assert "no run of task=knn_centroid has ended there" in done.stderr
+    assert f"{tmp_path}: expected finished runs of fit, found none" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["figure4", "figure4_paper", "table2", "table8"])

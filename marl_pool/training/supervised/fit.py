@@ -15,6 +15,7 @@ from marl_pool.names import build
 from marl_pool.progress import Progress
 from marl_pool.runs import Run
 from marl_pool.training.interrupt import Interruptible
+from marl_pool.training.state import write_tensors
 from marl_pool.training.stopping import reading, stopped, writing
 from marl_pool.training.supervised.cost import Cost, estimate
 from marl_pool.training.supervised.folds import (
@@ -34,7 +35,6 @@ from marl_pool.training.supervised.saving import (
     load_learner,
     load_network,
     save_learner,
-    save_network,
 )
 from marl_pool.training.supervised.settings import FitSettings
 from marl_pool.training.supervised.task import Task
@@ -241,7 +241,7 @@ class Driver:
         folder = self.run.path / NETWORKS
         with self._writing("the network"):
             folder.mkdir(exist_ok=True)
-            save_network(learner.best, folder / f"fold_{self.fold}.safetensors")
+            write_tensors(learner.best, folder / f"fold_{self.fold}.safetensors")
         self.results.add(
             FoldResult(
                 fold=self.fold,

@@ -1,7 +1,7 @@
 """``results.json`` of a supervised run: each fold, and their mean and spread."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -135,6 +135,34 @@ def read_results(run: Path) -> dict[str, Any]:
     except (ValueError, TypeError, OSError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
     return dict(found)
+
+
+def read_study(
+    folder: Path, tasks: Collection[str] | None = None
+) -> dict[Path, dict[str, Any]]:
+    """Read the results of all finished runs in a folder, by their own folders.
+
+    Args:
+        folder: of a sweep, or one that holds runs.
+        tasks: names that their tasks may have; None: any.
+
+    Raises:
+        InputError: there are none, one is damaged, or one is of another task.
+    """
+    found = {
+        config.parent: read_results(config.parent)
+        for config in sorted(folder.rglob("config.yaml"))
+        if is_finished(config.parent)
+    }
+    if not found:
+        raise InputError(f"{folder}: expected finished runs of fit, found none")
+    for run, results in found.items():
+        name = results["task"]["name"]
+        if tasks is not None and name not in tasks:
+            raise InputError(
+                f"{run}: expected a run of task={' or task='.join(tasks)}, got {name}"
+            )
+    return found
 
 
 def is_finished(run: Path) -> bool:

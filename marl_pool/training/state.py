@@ -1,0 +1,59 @@
+"""What checkpoints hold of networks and optimizers: tensors by name, in one file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from marl_pool.atomic import new_binary_file
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors as safetensors, all of them or none."""
+    # Cloned: safetensors refuses tensors that share memory, as tied weights do.
+    on_cpu = {
+        name: part.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, part in tensors.items()
+    }
+    # Written by Python, a full disk is an OSError like any other.
+    with new_binary_file(file) as out:
+        out.write(save(on_cpu))
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put a prefix and a slash before each name."""
+    return {f"{prefix}/{name}": part for name, part in tensors.items()}
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `prefixed` was given."""
+    start = f"{prefix}/"
+    return {
+        key.removeprefix(start): part
+        for key, part in tensors.items()
+        if key.startswith(start)
+    }
+
+
+def moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What an optimizer's ``state_dict`` remembers of each parameter, by name."""
+    return {
+        f"{number}/{name}": part
+        for number, own in state.get("state", {}).items()
+        for name, part in own.items()
+    }
+
+
+def with_moments(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """A ``state_dict`` for an optimizer with what `moments` gave; {} if it is empty."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, part in tensors.items():
+        number, _, name = key.partition("/")
+        state.setdefault(int(number), {})[name] = part
+    groups = optimizer.state_dict()["param_groups"]
+    return {"state": state, "param_groups": groups} if state else {}
