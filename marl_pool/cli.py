@@ -524,11 +524,13 @@ def _composed(
     verb: str, arguments: Namespace, overrides: list[str]
 ) -> dict[str, Any] | None:
     """Compose and check; with ``--cfg`` print the result and return None."""
-    from marl_pool.config import check, commented, compose_only
+    from marl_pool.config import STUDIES, check, commented, compose_only
+    from marl_pool.config.sections import typed
 
     composed, chosen = compose_only(verb, overrides, arguments.config_dir)
-    if verb == "train" and "grid" in composed:
-        raise InputError("grid: a grid is many runs; use `marl-pool sweep`")
+    if verb in STUDIES and "grid" in composed:
+        command = f"marl-pool {typed(STUDIES[verb])}"
+        raise InputError(f"grid: a grid is many runs; use `{command}`")
     checked = check(verb, composed)
     if not arguments.cfg:
         return checked

@@ -24,6 +24,7 @@ from marl_pool.training.supervised.learner import Learner
 from marl_pool.training.supervised.results import Results, read_results, read_study
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
+from marl_pool.training.supervised.tasks import knn_centroid
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.training.verbs import WORKS
 from tests.line import Line
@@ -296,6 +297,33 @@ def test_the_price_counts_folds_epochs_and_tests(tmp_path):
     assert 3 * 2 <= limited.seconds < 3 * 2 + 100
 
 
+def test_the_price_sees_what_becomes_slower(tmp_path, monkeypatch):
+    seen = []
+
+    def begin_epoch(self, network, epoch, epochs):
+        seen.append((epoch, epochs))
+
+    monkeypatch.setattr(Line, "begin_epoch", begin_epoch)
+    price(config_of("fit.epochs=9"), tmp_path)
+    assert seen == [(0, 9), (0, 9), (4, 9), (8, 9)]
+
+
+def test_the_price_of_many_sets_draws_few(tmp_path, monkeypatch):
+    drawn = []
+
+    class Counted(knn_centroid.Sets):
+        def __init__(self, folder, *, num_samples, **options):
+            drawn.append(num_samples)
+            super().__init__(folder, num_samples=num_samples, **options)
+
+    monkeypatch.setattr(knn_centroid, "Sets", Counted)
+    chosen = ("task=knn_centroid", "scale=paper", "encoder=identity", "pooling=avg")
+    cost = price(check("fit", compose("fit", [*chosen, "threads=1"])), tmp_path)
+    assert cost.examples == 720_000
+    assert drawn == [knn_centroid.PREVIEW]
+    assert not list(tmp_path.iterdir())
+
+
 # The command line
 
 
@@ -353,6 +381,10 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
         (["fit.batch_size=41"], "fit.batch_size: expected at most 40"),
         (["scale=huge"], "scale"),
         (["env=cartpole"], "env: a group of train, sweep, evolve,"),
+        (
+            ["experiment=merging_credit"],
+            "experiment=merging_credit is made for sweep --verb fit; for fit choose",
+        ),
         (["device=cuda"], "device: expected cpu, for there is no GPU"),
     ],
 )
@@ -515,6 +547,16 @@ def test_a_sweep_refuses_a_gpu_that_there_is_not(tmp_path, capsys, monkeypatch):
     assert main(["sweep", "--verb", "fit", *TINY[:3], "seed=0,1", "device=cuda"]) == 2
     err = capsys.readouterr().err
     assert "device: expected cpu, for there is no GPU, got cuda (trial seed=" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_refuses_data_that_are_not_there_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["experiment=vit", "scale=tiny", "data_dir=/nowhere"]
+    assert main(["sweep", "--verb", "fit", *given]) == 2
+    err = capsys.readouterr().err
+    assert "data_dir: /nowhere is no folder, nor has it the files of fashion" in err
+    assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -231,7 +231,9 @@ def test_a_wrong_sweep_is_refused_in_one_line(refused, arguments, message):
 
 
 def test_a_grid_is_nothing_for_train(refused):
-    assert "use `marl-pool sweep`" in refused("train", "experiment=figure5")
+    assert "figure5 is made for sweep; for" in refused("train", "experiment=figure5")
+    assert "use `marl-pool sweep`" in refused("train", "grid.seed=[0,1]")
+    assert "use `marl-pool sweep --verb fit`" in refused("fit", "grid.seed=[0,1]")
 
 
 def test_refusals_load_neither_ray_nor_torch(tmp_path):

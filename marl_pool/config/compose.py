@@ -30,6 +30,7 @@ from marl_pool.config.sections import (
     files_of,
     options_for,
     refuse_option,
+    typed,
 )
 from marl_pool.errors import InputError
 
@@ -204,8 +205,8 @@ def _refuse_foreign(verb: str, key: str) -> None:
     if others and key not in options_of_settings(VERBS[verb].settings):
         groups = ", ".join(VERBS[verb].config_groups)
         raise InputError(
-            f"{key}: a group of {', '.join(others)}, not of {verb}, whose groups are "
-            f"{groups}"
+            f"{key}: a group of {', '.join(others)}, not of {typed(verb)}, "
+            f"whose groups are {groups}"
         )
 
 

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -249,7 +249,7 @@ def options_for(
 
     A file of a section that verbs read in different ways suits those that want a
     ``name`` if it has one, else the others. A preset suits the verbs that have all
-    the groups and options that it chooses.
+    the groups and options that it chooses, and all the keys that it sets.
     """
     files = files_of(group, config_dir)
     return {
@@ -273,9 +273,15 @@ def refuse_option(
     if not suited:
         return names.unknown(group, option, choices)
     return InputError(
-        f"{group}={option} is made for {' and '.join(suited)}; "
-        f"for {verb} choose from {', '.join(choices)}"
+        f"{group}={option} is made for {' and '.join(map(typed, suited))}; "
+        f"for {typed(verb)} choose from {', '.join(choices)}"
     )
+
+
+def typed(verb: str) -> str:
+    """How a verb is written in a command."""
+    made, _, ran = verb.partition("_")
+    return f"{made} --verb {ran}" if ran else verb
 
 
 def _suits(
@@ -287,10 +293,15 @@ def _suits(
 ) -> bool:
     kind = VERBS[verb]
     if group in kind.presets:
+        keys = {*kind.config_groups, *(each.name for each in fields(kind.settings))}
         return all(
             chosen in kind.config_groups
             and value in options_for(verb, chosen, config_dir)
             for chosen, value in _choices(option, files)
+        ) and all(
+            key in keys
+            for content in contents(option, files)
+            for key in content.keys() - {"defaults"}
         )
     section = kind.section(group)
     if option == NONE:

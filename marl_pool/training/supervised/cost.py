@@ -1,12 +1,13 @@
 """What a run will cost, reckoned from a few of its batches."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from marl_pool.training.supervised.folds import Fold
-from marl_pool.training.supervised.learner import Learner
+from marl_pool.training.supervised.learner import Learner, Measured
 
-BATCHES = 3
-"""That are measured, after one that is not: the first is slower."""
+BATCHES = 2
+"""That are measured of each epoch, after one that is not: the first is slower."""
 
 
 class Cost(NamedTuple):
@@ -37,6 +38,9 @@ class Cost(NamedTuple):
 def estimate(learner: Learner, rows: Fold, num_test: int) -> Cost:
     """Measure a few batches, and reckon what the whole run takes.
 
+    They are of the first, the middle and the last epoch: a task may have a schedule,
+    and a merging network that goes deeper epoch by epoch becomes slower.
+
     Args:
         learner: of a fold; it is not used afterwards.
         rows: of the fold.
@@ -44,9 +48,12 @@ def estimate(learner: Learner, rows: Fold, num_test: int) -> Cost:
     """
     settings, size = learner.settings, learner.settings.batch_size
     learner.learn(rows.train[:size])
-    learned = learner.learn(rows.train[: BATCHES * size])
-    measured = learner.measure("train", rows.validation[: BATCHES * size])
-    each, looked = (part.seconds / part.examples for part in (learned, measured))
+    learned, measured = [], []
+    for epoch in (0, settings.epochs // 2, settings.epochs - 1):
+        learner.losses = [0.0] * epoch
+        learned.append(learner.learn(rows.train[: BATCHES * size]))
+        measured.append(learner.measure("train", rows.validation[: BATCHES * size]))
+    each, looked = _seconds_each(learned), _seconds_each(measured)
     an_epoch = each * len(rows.train)
     training, epochs = an_epoch * settings.epochs, float(settings.epochs)
     if settings.seconds_per_fold is not None and training > settings.seconds_per_fold:
@@ -55,6 +62,10 @@ def estimate(learner: Learner, rows: Fold, num_test: int) -> Cost:
     measuring = looked * (len(rows.validation) * epochs + num_test)
     whole = settings.folds * (training + measuring)
     return Cost(settings.folds, settings.epochs, len(rows.train), 1 / each, whole)
+
+
+def _seconds_each(pieces: Sequence[Measured]) -> float:
+    return sum(part.seconds / part.examples for part in pieces) / len(pieces)
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """The driver: folds, epochs, measuring, the log, checkpoints, results."""
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -96,8 +97,18 @@ def price(config: Mapping[str, Any], folder: Path) -> Cost:
     torch.set_num_threads(config["threads"])
     refuse_missing_gpu(config)
     task = make_task(config)
-    task.prepare(_data_folder(config, folder))
+    task.preview(_data_folder(config, folder))
     return _cost(task, config)
+
+
+def refuse_missing_data(config: Mapping[str, Any]) -> None:
+    """Refuse data that are not there, before many runs look for them.
+
+    Raises:
+        InputError: see `fit`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        make_task(config).preview(_data_folder(config, Path(folder)))
 
 
 def refuse_missing_gpu(config: Mapping[str, Any]) -> None:

@@ -57,6 +57,19 @@ class Task(ABC):
             InputError: the data are not there, or damaged.
         """
 
+    def preview(self, folder: Path) -> None:
+        """Make or read as few data as show what a run costs; by default all of them.
+
+        Rows of `batch` may then be other examples than after `prepare`.
+
+        Args:
+            folder: see `prepare`.
+
+        Raises:
+            InputError: see `prepare`.
+        """
+        self.prepare(folder)
+
     @abstractmethod
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Return the examples of the given ``(B,)`` row numbers, on the CPU."""

@@ -12,7 +12,11 @@ from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.supervised.fit import make_task, refuse_missing_gpu
+from marl_pool.training.supervised.fit import (
+    make_task,
+    refuse_missing_data,
+    refuse_missing_gpu,
+)
 from marl_pool.training.sweep.board import FAILED, WAITING, Board
 from marl_pool.training.sweep.probe import cell_of, measure
 from marl_pool.training.sweep.schedule import (
@@ -31,6 +35,8 @@ ASSEMBLE: dict[str, Callable[[Mapping[str, Any]], object]] = {
 """By verb, what refuses a configuration whose parts don't fit each other."""
 DEVICES = {"train": refuse_missing_device, "fit": refuse_missing_gpu}
 """By verb, what refuses a device that this machine lacks."""
+DATA = ("task", "data_dir", "download")
+"""Keys that say which data a supervised run reads."""
 
 
 def run_sweep(
@@ -108,6 +114,11 @@ def _refuse_misfits(
             ASSEMBLE[verb](trial.config)
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
+    if settings.address is None and verb == "fit":
+        configs = [trial.config for trial in trials]
+        readers = {str([config[key] for key in DATA]): config for config in configs}
+        for config in readers.values():
+            refuse_missing_data(config)
 
 
 def _duration(

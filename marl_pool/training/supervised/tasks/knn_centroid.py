@@ -22,6 +22,8 @@ from marl_pool.types import PositiveFloat, PositiveInt, Probability, Seed
 
 NAME = "knn_centroid"
 TYPES = ("target", "other")
+PREVIEW = 8192
+"""Sets that are drawn to see what a run costs."""
 
 
 class SetRegression(nn.Module):
@@ -124,18 +126,26 @@ class KnnCentroid(Task):
 
     def prepare(self, folder: Path) -> None:
         """Draw the sets, or open the file of them; see `Sets`."""
+        self._draw(folder, self.num_samples)
+
+    def preview(self, folder: Path) -> None:
+        """Draw a few sets; each stands for many."""
+        self._draw(folder, min(self.num_samples, PREVIEW))
+
+    def _draw(self, folder: Path, num_samples: int) -> None:
         self.sets = Sets(
             folder,
-            num_samples=self.num_samples,
+            num_samples=num_samples,
             num_vectors=self.num_vectors,
             dim=self.dim,
             seed=self.data_seed,
         )
-        self.chosen = draw_choices(self.data_seed, self.num_samples, self.num_vectors)
+        self.chosen = draw_choices(self.data_seed, num_samples, self.num_vectors)
 
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Return ``features (B, N, d)``, ``types (B, N)`` and ``target (B, d)``."""
         numbers = rows.numpy() + (self.num_test if split == "train" else 0)
+        numbers %= len(self.chosen)  # of a preview; else they are below it
         sets, chosen = self.sets[numbers], self.chosen[numbers]
         target = torch.from_numpy(targets(sets, chosen, self.target, self.k))
         types = torch.full(sets.shape[:2], TYPES.index("other"))
