@@ -117,6 +117,15 @@ def test_chunks_depend_on_their_number_and_the_seed_alone() -> None:
     assert not np.array_equal(first, draw_sets(6, 0, 8, 4))
 
 
+def test_what_a_version_stands_for() -> None:
+    # Other numbers need another `VERSION`: files of sets on disk bear it.
+    assert room.VERSION == 1
+    drawn = draw_sets(7, 2, 4, 3)
+    assert drawn[1, 0] == pytest.approx([-0.566855, -1.899991, 0.531733], abs=1e-6)
+    assert drawn.mean() == pytest.approx(0.154921, abs=1e-6)
+    assert draw_choices(7, 300, 4)[:8].tolist() == [0, 3, 2, 3, 1, 2, 1, 0]
+
+
 def test_target_points_are_uniform_and_a_prefix() -> None:
     chosen = draw_choices(0, 5000, 8)
     assert np.array_equal(draw_choices(0, 100, 8), chosen[:100])

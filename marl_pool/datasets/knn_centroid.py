@@ -16,6 +16,8 @@ Integers = NDArray[np.int64]
 CHUNK = 256
 """Sets drawn together, from a generator of their own."""
 NORMAL, EXPONENTIAL, UNIFORM = range(3)
+VERSION = 1
+"""Of what a seed stands for: files of sets made by another one are not used."""
 SETS, CHOICES = range(2)
 """What a stream of numbers is for."""
 _scratch = threading.local()

@@ -10,7 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from marl_pool.atomic import locked, new_binary_file
-from marl_pool.datasets.knn_centroid import CHUNK, Floats, Integers, draw_sets
+from marl_pool.datasets.knn_centroid import (
+    CHUNK,
+    VERSION,
+    Floats,
+    Integers,
+    draw_sets,
+)
 from marl_pool.errors import InputError
 
 IN_MEMORY = 1 << 28
@@ -44,8 +50,8 @@ class Sets:
             for number, chunk in enumerate(self._chunks()):
                 self._sets[number * CHUNK :][: len(chunk)] = chunk
             return
-        name = f"knn_centroid_{num_samples}x{num_vectors}x{dim}_seed{seed}.npy"
-        self.file = folder / name
+        shape = f"{num_samples}x{num_vectors}x{dim}"
+        self.file = folder / f"knn_centroid_v{VERSION}_{shape}_seed{seed}.npy"
         if not self.file.exists():
             self._make(self.file)
         self._open(self.file)
