@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -246,7 +246,7 @@ class World(ABC):
         """``(len(keys), count)`` uniform numbers of the reset streams ``keys``."""
         return uniform(keys, count, start).to(self.dtype)
 
-    def take(self, indices: Tensor) -> "World":
+    def take(self, indices: Tensor) -> Self:
         """Return a world of the rows ``indices``, where they stand now."""
         taken = object.__new__(type(self))
         taken.__dict__.update(self.__dict__)

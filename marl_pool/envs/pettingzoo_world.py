@@ -9,13 +9,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.envs.base import Group, Step, World
+from marl_pool.envs.base import Group, Step
 from marl_pool.envs.pettingzoo_agents import teams
 from marl_pool.envs.pettingzoo_batch import Batch
 from marl_pool.envs.pettingzoo_camera import Camera, fitted
 from marl_pool.envs.pettingzoo_copies import Copy, Outcome, build_env
 from marl_pool.envs.pettingzoo_sight import Sight, sight_of
-from marl_pool.envs.replay import History, Place
+from marl_pool.envs.replay import History, Place, ReplayedWorld
 from marl_pool.envs.tokenizers import TOKENIZERS, fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.errors import InputError
@@ -27,7 +27,7 @@ SEEDS = 1 << 31
 """The env's resets are seeded below it."""
 
 
-class PettingZooWorld(World):
+class PettingZooWorld(ReplayedWorld):
     """Copies of someone's PettingZoo parallel env, stepped as one batch.
 
     The copies step one after the other in Python, which is as fast as the env is; all
@@ -139,19 +139,6 @@ class PettingZooWorld(World):
         """Advance every copy; see `World.step`."""
         step = super().step(actions)
         return step._replace(truncated=step.truncated | self._truncated)
-
-    def take(self, indices: Tensor) -> World:
-        """Return a world of the rows ``indices``; it shares copies until it steps."""
-        taken = super().take(indices)
-        assert isinstance(taken, PettingZooWorld)
-        taken._places = [self._places[row] for row in indices.tolist()]
-        return taken
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that is needed to continue: also each episode's seed and actions."""
-        pasts = [place and place.past() for place in self._places]
-        histories = [past and (past.seed, past.actions) for past in pasts]
-        return {**super().state_dict(), "histories": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken, by repeating its actions.

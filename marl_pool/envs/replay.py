@@ -1,8 +1,11 @@
 """Where a world stands whose simulator cannot save games: a seed and what was done."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
+from torch import Tensor
+
+from marl_pool.envs.base import World
 
 
 class History:
@@ -49,3 +52,21 @@ class Place(NamedTuple):
     def moved(self) -> "Place":
         """The place one step further."""
         return self._replace(length=self.length + 1)
+
+
+class ReplayedWorld(World):
+    """A batch of worlds each of which stands at a `Place`, or has not begun."""
+
+    _places: list[Place | None]
+
+    def take(self, indices: Tensor) -> Self:
+        """Return a world of the rows ``indices``; it shares copies until it steps."""
+        taken = super().take(indices)
+        taken._places = [self._places[row] for row in indices.tolist()]
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to continue: also each episode's seed and actions."""
+        pasts = [place and place.past() for place in self._places]
+        histories = [past and (past.seed, past.actions) for past in pasts]
+        return {**super().state_dict(), "histories": histories}

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import World
-from marl_pool.envs.replay import History, Place
+from marl_pool.envs.replay import History, Place, ReplayedWorld
 from marl_pool.envs.simulators import Played
 from marl_pool.errors import InputError
 from marl_pool.randomness import uniform
@@ -66,7 +65,7 @@ class Pool:
         return copy
 
 
-class SimulatedWorld(World):
+class SimulatedWorld(ReplayedWorld):
     """A simulator for each world, and what all of them showed last.
 
     An episode is seeded from the world's reset stream and must follow from that seed
@@ -125,19 +124,6 @@ class SimulatedWorld(World):
 
     def _shown(self, rows: Tensor, fresh: bool) -> None:
         """Hear that the observations of ``rows`` are new; ``fresh`` after a reset."""
-
-    def take(self, indices: Tensor) -> World:
-        """Return a world of the rows ``indices``; see `World.take`."""
-        taken = super().take(indices)
-        assert isinstance(taken, SimulatedWorld)
-        taken._places = [self._places[row] for row in indices.tolist()]
-        return taken
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that is needed to continue: also each episode's seed and actions."""
-        pasts = [place and place.past() for place in self._places]
-        histories = [past and (past.seed, past.actions) for past in pasts]
-        return {**super().state_dict(), "histories": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken, by repeating its actions.
