@@ -371,9 +371,8 @@ def _groups(verb: str) -> str:
     from marl_pool.config.sections import VERBS, options_for
 
     groups = VERBS[verb].config_groups
-    return "\n  ".join(
-        f"{group}={'|'.join(options_for(verb, group))}" for group in groups
-    )
+    options = {group: "|".join(options_for(verb, group)) for group in groups}
+    return "\n  ".join(f"{name}={own}" for name, own in options.items() if own)
 
 
 def _is_path(text: str) -> bool:

@@ -327,6 +327,12 @@ def test_the_price_of_many_sets_draws_few(tmp_path, monkeypatch):
 # The command line
 
 
+def test_options_of_no_encoder_are_refused(capsys):
+    assert main(["fit", "task=mixture", "encoder=none", "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert err == "marl-pool: encoder.dim: expected no options with encoder=none\n"
+
+
 def test_fit_from_the_command_line(tmp_path, capsys):
     path = str(tmp_path / "run")
     assert main(["fit", *FEW, "--run-dir", path]) == 0
@@ -383,7 +389,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
         (["env=cartpole"], "env: a group of train, sweep, evolve,"),
         (
             ["experiment=merging_credit"],
-            "experiment=merging_credit is made for sweep --verb fit; for fit choose",
+            "merging_credit is made for sweep --verb fit; for fit there is none",
         ),
         (["device=cuda"], "device: expected cpu, for there is no GPU"),
     ],

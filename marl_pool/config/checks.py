@@ -162,6 +162,10 @@ def check_group(
         base = load(group.base)
         assert isinstance(base, type)
         names.resolve(name, registry, kind, base)
+    if not found and rest:
+        raise InputError(
+            f"{_join(where, min(rest))}: expected no options with {where}={name}"
+        )
     options = options_of(found, group.context) if found else {}
     checked = check_options(where, rest, options)
     for part, own in group.parts.items():

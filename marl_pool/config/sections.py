@@ -272,9 +272,10 @@ def refuse_option(
     ]
     if not suited:
         return names.unknown(group, option, choices)
+    instead = f"choose from {', '.join(choices)}" if choices else "there is none"
     return InputError(
         f"{group}={option} is made for {' and '.join(map(typed, suited))}; "
-        f"for {typed(verb)} choose from {', '.join(choices)}"
+        f"for {typed(verb)} {instead}"
     )
 
 
