@@ -289,6 +289,17 @@ def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypa
     assert ours == theirs
 
 
+def test_what_seconds_end_is_counted_to_its_end(tmp_path, capsys):
+    run = fitted(tmp_path, "fit.epochs=100_000", "fit.seconds_per_fold=0.05")
+    reached = [row["reached"] for row in run.rows()]
+    assert reached == sorted(reached)
+    assert reached[-1] == 300_000 == WORKS["fit"].logged(run)
+    folds = [row["fold"] for row in run.rows()]
+    assert reached[folds.index(2)] > 200_000
+    assert len(reached) < 30_000
+    assert "300,000 / 300,000 epochs" in capsys.readouterr().err
+
+
 def test_the_price_counts_folds_epochs_and_tests(tmp_path):
     cost = price(config_of("fit.folds=2"), tmp_path)
     assert (cost.folds, cost.epochs, cost.examples) == (2, 3, 30)

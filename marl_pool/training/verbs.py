@@ -90,7 +90,7 @@ WORKS = {
     "fit": Work(
         "marl_pool.training.supervised.fit:fit",
         "epochs",
-        "iteration",
+        "reached",
         ("fit.folds", "fit.epochs"),
         ("time_limit", "checkpoint", "data_dir", "threads", "device"),
         FILE,

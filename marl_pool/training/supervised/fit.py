@@ -172,7 +172,7 @@ class Driver:
             print(_cost(self.task, self.config), flush=True)
         total = self.settings.folds * self.settings.epochs
         with (
-            Progress(total, unit="epochs", done=self.iteration) as progress,
+            Progress(total, unit="epochs", done=self._reached(learner)) as progress,
             self.ctrl_c,
         ):
             while self.fold < self.settings.folds:
@@ -218,8 +218,7 @@ class Driver:
                 self.run.log(row)
             shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
             progress.update(
-                self.fold * self.settings.epochs + learner.epoch,
-                **{name: row[name] for name in shown},
+                self._reached(learner), **{name: row[name] for name in shown}
             )
             late = limit is not None and time.monotonic() - began >= limit
             stop = late or self.ctrl_c.asked or self.should_stop()
@@ -229,6 +228,11 @@ class Driver:
                 return True
         return False
 
+    def _reached(self, learner: Learner | None) -> int:
+        """Epochs that are over, of all folds; see `Learner.reached`."""
+        whole = self.fold * self.settings.epochs
+        return whole if learner is None else whole + learner.reached
+
     def _row(
         self, learner: Learner, learned: Measured, measured: Measured
     ) -> dict[str, float]:
@@ -236,6 +240,7 @@ class Driver:
             "iteration": self.iteration,
             "fold": self.fold,
             "epoch": learner.epoch,
+            "reached": self._reached(learner),
             "step": learner.step,
             **learned.means,
             **{f"validation_{name}": each for name, each in measured.means.items()},
