@@ -641,3 +641,33 @@ def test_it_acts_with_its_memory() -> None:
 def test_a_memory_takes_a_hidden_layer() -> None:
     with pytest.raises(InputError, match="expected 0, or above 0 with a hidden layer"):
         remembering(hidden=[])
+
+
+def test_a_readout_stands_between_memory_and_answer(tmp_path: Path) -> None:
+    player = remembering(readout=[6, 4])
+    features, _, before = pictures()
+    memory = torch.rand(B, 5)
+    seen: list[tuple[Tensor, ...]] = []
+    player.body.register_forward_hook(lambda *_: seen.append(_[2]))
+    with torch.no_grad():
+        outputs, last = player(features[:, :1], None, before[:, :1], memory)
+        x = torch.cat([seen[0], last], -1)
+        for layer in (player.readout[0], player.readout[2]):
+            x = layer(x).relu()
+        torch.testing.assert_close(outputs[:, 0], player.output(x))
+        save_policy(player, tmp_path / "saved")
+        loaded = load_policy(tmp_path / "saved")
+        got, _ = loaded(features[:, :1], None, before[:, :1], memory)
+    torch.testing.assert_close(got, outputs)
+
+
+def test_without_a_readout_nothing_says_so() -> None:
+    assert "readout" not in remembering().config
+    assert not any("readout" in name for name in remembering().state_dict())
+
+
+def test_a_readout_takes_a_memory_and_widths() -> None:
+    with pytest.raises(InputError, match=r"policy.readout: expected \[\] without a"):
+        agent(readout=[4])
+    with pytest.raises(InputError, match=r"policy.readout: expected widths of at"):
+        remembering(readout=[0])

@@ -24,15 +24,15 @@ def make_layers(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequenti
     return nn.Sequential(*layers, nn.Linear(widths[-1], dim_out))
 
 
-def check_hidden(hidden: Sequence[int]) -> list[int]:
-    """The widths of hidden layers as a list.
+def check_hidden(hidden: Sequence[int], option: str = "hidden") -> list[int]:
+    """The widths of hidden layers, which an option gives, as a list.
 
     Raises:
         InputError: one is below 1.
     """
     if any(width < 1 for width in hidden):
         raise InputError(
-            f"policy.hidden: expected widths of at least 1, got {list(hidden)}"
+            f"policy.{option}: expected widths of at least 1, got {list(hidden)}"
         )
     return list(hidden)
 

@@ -35,9 +35,10 @@ class Vision(Agent):
     a margin, and linear layers, with ReLU between them.
 
     A patch does not say where it is. With ``memory`` the answer is not made of what is
-    seen now alone: the last hidden layer and the previous action go to a GRU, and the
-    answer is a linear function of that hidden layer and the GRU's state. What has gone
-    before then tells patches that look alike from each other. That is ours.
+    seen now alone: the last hidden layer and the previous action go to a GRU, and that
+    hidden layer and the GRU's state through the layers of ``readout`` to the answer.
+    What has gone before then tells patches that look alike from each other. That is
+    ours.
 
     Source: Tang and Ha (2021), section 4.3, and the published code: with 400 codes the
     defaults are its Pong player, 1 687 726 parameters with six actions. Where we
@@ -53,12 +54,15 @@ class Vision(Agent):
         convolutions: (channels, kernel, stride) of each.
         hidden: widths of the linear layers after them.
         memory: units of the GRU; 0 for none, and then nothing is remembered.
+        readout: widths of linear layers with ReLU between the GRU and the answer; none
+            for an answer that is linear in its state.
         seed: of the initial weights.
 
     Raises:
         InputError: another layer, an unknown option, codes that make no square, a
             convolution that is wider than what it reads, a size below 1, a memory
-            without a hidden layer, or an action space of another kind.
+            without a hidden layer, a readout without a memory, or an action space of
+            another kind.
     """
 
     remembers = True
@@ -72,9 +76,12 @@ class Vision(Agent):
         convolutions: Sequence[Convolution] = ((64, 4, 2), (64, 3, 1)),
         hidden: Sequence[PositiveInt] = (512,),
         memory: NonNegativeInt = 0,
+        readout: Sequence[PositiveInt] = (),
         seed: int | None = None,
     ) -> None:
-        options = {"memory": memory} if memory else {}
+        options: dict[str, Any] = {"memory": memory} if memory else {}
+        if readout:
+            options["readout"] = check_hidden(readout, "readout")
         super().__init__(
             spec,
             action_space,
@@ -87,6 +94,10 @@ class Vision(Agent):
             raise InputError(
                 "policy.memory: expected 0, or above 0 with a hidden layer, "
                 f"got {memory} with hidden {list(hidden)}"
+            )
+        if readout and not memory:
+            raise InputError(
+                f"policy.readout: expected [] without a memory, got {list(readout)}"
             )
         self.units = memory
         self.sensor = make_vision(pooling, spec, self.actions, seed)
@@ -103,7 +114,9 @@ class Vision(Agent):
                 width, self.body = hidden[-1], nn.Sequential(*list(self.body)[:-1])
                 self.on_input = nn.Linear(width + self.actions.dim, 3 * memory)
                 self.on_state = nn.Linear(memory, 3 * memory)
-                self.output = nn.Linear(width + memory, self.actions.dim)
+                widths = [width + memory, *readout]
+                self.readout = nn.Sequential(*make_layers(widths))
+                self.output = nn.Linear(widths[-1], self.actions.dim)
 
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """The GRU's state, ``(batch, memory)``; () if there is none."""
@@ -142,7 +155,8 @@ class Vision(Agent):
         if self.units:
             states = self._remember(outputs, before, memory)
             memory = states[:, -1]
-            outputs = self.output(torch.cat([outputs, states.to(outputs.dtype)], -1))
+            both = torch.cat([outputs, states.to(outputs.dtype)], -1)
+            outputs = self.output(self.readout(both))
         return outputs if self.actions.discrete else tanh(outputs), memory
 
     def _remember(self, seen: Tensor, before: Tensor, state: Tensor) -> Tensor:
@@ -254,6 +268,12 @@ def make_cnn(
         channels, side, convolutions, "policy.convolutions"
     )
     widths = [width, *hidden]
+    return nn.Sequential(*layers, *make_layers(widths), nn.Linear(widths[-1], dim_out))
+
+
+def make_layers(widths: Sequence[int]) -> list[nn.Module]:
+    """Linear layers from each width to the next, a ReLU after each."""
+    layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], dim_out))
+    return layers
