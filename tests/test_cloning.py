@@ -30,8 +30,10 @@ from marl_pool.training.cloning.batches import Batch, Disturbance, Sampler, piec
 from marl_pool.training.cloning.clone import Driver, clone
 from marl_pool.training.cloning.collect import PLAY_WORLDS, Cast, Games, collect
 from marl_pool.training.cloning.learner import Learner, Loss, losses
+from marl_pool.training.cloning.reader import HintReader, hint_errors
 from marl_pool.training.cloning.recorder import NO_ACTION, Rows
 from marl_pool.training.cloning.rounds import FOLDER
+from marl_pool.training.cloning.saving import load_learner, save_learner
 from marl_pool.training.cloning.storage import (
     Round,
     load_round,
@@ -306,8 +308,30 @@ class Bytes(Walk):
 BYTES = {"name": "tests.test_cloning:Bytes", "max_steps": 12}
 
 
+class Hinting(PolicyTeacher):
+    """A teacher that tells time and, in its first half, a place."""
+
+    hint_names = ("time", "place")
+
+    def answer(self, world, tokens, state, noise):
+        time = world.steps[:, None].float()
+        place = tokens.features[..., 0, 0].float().masked_fill(time > 5, torch.nan)
+        hints = torch.stack([time, place], -1)
+        return super().answer(world, tokens, state, noise)._replace(hints=hints)
+
+
+def hinting(teacher: Policy) -> Hinting:
+    return Hinting(teacher.eval(), "hinting")
+
+
 @pytest.mark.parametrize(
-    ("teacher", "env"), [(sensory(seed=7), CARTPOLE), (Left(), BYTES)]
+    ("teacher", "env"),
+    [
+        (sensory(seed=7), CARTPOLE),
+        (Left(), BYTES),
+        (hinting(sensory(seed=7)), CARTPOLE),
+        (hinting(Left()), BYTES),
+    ],
 )
 def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
     played, rows = collected(teacher, env, noise=0.5)
@@ -327,7 +351,8 @@ def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
         if rows is not None and name == "features":
             part, found = rows.table()[part.long()], other.table()[found.long()]
         assert found.dtype == part.dtype
-        assert torch.equal(found, part)
+        torch.testing.assert_close(found, part, rtol=0, atol=0, equal_nan=True)
+    assert ("hints" in played.steps) == isinstance(teacher, Hinting)
 
 
 def test_damaged_trajectories_are_refused_in_one_line(tmp_path):
@@ -425,6 +450,26 @@ def test_a_pieces_first_steps_count_only_where_an_episode_begins() -> None:
     batch = batches.take(torch.arange(batches.count), 0)
     valid = [[1, 1, 1, 1, 1], [0, 0, 1, 0, 0]] * 2
     assert batch.valid.int().tolist() == valid
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_hints_go_along_with_their_steps(whole: bool) -> None:
+    played, rows = collected(hinting(Left()), BYTES)
+    batches = sampler(played, rows, whole=whole, piece=5 if whole else None)
+    batch = batches.batch(1, 0)
+    assert batch.hints is not None
+    time, place = batch.hints.unbind(-1)
+    assert torch.equal(place.isnan(), time > 5)
+    # `Bytes` shows the time in all features.
+    shown = batch.features[..., 0, 0].float()
+    assert torch.equal(place[time <= 5], shown[time <= 5])
+    starts = batch.before.sum(-1) == 0
+    assert torch.equal(starts, time == 0)
+    if whole:
+        assert (time.diff() == 1)[batch.valid[:, 1:]].all()
+    plain, rows = collected(Left(), BYTES)
+    assert sampler(plain, rows).batch(0, 0).hints is None
+    assert "hints" not in join([played, plain]).steps
 
 
 def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
@@ -608,6 +653,66 @@ def test_a_step_counts_by_what_depends_on_it_and_what_is_lost() -> None:
     torch.testing.assert_close(found, missed + 2 * lost)
     both = losses(outputs, batch, Loss(by_gap=6.0, regret=2.0))[0]
     torch.testing.assert_close(both, weighed + 2 * lost)
+
+
+def test_hints_that_are_not_known_count_nothing() -> None:
+    hints = torch.tensor([[[1.0, torch.nan], [2.0, -1.0], [5.0, 5.0]]])
+    read = torch.zeros(1, 3, 2, requires_grad=True)
+    errors = hint_errors(read, hints, torch.tensor([[True, True, False]]))
+    torch.testing.assert_close(errors, torch.tensor([[0.5, 2.5, 0.0]]))
+    errors.sum().backward()
+    expected = torch.tensor([[[-1.0, 0.0], [-2.0, 1.0], [0.0, 0.0]]])
+    torch.testing.assert_close(read.grad, expected)
+
+
+PATCHES = TokenSpec(4, 6, ("patch",), has_self=False, dtype="uint8")
+
+
+def reading(seed: int = 0, **options) -> Learner:
+    """A learner whose student shows a hidden layer, from which three hints are read."""
+    pooling = {"name": "vision_neuron", "num_codes": 4, "value_dim": 4, "frames": 2}
+    layers = {"convolutions": [], "hidden": [6], "memory": 5, "readout": [7]}
+    student = make_agent(
+        PATCHES, spaces.Discrete(3), "vision", pooling=pooling, seed=seed, **layers
+    )
+    return Learner(student, reader=HintReader(7, 3, seed), **options)
+
+
+def hinted(seed: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    label = torch.randint(3, (3, 4), generator=draw)
+    features = torch.randint(255, (3, 4, 4, 6), generator=draw, dtype=torch.uint8)
+    hints = torch.rand(3, 4, 3, generator=draw)
+    return Batch(features, None, torch.zeros(3, 4, 3), label, None, valid, hints)
+
+
+def test_hints_are_learned_beside_the_answers() -> None:
+    batch, learner = hinted(), reading(auxiliary=3.0)
+    outputs, hidden, _ = learner.student.unroll_hidden(
+        batch.features, None, batch.before, learner.student.initial_memory(3, 4)
+    )
+    missed = (learner.reader.linear(hidden) - batch.hints).square().mean()
+    answered = losses(outputs, batch, Loss()).mean()
+    (answered + 3 * missed).backward()
+    expected = [part.grad.clone() for part in learner.parameters]
+    score = learner.learn(batch)
+    torch.testing.assert_close([part.grad for part in learner.parameters], expected)
+    torch.testing.assert_close(score.loss / 12, answered.detach())
+    torch.testing.assert_close(score.hint_error / 12, missed.detach())
+    for _ in range(300):
+        learner.learn(batch, lr=0.01)
+    assert learner.measure(batch).hint_error < 0.1 * score.hint_error
+
+
+def test_a_learner_that_reads_hints_goes_on_as_it_was_saved(tmp_path) -> None:
+    learner, other = reading(auxiliary=1.0), reading(seed=1, auxiliary=1.0)
+    learner.learn(hinted())
+    save_learner(learner, tmp_path)
+    load_learner(other, tmp_path)
+    for each in (learner, other):
+        each.learn(hinted(1))
+    torch.testing.assert_close(learner.parameters, other.parameters, rtol=0, atol=0)
 
 
 def test_gradients_are_clipped():
@@ -833,6 +938,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
 # Bad input
 
 
+LOOKING = [
+    "env.num_frames=2",
+    "policy=vision",
+    "policy.pooling.frames=2",
+    "policy.pooling.num_codes=9",
+    "policy.convolutions=[]",
+]
+"""A student that shows a hidden layer."""
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -848,6 +963,15 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
             "clone.by_gap: expected null: the te",
         ),
         (["teacher=heuristic", "clone.regret=1"], "clone.regret: expected 0: the tea"),
+        (
+            ["teacher=heuristic", "clone.auxiliary=1"],
+            "clone.auxiliary: expected 0 for a student that shows no hidden layer",
+        ),
+        (["teacher=heuristic", "clone.auxiliary=-1"], "clone.auxiliary: expected a nu"),
+        (
+            ["teacher=heuristic", "clone.auxiliary=1", *LOOKING],
+            "clone.auxiliary: expected 0: heuristic gives no hints",
+        ),
         (
             ["teacher=heuristic", "clone.piece=4", "clone.burn_in=4"],
             "clone.burn_in: expected fewer steps than clone.piece = 4 and",
@@ -959,32 +1083,55 @@ def test_random_policies_are_no_teachers(tmp_path):
 
 # Pong
 
+PONG = [
+    "env=pong",
+    "env.max_steps=12",
+    "env.threads=1",
+    "env.actions=moves",
+    "policy=vision",
+    "policy.pooling.num_codes=16",
+    "policy.pooling.value_dim=4",
+    "policy.convolutions=[[4,2,1]]",
+    "policy.hidden=[8]",
+    "clone.episodes=2",
+    "clone.validation_episodes=1",
+    "clone.num_envs=2",
+    "clone.validation_steps=8",
+    "clone.rounds=1",
+    "clone.round_episodes=1",
+    "clone.first_round=2",
+    "total_batches=4",
+]
+
+
+@pytest.mark.slow
+def test_a_pong_player_that_reads_hints_goes_on_where_it_was_stopped(tmp_path):
+    pytest.importorskip("ale_py")
+    # No trajectory is taken to count nothing because another one is like it.
+    sticky = ["env.sticky_actions=0.25", "policy.memory=5", "clone.auxiliary=1"]
+    overrides = [*PONG, *sticky, "teacher=striker", "clone.iteration_batches=1"]
+    straight = run_clone(tmp_path / "straight", *overrides)
+    stopped = run_clone(tmp_path / "stopped", *overrides, stop_after=2)
+    assert len(stopped.rows()) == 2
+    same(straight, run_clone(tmp_path / "stopped"))
+    assert all(row["validation_hint_error"] > 0 for row in straight.rows())
+    given = [*PONG, f"trajectories={straight.path}", "clone.rounds=0"]
+    given += ["env.sticky_actions=0.25"]
+    again = run_clone(tmp_path / "again", *given, "clone.auxiliary=1")
+    assert again.rows()[-1]["hint_error"] > 0
+    for path in (straight.path / FOLDER).glob("*/about.json"):
+        about = json.loads(path.read_text())
+        assert about["hints"][0] == "crossing"
+        path.write_text(json.dumps({**about, "hints": ["crossing"]}))
+    given[-2] = "clone.auxiliary=1"
+    with pytest.raises(InputError, match="holds other hints than crossing, rest,"):
+        run_clone(tmp_path / "w", *given, "env.sticky_actions=0.25", "teacher=striker")
+
 
 @pytest.mark.slow
 def test_a_pong_player_is_cloned_from_the_planner(tmp_path):
     pytest.importorskip("ale_py")
-    overrides = [
-        "env=pong",
-        "env.max_steps=12",
-        "env.threads=1",
-        "env.actions=moves",
-        "policy=vision",
-        "policy.pooling.num_codes=16",
-        "policy.pooling.value_dim=4",
-        "policy.convolutions=[[4,2,1]]",
-        "policy.hidden=[8]",
-        "clone=steps",
-        "clone.episodes=2",
-        "clone.validation_episodes=1",
-        "clone.num_envs=2",
-        "clone.validation_steps=8",
-        "clone.rounds=1",
-        "clone.round_episodes=1",
-        "clone.first_round=2",
-        "total_batches=4",
-        "perturbation=shuffle",
-        "teacher=planner",
-    ]
+    overrides = [*PONG, "clone=steps", "perturbation=shuffle", "teacher=planner"]
     run = run_clone(tmp_path / "run", *overrides)
     rows = Rows(144)
     found = load_round(tmp_path / "run/trajectories/round_000", rows).train

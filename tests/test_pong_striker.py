@@ -6,8 +6,9 @@ import torch
 
 from marl_pool.envs.pong import Pong
 from marl_pool.envs.pong_console import Field
+from marl_pool.envs.pong_hints import HINTS, hints
 from marl_pool.envs.pong_planner import PongPlanner
-from marl_pool.envs.pong_player import DOWN, PUSH, UP, Moment, Start
+from marl_pool.envs.pong_player import DOWN, HIT, PUSH, UP, WALLS, Moment, Start
 from marl_pool.envs.pong_simulator import NOOP
 from marl_pool.envs.pong_striker import (
     CELL,
@@ -122,6 +123,38 @@ def test_the_teacher_says_how_much_depends_on_it() -> None:
     spread = torch.stack(ranges)
     assert spread.max() > 5 * spread.median()
     assert not PlannerTeacher(PongPlanner(world), "planner").has_logits
+
+
+def test_hints_are_what_is_known() -> None:
+    low, high = WALLS
+    field = Field(ball_x=HIT, ball_y=206, across=2, along=-4, paddle_y=45)
+    known = dict(zip(HINTS, hints(Moment(field, 125.75)), strict=True))
+    expected = {"crossing": 1.0, "rest": 0.0, "paddle": -1.0, "ball_x": 1.0}
+    expected |= {"ball_y": 1.0, "across": 0.5, "along": -1.0}
+    assert known == pytest.approx(expected, abs=0.01)
+    away = hints(Moment(field._replace(across=-2), (low + high) / 2))
+    assert np.isnan(away).tolist() == [True] + 6 * [False]
+    nothing = hints(Moment(field._replace(ball_y=0), high))
+    assert np.isnan(nothing).tolist() == [True, False, False] + 4 * [True]
+    assert nothing[1] == pytest.approx(1.0)
+
+
+def test_the_teachers_hints_are_of_the_games() -> None:
+    world = Pong(2, sticky_actions=0.25, actions="moves", threads=1)
+    world.reset()
+    for striker in (True, False):
+        planner = PongPlanner(world, striker=striker)
+        teacher = PlannerTeacher(planner, "teacher")
+        assert teacher.hint_names == HINTS
+        for _ in range(30):
+            answer = teacher.answer(world, world.observe()["agent"], (), None)
+            world.step({"agent": answer.action})
+        found = answer.hints
+        assert found is not None
+        assert found.shape == (2, 1, len(HINTS))
+        for row, number in zip(found[:, 0], world.worlds.tolist(), strict=True):
+            expected = hints(planner._players[number].moment)
+            np.testing.assert_array_equal(row.numpy(), expected)
 
 
 def test_the_order_of_actions_is_the_worlds() -> None:

@@ -666,6 +666,26 @@ def test_without_a_readout_nothing_says_so() -> None:
     assert not any("readout" in name for name in remembering().state_dict())
 
 
+@pytest.mark.parametrize("space", [CHOICE, BOX], ids=["choice", "box"])
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden": []}, {"memory": 5}, {"memory": 5, "readout": [6]}]
+)
+def test_the_answer_is_linear_in_the_hidden_layer(
+    space: spaces.Space, options: dict[str, Any]
+) -> None:
+    player = agent(space, **options)
+    features, _, before = pictures()
+    memory = player.initial_memory(B, N)
+    with torch.no_grad():
+        outputs, hidden, last = player.unroll_hidden(features, None, before, memory)
+        expected = player.unroll(features, None, before, memory)
+        torch.testing.assert_close((outputs, last), expected, rtol=0, atol=0)
+        linear = player.output if player.units else player.body[-1]
+        answer = linear(hidden)
+    assert hidden.shape == (B, T, player.hidden_dim)
+    torch.testing.assert_close(outputs, answer if space is CHOICE else answer.tanh())
+
+
 def test_a_readout_takes_a_memory_and_widths() -> None:
     with pytest.raises(InputError, match=r"policy.readout: expected \[\] without a"):
         agent(readout=[4])

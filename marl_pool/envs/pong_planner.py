@@ -1,9 +1,11 @@
 """A scripted teacher for Pong: what a player that can look ahead would do."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marl_pool.envs.pong import Pong
+from marl_pool.envs.pong_hints import HINTS, hints
 from marl_pool.envs.pong_player import PUSHES, Player, Start
 from marl_pool.envs.pong_simulator import UNKNOWN
 from marl_pool.envs.pong_striker import Striker
@@ -65,6 +67,8 @@ class PongPlanner:
         striker: go by what presses are worth; then ``offset`` means nothing.
     """
 
+    hint_names = HINTS
+
     def __init__(
         self, world: Pong, *, offset: int | None = None, striker: bool = False
     ) -> None:
@@ -111,6 +115,15 @@ class PongPlanner:
             assert isinstance(player, Striker)
             rows.append([[player.worth[PUSHES[native]] for native in order]])
         return torch.tensor(rows, dtype=torch.float32, device=self.world.device)
+
+    def hints(self) -> Tensor:
+        """What it knows of the games, ``(num_envs, 1, K)``, named in ``hint_names``.
+
+        It is of the states that `actions` was asked about last; see `hints`.
+        """
+        worlds = self.world.worlds.tolist()
+        known = np.stack([hints(self._players[number].moment) for number in worlds])
+        return torch.from_numpy(known)[:, None].to(self.world.device)
 
     def _player(self, number: int) -> Player:
         """The player that follows a world of this number, or a new one."""

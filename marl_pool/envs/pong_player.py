@@ -148,6 +148,11 @@ class Player:
         stuck = abs(self._now.rest - foreseen) > PUSH / 2
         self._decide(departed=stuck or action != self.action)
 
+    @property
+    def moment(self) -> Moment:
+        """The state where the player stands."""
+        return self._now
+
     def _see(self) -> Moment:
         """What the game has come to."""
         rest = FIRST_REST + PUSH * self.console.turned()

@@ -36,9 +36,12 @@ class Agent(SpecifiedPolicy):
 
     Attributes:
         remembers: whether it takes the previous action or has a memory.
+        hidden_dim: H, the width of the last hidden layer that `unroll_hidden` shows; 0
+            for an agent that shows none.
     """
 
     remembers: bool = False
+    hidden_dim: int = 0
 
     def __init__(
         self,
@@ -66,6 +69,19 @@ class Agent(SpecifiedPolicy):
             ``(B, T, L)`` and the memory after the last set. For a box L = A, the
             action in [-1, 1]; for a choice of n, L = n logits.
         """
+
+    def unroll_hidden(
+        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """Answer as `unroll` does, and show the last hidden layer.
+
+        An agent that writes it sets ``hidden_dim``. Cloning can then have the layer
+        say what the teacher knows.
+
+        Returns:
+            As `unroll`, with ``(B, T, H)`` between the two.
+        """
+        raise NotImplementedError(f"{type(self).__name__} shows no hidden layer")
 
     def forward(
         self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory

@@ -110,6 +110,7 @@ class Vision(Agent):
         picture = (self.sensor.value_dim, self.side)
         with seeded(seed, "agent"):
             self.body = make_cnn(*picture, convolutions, hidden, self.actions.dim)
+            self.hidden_dim = self.body[-1].in_features  # type: ignore[assignment]
             if memory:
                 width, self.body = hidden[-1], nn.Sequential(*list(self.body)[:-1])
                 self.on_input = nn.Linear(width + self.actions.dim, 3 * memory)
@@ -117,6 +118,7 @@ class Vision(Agent):
                 widths = [width + memory, *readout]
                 self.readout = nn.Sequential(*make_layers(widths))
                 self.output = nn.Linear(widths[-1], self.actions.dim)
+                self.hidden_dim = widths[-1]
 
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """The GRU's state, ``(batch, memory)``; () if there is none."""
@@ -147,17 +149,34 @@ class Vision(Agent):
         Returns:
             ``(B, T, L)``, see `Agent.unroll`, and the memory.
         """
+        outputs, _, memory = self.unroll_hidden(
+            features, padding, before, memory, counts
+        )
+        return outputs, memory
+
+    def unroll_hidden(
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        before: Tensor,
+        memory: Memory,
+        counts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """Answer and show the last hidden layer; see `unroll` and `Agent`."""
         codes, _ = self.codes(features, padding, before, (), counts)
         grid = codes.relu().view(-1, self.side, self.side, self.sensor.value_dim)
         # Channels are last in memory, and stay so: the faster layout on a CPU.
-        outputs = self.body(grid.permute(0, 3, 1, 2))
-        outputs = outputs.unflatten(0, codes.shape[:-1])
-        if self.units:
-            states = self._remember(outputs, before, memory)
+        picture = grid.permute(0, 3, 1, 2)
+        if not self.units:
+            hidden = self.body[:-1](picture).unflatten(0, codes.shape[:-1])
+            outputs = self.body[-1](hidden)
+        else:
+            hidden = self.body(picture).unflatten(0, codes.shape[:-1])
+            states = self._remember(hidden, before, memory)
             memory = states[:, -1]
-            both = torch.cat([outputs, states.to(outputs.dtype)], -1)
-            outputs = self.output(self.readout(both))
-        return outputs if self.actions.discrete else tanh(outputs), memory
+            hidden = self.readout(torch.cat([hidden, states.to(hidden.dtype)], -1))
+            outputs = self.output(hidden)
+        return outputs if self.actions.discrete else tanh(outputs), hidden, memory
 
     def _remember(self, seen: Tensor, before: Tensor, state: Tensor) -> Tensor:
         """The GRU's states ``(B, T, units)``; torch's own cannot be vectorised."""

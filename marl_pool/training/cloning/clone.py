@@ -27,6 +27,7 @@ from marl_pool.training.cloning.fitting import (
     logits_option,
 )
 from marl_pool.training.cloning.learner import NOTHING, Learner, Loss, Score
+from marl_pool.training.cloning.reader import HintReader
 from marl_pool.training.cloning.rounds import FOLDER, Rounds
 from marl_pool.training.cloning.saving import load_learner, save_learner
 from marl_pool.training.cloning.settings import CloneSettings
@@ -115,12 +116,31 @@ class Driver:
             truncate=settings.truncate,
             loss=self.loss,
             bfloat16=settings.bfloat16,
+            reader=self._reader(),
+            auxiliary=settings.auxiliary,
         )
         self.round = self.batch = self.iteration = self.samples = 0
         self.seconds, self.best_round = 0.0, -1
         self.played, self.played_at = math.nan, -1
         self.validation_loss = math.inf
         self.ctrl_c = Interruptible()
+
+    def _reader(self) -> HintReader | None:
+        """Who reads the teacher's hints; None where nobody is asked to."""
+        if not self.settings.auxiliary:
+            return None
+        width, names = self.student.hidden_dim, self.rounds.hint_names
+        if not width:
+            raise InputError(
+                "clone.auxiliary: expected 0 for a student that shows no hidden layer, "
+                f"such as policy {self.config['policy']['name']}, got "
+                f"{self.settings.auxiliary:g}"
+            )
+        if not names:
+            source = self.config["teacher"] or self.config["trajectories"]
+            raise InputError(f"clone.auxiliary: expected 0: {source} gives no hints")
+        reader = HintReader(width, len(names), self.config["seed"])
+        return reader.to(self.config["device"])
 
     def loop(self) -> None:
         """Collect and learn, round by round; see `clone`."""
@@ -261,6 +281,8 @@ class Driver:
         found = {f"{prefix}loss": float(score.loss) / score.steps}
         if self.student.actions.discrete:
             found[f"{prefix}accuracy"] = float(score.right) / score.steps
+        if self.learner.reader is not None:
+            found[f"{prefix}hint_error"] = float(score.hint_error) / score.steps
         return found
 
     def lr(self, batch: int) -> float:

@@ -1,6 +1,6 @@
 """The student's gradient steps."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.policies.agent import Agent
 from marl_pool.training.cloning.batches import Batch
+from marl_pool.training.cloning.reader import HintReader, hint_errors
 
 
 class Score(NamedTuple):
@@ -18,19 +19,24 @@ class Score(NamedTuple):
     """Sum of the steps' losses."""
     right: Tensor
     """How many choices were the teacher's; of a box nothing."""
+    hint_error: Tensor
+    """Sum of the steps' squared errors in reading hints; without a reader nothing."""
     steps: int
     """How many steps."""
 
     def plus(self, other: "Score") -> "Score":
         """Both together."""
         return Score(
-            self.loss + other.loss, self.right + other.right, self.steps + other.steps
+            self.loss + other.loss,
+            self.right + other.right,
+            self.hint_error + other.hint_error,
+            self.steps + other.steps,
         )
 
 
 LEAST = 0.1
 """Weight of a step in which all choices are worth the same."""
-NOTHING = Score(torch.zeros(()), torch.zeros(()), 0)
+NOTHING = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)
 
 
 class Loss(NamedTuple):
@@ -104,6 +110,9 @@ class Learner:
             from one to the next.
         loss: what counts.
         bfloat16: compute in bfloat16 where torch thinks that it is safe.
+        reader: reads hints from the student's hidden layer, and learns along; None:
+            nothing is read.
+        auxiliary: weight of its squared error.
     """
 
     def __init__(
@@ -115,11 +124,16 @@ class Learner:
         truncate: int | None = None,
         loss: Loss = Loss(),  # noqa: B008 (it cannot change)
         bfloat16: bool = False,
+        reader: HintReader | None = None,
+        auxiliary: float = 0.0,
     ) -> None:
-        self.student = student
+        self.student, self.reader, self.auxiliary = student, reader, auxiliary
         self.grad_clip, self.truncate = grad_clip, truncate
         self.loss, self.bfloat16 = loss, bfloat16
-        self.optimizer = torch.optim.Adam(student.parameters(), lr=lr)
+        self.parameters = list(student.parameters())
+        if reader is not None:
+            self.parameters += reader.parameters()
+        self.optimizer = torch.optim.Adam(self.parameters, lr=lr)
         self.gradient_norm = torch.zeros(())
 
     def learn(self, batch: Batch, lr: float | None = None) -> Score:
@@ -138,14 +152,13 @@ class Learner:
             if not score.steps:
                 continue
             self.optimizer.zero_grad(set_to_none=True)
-            (score.loss / score.steps).backward()
+            wrong = score.loss + self.auxiliary * score.hint_error
+            (wrong / score.steps).backward()
             limit = torch.inf if self.grad_clip is None else self.grad_clip
-            self.gradient_norm = torch.nn.utils.clip_grad_norm_(
-                self.student.parameters(), limit
-            )
+            self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
             self.optimizer.step()
-            memory = tree_map(lambda part: part.detach(), memory)
-            total = total.plus(score._replace(loss=score.loss.detach()))
+            memory = tree_map(_detached, memory)
+            total = total.plus(tree_map(_detached, score))
         return total
 
     @torch.no_grad()
@@ -158,12 +171,23 @@ class Learner:
             size, _, num_tokens, _ = batch.features.shape
             memory = self.student.initial_memory(size, num_tokens)
         device = batch.features.device.type
+        seen = (batch.features, batch.padding, batch.before, memory)
+        read = None
         with torch.autocast(device, torch.bfloat16, enabled=self.bfloat16):
-            outputs, memory = self.student(
-                batch.features, batch.padding, batch.before, memory
-            )
+            if self.reader is None:
+                outputs, memory = self.student(*seen)
+            else:
+                outputs, hidden, memory = self.student.unroll_hidden(*seen)
+                read = self.reader(hidden)
         each = losses(outputs, batch, self.loss)
-        right = each.new_zeros(())
+        right = hint_error = each.new_zeros(())
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
-        return Score(each.sum(), right, int(batch.valid.sum())), memory
+        if read is not None:
+            assert batch.hints is not None
+            hint_error = hint_errors(read, batch.hints, batch.valid).sum()
+        return Score(each.sum(), right, hint_error, int(batch.valid.sum())), memory
+
+
+def _detached(part: Any) -> Any:
+    return part.detach() if isinstance(part, Tensor) else part

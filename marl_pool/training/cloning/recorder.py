@@ -109,6 +109,8 @@ class Recorder:
         }
         if answer.logits is not None:
             step["logits"] = answer.logits.float()
+        if answer.hints is not None:
+            step["hints"] = answer.hints.float()
         for name, part in step.items():
             living = part.to("cpu", copy=True)[active.cpu()]
             self.parts.setdefault(name, []).append(living)

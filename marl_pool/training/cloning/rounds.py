@@ -49,6 +49,7 @@ class Rounds:
 
     Attributes:
         rows: the distinct features, where they are bytes.
+        hint_names: of the hints that each step has; () where they have none.
         train: what has been read or collected so far.
         validation: the same, which nobody is trained on.
     """
@@ -75,10 +76,17 @@ class Rounds:
         self.about: dict[str, Any] = json.loads(json.dumps(about))
         bytes_ = group.tokens.dtype == "uint8"
         self.rows = Rows(group.tokens.num_features) if bytes_ else None
+        self.hint_names = self._hint_names()
         self.train: Trajectories | None = None
         self.validation: Trajectories | None = None
         self._games: dict[str, Games] = {}
         self._check_student_world()
+
+    def _hint_names(self) -> tuple[str, ...]:
+        """The teacher's or, without one, those of the trajectories that are given."""
+        if self.cast.teacher is not None:
+            return self.cast.teacher.hint_names
+        return _hints_of(self._given_paths()[0])
 
     def _check_student_world(self) -> None:
         """Refuse other worlds for the student that are of another kind."""
@@ -128,7 +136,7 @@ class Rounds:
         """
         path = round_path(self.folder, number)
         if not number and self.config["trajectories"] is not None:
-            rounds = self._given(Path(self.config["trajectories"]))
+            rounds = self._given(self._given_paths())
         elif path.is_dir() and learned in (None, read_about(path).get("learned")):
             rounds = [load_round(path, self.rows)]
         else:
@@ -139,8 +147,9 @@ class Rounds:
         before = [part for part in (self.validation,) if part is not None]
         self.validation = join([*before, *(each.validation for each in rounds)])
 
-    def _given(self, path: Path) -> list[Round]:
-        """Read what an earlier run has collected."""
+    def _given_paths(self) -> list[Path]:
+        """Rounds that an earlier run has collected."""
+        path = Path(self.config["trajectories"])
         folder = path / FOLDER if (path / FOLDER).is_dir() else path
         found = rounds_in(folder)
         if not found:
@@ -148,6 +157,11 @@ class Rounds:
                 f"trajectories: {path} holds none: expected the folder of a cloning "
                 "run, or its trajectories"
             )
+        return found
+
+    def _given(self, found: list[Path]) -> list[Round]:
+        """Read what an earlier run has collected."""
+        path = self.config["trajectories"]
         for each in found:
             self._refuse_others(each)
         teachers = {str(read_about(each).get("teacher")) for each in found}
@@ -162,6 +176,11 @@ class Rounds:
         if needed and any("logits" not in part.train.steps for part in rounds):
             raise InputError(
                 f"{logits_option(settings)}: {path} holds no logits of the teacher"
+            )
+        if settings.auxiliary and any(_hints_of(p) != self.hint_names for p in found):
+            raise InputError(
+                f"clone.auxiliary: expected 0: {path} holds other hints than "
+                f"{', '.join(self.hint_names)}, or none"
             )
         count = sum(len(part.train) for part in rounds)
         if not count or not any(len(part.validation) for part in rounds):
@@ -215,6 +234,7 @@ class Rounds:
             **self.about,
             "round": number,
             "learned": learned,
+            "hints": list(self.hint_names),
             "rollout_env": settings.rollout_env if number else {},
             "played": {name: len(part) for name, part in played.items()},
             "distinct": {"train": len(train), "validation": len(validation)},
@@ -277,3 +297,8 @@ class Rounds:
             f"mean return {about['mean_return']:.2f}",
             file=sys.stderr,
         )
+
+
+def _hints_of(path: Path) -> tuple[str, ...]:
+    """Names of the hints in a round's trajectories; earlier versions had none."""
+    return tuple(read_about(path).get("hints", ()))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from safetensors.torch import load_file
+from torch import nn
 
 from marl_pool.training.cloning.learner import Learner
 from marl_pool.training.state import (
@@ -14,21 +15,29 @@ from marl_pool.training.state import (
 )
 
 FILE = "learner.safetensors"
-STUDENT, ADAM = "student", "adam"
+STUDENT, READER, ADAM = "student", "reader", "adam"
 
 
 def save_learner(learner: Learner, folder: Path) -> None:
     """Write a learner."""
-    tensors = {
-        **prefixed(STUDENT, learner.student.state_dict()),
-        **prefixed(ADAM, moments(learner.optimizer.state_dict())),
-    }
+    tensors = prefixed(ADAM, moments(learner.optimizer.state_dict()))
+    for kind, module in _modules(learner).items():
+        tensors |= prefixed(kind, module.state_dict())
     write_tensors(tensors, folder / FILE)
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
     """Continue where a learner was saved that was built alike."""
     tensors = load_file(folder / FILE)
-    learner.student.load_state_dict(under(STUDENT, tensors))
+    for kind, module in _modules(learner).items():
+        module.load_state_dict(under(kind, tensors))
     if own := with_moments(learner.optimizer, under(ADAM, tensors)):
         learner.optimizer.load_state_dict(own)
+
+
+def _modules(learner: Learner) -> dict[str, nn.Module]:
+    """What learns, by what it is called in the file."""
+    found: dict[str, nn.Module] = {STUDENT: learner.student}
+    if learner.reader is not None:
+        found[READER] = learner.reader
+    return found

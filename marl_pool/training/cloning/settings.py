@@ -76,6 +76,9 @@ class CloneSettings:
     regret: NonNegativeFloat = 0.0
     """Times what the student's choice is expected to lose in the teacher's logits is
     added to each step's loss."""
+    auxiliary: NonNegativeFloat = 0.0
+    """Weight of the squared error with which the teacher's hints, what it knows of the
+    state, can be read from the student's last hidden layer. 0: nothing is read."""
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam at the start."""
     lr_end: NonNegativeFloat = 1e-5

@@ -24,6 +24,9 @@ class Answer(NamedTuple):
     """``(E, A, n)`` of its choices; None where it has none."""
     state: State
     """Its memory for the next step."""
+    hints: Tensor | None = None
+    """``(E, A, K)``, what it knows of the state in K numbers, about between -1 and 1;
+    NaN where one is not known. None where it does not tell."""
 
 
 class Teacher(ABC):
@@ -32,10 +35,12 @@ class Teacher(ABC):
     Attributes:
         noise_size: uniform numbers that one answer takes.
         has_logits: whether its answers have logits.
+        hint_names: of the K hints in its answers; () where they have none.
     """
 
     noise_size: int = 0
     has_logits: bool = False
+    hint_names: tuple[str, ...] = ()
 
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
         """The memory at an episode's start."""
@@ -116,6 +121,7 @@ class PlannerTeacher(Teacher):
     def __init__(self, planner: "PongPlanner", identity: str) -> None:
         self.planner, self._identity = planner, identity
         self.has_logits = planner.striker
+        self.hint_names = planner.hint_names
 
     @property
     def identity(self) -> str:
@@ -130,4 +136,4 @@ class PlannerTeacher(Teacher):
         actions, logits = self.planner.actions(), None
         if self.has_logits:
             logits = self.planner.worth() / TEMPERATURE
-        return Answer(actions, logits, ())
+        return Answer(actions, logits, (), self.planner.hints())

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-STEP_PARTS = ("features", "types", "padding", "before", "label", "logits")
+STEP_PARTS = ("features", "types", "padding", "before", "label", "logits", "hints")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Trajectories:
             are bytes ``(S, N)`` int32 numbers of distinct rows), ``types`` uint8,
             ``padding`` bool, ``before`` (the action before as a vector, or the number
             of the choice, -1 for none), ``label`` (what should be done: in [-1, 1],
-            or the number of the choice) and perhaps the teacher's ``logits``.
+            or the number of the choice) and perhaps the teacher's ``logits`` and
+            ``hints``.
         lengths: ``(n,)`` int64 steps.
         returns: ``(n,)`` float64 undiscounted, of whoever played.
         worlds: ``(n,)`` int64 numbers of the worlds.
