@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
 
 from marl_pool.policies.agent import Agent
+from marl_pool.pooling.memory import Memory
 from marl_pool.training.cloning.batches import Batch
 from marl_pool.training.cloning.reader import HintReader, hint_errors
 
@@ -166,27 +167,32 @@ class Learner:
         """How well the student answers a batch, without learning from it."""
         return self._answer(batch, None)[0]
 
-    def _answer(self, batch: Batch, memory: object) -> tuple[Score, object]:
+    def _answer(self, batch: Batch, memory: Memory | None) -> tuple[Score, Memory]:
         if memory is None:
             size, _, num_tokens, _ = batch.features.shape
             memory = self.student.initial_memory(size, num_tokens)
-        device = batch.features.device.type
-        seen = (batch.features, batch.padding, batch.before, memory)
-        read = None
-        with torch.autocast(device, torch.bfloat16, enabled=self.bfloat16):
-            if self.reader is None:
-                outputs, memory = self.student(*seen)
-            else:
-                outputs, hidden, memory = self.student.unroll_hidden(*seen)
-                read = self.reader(hidden)
+        outputs, hidden, memory = self._unroll(batch, memory)
         each = losses(outputs, batch, self.loss)
         right = hint_error = each.new_zeros(())
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
-        if read is not None:
+        if self.reader is not None:
             assert batch.hints is not None
+            read = self.reader(hidden)
             hint_error = hint_errors(read, batch.hints, batch.valid).sum()
         return Score(each.sum(), right, hint_error, int(batch.valid.sum())), memory
+
+    def _unroll(
+        self, batch: Batch, memory: Memory
+    ) -> tuple[Tensor, Tensor | None, Memory]:
+        """Answers, the hidden layer if it is read, and the memory."""
+        seen = (batch.features, batch.padding, batch.before, memory)
+        device = batch.features.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.bfloat16):
+            if self.reader is not None:
+                return self.student.unroll_hidden(*seen)
+            outputs, memory = self.student(*seen)
+        return outputs, None, memory
 
 
 def _detached(part: Any) -> Any:

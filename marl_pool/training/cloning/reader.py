@@ -28,7 +28,8 @@ class HintReader(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Hints ``(B, T, K)`` from hidden layers ``(B, T, H)``."""
-        hints: Tensor = self.linear(hidden)
+        # In full precision: half of it would move a place by a pixel.
+        hints: Tensor = self.linear(hidden.to(self.linear.weight.dtype))
         return hints
 
 
@@ -42,5 +43,5 @@ def hint_errors(read: Tensor, hints: Tensor, valid: Tensor) -> Tensor:
     """
     unknown = hints.isnan()
     # Not masked afterwards: the gradient of a square of NaN is NaN.
-    error = torch.where(unknown, 0.0, read.float() - hints.nan_to_num())
+    error = torch.where(unknown, 0.0, read - hints.nan_to_num())
     return error.square().mean(-1).masked_fill(~valid, 0.0)
