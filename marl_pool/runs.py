@@ -269,11 +269,10 @@ class Run:
         newest = self.latest_checkpoint()
         return 0 if newest is None else iteration_of(newest)
 
-    def saved(self, column: str) -> int:
-        """What ``metrics.csv`` counts in ``column``, up to the newest checkpoint."""
+    def saved(self) -> list[dict[str, float]]:
+        """The rows of ``metrics.csv`` up to the newest checkpoint."""
         last = self.iterations_saved
-        rows = [row for row in self.rows() if row[ITERATION] <= last]
-        return int(rows[-1][column]) if rows else 0
+        return [row for row in self.rows() if row[ITERATION] <= last]
 
     @property
     def best(self) -> Best | None:

@@ -21,7 +21,12 @@ from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
 from marl_pool.training.supervised.folds import fold_rows, network_seed
 from marl_pool.training.supervised.learner import Learner
-from marl_pool.training.supervised.results import Results, read_results, read_study
+from marl_pool.training.supervised.results import (
+    Results,
+    epochs_over,
+    read_results,
+    read_study,
+)
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
 from marl_pool.training.supervised.tasks import knn_centroid
@@ -291,10 +296,11 @@ def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypa
 
 def test_what_seconds_end_is_counted_to_its_end(tmp_path, capsys):
     run = fitted(tmp_path, "fit.epochs=100_000", "fit.seconds_per_fold=0.05")
-    reached = [row["reached"] for row in run.rows()]
+    rows = run.rows()
+    reached = [epochs_over(row, run.config) for row in rows]
     assert reached == sorted(reached)
     assert reached[-1] == 300_000 == WORKS["fit"].logged(run)
-    folds = [row["fold"] for row in run.rows()]
+    folds = [row["fold"] for row in rows]
     assert reached[folds.index(2)] > 200_000
     assert len(reached) < 30_000
     assert "300,000 / 300,000 epochs" in capsys.readouterr().err
@@ -336,6 +342,27 @@ def test_the_price_of_many_sets_draws_few(tmp_path, monkeypatch):
 
 
 # The command line
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("fit: {epcohs: 3}", "fit.epcohs: unknown key 'epcohs'"),
+        ("sede: 3", "sede: unknown key 'sede'"),
+        ("grid: {seed: [0, 1]}", "mine is made for sweep and sweep --verb fit"),
+        (None, "unknown experiment 'mine': for fit there is none"),
+    ],
+)
+def test_presets_of_ones_own_are_refused_in_one_line(tmp_path, capsys, preset, message):
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    if preset:
+        (folder / "mine.yaml").write_text(f"# @package _global_\n{preset}\n")
+    given = ["fit", "experiment=mine", "--dry-run", "--config-dir", str(tmp_path)]
+    assert main(given) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_options_of_no_encoder_are_refused(capsys):

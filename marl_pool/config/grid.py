@@ -121,9 +121,10 @@ def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
         work, rows = WORKS[sweep.verb], run.rows()
-        limit, column = work.total(trial.config), work.column
-        if len(rows) > 1 and rows[-2][column] >= limit:
-            differing.append(f"{rows[-1][column]} {work.unit} instead of {limit}")
+        limit = work.total(trial.config)
+        counts = [work.count(row, trial.config) for row in rows[-2:]]
+        if len(counts) > 1 and counts[0] >= limit:
+            differing.append(f"{counts[1]} {work.unit} instead of {limit}")
         if differing:
             raise InputError(
                 f"{run.path} is another run than the sweep's: {'; '.join(differing)}"

@@ -176,6 +176,11 @@ class Verb:
         """Keys whose value is the name of a YAML file."""
         return (*self.sections, *self.presets, *self.changes)
 
+    @property
+    def keys(self) -> set[str]:
+        """All top-level keys that it knows."""
+        return {*self.config_groups, *(each.name for each in fields(self.settings))}
+
     def section(self, name: str) -> AnySection:
         """What the section ``name`` configures."""
         return self.own.get(name, SECTIONS[name])
@@ -270,8 +275,12 @@ def refuse_option(
         if group in kind.config_groups
         and option in options_for(other, group, config_dir)
     ]
-    if not suited:
+    if not suited and choices:
         return names.unknown(group, option, choices)
+    if not suited:
+        return InputError(
+            f"unknown {group} {option!r}: for {typed(verb)} there is none"
+        )
     instead = f"choose from {', '.join(choices)}" if choices else "there is none"
     return InputError(
         f"{group}={option} is made for {' and '.join(map(typed, suited))}; "
@@ -294,16 +303,13 @@ def _suits(
 ) -> bool:
     kind = VERBS[verb]
     if group in kind.presets:
-        keys = {*kind.config_groups, *(each.name for each in fields(kind.settings))}
+        # A key that no verb has is misspelt: to be told so, the preset is taken.
+        strange = set().union(*(v.keys for v in VERBS.values())) - kind.keys
         return all(
             chosen in kind.config_groups
             and value in options_for(verb, chosen, config_dir)
             for chosen, value in _choices(option, files)
-        ) and all(
-            key in keys
-            for content in contents(option, files)
-            for key in content.keys() - {"defaults"}
-        )
+        ) and all(strange.isdisjoint(content) for content in contents(option, files))
     section = kind.section(group)
     if option == NONE:
         return isinstance(section, Group) and section.optional

@@ -55,7 +55,7 @@ class Vision(Agent):
         hidden: widths of the linear layers after them.
         memory: units of the GRU; 0 for none, and then nothing is remembered.
         readout: widths of linear layers with ReLU between the GRU and the answer; none
-            for an answer that is linear in its state.
+            for an answer that is linear in its state and the hidden layer under it.
         seed: of the initial weights.
 
     Raises:

@@ -1,12 +1,12 @@
 """The verbs that make runs: who does the work, and how much of it there is."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.runs import Run
-from marl_pool.training.supervised.results import FILE
+from marl_pool.training.supervised.results import FILE, epochs_over
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Work:
         function: ``module:function`` that does it, called with the run, its
             configuration and, by keyword, ``should_stop``.
         unit: what is counted.
-        column: of ``metrics.csv`` that counts it.
+        count: how much of it there was at a row of ``metrics.csv``, given that row and
+            the configuration.
         limits: keys whose product says when a run is done.
         controls: keys, with those below them, that ``resume`` may change.
         result: file in the run's folder without which a run is not done, and with
@@ -26,7 +27,7 @@ class Work:
 
     function: str
     unit: str
-    column: str
+    count: Callable[[Mapping[str, Any], Mapping[str, Any]], int]
     limits: tuple[str, ...]
     controls: tuple[str, ...]
     result: str = ""
@@ -49,48 +50,52 @@ class Work:
 
     def saved(self, run: Run) -> int:
         """How much a run has done, up to the checkpoint from which it goes on."""
-        return self._counted(run, run.saved(self.column))
+        return self._counted(run, run.saved())
 
     def logged(self, run: Run | None) -> int:
         """How much a run has done, as its metrics say."""
         if run is None:
             return 0
-        rows = run.rows()
-        return self._counted(run, int(rows[-1][self.column]) if rows else 0)
+        return self._counted(run, run.rows())
 
-    def _counted(self, run: Run, count: int) -> int:
-        if not self.result:
-            return count
+    def _counted(self, run: Run, rows: Sequence[Mapping[str, Any]]) -> int:
         total = self.total(run.config)
-        return total if (run.path / self.result).is_file() else min(count, total - 1)
+        if self.result and (run.path / self.result).is_file():
+            return total
+        count = self.count(rows[-1], run.config) if rows else 0
+        return min(count, total - 1) if self.result else count
+
+
+def _in_column(name: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], int]:
+    return lambda row, config: int(row[name])
 
 
 WORKS = {
     "train": Work(
         "marl_pool.training.ppo:train",
         "steps",
-        "env_steps",
+        _in_column("env_steps"),
         ("total_steps",),
         ("total_steps", "time_limit", "checkpoint", "resources"),
     ),
     "evolve": Work(
         "marl_pool.training.evolution.evolve:evolve",
         "generations",
-        "iteration",
+        _in_column("iteration"),
         ("total_generations",),
         ("total_generations", "time_limit", "checkpoint", "resources"),
     ),
     "clone": Work(
         "marl_pool.training.cloning.clone:clone",
         "batches",
-        "batches",
+        _in_column("batches"),
         ("total_batches",),
         ("total_batches", "time_limit", "checkpoint"),
     ),
     "fit": Work(
         "marl_pool.training.supervised.fit:fit",
         "epochs",
-        "reached",
+        epochs_over,
         ("fit.folds", "fit.epochs"),
         ("time_limit", "checkpoint", "data_dir", "threads", "device"),
         FILE,

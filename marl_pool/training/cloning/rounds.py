@@ -83,10 +83,10 @@ class Rounds:
         self._check_student_world()
 
     def _hint_names(self) -> tuple[str, ...]:
-        """The teacher's or, without one, those of the trajectories that are given."""
-        if self.cast.teacher is not None:
-            return self.cast.teacher.hint_names
-        return _hints_of(self._given_paths()[0])
+        """Those of the trajectories that are given or, without any, the teacher's."""
+        if self.config["trajectories"] is not None:
+            return _hints_of(self._given_paths()[0])
+        return () if self.cast.teacher is None else self.cast.teacher.hint_names
 
     def _check_student_world(self) -> None:
         """Refuse other worlds for the student that are of another kind."""
@@ -159,6 +159,19 @@ class Rounds:
             )
         return found
 
+    def _refuse_other_hints(self, found: list[Path]) -> None:
+        """Refuse rounds, past and to come, whose hints are not of one kind."""
+        named = {str(path): _hints_of(path) for path in found}
+        if self.settings.rounds and self.cast.teacher is not None:
+            teacher = self.cast.teacher
+            named[str(teacher.identity)] = teacher.hint_names
+        for source, names in named.items():
+            if self.settings.auxiliary and names != self.hint_names:
+                raise InputError(
+                    f"clone.auxiliary: expected 0: {source} gives other hints than "
+                    f"{', '.join(self.hint_names)}, or none"
+                )
+
     def _given(self, found: list[Path]) -> list[Round]:
         """Read what an earlier run has collected."""
         path = self.config["trajectories"]
@@ -177,11 +190,7 @@ class Rounds:
             raise InputError(
                 f"{logits_option(settings)}: {path} holds no logits of the teacher"
             )
-        if settings.auxiliary and any(_hints_of(p) != self.hint_names for p in found):
-            raise InputError(
-                f"clone.auxiliary: expected 0: {path} holds other hints than "
-                f"{', '.join(self.hint_names)}, or none"
-            )
+        self._refuse_other_hints(found)
         count = sum(len(part.train) for part in rounds)
         if not count or not any(len(part.validation) for part in rounds):
             raise InputError(

@@ -31,7 +31,7 @@ from marl_pool.training.supervised.learner import (
     Measured,
     is_finite,
 )
-from marl_pool.training.supervised.results import FoldResult, Results
+from marl_pool.training.supervised.results import FoldResult, Results, epochs_over
 from marl_pool.training.supervised.saving import (
     load_learner,
     load_network,
@@ -229,9 +229,10 @@ class Driver:
         return False
 
     def _reached(self, learner: Learner | None) -> int:
-        """Epochs that are over, of all folds; see `Learner.reached`."""
-        whole = self.fold * self.settings.epochs
-        return whole if learner is None else whole + learner.reached
+        """Epochs that are over, of all folds; see `epochs_over`."""
+        epoch, seconds = (learner.epoch, learner.seconds) if learner else (0, 0.0)
+        row = {"fold": self.fold, "epoch": epoch, "seconds": seconds}
+        return epochs_over(row, self.config)
 
     def _row(
         self, learner: Learner, learned: Measured, measured: Measured
@@ -240,7 +241,6 @@ class Driver:
             "iteration": self.iteration,
             "fold": self.fold,
             "epoch": learner.epoch,
-            "reached": self._reached(learner),
             "step": learner.step,
             **learned.means,
             **{f"validation_{name}": each for name, each in measured.means.items()},

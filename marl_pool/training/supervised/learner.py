@@ -105,19 +105,6 @@ class Learner:
         return len(self.losses)
 
     @property
-    def reached(self) -> int:
-        """How many of the fold's epochs are over, all of them when the fold is.
-
-        Where seconds end a fold, the share of them that is over counts: of 1000 epochs
-        500 after half of the seconds, however few those were.
-        """
-        epochs, limit = self.settings.epochs, self.settings.seconds_per_fold
-        if self.is_done:
-            return epochs
-        by_time = 0 if limit is None else int(epochs * self.seconds / limit)
-        return max(self.epoch, by_time)
-
-    @property
     def best_epoch(self) -> int:
         """The first epoch of the lowest loss of validation, from 0."""
         return self.losses.index(min(self.losses))

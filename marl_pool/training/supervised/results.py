@@ -117,6 +117,21 @@ class Results:
         return "\n".join(lines)
 
 
+def epochs_over(row: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """How many epochs of all folds are over, all of a fold's when the fold is.
+
+    Where seconds end a fold, the share of them that is over counts: of 1000 epochs
+    500 after half of the seconds, however few those were.
+
+    Args:
+        row: of ``metrics.csv``.
+        config: of the run.
+    """
+    epochs, limit = config["fit"]["epochs"], config["fit"]["seconds_per_fold"]
+    share = 0.0 if limit is None else min(row["seconds"] / limit, 1.0)
+    return int(row["fold"] * epochs + max(row["epoch"], int(share * epochs)))
+
+
 def read_results(run: Path) -> dict[str, Any]:
     """Read the results of a finished run.
 
@@ -126,13 +141,13 @@ def read_results(run: Path) -> dict[str, Any]:
     file = run / FILE
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        if "mean" not in found:
-            raise ValueError("no mean")
+        if missing := {"task", "mean"} - found.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except FileNotFoundError as error:
         raise InputError(
             f"{run} has no {FILE} yet; go on with: marl-pool resume {run}"
         ) from error
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
     return dict(found)
 

@@ -63,6 +63,9 @@ def run_sweep(
         work = WORKS[sweep.verb]
         done = {trial.name: saved(work, sweep.run(trial)) for trial in trials}
         left = [t for t in trials if done[t.name] < work.total(t.config)]
+        # A cluster's machines may have what this one lacks.
+        if sweep.verb == "fit" and settings.address is None:
+            _refuse_missing_data(left)
         _say(size_of(sweep.grid, trials, done, work))
         _say(detectable(sweep.grid, settings.seed_sd))
         if others := sweep.strangers(trials):
@@ -114,11 +117,16 @@ def _refuse_misfits(
             ASSEMBLE[verb](trial.config)
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
-    if settings.address is None and verb == "fit":
-        configs = [trial.config for trial in trials]
-        readers = {str([config[key] for key in DATA]): config for config in configs}
-        for config in readers.values():
-            refuse_missing_data(config)
+
+
+def _refuse_missing_data(trials: Sequence[Trial]) -> None:
+    """Refuse data that are not there, once for all trials that read the same."""
+    readers = {str([t.config[key] for key in DATA]): t for t in trials}
+    for trial in readers.values():
+        try:
+            refuse_missing_data(trial.config)
+        except InputError as error:
+            raise InputError(f"{error} (trial {trial.name})") from error
 
 
 def _duration(

@@ -145,7 +145,8 @@ class KnnCentroid(Task):
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Return ``features (B, N, d)``, ``types (B, N)`` and ``target (B, d)``."""
         numbers = rows.numpy() + (self.num_test if split == "train" else 0)
-        numbers %= len(self.chosen)  # of a preview; else they are below it
+        if len(self.chosen) < self.num_samples:  # a preview
+            numbers %= len(self.chosen)
         sets, chosen = self.sets[numbers], self.chosen[numbers]
         target = torch.from_numpy(targets(sets, chosen, self.target, self.k))
         types = torch.full(sets.shape[:2], TYPES.index("other"))
