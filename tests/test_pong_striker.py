@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from marl_pool.envs.pong import Pong
-from marl_pool.envs.pong_console import Field
+from marl_pool.envs.pong_console import Console, Field
 from marl_pool.envs.pong_hints import HINTS, hints
 from marl_pool.envs.pong_planner import PongPlanner
 from marl_pool.envs.pong_player import DOWN, HIT, PUSH, UP, WALLS, Moment, Start
@@ -139,22 +139,36 @@ def test_hints_are_what_is_known() -> None:
     assert nothing[1] == pytest.approx(1.0)
 
 
-def test_the_teachers_hints_are_of_the_games() -> None:
-    world = Pong(2, sticky_actions=0.25, actions="moves", threads=1)
+@pytest.mark.parametrize("striker", [True, False])
+def test_the_teachers_hints_are_of_the_games(striker: bool) -> None:
+    world = Pong(2, actions="moves", threads=1)
     world.reset()
-    for striker in (True, False):
-        planner = PongPlanner(world, striker=striker)
-        teacher = PlannerTeacher(planner, "teacher")
-        assert teacher.hint_names == HINTS
-        for _ in range(30):
-            answer = teacher.answer(world, world.observe()["agent"], (), None)
-            world.step({"agent": answer.action})
-        found = answer.hints
-        assert found is not None
-        assert found.shape == (2, 1, len(HINTS))
-        for row, number in zip(found[:, 0], world.worlds.tolist(), strict=True):
-            expected = hints(planner._players[number].moment)
-            np.testing.assert_array_equal(row.numpy(), expected)
+    teacher = PlannerTeacher(PongPlanner(world, striker=striker), "teacher")
+    assert teacher.hint_names == HINTS
+    for _ in range(40):
+        answer = teacher.answer(world, world.observe()["agent"], (), None)
+        played = world.history[:, : int(world.steps[0])].tolist()
+        world.step({"agent": answer.action})
+    assert answer.hints is not None
+    assert answer.hints.shape == (2, 1, len(HINTS))
+    for row, actions in enumerate(played):
+        console = Console(world.frame_skip)
+        console.begin(int(world.noops[row]))
+        for action in actions:
+            console.step(action)
+        field = console.read()
+        assert field.ball_y > 0
+        told = dict(zip(HINTS, answer.hints[row, 0].tolist(), strict=True))
+        assert told["paddle"] == pytest.approx(_share(field.paddle_y), abs=1e-6)
+        assert told["ball_y"] == pytest.approx(_share(field.ball_y), abs=1e-6)
+        motion = [told["across"], told["along"]]
+        assert motion == [field.across / 4, field.along / 4]
+
+
+def _share(row: int) -> float:
+    """A row between the walls as a number in [-1, 1]."""
+    low, high = WALLS
+    return 2 * (row - low) / (high - low) - 1
 
 
 def test_the_order_of_actions_is_the_worlds() -> None:
