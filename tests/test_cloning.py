@@ -1124,7 +1124,7 @@ def test_a_pong_player_that_reads_hints_goes_on_where_it_was_stopped(tmp_path):
         assert about["hints"][0] == "crossing"
         path.write_text(json.dumps({**about, "hints": ["crossing"]}))
     given[-2] = "clone.auxiliary=1"
-    with pytest.raises(InputError, match="holds other hints than crossing, rest,"):
+    with pytest.raises(InputError, match="striker gives other hints than crossing, or"):
         run_clone(tmp_path / "w", *given, "env.sticky_actions=0.25", "teacher=striker")
 
 
