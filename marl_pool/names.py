@@ -17,6 +17,8 @@ from marl_pool.errors import InputError
 def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
     """Build the refusal of an unknown name, with the choices and the nearest one."""
     known = sorted(choices)
+    if not known:
+        return InputError(f"unknown {kind} {name!r}: there is none")
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return InputError(f"unknown {kind} {name!r}: choose from {', '.join(known)}.{hint}")

@@ -41,9 +41,11 @@ Layer = tuple[Tensor, Tensor]
 """Weight ``(*P, I, O)`` and bias ``(*P, O)``."""
 
 
-def under(prefix: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(
+    prefix: str, parameters: Mapping[str, Tensor], separator: str = "."
+) -> dict[str, Tensor]:
     """The parameters of a part of a module, by their names in that part."""
-    start = f"{prefix}."
+    start = prefix + separator
     return {
         name.removeprefix(start): part
         for name, part in parameters.items()

@@ -350,7 +350,7 @@ def test_the_price_of_many_sets_draws_few(tmp_path, monkeypatch):
         ("fit: {epcohs: 3}", "fit.epcohs: unknown key 'epcohs'"),
         ("sede: 3", "sede: unknown key 'sede'"),
         ("grid: {seed: [0, 1]}", "mine is made for sweep and sweep --verb fit"),
-        (None, "unknown experiment 'mine': for fit there is none"),
+        (None, "unknown experiment 'mine': there is none"),
     ],
 )
 def test_presets_of_ones_own_are_refused_in_one_line(tmp_path, capsys, preset, message):

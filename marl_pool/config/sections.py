@@ -275,12 +275,8 @@ def refuse_option(
         if group in kind.config_groups
         and option in options_for(other, group, config_dir)
     ]
-    if not suited and choices:
-        return names.unknown(group, option, choices)
     if not suited:
-        return InputError(
-            f"unknown {group} {option!r}: for {typed(verb)} there is none"
-        )
+        return names.unknown(group, option, choices)
     instead = f"choose from {', '.join(choices)}" if choices else "there is none"
     return InputError(
         f"{group}={option} is made for {' and '.join(map(typed, suited))}; "

@@ -116,7 +116,7 @@ class Vision(Agent):
                 self.on_input = nn.Linear(width + self.actions.dim, 3 * memory)
                 self.on_state = nn.Linear(memory, 3 * memory)
                 widths = [width + memory, *readout]
-                self.readout = nn.Sequential(*make_layers(widths))
+                self.readout = nn.Sequential(*relu_layers(widths))
                 self.output = nn.Linear(widths[-1], self.actions.dim)
                 self.hidden_dim = widths[-1]
 
@@ -287,10 +287,10 @@ def make_cnn(
         channels, side, convolutions, "policy.convolutions"
     )
     widths = [width, *hidden]
-    return nn.Sequential(*layers, *make_layers(widths), nn.Linear(widths[-1], dim_out))
+    return nn.Sequential(*layers, *relu_layers(widths), nn.Linear(widths[-1], dim_out))
 
 
-def make_layers(widths: Sequence[int]) -> list[nn.Module]:
+def relu_layers(widths: Sequence[int]) -> list[nn.Module]:
     """Linear layers from each width to the next, a ReLU after each."""
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):

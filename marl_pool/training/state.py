@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from marl_pool import stacked
 from marl_pool.atomic import new_binary_file
 
 
@@ -30,12 +31,7 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `prefixed` was given."""
-    start = f"{prefix}/"
-    return {
-        key.removeprefix(start): part
-        for key, part in tensors.items()
-        if key.startswith(start)
-    }
+    return stacked.under(prefix, tensors, separator="/")
 
 
 def moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
