@@ -154,7 +154,15 @@ def test_it_learns_to_reconstruct(policy: str) -> None:
 )
 def test_every_variant_takes_steps(options: dict[str, Any]) -> None:
     task, network = made(**options)
+    before = {name: part.clone() for name, part in network.named_parameters()}
     assert all(map(math.isfinite, learn(task, network, 3)))
+    moved = {
+        name
+        for name, part in network.named_parameters()
+        if not torch.equal(part, before[name])
+    }
+    for part in ("patches.", "encoder.layer.merge.", "decoder.unmerge.", "pixels."):
+        assert any(name.startswith(part) for name in moved), part
     network.eval()
     batch = task.batch("test", torch.arange(task.num_test))
     assert task.evaluate(network, batch, generator()).loss.isfinite()
@@ -194,6 +202,24 @@ def test_initial_weights_follow_from_the_seed() -> None:
         other = task.make_network(seed)
         pairs = zip(network.parameters(), other.parameters(), strict=True)
         assert all(torch.equal(*pair) for pair in pairs) == same
+
+
+@pytest.mark.parametrize("kind", [Reconstruction, MergedClassification])
+@pytest.mark.parametrize(
+    "options",
+    [{"policy": "random"}, {"policy": "heuristic"}, {"policy": "shared_keys"}],
+    ids=lambda options: options["policy"],
+)
+def test_methods_share_the_weights_that_they_have_in_common(
+    kind: type[MergedImages], options: dict[str, Any]
+) -> None:
+    own, other = (made(kind, **each)[1].state_dict() for each in ({}, options))
+    common = own.keys() & other.keys()
+    assert any(".policy." in name for name in own.keys() - other.keys())
+    assert len(common) >= len(other) - 1
+    assert any(own[name].dim() == 2 and own[name].std() > 0 for name in common)
+    for name in common:
+        torch.testing.assert_close(own[name], other[name], rtol=0, atol=0)
 
 
 def test_the_mean_image_is_the_baseline() -> None:

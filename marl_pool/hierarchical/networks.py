@@ -9,6 +9,7 @@ from marl_pool.hierarchical.decoder import HierarchicalDecoder
 from marl_pool.hierarchical.encoder import Chance, HierarchicalEncoder
 from marl_pool.hierarchical.images import Patches, PixelQueries
 from marl_pool.hierarchical.settings import Hierarchy
+from marl_pool.networks import seeded
 
 
 class Answer(NamedTuple):
@@ -25,15 +26,19 @@ class Answer(NamedTuple):
     norm: Tensor
 
 
-def initialize(network: nn.Module, last: nn.Linear) -> None:
+def initialize(network: nn.Module, last: nn.Linear, seed: int | None) -> None:
     """Draw Glorot's weights, with biases of zero and nothing but zeros in ``last``.
+
+    Each layer's follow from the seed and its name alone, so that variants share the
+    weights of all that they have in common.
 
     The paper says nothing of initial weights. A network that begins by answering zero
     begins with a small loss; and a loss weighs the noisy gradient of all choices.
     """
-    for part in network.modules():
+    for name, part in network.named_modules():
         if isinstance(part, nn.Linear):
-            nn.init.xavier_uniform_(part.weight)
+            with seeded(seed, name):
+                nn.init.xavier_uniform_(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
     nn.init.zeros_(last.weight)
@@ -49,20 +54,26 @@ class ImageAutoencoder(nn.Module):
         patch: side of a patch.
         bands: of the Fourier positions.
         settings: of encoder and decoder.
+        seed: of the initial weights; None draws from torch's global generator.
 
     Raises:
         InputError: sizes that do not fit.
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], patch: int, bands: int, settings: Hierarchy
+        self,
+        shape: tuple[int, int, int],
+        patch: int,
+        bands: int,
+        settings: Hierarchy,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.patches = Patches(shape, patch, bands, settings.dim)
         self.encoder = HierarchicalEncoder(settings)
         self.decoder = HierarchicalDecoder(settings)
         self.pixels = PixelQueries(shape, bands, settings.dim, settings.num_heads)
-        initialize(self, self.pixels.last)
+        initialize(self, self.pixels.last, seed)
 
     def forward(
         self, images: Tensor, schedule: Sequence[int], chance: Chance
@@ -89,6 +100,7 @@ class MergedClassifier(nn.Module):
         bands: of the Fourier positions.
         num_classes: of the images.
         settings: of the encoder.
+        seed: of the initial weights; None draws from torch's global generator.
 
     Raises:
         InputError: sizes that do not fit.
@@ -101,13 +113,14 @@ class MergedClassifier(nn.Module):
         bands: int,
         num_classes: int,
         settings: Hierarchy,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.patches = Patches(shape, patch, bands, settings.dim)
         self.encoder = HierarchicalEncoder(settings)
         self.last_norm = nn.LayerNorm(settings.dim)
         self.last = nn.Linear(settings.dim, num_classes)
-        initialize(self, self.last)
+        initialize(self, self.last, seed)
 
     def forward(
         self, images: Tensor, schedule: Sequence[int], chance: Chance

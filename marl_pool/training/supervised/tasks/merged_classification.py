@@ -21,10 +21,15 @@ class MergedClassification(MergedImages):
     name, metric = "merged_classification", "error"
     has_decoder = False
 
-    def build(self) -> MergedClassifier:
+    def make_network(self, seed: int) -> MergedClassifier:
         """Build the classifier."""
         return MergedClassifier(
-            self.shape, self.patch, self.bands, self.num_classes, self.hierarchy
+            self.shape,
+            self.patch,
+            self.bands,
+            self.num_classes,
+            self.hierarchy,
+            seed,
         )
 
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -27,7 +27,6 @@ from marl_pool.hierarchical.schedule import (
     rho_at,
 )
 from marl_pool.hierarchical.settings import Gradient, Hierarchy, LogProb
-from marl_pool.networks import seeded
 from marl_pool.training.supervised.task import (
     Batch,
     Outcome,
@@ -231,14 +230,9 @@ class MergedImages(Task):
             "labels": self._labels[split][rows],
         }
 
-    def make_network(self, seed: int) -> nn.Module:
-        """Build the network; see `initialize`."""
-        with seeded(seed, "hierarchical"):
-            return self.build()
-
     @abstractmethod
-    def build(self) -> ImageAutoencoder | MergedClassifier:
-        """Build the network of the task."""
+    def make_network(self, seed: int) -> ImageAutoencoder | MergedClassifier:
+        """Build the network; see `initialize`."""
 
     @abstractmethod
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:

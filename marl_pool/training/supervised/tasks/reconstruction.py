@@ -31,9 +31,11 @@ class Reconstruction(MergedImages):
     name, metric = "reconstruction", "mse"
     has_decoder = True
 
-    def build(self) -> ImageAutoencoder:
+    def make_network(self, seed: int) -> ImageAutoencoder:
         """Build the autoencoder."""
-        return ImageAutoencoder(self.shape, self.patch, self.bands, self.hierarchy)
+        return ImageAutoencoder(
+            self.shape, self.patch, self.bands, self.hierarchy, seed
+        )
 
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The mean squared error of each image."""
