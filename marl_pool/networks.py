@@ -41,16 +41,20 @@ def init_weights(module: nn.Module, std: float) -> None:
     """Set weight matrices, embeddings and extra tokens to N(0, std), biases to 0.
 
     Source: the AdaPool paper, C.2 (std 0.02); its published centroid and tag
-    configurations use 0.2. LayerNorms keep 1 and 0.
+    configurations use 0.2. LayerNorms keep 1 and 0. Heads and encoders that say
+    ``keeps_initial_weights`` are passed over.
     """
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=std)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)
-        for name in ("tokens", "learned_query"):
-            if isinstance(getattr(part, name, None), nn.Parameter):
-                nn.init.normal_(getattr(part, name), std=std)
+    if isinstance(module, Encoder | Pooling) and module.keeps_initial_weights:
+        return
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=std)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+    for name in ("tokens", "learned_query"):
+        if isinstance(getattr(module, name, None), nn.Parameter):
+            nn.init.normal_(getattr(module, name), std=std)
+    for part in module.children():
+        init_weights(part, std)
 
 
 TypeEmbedding = int | Literal["add"]
@@ -135,7 +139,7 @@ class SetNetwork(nn.Module):
         type_embedding: width of the learned type embedding, 0 for none; ``"add"``:
             it is added to the features in place of standing beside them.
         dropout: probability in the encoder, in [0, 1).
-        init_std: standard deviation of the initial weights.
+        init_std: standard deviation of the initial weights; see `init_weights`.
         action_dim: A, the width of the previous action, for heads that take it.
         seed: of the initial weights; None draws from torch's global generator.
 
@@ -178,8 +182,7 @@ class SetNetwork(nn.Module):
                 "action_dim": action_dim,
             }
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
-            if not self.pooling.keeps_initial_weights:
-                init_weights(self.pooling, init_std)
+            init_weights(self.pooling, init_std)
         self.dim_out = self.pooling.dim_out
 
     def forward(self, tokens: Tokens) -> Tensor:

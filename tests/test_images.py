@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import pickle
+import struct
 import tarfile
 from pathlib import Path
 
@@ -55,11 +56,41 @@ def write_mnist(folder: Path, train: int = 40, test: int = 10) -> Path:
     return folder
 
 
+def python2_pickle(content: object) -> bytes:
+    """Pickle as Python 2 and its NumPy did, written by hand: protocol 2, byte strings.
+
+    Python 3 pickles bytes and arrays in other ways, also with protocol 2.
+    """
+    return b"\x80\x02" + _python2(content) + b"."
+
+
+def _python2(content: object) -> bytes:
+    if isinstance(content, bytes):
+        if len(content) < 256:
+            return b"U" + bytes([len(content)]) + content
+        return b"T" + struct.pack("<i", len(content)) + content
+    if isinstance(content, int):
+        return b"M" + struct.pack("<H", content)
+    if isinstance(content, list):
+        return b"](" + b"".join(map(_python2, content)) + b"e"
+    if isinstance(content, dict):
+        parts = [_python2(key) + _python2(value) for key, value in content.items()]
+        return b"}(" + b"".join(parts) + b"u"
+    assert isinstance(content, np.ndarray)
+    assert content.dtype == np.uint8
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85"
+    kind = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNN"
+    kind += 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
+    shape = b"(" + b"".join(map(_python2, content.shape)) + b"t"
+    state = b"(K\x01" + shape + kind + b"\x89" + _python2(content.tobytes()) + b"t"
+    return empty + b"U\x01btR" + state + b"b"
+
+
 def write_cifar(file: Path, kind: str, contents: dict[str, object]) -> Path:
-    """An archive like the public one, as Python 2 pickled it."""
+    """An archive like the public one."""
     with tarfile.open(file, "w:gz") as archive:
         for name, content in contents.items():
-            data = content if isinstance(content, bytes) else pickle.dumps(content, 2)
+            data = content if isinstance(content, bytes) else python2_pickle(content)
             member = tarfile.TarInfo(f"{ARCHIVES[kind].folder}/{name}")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
@@ -194,7 +225,10 @@ class Evil:
 
 def test_a_cifar_archive_cannot_run_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    contents = {**cifar_contents("cifar100"), "train": {b"data": Evil()}}
+    contents = {
+        **cifar_contents("cifar100"),
+        "train": pickle.dumps({b"data": Evil()}, 2),
+    }
     file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
     with pytest.raises(InputError, match="refused: it holds"):
         read_cifar(file, "cifar100")
@@ -206,8 +240,8 @@ def test_damaged_cifar_archives_are_refused(tmp_path):
     file = tmp_path / "x.tar.gz"
     for changed, message in (
         ({"train": b"\x80\x02garbage"}, "train is damaged"),
-        ({"train": {b"data": np.zeros((3, 7))}}, "none of CIFAR's files"),
-        ({"train": {b"data": np.zeros((3, 3072)), b"fine_labels": [1]}}, "none of CIF"),
+        ({"train": {b"data": np.zeros((3, 7), np.uint8)}}, "none of CIFAR's files"),
+        ({"train": {**whole["train"], b"fine_labels": [1]}}, "none of CIFAR's files"),
         ({"train": [1, 2]}, "none of CIFAR's files"),
     ):
         write_cifar(file, "cifar100", {**whole, **changed})

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from marl_pool.encoders import encoder_names
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
 from marl_pool.networks import SetNetwork, TokenEmbedding, init_weights, seeded
@@ -407,6 +408,15 @@ class NoWidth(Encoder):
 
     def forward(self, x, padding=None):
         return x
+
+
+@pytest.mark.parametrize("std", [0.02, 0.2])
+@pytest.mark.parametrize("name", encoder_names())
+def test_no_encoder_begins_blind(name: str, std: float) -> None:
+    """Vectors differ from set to set, at the weights that training begins with."""
+    network = make("avg", encoder={"name": name}, init_std=std)
+    pooled = network(random_tokens(batch=(64,)))
+    assert pooled.std(0).mean() > 1e-3
 
 
 def test_an_encoder_without_a_width_is_refused():

@@ -17,6 +17,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, WEIGHTS
 from safetensors.torch import load_file
 
 from marl_pool.config import compose
+from marl_pool.encoders import encoder_names
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_policies, load_policy
@@ -115,6 +116,18 @@ def test_every_head_trains_and_its_policy_loads(tmp_path, pooling):
     assert rows[0]["agent/first_ratio_error"] < 1e-5
     assert rows[0]["agent/first_kl"] < 1e-6
     assert load_policy(run.policy_dir).config["pooling"]["name"] == pooling
+
+
+@pytest.mark.parametrize("encoder", encoder_names())
+def test_every_encoder_trains_and_its_policy_loads(tmp_path, encoder):
+    base = [each for each in SMALL if each != "encoder.num_layers=1"]
+    run = trained(tmp_path / "run", f"encoder={encoder}", base=base)
+    rows = run.rows()
+    assert rows[-1]["env_steps"] == 256
+    assert all(math.isfinite(value) for value in rows[-1].values())
+    # Sampler and learner agree, whatever the encoder chooses inside.
+    assert rows[0]["agent/first_ratio_error"] < 1e-5
+    assert load_policy(run.policy_dir).config["encoder"]["name"] == encoder
 
 
 def test_without_dropout_the_first_ratio_is_one_and_with_it_is_not(build):

@@ -120,7 +120,7 @@ def test_its_extras_exist():
     assert {extra for group in wanted for extra in group.split(",")} <= set(known)
 
 
-@pytest.mark.parametrize("kind", ["pooling", "perturbation", "env"])
+@pytest.mark.parametrize("kind", ["pooling", "encoder", "perturbation", "env"])
 def test_its_tables_name_all_that_is_registered(kind):
     table = README[README.index(f"| `{kind}=`") :].partition("\n\n")[0]
     named = re.findall(r"^\| `(\w+)` \|", table, re.M)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.errors import InputError, UnfitTokensError
-from marl_pool.pooling import make_pooling
+from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.hopfield import HopfieldPooling
 from marl_pool.pooling.learned_aggregation import LearnedAggregation
@@ -224,6 +224,28 @@ def test_padded_places_do_not_merge() -> None:
 # Several heads
 
 
+def test_what_is_as_much_alike_merges_in_order() -> None:
+    """Three directions at right angles: no rule could be invariant and still merge."""
+    head = make_pooling("merge", dim=3)
+    rows = torch.eye(3)[None]
+    expected = torch.tensor([[0.25, 0.25, 0.5]])
+    torch.testing.assert_close(head(rows), expected)
+    torch.testing.assert_close(head(rows.flip(1)), expected.flip(1))
+    copies = torch.cat([rows, rows], 1)  # those merge into themselves
+    torch.testing.assert_close(head(copies), head(copies[:, [3, 1, 2, 0, 4, 5]]))
+
+
+@pytest.mark.parametrize("name", pooling_names())
+def test_padding_may_stand_beside_half_precision(name: str) -> None:
+    head = make_head(name).float()
+    x, padding, types = random_set()
+    with torch.autocast("cpu", torch.bfloat16):
+        pooled = head(x.float(), padding, types)
+    assert pooled.isfinite().all()
+    exact = head(x.float(), padding, types)
+    torch.testing.assert_close(pooled.float(), exact, rtol=0.1, atol=0.1)
+
+
 def test_several_heads_side_by_side() -> None:
     parts: list[dict[str, Any]] = [
         {"name": "avg"},
@@ -276,6 +298,7 @@ def test_weights_of_several_heads_stand_below_each_other() -> None:
         ([{"name": "agv"}], "unknown pooling 'agv'"),
         ([{"name": "avg", "heads": 2}], "'heads'"),
         ([{"name": "flatten"}], "'num_tokens'"),
+        ([{"name": "attention_neuron"}], "expected heads without a memory, got 'att"),
     ],
 )
 def test_wrong_heads(heads: Any, message: str) -> None:

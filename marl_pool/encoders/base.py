@@ -16,10 +16,14 @@ class Encoder(nn.Module, ABC):
         dim: D, the width of the vectors in and out; None: that of the tokens.
         permutation_equivariant: whether another order of the vectors gives the same
             results in that order. It belongs to the instance: options may decide it.
+        keeps_initial_weights: whether a policy leaves them as the encoder drew them,
+            in place of N(0, init_std). Layers that add nothing to their input need it:
+            small weights in a row make of each vector the same.
     """
 
     dim: int | None
     permutation_equivariant: bool = True
+    keeps_initial_weights: bool = False
 
     @abstractmethod
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:

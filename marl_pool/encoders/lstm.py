@@ -30,6 +30,8 @@ class LSTMEncoder(Encoder):
         InputError: a number out of range.
     """
 
+    keeps_initial_weights = True
+
     def __init__(
         self,
         *,

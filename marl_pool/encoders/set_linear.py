@@ -20,7 +20,8 @@ class SetLinear(nn.Module):
 
     Source: Zaheer et al. (2017); SWARM (Vollgraf, 2019), equation 2, which is a *sum*
     over the others. Its experiments call their layers mean and max pooling, so all
-    three are here.
+    three are here. In its published code the mean is over all, the vector itself
+    among them: the same functions for a set of given size.
 
     Args:
         dim_in: width of the vectors.
@@ -65,6 +66,8 @@ class SetLinearEncoder(Encoder):
     Raises:
         InputError: a number out of range or an unknown pooling.
     """
+
+    keeps_initial_weights = True
 
     def __init__(
         self,

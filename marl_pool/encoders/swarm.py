@@ -126,6 +126,8 @@ class SwarmEncoder(Encoder):
         InputError: a number out of range or an unknown pooling.
     """
 
+    keeps_initial_weights = True
+
     def __init__(
         self,
         *,

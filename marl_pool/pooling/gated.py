@@ -47,6 +47,6 @@ class GatedAttention(Pooling):
         scores = self.score(gated)[..., 0]
         if padding is None:
             return scores.softmax(1)
-        lowest = torch.finfo(x.dtype).min
+        lowest = torch.finfo(scores.dtype).min
         weights = scores.masked_fill(padding, lowest).softmax(1)
         return weights.masked_fill(padding, 0.0)

@@ -17,7 +17,10 @@ class Merge(Pooling):
     Where we differ: theirs matches two halves of the sequence, which depends on the
     order, and weighs by size; here any two may merge, one pair at a time. Which two
     they are has no gradient. Cost: N - 1 rounds of O(N²) similarities. For an empty
-    set the result is zero.
+    set the result is zero. Pairs that are exactly as much alike merge in the order of
+    their places: among three or more vectors at right angles, say, the order decides,
+    and the result is invariant only where likenesses differ. Copies of a vector are no
+    such case, since they merge into themselves.
     """
 
     def __init__(self, dim: int) -> None:

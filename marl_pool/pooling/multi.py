@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from marl_pool.errors import InputError
 from marl_pool.names import build
 from marl_pool.pooling.base import Pooling
+from marl_pool.pooling.memory import MemoryPooling
 
 Part = Mapping[str, Any]
 
@@ -22,12 +23,13 @@ class Multi(Pooling):
 
     Args:
         dim: D, the width of the vectors.
-        heads: ``{"name": …, **options}`` each, of registered heads or of your own.
+        heads: ``{"name": …, **options}`` each, of registered heads or of your own; none
+            that takes the previous action, for there is nowhere to keep its memory.
         num_tokens: N, for heads that need it.
         has_self: whether the tokens include the observer's own.
 
     Raises:
-        InputError: no heads, an unknown name or a wrong option.
+        InputError: no heads, an unknown name, a wrong option, or a head with a memory.
     """
 
     def __init__(
@@ -60,6 +62,11 @@ class Multi(Pooling):
             context["num_tokens"] = num_tokens
         head = build(options.pop("name"), POOLING, "pooling", Pooling, options, context)
         assert isinstance(head, Pooling)
+        if isinstance(head, MemoryPooling):
+            raise InputError(
+                "pooling.heads: expected heads without a memory, got "
+                f"{part['name']!r}, which takes the previous action"
+            )
         return head
 
     def forward(
