@@ -9,12 +9,12 @@ share most of their examples: no spread over seeds.
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from marl_pool.errors import InputError
-from marl_pool.runs import Run
-from marl_pool.sweeps import Sweep
+from marl_pool.sweeps import Sweep, trial_name
 from marl_pool.training.supervised.results import read_study
 
 COUNTED = ("epochs", "seconds")
@@ -41,29 +41,25 @@ def table(sweep: Path, metrics: Sequence[str] | None) -> list[str]:
     Raises:
         InputError: no sweep, no finished run, or a metric that the runs don't have.
     """
-    keys = list(Sweep.open(sweep).grid)
-    found = read_study(sweep)
+    grid = Sweep.open(sweep).grid
+    trials = {
+        trial_name(dict(zip(grid, values, strict=True))): tuple(map(str, values))
+        for values in product(*grid.values())
+    }
+    found = {
+        trials[path.name]: run
+        for path, run in read_study(sweep).items()
+        if path.name in trials
+    }
     known = list(dict.fromkeys(name for run in found.values() for name in run["mean"]))
     for name in metrics or ():
         if name not in known:
             raise InputError(f"--metrics: expected of {', '.join(known)}, got {name}")
-    columns = [*keys, "parameters", "epochs", "s a fold", *(metrics or known)]
+    columns = [*grid, "parameters", "epochs", "s a fold", *(metrics or known)]
     rows = [
-        [*_values(Run.open(path).config, keys), *_numbers(run, metrics or known)]
-        for path, run in found.items()
+        [*values, *_numbers(run, metrics or known)] for values, run in found.items()
     ]
     return [_line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
-
-
-def _values(config: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    """What a run's configuration has for the swept keys."""
-    values = []
-    for key in keys:
-        value: Any = config
-        for part in key.split("."):
-            value = value[part] if isinstance(value, dict) and part in value else None
-        values.append(str(value["name"] if isinstance(value, dict) else value))
-    return values
 
 
 def _numbers(run: dict[str, Any], metrics: Sequence[str]) -> list[str]:

@@ -2,9 +2,9 @@
 
     python scripts/merging_study.py SWEEP [--out FILE.png]
 
-A row for each policy, with what else the sweep varies; mean ± standard deviation over
-seeds of every test metric. The picture is that of Figure 4, left, of the hierarchical
-transformers' paper: the error of each run, in groups.
+A row for each policy, with what else of task and fit the sweep varies; mean ± standard
+deviation over seeds of every test metric. The picture is that of Figure 4, left, of the
+hierarchical transformers' paper: the error of each run, in groups.
 """
 
 import argparse
@@ -21,19 +21,26 @@ Group = dict[str, list[float]]
 
 def grouped(trials: list[dict[str, Any]]) -> dict[str, Group]:
     """Test metrics of the seeds, by what tells trials apart beside them."""
-    tasks = [trial["task"] for trial in trials]
+    options = [_options(trial) for trial in trials]
     varied = [
         key
-        for key in tasks[0]
-        if key != "policy" and any(task[key] != tasks[0][key] for task in tasks)
+        for key in dict.fromkeys(key for each in options for key in each)
+        if key != "policy"
+        and any(each.get(key) != options[0].get(key) for each in options)
     ]
     groups: dict[str, Group] = {}
-    for trial in trials:
-        task = trial["task"]
-        label = ", ".join([task["policy"], *(f"{key}={task[key]}" for key in varied)])
+    for trial, own in zip(trials, options, strict=True):
+        label = ", ".join([own["policy"], *(f"{key}={own.get(key)}" for key in varied)])
         for name, value in trial["mean"].items():
             groups.setdefault(label, {}).setdefault(name, []).append(value)
     return groups
+
+
+def _options(trial: dict[str, Any]) -> dict[str, Any]:
+    """What a trial's numbers may depend on, but for its seed."""
+    # Runs of earlier versions have not written how they learned.
+    fit = {f"fit.{key}": value for key, value in trial.get("fit", {}).items()}
+    return {**trial["task"], **fit, "scale": trial["scale"]}
 
 
 def markdown(groups: dict[str, Group]) -> str:

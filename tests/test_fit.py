@@ -113,18 +113,28 @@ def test_back_tracking_counts_the_last_epochs_that_were_better(losses, back):
     assert must_go_back(losses) is back
 
 
-def test_going_back_restores_weights_and_lowers_the_rate():
+def moments(learner: Learner) -> list[torch.Tensor]:
+    state = learner.optimizer.state_dict()["state"]
+    return [each.clone() for entry in state.values() for each in entry.values()]
+
+
+def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
     task = Line(noisy=False)
     task.prepare(Path())
     settings = FitSettings(back_tracking=True, batch_size=8, lr=0.1)
     learner = Learner(task, settings, seed=0, number=0)
-    best = {}
+    best, known = {}, []
     for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.5, 1.7]):
         learner.learn(torch.arange(40))
         if epoch == 4:
             best = {k: v.clone() for k, v in learner.network.state_dict().items()}
+            known = moments(learner)
+        if epoch == 6:
+            assert not all(map(torch.equal, moments(learner), known))
         learner.end_epoch(loss)
     assert learner.rate == ALPHA
+    assert known
+    assert all(map(torch.equal, moments(learner), known))
     assert all(v.equal(best[k]) for k, v in learner.network.state_dict().items())
     learner.learn(torch.arange(40))
     assert learner.lr == pytest.approx(0.1 * ALPHA)
@@ -228,10 +238,54 @@ def test_gradient_clipping_limits_a_step():
     assert moved[1e-9] < 0.5 * moved[None]
 
 
-@pytest.mark.parametrize("option", ["fit.bfloat16=true", "fit.optimizer=adamw"])
-def test_options_of_the_fit_run(tmp_path, option):
-    run = fitted(tmp_path / "run", option, "fit.weight_decay=0.01")
-    assert math.isfinite(read_results(run.path)["mean"]["squared_error"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
+    task = Line(noisy=False)
+    task.prepare(Path())
+    settings = FitSettings(optimizer=optimizer, weight_decay=0.5, batch_size=40, lr=0.1)
+    learner = Learner(task, settings, seed=0, number=0)
+    before = learner.network[1].weight.item()
+    learner.learn(torch.arange(40))
+    # Adam's first step is as long as the learning rate, here up, towards 3.
+    kept = 1 - 0.1 * 0.5 if optimizer == "adamw" else 1.0
+    expected = kept * before + 0.1
+    assert learner.network[1].weight.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(mixed):
+    class Single(Line):
+        def batch(self, split, rows):
+            return {k: v.float() for k, v in super().batch(split, rows).items()}
+
+        def make_network(self, seed):
+            return super().make_network(seed).float()
+
+    task, seen = Single(noisy=False), []
+    task.prepare(Path())
+    settings = FitSettings(bfloat16=mixed, batch_size=8)
+    learner = Learner(task, settings, seed=0, number=0)
+    learner.network[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    learner.learn(torch.arange(40))
+    learner.measure("test", torch.arange(10))
+    assert set(seen) == {torch.bfloat16 if mixed else torch.float32}
+    assert learner.network[1].weight.dtype == torch.float32
+
+
+def test_what_learns_is_the_compiled_network(monkeypatch):
+    calls = []
+
+    def compiled(network):
+        return lambda x: calls.append(len(x)) or network(x)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    task = Line(noisy=False)
+    task.prepare(Path())
+    for compile_it in (False, True):
+        settings = FitSettings(compile=compile_it, batch_size=8)
+        learner = Learner(task, settings, seed=0, number=0)
+        learner.learn(torch.arange(40))
+        assert calls == ([8] * 5 if compile_it else [])
 
 
 @pytest.mark.slow
@@ -607,7 +661,7 @@ def test_a_sweep_refuses_data_that_are_not_there_once(tmp_path, capsys, monkeypa
 def test_the_table_shows_swept_keys_of_any_section(tmp_path, capsys):
     sweep = Sweep(tmp_path, {"fit.lr": [0.1, 0.2], "seed": [0]}, [], verb="fit")
     for lr in sweep.grid["fit.lr"]:
-        fitted(tmp_path / "trials" / f"fit.lr={lr}", f"fit.lr={lr}")
+        fitted(tmp_path / "trials" / f"fit.lr={lr},seed=0", f"fit.lr={lr}")
     sweep.write()
     script = runpy.run_path(str(ROOT / "scripts" / "fit_table.py"))
     capsys.readouterr()
@@ -619,8 +673,12 @@ def test_the_table_shows_swept_keys_of_any_section(tmp_path, capsys):
         ["0.1", "0", "1", "3"],
         ["0.2", "0", "1", "3"],
     ]
-    found = read_results(tmp_path / "trials" / "fit.lr=0.2")["mean"]["squared_error"]
+    found = read_results(tmp_path / "trials" / "fit.lr=0.2,seed=0")["mean"][
+        "squared_error"
+    ]
     assert cells[1][-1].startswith(f"{found:.4g} ± ")
+    fitted(tmp_path / "trials" / "a stranger", "fit.lr=0.3")
+    assert len(script["table"](tmp_path, None)) == 4
     assert script["main"]([str(tmp_path), "--metrics", "error"]) == 2
     assert "expected of squared_error, got error" in capsys.readouterr().err
 

@@ -404,16 +404,19 @@ def study() -> ModuleType:
 
 def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
     script = study()
-    for number, (policy, credit, error) in enumerate(
+    for number, (policy, credit, lr, error) in enumerate(
         [
-            ("learned", "own", 0.1),
-            ("learned", "own", 0.3),
-            ("learned", "batch", 0.4),
-            ("random", "own", 0.5),
+            ("learned", "own", 0.1, 0.1),
+            ("learned", "own", 0.1, 0.3),
+            ("learned", "batch", 0.1, 0.4),
+            ("random", "own", 0.1, 0.5),
+            ("random", "own", 0.2, 0.6),
         ]
     ):
         trial = {
             "task": {"name": "reconstruction", "policy": policy, "credit": credit},
+            "fit": {"lr": lr, "folds": 1},
+            "scale": "tiny",
             "metric": "mse",
             "mean": {"mse": error},
         }
@@ -424,10 +427,13 @@ def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
     found = read_study(tmp_path, script.TASKS)
     groups = script.grouped(list(found.values()))
     assert groups == {
-        "learned, credit=own": {"mse": [0.1, 0.3]},
-        "learned, credit=batch": {"mse": [0.4]},
-        "random, credit=own": {"mse": [0.5]},
+        "learned, credit=own, fit.lr=0.1": {"mse": [0.1, 0.3]},
+        "learned, credit=batch, fit.lr=0.1": {"mse": [0.4]},
+        "random, credit=own, fit.lr=0.1": {"mse": [0.5]},
+        "random, credit=own, fit.lr=0.2": {"mse": [0.6]},
     }
-    assert "| learned, credit=own | 0.2000 ± 0.1414 |" in script.markdown(groups)
+    assert "| learned, credit=own, fit.lr=0.1 | 0.2000 ± 0.1414 |" in script.markdown(
+        groups
+    )
     script.draw(groups, "mse", "title", tmp_path / "study.png")
     assert (tmp_path / "study.png").stat().st_size > 1000

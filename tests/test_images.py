@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import pickle
 import struct
 import tarfile
@@ -26,9 +27,9 @@ from marl_pool.datasets.images import (
     load_images,
     patches,
     resized,
-    unpatched,
 )
 from marl_pool.errors import InputError
+from marl_pool.pooling import pooling_names
 from marl_pool.tokens import Tokens
 from marl_pool.training.supervised.fit import make_task
 
@@ -320,15 +321,16 @@ def test_images_are_padded_and_averaged():
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
-def test_patches_and_back(count, side, patch, channels):
+def test_patches_are_squares_in_the_order_of_reading(count, side, patch, channels):
     extent = side * patch
     images = torch.arange(count * extent * extent * channels)
     images = images.view(count, extent, extent, channels)
     cut = patches(images, patch)
     assert cut.shape == (count, side * side, patch * patch * channels)
-    assert unpatched(cut, patch, channels).equal(images)
-    last = images[0, -patch:, :patch].flatten()
-    assert cut[0, (side - 1) * side].equal(last)
+    for place in range(side * side):
+        row, column = (patch * each for each in divmod(place, side))
+        square = images[:, row : row + patch, column : column + patch]
+        assert cut[:, place].equal(square.flatten(1))
 
 
 # The study
@@ -336,8 +338,9 @@ def test_patches_and_back(count, side, patch, channels):
 
 def task_of(tmp_path: Path, *overrides: str):
     write_mnist(tmp_path)
+    head = [] if any(o.startswith("pooling=") for o in overrides) else ["pooling=ada"]
     config = compose(
-        "fit", ["task=images", f"data_dir='{tmp_path}'", "pooling=ada", *overrides]
+        "fit", ["task=images", f"data_dir='{tmp_path}'", *head, *overrides]
     )
     task = make_task(config)
     task.prepare(tmp_path)
@@ -380,6 +383,29 @@ def test_heads_share_their_base_weights(tmp_path):
     shared = [name for name in best if not name.startswith("pooled.pooling")]
     assert len(shared) > 10
     assert all(ada[name].equal(best[name]) for name in shared)
+
+
+@pytest.mark.parametrize("pooling", pooling_names())
+def test_every_head_learns_from_images(tmp_path, pooling):
+    task = task_of(
+        tmp_path,
+        "scale=tiny",
+        f"pooling={pooling}",
+        "task.num_samples=40",
+        "task.num_test=10",
+    )
+    network = task.make_network(0)
+    batch = task.batch("train", torch.arange(4))
+    task.evaluate(network, batch, torch.Generator()).loss.backward()
+    felt = {
+        name: float(part.grad.abs().max())
+        for name, part in network.named_parameters()
+        if part.grad is not None
+    }
+    assert all(map(math.isfinite, felt.values()))
+    assert any(value > 0 for name, value in felt.items() if ".encoder." in name)
+    own = [value for name, value in felt.items() if ".pooling." in name]
+    assert not own or max(own) > 0
 
 
 @pytest.mark.parametrize("scale", ["tiny", "cpu", "paper"])

@@ -186,22 +186,6 @@ def patches(images: Tensor, patch: int) -> Tensor:
     return cut.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
-def unpatched(cut: Tensor, patch: int, channels: int) -> Tensor:
-    """Put the patches of square images together again; the inverse of `patches`.
-
-    Args:
-        cut: ``(n, N, patch * patch * channels)``, N a square.
-        patch: height and width in pixels.
-        channels: C.
-
-    Returns:
-        ``(n, H, W, C)``.
-    """
-    side = round(cut.shape[1] ** 0.5)
-    grid = cut.unflatten(2, (patch, patch, channels)).unflatten(1, (side, side))
-    return grid.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-
 def _read(dataset: Dataset, files: list[Path]) -> Images:
     if dataset in ARCHIVES:
         parts = list(read_cifar(files[0], dataset))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from marl_pool.datasets.images import Dataset, load_images, resized
+from marl_pool.datasets.images import Dataset, limited, load_images, resized
 from marl_pool.encoders.merging import MergingPolicy
 from marl_pool.errors import InputError
 from marl_pool.hierarchical.dependence import dependence, divergences
@@ -92,7 +92,9 @@ class MergedImages(Task):
         through_tokens: let the score's gradient go on into the tokens.
         token_noise: standard deviation of noise on tokens that enter a layer (3.2.1).
         token_penalty: λ of their squared norm, the mean over tokens.
-        pretrain_epochs: epochs of teacher forcing at the start (3.2.2).
+        pretrain_epochs: epochs of teacher forcing at the start (3.2.2). They go to the
+            full depth of a drawn proportion, and each layer's choices are weighed by
+            that layer's own error: neither ρ nor the credit has a part in it.
         encoder: None: the task has its own.
         pooling: None.
         dropout: in feed-forward parts.
@@ -200,23 +202,15 @@ class MergedImages(Task):
 
     def prepare(self, folder: Path) -> None:
         """Read the files."""
-        images = load_images(self.dataset, self.data_dir, self.download)
-        for key, wanted, found in (
-            ("num_samples", self.num_samples, len(images.train)),
-            ("num_test", self.wanted_test, len(images.test)),
-        ):
-            if wanted is not None and wanted > found:
-                raise InputError(
-                    f"task.{key}: expected at most the {found} of {self.dataset}, "
-                    f"got {wanted}"
-                )
+        whole = load_images(self.dataset, self.data_dir, self.download)
+        images = limited(whole, self.num_samples, self.wanted_test)
         self._images: dict[Split, Tensor] = {
-            "train": resized(images.train[: self.num_samples], self.size),
-            "test": resized(images.test[: self.wanted_test], self.size),
+            "train": resized(images.train, self.size),
+            "test": resized(images.test, self.size),
         }
         self._labels: dict[Split, Tensor] = {
-            "train": images.train_labels[: self.num_samples],
-            "test": images.test_labels[: self.wanted_test],
+            "train": images.train_labels,
+            "test": images.test_labels,
         }
         self.num_train, self.num_test = map(len, self._images.values())
         self.num_classes = images.num_classes
@@ -249,6 +243,10 @@ class MergedImages(Task):
             for level in self.trained
         ]
 
+    def draw_level(self, generator: torch.Generator) -> int:
+        """Which of the proportions a batch learns from."""
+        return int(torch.randint(len(self.trained), (1,), generator=generator))
+
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> Outcome:
@@ -257,7 +255,7 @@ class MergedImages(Task):
         chance = Chance(near(generator, images.device), network.training)
         if not network.training:
             return self._measure(network, images, batch, chance)
-        number = int(torch.randint(len(self.trained), (1,), generator=generator))
+        number = self.draw_level(generator)
         depth = draw_depth(self.depths[number], generator)
         answer = network(images, self.trained[number].schedule[:depth], chance)
         numbers = self.losses(answer.output.float(), batch)

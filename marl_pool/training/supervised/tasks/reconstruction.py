@@ -50,8 +50,9 @@ class Reconstruction(MergedImages):
             return super().evaluate(network, batch, generator)
         images = scaled(batch["images"])
         chance = Chance(near(generator, images.device), explore=True)
+        level = self.trained[self.draw_level(generator)]
         forced = teacher_forced(
-            cast(ImageAutoencoder, network), images, self.trained[-1].schedule, chance
+            cast(ImageAutoencoder, network), images, level.schedule, chance
         )
         # As in `surrogate`, a score has a gradient and no value.
         score = forced.score - forced.score.detach()
