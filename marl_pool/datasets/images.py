@@ -171,6 +171,14 @@ def resized(images: Tensor, size: int) -> Tensor:
     return squares.float().mean((2, 4)).round().to(torch.uint8)
 
 
+def check_patch(size: int, patch: int) -> None:
+    """Refuse patches that do not cover images of ``size`` pixels a side."""
+    if size % patch:
+        raise InputError(
+            f"task.patch: expected a divisor of task.size = {size}, got {patch}"
+        )
+
+
 def patches(images: Tensor, patch: int) -> Tensor:
     """Cut images into square patches, in the order of reading.
 

@@ -53,8 +53,7 @@ class SwarmTransformer(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if width % 4:
-            raise InputError(f"task.width: expected a multiple of 4, got {width}")
+        check_width(width)
         self.shape = shape
         self.places: Tensor
         self.register_buffer("places", sinusoids(shape, width), persistent=False)
@@ -143,6 +142,12 @@ class SwarmTransformer(nn.Module):
             return x[None]
         assert labels is not None
         return x + self.classes(labels)[:, None]
+
+
+def check_width(width: int) -> None:
+    """Refuse embeddings whose width `sinusoids` cannot have."""
+    if width % 4:
+        raise InputError(f"task.width: expected a multiple of 4, got {width}")
 
 
 def sinusoids(shape: tuple[int, int, int], width: int) -> Tensor:

@@ -11,7 +11,10 @@ from torch.nn.functional import cross_entropy
 from marl_pool.atomic import new_binary_file
 from marl_pool.datasets.images import Dataset, limited, load_images, resized
 from marl_pool.errors import InputError
-from marl_pool.training.supervised.swarm_transformer import SwarmTransformer
+from marl_pool.training.supervised.swarm_transformer import (
+    SwarmTransformer,
+    check_width,
+)
 from marl_pool.training.supervised.task import (
     Batch,
     Outcome,
@@ -84,8 +87,7 @@ class ImageGeneration(Task):
             raise InputError(
                 f"task.num_levels: expected 2 to {INTENSITIES}, got {num_levels}"
             )
-        if width % 4:
-            raise InputError(f"task.width: expected a multiple of 4, got {width}")
+        check_width(width)
         self.dataset, self.size, self.num_levels = dataset, size, num_levels
         self.conditional, self.width, self.units = conditional, width, units
         self.iterations, self.num_layers = iterations, num_layers

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from marl_pool.datasets.images import Dataset, limited, load_images, patches, resized
+from marl_pool.datasets.images import (
+    Dataset,
+    check_patch,
+    limited,
+    load_images,
+    patches,
+    resized,
+)
 from marl_pool.errors import InputError
 from marl_pool.networks import SetNetwork, seeded
 from marl_pool.tokens import Tokens, TokenSpec
@@ -118,10 +125,7 @@ class ImageClassification(Task):
         data_dir: str | None,
         download: bool,
     ) -> None:
-        if size % patch:
-            raise InputError(
-                f"task.patch: expected a divisor of task.size = {size}, got {patch}"
-            )
+        check_patch(size, patch)
         self.dataset, self.size, self.patch = dataset, size, patch
         self.num_samples, self.wanted_test = num_samples, num_test
         self.encoder = require_part("encoder", encoder, "images")

@@ -8,7 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from marl_pool.datasets.images import Dataset, limited, load_images, resized
+from marl_pool.datasets.images import (
+    Dataset,
+    check_patch,
+    limited,
+    load_images,
+    resized,
+)
 from marl_pool.encoders.merging import MergingPolicy
 from marl_pool.errors import InputError
 from marl_pool.hierarchical.dependence import dependence, divergences
@@ -154,10 +160,7 @@ class MergedImages(Task):
                 f"task.pretrain_epochs: expected 0 with task={self.name}, which has no "
                 f"decoder, got {pretrain_epochs}"
             )
-        if size % patch:
-            raise InputError(
-                f"task.patch: expected a divisor of task.size = {size}, got {patch}"
-            )
+        check_patch(size, patch)
         self.dataset, self.size, self.patch = dataset, size, patch
         self.num_samples, self.wanted_test = num_samples, num_test
         self.bands, self.num_layers = fourier_bands, num_layers
