@@ -370,3 +370,15 @@ def test_wrong_numbers_of_other_encoders(
 ) -> None:
     with pytest.raises(InputError, match=message):
         make_encoder(name, **{"dim": DIM, **options})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_copies_may_change_places_but_not_what_is_pooled(seed: int) -> None:
+    encoder = build("learned_merging", num_layers=3)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, 8, DIM, generator=generator).double()
+    x[:, 3], x[:, 6] = x[:, 1], x[:, 2]
+    order = torch.randperm(8, generator=generator)
+    found, other = encoder(x), encoder(x[:, order])
+    torch.testing.assert_close(other.mean(1), found.mean(1))
+    torch.testing.assert_close(other.amax(1), found.amax(1))

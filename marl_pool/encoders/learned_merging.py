@@ -24,7 +24,8 @@ class LearnedMergingEncoder(Encoder):
     probability is A.4's. Where we differ: nothing is sampled, in training neither, so
     that PPO's sampler and learner agree; the mean is added (A.4 reports that scaling
     alone fails, since one of T (T - 1) probabilities is small); the set keeps its size.
-    Exact copies of a token tie; which of them merges depends on their order.
+    Exact copies of a token tie, and their order decides which of them merges: copies
+    may change results with each other, which no head that ignores order notices.
 
     Args:
         dim: D, the width of the vectors in and out.
