@@ -1,0 +1,199 @@
+"""The verbs that make runs, and the one that goes on with them."""
+
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.arguments import RESOURCES, SWEEP_FLAGS, WORKERS
+from marl_pool.commands.shared import (
+    composed,
+    flags_as_keys,
+    open_run,
+    print_paths,
+    require_ray,
+    require_ray_for,
+    stopped,
+)
+from marl_pool.errors import InputError, StoppedError
+
+if TYPE_CHECKING:
+    from marl_pool.config.grid import Plan
+    from marl_pool.runs import Run
+    from marl_pool.sweeps import Sweep
+
+
+def train(arguments: Namespace, overrides: list[str]) -> int:
+    """Train a new run by PPO."""
+    return _new_run(arguments, overrides, RESOURCES)
+
+
+def evolve(arguments: Namespace, overrides: list[str]) -> int:
+    """Evolve a new run's policy."""
+    return _new_run(arguments, overrides, WORKERS)
+
+
+def clone(arguments: Namespace, overrides: list[str]) -> int:
+    """Clone a teacher into a new run's policy."""
+    return _new_run(arguments, overrides, {})
+
+
+def fit(arguments: Namespace, overrides: list[str]) -> int:
+    """Fit a new supervised run, or price it."""
+    if not arguments.dry_run:
+        return _new_run(arguments, overrides, {})
+    config = composed("fit", arguments, overrides)
+    if config is not None:
+        from marl_pool.training.supervised.fit import price
+
+        with tempfile.TemporaryDirectory() as folder:
+            print(price(config, Path(folder)))
+    return 0
+
+
+def _new_run(
+    arguments: Namespace, overrides: list[str], flags: Mapping[str, str]
+) -> int:
+    overrides += flags_as_keys("resources", flags, arguments)
+    verb = arguments.verb
+    config = composed(verb, arguments, overrides)
+    if config is None:
+        return 0
+    require_ray_for(verb, config)
+    from marl_pool.runs import Run, default_path
+
+    run = Run.create(arguments.run_dir or default_path(config), config, verb)
+    try:
+        return _run_training(run, config)
+    except StoppedError:
+        raise
+    except Exception:
+        run.discard_if_unused()
+        raise
+
+
+def sweep(arguments: Namespace, overrides: list[str]) -> int:
+    """Run every trial of a grid, or price them."""
+    overrides += flags_as_keys("sweep", SWEEP_FLAGS, arguments)
+    from marl_pool.config import STUDIES, check, commented, compose_only, plan_sweep
+    from marl_pool.sweeps import Sweep, default_path
+
+    verb = arguments.trained_by
+    plan = plan_sweep(overrides, arguments.config_dir, verb)
+    if arguments.cfg:
+        study = STUDIES[verb]
+        whole, chosen = compose_only(study, plan.overrides, arguments.config_dir)
+        checked = check(study, {**whole, "grid": plan.grid})
+        print(commented(study, checked, chosen, arguments.config_dir), end="")
+        return 0
+    first = plan.trials[0].config
+    label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
+    path = arguments.sweep_dir or default_path(label)
+    if Sweep.is_at(path):
+        raise InputError(
+            f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
+        )
+    new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb)
+    return _run_sweep(new, plan, arguments.dry_run)
+
+
+def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        # All trials share what one of them has made; a dry run leaves nothing.
+        data = scratch if dry_run else str((sweep.path / "data").absolute())
+        for trial in plan.trials:
+            if "data_dir" in trial.config and trial.config["data_dir"] is None:
+                trial.config["data_dir"] = data
+        return _run_trials(sweep, plan, dry_run)
+
+
+def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
+    from marl_pool.config.grid import refuse_other_runs
+
+    refuse_other_runs(sweep, plan)
+    require_ray()
+    from marl_pool.training.settings import SweepSettings
+    from marl_pool.training.sweep.run import run_sweep
+
+    settings = SweepSettings(**plan.settings)
+    try:
+        failed = run_sweep(sweep, plan.trials, settings, dry_run)
+    except KeyboardInterrupt:
+        if not sweep.is_at(sweep.path):
+            raise
+        return stopped(sweep.path)
+    if not dry_run:
+        print_paths([sweep.path, sweep.table_path(settings.format)])
+    for name, reason in failed.items():
+        print(f"marl-pool: {name} failed: {reason}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def resume(arguments: Namespace, overrides: list[str]) -> int:
+    """Go on with a run or a sweep."""
+    from marl_pool.config import assign, check
+    from marl_pool.sweeps import Sweep
+
+    if arguments.run is not None and Sweep.is_at(arguments.run):
+        return _resume_sweep(Sweep.open(arguments.run), overrides)
+    run = open_run(arguments.verb, arguments.run)
+    from marl_pool.training.verbs import WORKS
+
+    if run.verb not in WORKS:
+        raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
+    work = WORKS[run.verb]
+    _refuse_unless(work.controls, overrides)
+    try:
+        config = check(run.verb, assign(run.config, overrides))
+    except InputError as error:
+        raise InputError(f"{run.path}: {error}") from error
+    done, wanted = work.saved(run), work.total(config)
+    if done >= wanted:
+        print(f"{run.path}: {done:,} of {wanted:,} {work.unit} are done; nothing to do")
+        return 0
+    require_ray_for(run.verb, config)
+    return _run_training(run, config)
+
+
+def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
+    from marl_pool.config import parse, plan_grid
+    from marl_pool.training.verbs import WORKS
+
+    _refuse_unless((*WORKS[sweep.verb].controls, "sweep"), overrides)
+    for key in {parse(text).key_or_group for text in overrides} & set(sweep.grid):
+        raise InputError(f"{key}: it is swept; for other values start a new sweep")
+    sweep.overrides += overrides
+    plan = plan_grid(sweep.grid, sweep.overrides, sweep.config_dir, sweep.verb)
+    return _run_sweep(sweep, plan)
+
+
+def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse keys that what is resumed cannot change any more."""
+    from marl_pool.config import parse
+
+    for text in overrides:
+        key = parse(text).key_or_group
+        if key.split(".")[0] not in allowed:
+            raise InputError(
+                f"{key}: a resumed run takes only {', '.join(allowed)}; "
+                "for anything else start a new run"
+            )
+
+
+def _run_training(run: "Run", config: dict[str, Any]) -> int:
+    from marl_pool.training.verbs import WORKS
+
+    work = WORKS[run.verb]
+    try:
+        with run.lock():
+            work.load()(run, config)
+    except KeyboardInterrupt:
+        return stopped(run.path)
+    finally:
+        run.close()
+    results = [run.path / work.result] if work.result else []
+    written = (run.metrics_path, run.policy_dir, *results)
+    print_paths([run.path, *filter(Path.exists, written)])
+    return 0

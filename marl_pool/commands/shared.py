@@ -1,0 +1,114 @@
+"""What several verbs do: compose, open a run, ask for ray, say what was written."""
+
+import importlib.util
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.errors import InputError
+
+if TYPE_CHECKING:
+    from marl_pool.runs import Run
+
+EXTRAS = {
+    "ray": "rllib",
+    "tensorboardX": "rllib",
+    "cma": "evolve",
+    "matplotlib": "plots",
+    "cv2": "plots",
+    "ale_py": "atari",
+    "Box2D": "box2d",
+    "pygame": "box2d",
+    "pybullet": "bullet",
+    "mujoco": "mujoco",
+    "imageio": "mujoco",
+}
+"""Which extra installs a module that the base installation lacks."""
+
+
+def composed(
+    verb: str, arguments: Namespace, overrides: list[str]
+) -> dict[str, Any] | None:
+    """Compose and check; with ``--cfg`` print the result and return None."""
+    from marl_pool.config import STUDIES, check, commented, compose_only
+    from marl_pool.config.sections import typed
+
+    whole, chosen = compose_only(verb, overrides, arguments.config_dir)
+    if verb in STUDIES and "grid" in whole:
+        command = f"marl-pool {typed(STUDIES[verb])}"
+        raise InputError(f"grid: a grid is many runs; use `{command}`")
+    checked = check(verb, whole)
+    if not arguments.cfg:
+        return checked
+    print(commented(verb, checked, chosen, arguments.config_dir), end="")
+    return None
+
+
+def open_run(verb: str, path: str | None) -> "Run":
+    """Open a run for a verb; all but ``resume`` want one that has a policy."""
+    from marl_pool.runs import Run
+
+    if path is None:
+        raise InputError(f"{verb}: expected the folder of a run, got none")
+    run = Run.open(path)
+    if run.verb == "fit" and verb != "resume":
+        from marl_pool.training.verbs import WORKS
+
+        raise InputError(
+            f"{verb}: expected a run that has a policy, got {path}, made by fit: what "
+            f"it came to is in {WORKS[run.verb].result}"
+        )
+    return run
+
+
+def flags_as_keys(
+    section: str, flags: Mapping[str, str], arguments: Namespace
+) -> list[str]:
+    """The overrides that flags with a value are short for."""
+    given = {key: getattr(arguments, key) for key in flags}
+    return [
+        f"{section}.{key}={_quoted(value)}"
+        for key, value in given.items()
+        if value is not None
+    ]
+
+
+def _quoted(value: str) -> str:
+    """A flag's value in Hydra's syntax: a number as it is, else a quoted string."""
+    try:
+        float(value)
+    except ValueError:
+        return "'" + value.replace("'", r"\'") + "'"
+    return value
+
+
+def require_ray_for(verb: str, config: Mapping[str, Any]) -> None:
+    """Refuse a run that needs ray where there is none."""
+    if verb == "train" or config.get("resources", {}).get("num_workers"):
+        require_ray()
+
+
+def require_ray() -> None:
+    """Refuse in one line where ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(install_hint("ray", "rllib"))
+
+
+def install_hint(module: str, extra: str) -> str:
+    """Which command installs a module that is missing."""
+    return f'this needs {module}: pip install "marl-pool[{extra}]"'
+
+
+def stopped(path: Path) -> int:
+    """Say how to go on, and return the exit status of who was interrupted."""
+    go_on = f"go on with: marl-pool resume {path}"
+    print(f"marl-pool: stopped; {go_on}", file=sys.stderr)
+    return 130
+
+
+def print_paths(paths: Sequence[Path]) -> None:
+    """A line for each."""
+    for path in paths:
+        print(path)
