@@ -44,17 +44,22 @@ def init_weights(module: nn.Module, std: float) -> None:
     configurations use 0.2. LayerNorms keep 1 and 0. Heads and encoders that say
     ``keeps_initial_weights`` are passed over.
     """
-    if isinstance(module, Encoder | Pooling) and module.keeps_initial_weights:
-        return
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=std)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-    for name in ("tokens", "learned_query"):
-        if isinstance(getattr(module, name, None), nn.Parameter):
-            nn.init.normal_(getattr(module, name), std=std)
-    for part in module.children():
-        init_weights(part, std)
+    kept = {
+        part
+        for whole in module.modules()
+        if isinstance(whole, Encoder | Pooling) and whole.keeps_initial_weights
+        for part in whole.modules()
+    }
+    for part in module.modules():
+        if part in kept:
+            continue
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=std)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        for name in ("tokens", "learned_query"):
+            if isinstance(getattr(part, name, None), nn.Parameter):
+                nn.init.normal_(getattr(part, name), std=std)
 
 
 TypeEmbedding = int | Literal["add"]

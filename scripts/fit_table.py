@@ -51,6 +51,8 @@ def table(sweep: Path, metrics: Sequence[str] | None) -> list[str]:
         for path, run in read_study(sweep).items()
         if path.name in trials
     }
+    if not found:
+        raise InputError(f"{sweep}: expected finished trials of its grid, found none")
     known = list(dict.fromkeys(name for run in found.values() for name in run["mean"]))
     for name in metrics or ():
         if name not in known:

@@ -13,15 +13,16 @@ from statistics import mean, stdev
 from typing import Any
 
 from marl_pool.errors import InputError
+from marl_pool.runs import Run
 from marl_pool.training.supervised.results import read_study
 
 TASKS = ("reconstruction", "merged_classification")
 Group = dict[str, list[float]]
 
 
-def grouped(trials: list[dict[str, Any]]) -> dict[str, Group]:
-    """Test metrics of the seeds, by what tells trials apart beside them."""
-    options = [_options(trial) for trial in trials]
+def grouped(found: dict[Path, dict[str, Any]]) -> dict[str, Group]:
+    """Test metrics of the seeds, by what tells runs apart beside them."""
+    options = [_options(Run.open(path).config) for path in found]
     varied = [
         key
         for key in dict.fromkeys(key for each in options for key in each)
@@ -29,18 +30,17 @@ def grouped(trials: list[dict[str, Any]]) -> dict[str, Group]:
         and any(each.get(key) != options[0].get(key) for each in options)
     ]
     groups: dict[str, Group] = {}
-    for trial, own in zip(trials, options, strict=True):
+    for trial, own in zip(found.values(), options, strict=True):
         label = ", ".join([own["policy"], *(f"{key}={own.get(key)}" for key in varied)])
         for name, value in trial["mean"].items():
             groups.setdefault(label, {}).setdefault(name, []).append(value)
     return groups
 
 
-def _options(trial: dict[str, Any]) -> dict[str, Any]:
-    """What a trial's numbers may depend on, but for its seed."""
-    # Runs of earlier versions have not written how they learned.
-    fit = {f"fit.{key}": value for key, value in trial.get("fit", {}).items()}
-    return {**trial["task"], **fit, "scale": trial["scale"]}
+def _options(config: dict[str, Any]) -> dict[str, Any]:
+    """What a run's numbers may depend on, but for its seed."""
+    fit = {f"fit.{key}": value for key, value in config["fit"].items()}
+    return {**config["task"], **fit, "scale": config["scale"]}
 
 
 def markdown(groups: dict[str, Group]) -> str:
@@ -86,13 +86,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="picture to write")
     arguments = parser.parse_args()
     try:
-        trials = list(read_study(arguments.sweep, TASKS).values())
+        found = read_study(arguments.sweep, TASKS)
+        groups = grouped(found)
     except InputError as error:
         parser.error(str(error))
-    groups = grouped(trials)
     print(markdown(groups))
     if arguments.out is not None:
-        first = trials[0]
+        first = next(iter(found.values()))
         title = f"{first['task']['dataset']}, scale {first['scale']}"
         draw(groups, first["metric"], title, arguments.out)
 

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from marl_pool.config import compose
 from marl_pool.datasets.images import Images
 from marl_pool.errors import InputError
 from marl_pool.hierarchical.encoder import Chance
 from marl_pool.hierarchical.images import Patches, PixelQueries, fourier_positions
 from marl_pool.hierarchical.pretraining import teacher_forced
+from marl_pool.runs import Run
 from marl_pool.training.supervised.results import read_study
 from marl_pool.training.supervised.tasks import merged_images
 from marl_pool.training.supervised.tasks.merged_classification import (
@@ -413,19 +415,15 @@ def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
             ("random", "own", 0.2, 0.6),
         ]
     ):
-        trial = {
-            "task": {"name": "reconstruction", "policy": policy, "credit": credit},
-            "fit": {"lr": lr, "folds": 1},
-            "scale": "tiny",
-            "metric": "mse",
-            "mean": {"mse": error},
-        }
-        folder = tmp_path / "trials" / str(number)
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").touch()
-        (folder / "results.json").write_text(json.dumps(trial))
+        given = [f"task.policy={policy}", f"task.credit={credit}", f"fit.lr={lr}"]
+        words = ["task=reconstruction", "scale=tiny", f"seed={number}", *given]
+        run = Run.create(
+            tmp_path / "trials" / str(number), compose("fit", words), "fit"
+        )
+        trial = {"task": run.config["task"], "metric": "mse", "mean": {"mse": error}}
+        (run.path / "results.json").write_text(json.dumps(trial))
     found = read_study(tmp_path, script.TASKS)
-    groups = script.grouped(list(found.values()))
+    groups = script.grouped(found)
     assert groups == {
         "learned, credit=own, fit.lr=0.1": {"mse": [0.1, 0.3]},
         "learned, credit=batch, fit.lr=0.1": {"mse": [0.4]},

@@ -14,7 +14,7 @@ from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
 from marl_pool.networks import SetNetwork, TokenEmbedding, init_weights, seeded
 from marl_pool.policies import make_policy
-from marl_pool.pooling import pooling_names
+from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPool
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from tests.samples import NUM_TOKENS, SPEC, heads, random_tokens
@@ -410,13 +410,46 @@ class NoWidth(Encoder):
         return x
 
 
-@pytest.mark.parametrize("std", [0.02, 0.2])
-@pytest.mark.parametrize("name", encoder_names())
-def test_no_encoder_begins_blind(name: str, std: float) -> None:
-    """Vectors differ from set to set, at the weights that training begins with."""
-    network = make("avg", encoder={"name": name}, init_std=std)
+@pytest.mark.parametrize(
+    ("encoder", "pooling"),
+    [(name, "avg") for name in encoder_names()]
+    + [("transformer", name) for name in pooling_names()],
+)
+def test_no_part_begins_blind(encoder: str, pooling: str) -> None:
+    """Results differ from set to set, at the small weights that `fit` begins with."""
+    network = make(pooling, encoder={"name": encoder}, init_std=0.02)
     pooled = network(random_tokens(batch=(64,)))
     assert pooled.std(0).mean() > 1e-3
+
+
+def test_a_part_that_keeps_its_weights_keeps_them_inside_others() -> None:
+    parts = [{"name": "cnn"}, {"name": "gated"}]
+    torch.manual_seed(0)
+    head = make_pooling("multi", dim=8, heads=parts, num_tokens=6)
+    before = {name: part.clone() for name, part in head.named_parameters()}
+    init_weights(head, 0.5)
+    kept = {name for name, part in head.named_parameters() if part.equal(before[name])}
+    assert kept == {name for name in before if name.startswith("heads.0.")}
+
+
+class OwnWeights(Encoder):
+    """What a user may write."""
+
+    dim = 8
+    keeps_initial_weights = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        nn.init.eye_(self.layer.weight)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        return self.layer(x)
+
+
+def test_an_encoder_of_ones_own_may_keep_its_weights() -> None:
+    network = make("avg", encoder={"name": f"{__name__}:OwnWeights"})
+    assert network.encoder.layer.weight.equal(torch.eye(8))
 
 
 def test_an_encoder_without_a_width_is_refused():

@@ -231,8 +231,17 @@ def test_what_is_as_much_alike_merges_in_order() -> None:
     expected = torch.tensor([[0.25, 0.25, 0.5]])
     torch.testing.assert_close(head(rows), expected)
     torch.testing.assert_close(head(rows.flip(1)), expected.flip(1))
-    copies = torch.cat([rows, rows], 1)  # those merge into themselves
-    torch.testing.assert_close(head(copies), head(copies[:, [3, 1, 2, 0, 4, 5]]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_copies_that_merge_first_do_not_care_for_their_order(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(1, 7, DIM, generator=generator).double()
+    rows[:, 4], rows[:, 5] = rows[:, 1], rows[:, 1]
+    shuffled = rows[:, torch.randperm(7, generator=generator)]
+    assert not shuffled.equal(rows)
+    head = make_head("merge")
+    torch.testing.assert_close(head(shuffled), head(rows))
 
 
 @pytest.mark.parametrize("name", pooling_names())

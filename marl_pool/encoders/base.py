@@ -18,7 +18,8 @@ class Encoder(nn.Module, ABC):
             results in that order. It belongs to the instance: options may decide it.
         keeps_initial_weights: whether a policy leaves them as the encoder drew them,
             in place of N(0, init_std). Layers that add nothing to their input need it:
-            small weights in a row make of each vector the same.
+            where the standard deviation is small, 0.02 say, several in a row would
+            make of all vectors nearly the same.
     """
 
     dim: int | None

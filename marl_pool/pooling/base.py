@@ -31,7 +31,8 @@ class Pooling(nn.Module, ABC):
     Attributes:
         permutation_invariant: whether the result ignores the order of the vectors.
             It belongs to the instance: options may decide it.
-        keeps_initial_weights: whether a policy leaves them as the head drew them.
+        keeps_initial_weights: whether a policy leaves them as the head drew them, as
+            heads need whose result passes several layers; see `Encoder`.
     """
 
     permutation_invariant: bool = True

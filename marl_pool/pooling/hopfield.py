@@ -31,6 +31,8 @@ class HopfieldPooling(Pooling):
         InputError: ``num_heads`` does not divide ``dim``.
     """
 
+    keeps_initial_weights = True
+
     def __init__(
         self,
         dim: int,

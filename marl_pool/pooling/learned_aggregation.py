@@ -35,6 +35,7 @@ class LearnedAggregation(Pooling):
     """
 
     permutation_invariant = False
+    keeps_initial_weights = True
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ class LSTMPool(Pooling):
     """
 
     permutation_invariant = False
+    keeps_initial_weights = True
 
     def __init__(self, dim: int, *, hidden: PositiveInt | None = None) -> None:
         super().__init__(dim, dim_out=hidden)

@@ -19,8 +19,8 @@ class Merge(Pooling):
     they are has no gradient. Cost: N - 1 rounds of O(N²) similarities. For an empty
     set the result is zero. Pairs that are exactly as much alike merge in the order of
     their places: among three or more vectors at right angles, say, the order decides,
-    and the result is invariant only where likenesses differ. Copies of a vector are no
-    such case, since they merge into themselves.
+    and the result is invariant only where likenesses differ. Copies of a vector merge
+    into themselves and do no harm; its multiples are as much like it as copies are.
     """
 
     def __init__(self, dim: int) -> None:

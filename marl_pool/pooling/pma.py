@@ -27,6 +27,8 @@ class PMA(Pooling):
         attention_scale: divide scores by the square root of the model or head width.
     """
 
+    keeps_initial_weights = True
+
     def __init__(
         self,
         dim: int,

@@ -15,8 +15,8 @@ class PointNetwork(nn.Module):
     """Points → linear → encoder → (pooling →) linear.
 
     Without pooling the results are one for each point, with it one for each set.
-    Initial weights are those of the layers themselves, as in SWARM's published code;
-    for mixtures that has biases of zero.
+    Initial weights are those of the layers themselves, as in SWARM's published code
+    (which begins with biases of zero where it learns mixtures; ours does not).
 
     Where we differ from the SWARM paper: its first and last layers map points and
     results themselves. Here linear layers stand before and after, since encoders have

@@ -79,7 +79,6 @@ class Results:
             "task": config["task"],
             "encoder": config["encoder"],
             "pooling": config["pooling"],
-            "fit": config["fit"],
             "scale": config["scale"],
             "seed": config["seed"],
             "package_version": self.run.version,
