@@ -63,14 +63,13 @@ SWEEP = """\
 key=a,b or key=range(0,3) gives a key several values; every combination is a trial. A
 preset such as experiment=figure5 may bring a grid, whose keys can be set anew. All
 trials are checked before the first one starts. key=value and group=option are as for
-`marl-pool train`:
+`marl-pool train`, with --verb fit as for `marl-pool fit`:
 
   {groups}
 
 Each trial is an ordinary run in DIR/trials. A sweep that was stopped goes on with
 `marl-pool resume DIR`. With --address, DIR must be on a file system that all machines
-of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key. With
---verb fit each trial is a run of `marl-pool fit`, whose groups and keys are meant.
+of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key.
 
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
@@ -229,7 +228,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         InputError: an unknown verb or flag, or an argument that is neither.
     """
-    parser, verbs = _parsers(asked=arguments[0])
+    parser, verbs = _parsers(asked=arguments[0], of_fits=_are_fits(arguments))
     if not arguments[0].startswith("-") and arguments[0] not in verbs:
         raise names.unknown("command", arguments[0], verbs)
     known, rest = parser.parse_known_args(arguments)
@@ -251,7 +250,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def print_help() -> None:
     """Print what the command can do."""
-    _parsers(asked="")[0].print_help()
+    _parsers(asked="", of_fits=False)[0].print_help()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -261,7 +260,9 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
-def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
+def _parsers(
+    asked: str, of_fits: bool
+) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     parser = _Parser(
         prog="marl-pool",
         description="Train, measure and watch policies that see sets of tokens.",
@@ -274,7 +275,8 @@ def _parsers(asked: str) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     def add(verb: str, what: str, epilog: str) -> argparse.ArgumentParser:
         # Listing a verb's groups reads a folder and loads pydantic: only if asked.
         if asked == verb and "{groups}" in epilog:
-            epilog = epilog.format(groups=_groups(verb))
+            made_by = "fit" if verb == "sweep" and of_fits else verb
+            epilog = epilog.format(groups=_groups(made_by))
         return verbs.add_parser(
             verb,
             help=what,
@@ -373,6 +375,12 @@ def _groups(verb: str) -> str:
     groups = VERBS[verb].config_groups
     options = {group: "|".join(options_for(verb, group)) for group in groups}
     return "\n  ".join(f"{name}={own}" for name, own in options.items() if own)
+
+
+def _are_fits(arguments: list[str]) -> bool:
+    """Whether trials are runs of fit: help must know before flags are parsed."""
+    given = " ".join(arguments).replace("=", " ")
+    return "--verb fit" in given
 
 
 def _is_path(text: str) -> bool:

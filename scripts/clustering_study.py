@@ -128,6 +128,8 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of a sweep, or of runs")
     parser.add_argument("--out", type=Path, required=True, help="picture to write")
     arguments = parser.parse_args()
+    if not arguments.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {arguments.out.parent}")
     try:
         found = read_study(arguments.sweep, TASKS)
     except InputError as error:

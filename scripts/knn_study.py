@@ -206,6 +206,8 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of a sweep")
     parser.add_argument("--out", type=Path, help="picture to write")
     arguments = parser.parse_args()
+    if arguments.out is not None and not arguments.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {arguments.out.parent}")
     try:
         trials = list(read_study(arguments.sweep, ("knn_centroid",)).values())
         table = tabulate(trials)

@@ -72,7 +72,7 @@ def draw(groups: dict[str, Group], metric: str, title: str, out: Path) -> None:
         axes.plot(values, [place] * len(values), "o", color="#0b5fa5", alpha=0.6)
         axes.plot([mean(values)], [place], "|", color="#333333", markersize=18)
     axes.set_yticks(range(len(groups)), list(groups))
-    axes.invert_yaxis()
+    axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.set(xlabel=f"test {metric}")
     axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
@@ -85,6 +85,8 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of a sweep")
     parser.add_argument("--out", type=Path, help="picture to write")
     arguments = parser.parse_args()
+    if arguments.out is not None and not arguments.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {arguments.out.parent}")
     try:
         found = read_study(arguments.sweep, TASKS)
         groups = grouped(found)

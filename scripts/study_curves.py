@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--metric", default="return_mean")
     parser.add_argument("--out", type=Path, required=True, help="picture to write")
     arguments = parser.parse_args()
+    if not arguments.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {arguments.out.parent}")
     table = pd.DataFrame(read_table(arguments.sweep))
     for key in (arguments.facet, arguments.line, arguments.metric):
         if key not in table:

@@ -186,6 +186,13 @@ def test_names_of_outputs_and_padding_do_not_matter(seed: int, order: Any) -> No
     )
 
 
+def test_what_is_no_number_has_a_loss_that_is_none() -> None:
+    labels, padding = torch.zeros(1, 4).long(), torch.zeros(1, 4).bool()
+    log_probs = torch.full((1, 4, 3), torch.nan)
+    matched = match_clusters(log_probs, labels, padding, torch.ones(1).long())
+    assert matched.losses.isnan().all()
+
+
 def test_the_gradient_goes_through_the_match() -> None:
     logits, labels, padding = logits_of(0)
 

@@ -419,10 +419,88 @@ def test_presets_of_ones_own_are_refused_in_one_line(tmp_path, capsys, preset, m
     assert err.count("\n") == 1
 
 
+def test_sizes_of_another_task_are_refused(capsys):
+    assert main(["fit", "task=clustering", "sizes=mixture_tiny", "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "marl-pool: sizes: expected those of task=clustering, got mix"
+    )
+    assert compose("fit", ["task=mixture", "sizes=mixture_tiny"])["task"]["num_test"]
+
+
 def test_options_of_no_encoder_are_refused(capsys):
     assert main(["fit", "task=mixture", "encoder=none", "--dry-run"]) == 2
     err = capsys.readouterr().err
     assert err == "marl-pool: encoder.dim: expected no options with encoder=none\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [([], "env="), (["--verb", "fit"], "task=")]
+)
+def test_the_help_of_a_sweep_is_that_of_its_runs(capsys, words, shown):
+    with pytest.raises(SystemExit) as found:
+        main(["sweep", *words, "--help"])
+    assert found.value.code == 0
+    groups = capsys.readouterr().out.partition("as for")[2].partition("Each trial")[0]
+    other = {"env=": "task=", "task=": "env="}[shown]
+    assert f"\n  {shown}" in groups
+    assert f"\n  {other}" not in groups
+
+
+def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    more = [*FEW, "fit.epochs=100_000", "time_limit=0.2"]
+    assert main(["fit", *more, "--run-dir", path]) == 0
+    expected = f"marl-pool: time_limit is over; go on with: marl-pool resume {path}\n"
+    assert expected in capsys.readouterr().err
+    whole = str(tmp_path / "whole")
+    assert main(["fit", *FEW, "time_limit=1000", "--run-dir", whole]) == 0
+    assert "go on with" not in capsys.readouterr().err
+
+
+class NoOutcome(Line):
+    """A user's mistake."""
+
+    def evaluate(self, network, batch, generator):
+        return super().evaluate(network, batch, generator).loss
+
+
+class NoMetric(Line):
+    """Another."""
+
+    metric = "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoOutcome", "NoOutcome.evaluate to return an Outcome, got a Tensor"),
+        ("NoMetric", "measure its metric 'accuracy', got squared_error"),
+    ],
+)
+def test_what_a_task_of_ones_own_lacks_is_said_in_one_line(
+    tmp_path, capsys, name, message
+):
+    path = tmp_path / "run"
+    words = [*FEW[1:], f"task={__name__}:{name}", "--run-dir", str(path)]
+    assert main(["fit", *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["clustering_study", "knn_study", "merging_study"])
+def test_a_script_refuses_a_folder_that_is_not_there(
+    tmp_path, capsys, monkeypatch, name
+):
+    script = runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
+    out = str(tmp_path / "nowhere" / "x.png")
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path), "--out", out])
+    with pytest.raises(SystemExit) as found:
+        script["main"]()
+    assert found.value.code == 2
+    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
 
 
 def test_fit_from_the_command_line(tmp_path, capsys):
@@ -477,6 +555,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
         (["fit.back_tracking=true", "fit.decay=cosine"], "fit.decay: expected const"),
         (["fit.optimizer=sgd"], "fit.optimizer"),
         (["fit.batch_size=41"], "fit.batch_size: expected at most 40"),
+        (["fit.folds=1", "fit.validation=0.9999"], "fit.validation: expected a share"),
         (["scale=huge"], "scale"),
         (["env=cartpole"], "env: a group of train, sweep, evolve,"),
         (

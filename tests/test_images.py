@@ -254,9 +254,11 @@ def test_damaged_cifar_archives_are_refused(tmp_path):
     ):
         read_cifar(file, "cifar100")
     write_cifar(file, "cifar100", whole)
-    file.write_bytes(file.read_bytes()[:-2000])
-    with pytest.raises(InputError, match="truncated or corrupt"):
-        read_cifar(file, "cifar100")
+    for damaged in (file.read_bytes()[:-2000], b"no archive" * 100):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match="truncated or corrupt") as found:
+            read_cifar(file, "cifar100")
+        assert "\n" not in str(found.value)
     with tarfile.open(file, "w:gz") as archive:
         folder = tarfile.TarInfo("cifar-100-python/train")
         folder.type = tarfile.DIRTYPE

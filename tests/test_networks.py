@@ -403,6 +403,11 @@ def test_features_of_another_shape_are_refused() -> None:
         make()(tokens.at(0))
 
 
+def test_an_encoder_that_is_missing_is_refused() -> None:
+    with pytest.raises(InputError, match="encoder: expected one, got none"):
+        make(encoder=None)
+
+
 class NoWidth(Encoder):
     """An encoder that forgot to say how wide it is."""
 

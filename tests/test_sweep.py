@@ -557,7 +557,7 @@ def test_time_is_reckoned_from_whole_iterations_and_whole_runs():
     assert Pace(steps=64, seconds=2.0).seconds_for(65) == 4.0
     assert "about 2.0 h with 2 at a time" in duration_of([3600.0] * 4, 0, 2)
     assert "about 2.0 h with 4 at a time" in duration_of([7200.0, 60.0], 0, 4)
-    assert "3 runs that could not be measured" in duration_of([60.0], 3, 1)
+    assert "3 that could not be measured" in duration_of([60.0], 3, 1)
     assert duration_of([], 0, 1) == "nothing to do"
 
 

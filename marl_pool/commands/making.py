@@ -11,6 +11,7 @@ from marl_pool.arguments import RESOURCES, SWEEP_FLAGS, WORKERS
 from marl_pool.commands.shared import (
     composed,
     flags_as_keys,
+    go_on,
     open_run,
     print_paths,
     require_ray,
@@ -193,6 +194,8 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
         return stopped(run.path)
     finally:
         run.close()
+    if config["time_limit"] is not None and work.saved(run) < work.total(config):
+        print(f"marl-pool: time_limit is over; {go_on(run.path)}", file=sys.stderr)
     results = [run.path / work.result] if work.result else []
     written = (run.metrics_path, run.policy_dir, *results)
     print_paths([run.path, *filter(Path.exists, written)])

@@ -103,9 +103,13 @@ def install_hint(module: str, extra: str) -> str:
 
 def stopped(path: Path) -> int:
     """Say how to go on, and return the exit status of who was interrupted."""
-    go_on = f"go on with: marl-pool resume {path}"
-    print(f"marl-pool: stopped; {go_on}", file=sys.stderr)
+    print(f"marl-pool: stopped; {go_on(path)}", file=sys.stderr)
     return 130
+
+
+def go_on(path: Path) -> str:
+    """Which command goes on with what was stopped."""
+    return f"go on with: marl-pool resume {path}"
 
 
 def print_paths(paths: Sequence[Path]) -> None:

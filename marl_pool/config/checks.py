@@ -54,7 +54,7 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
     checked |= {
         name: check_change(name, given.pop(name, None)) for name in kind.changes
     }
-    choices = [*kind.config_groups, *options_of_settings(kind.settings)]
+    choices = {*kind.config_groups, *options_of_settings(kind.settings)}
     for key in given:
         if key not in choices:
             raise _unknown(key, choices)

@@ -73,11 +73,19 @@ def compose_unresolved(
     if folder:
         lines.append(f"hydra.searchpath=['file://{folder}']")
     composed, chosen = _compose(verb, lines)
-    if SIZES in VERBS[verb].presets and chosen[SIZES] is None:
+    if SIZES not in VERBS[verb].presets:
+        return composed, chosen
+    task, sizes = chosen.get("task"), chosen[SIZES]
+    if sizes is None:
         # Hydra lets no choice follow from others if it makes choices of its own.
-        option = f"{chosen.get('task')}_{chosen['scale']}"
+        option = f"{task}_{chosen['scale']}"
         if option in files_of(SIZES, folder):
             composed, chosen = _compose(verb, [*lines, f"{SIZES}={option}"])
+    elif task and sizes.rpartition("_")[0] in {*files_of("task", folder)} - {task}:
+        raise InputError(
+            f"{SIZES}: expected those of task={task}, got {sizes}; "
+            f"scale=tiny|cpu|paper chooses them"
+        )
     return composed, chosen
 
 

@@ -221,8 +221,9 @@ def _whole_grid(
         if len({json.dumps(value) for value in values}) < len(values):
             raise InputError(f"{key}: a value stands twice in the grid: {values}")
     if not whole:
+        preset = "figure4" if verb == "fit" else "figure5"
         raise InputError(
-            "sweep: expected a grid, such as seed=0,1,2 or experiment=figure5; "
+            f"sweep: expected a grid, such as seed=0,1,2 or experiment={preset}; "
             f"for a single run use `marl-pool {verb}`"
         )
     return whole

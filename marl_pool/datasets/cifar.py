@@ -79,7 +79,8 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
             train = [_read(opened, archive, name) for name in archive.train]
             test = _read(opened, archive, archive.test)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{file} is truncated or corrupt: {error}") from error
+        reason = " ".join(str(error).split())  # tarfile's may have several lines
+        raise InputError(f"{file} is truncated or corrupt: {reason}") from error
     except _DamagedError as error:
         raise InputError(f"{file}: {error}") from error
     images, labels = (np.concatenate(part) for part in zip(*train, strict=True))

@@ -44,8 +44,8 @@ def check_schedule(where: str, num_tokens: int, schedule: Sequence[int]) -> None
     for layer, count in enumerate(schedule, 1):
         if not 0 <= count <= num_tokens // 2:
             raise InputError(
-                f"{where}: expected at most {num_tokens // 2} merges in layer {layer}, "
-                f"which {num_tokens} of the tokens reach, got {count}"
+                f"{where}: expected at most {num_tokens // 2} merges of the "
+                f"{num_tokens} tokens that reach layer {layer}, got {count}"
             )
         num_tokens -= count
 

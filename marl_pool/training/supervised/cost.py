@@ -29,9 +29,9 @@ class Cost(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"about {duration(self.seconds)}: {self.folds} folds of at most "
-            f"{self.epochs} epochs of {self.examples:,} examples, "
-            f"{self.rate:,.0f} examples/s"
+            f"about {duration(self.seconds)}: {self.folds} "
+            f"fold{'s' if self.folds > 1 else ''} of at most {self.epochs} epochs of "
+            f"{self.examples:,} examples, {self.rate:,.0f} examples/s"
         )
 
 

@@ -49,6 +49,11 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
         parts = shuffled.tensor_split(settings.folds)
         validation = parts[number]
         train = torch.cat([*parts[:number], *parts[number + 1 :]])
+    if not len(train):
+        raise InputError(
+            f"fit.validation: expected a share that leaves some of the {count} "
+            f"examples to learn from, got {settings.validation}"
+        )
     if not len(validation) or len(train) < settings.batch_size:
         raise InputError(
             f"fit.batch_size: expected at most {len(train)}, the examples that a fold "

@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from marl_pool.errors import InputError
 from marl_pool.training.supervised.folds import generator_of, network_seed, number_of
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
@@ -175,7 +176,13 @@ class Learner:
         with torch.no_grad():
             for part in rows.split(self.settings.batch_size):
                 means.add(self._evaluate(split, part, generator).metrics)
-        return Measured(means.means(), means.examples, time.perf_counter() - began)
+        found = means.means()
+        if self.task.metric not in found:
+            raise InputError(
+                f"task: expected {type(self.task).__name__}.evaluate to measure its "
+                f"metric {self.task.metric!r}, got {', '.join(found) or 'nothing'}"
+            )
+        return Measured(found, means.examples, time.perf_counter() - began)
 
     def end_epoch(self, loss: float) -> None:
         """Keep the weights if they are the best so far, or go back to those.
@@ -198,7 +205,13 @@ class Learner:
     ) -> Outcome:
         batch = on(self.task.batch(split, rows), self.device)
         with self._precision():
-            return self.task.evaluate(self._compiled, batch, generator)
+            outcome = self.task.evaluate(self._compiled, batch, generator)
+        if not isinstance(outcome, Outcome):  # maybe a task of the user's own
+            raise InputError(
+                f"task: expected {type(self.task).__name__}.evaluate to return an "
+                f"Outcome, got a {type(outcome).__name__}"
+            )
+        return outcome
 
     def _precision(self) -> AbstractContextManager[object]:
         kind, enabled = self.device.type, self.settings.bfloat16

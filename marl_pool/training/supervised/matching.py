@@ -72,7 +72,8 @@ def accuracy(
 def _assign(scores: Tensor, num_clusters: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment
 
-    table = scores.double().cpu().numpy()
+    # What is no number stays one in the loss, where the run is stopped for it.
+    table = scores.double().nan_to_num().cpu().numpy()
     outputs = torch.full(scores.shape[:2], -1)
     for row, count in enumerate(num_clusters.tolist()):
         _, best = linear_sum_assignment(-table[row, :count])

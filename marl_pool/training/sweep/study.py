@@ -61,7 +61,7 @@ def duration_of(seconds: Sequence[float], unknown: int, concurrency: int) -> str
         return "no run's time could be measured" if unknown else "nothing to do"
     # Runs can't be divided: the longest is a lower bound.
     longest = max([*seconds, sum(seconds) / concurrency])
-    besides = f", and {unknown} runs that could not be measured" if unknown else ""
+    besides = f", and {unknown} that could not be measured" if unknown else ""
     return (
         f"about {hours(longest)} with {concurrency} at a time{besides} (reckoned from "
         "a short piece of each kind of run, alone on the machine)"

@@ -87,6 +87,6 @@ class Reconstruction(MergedImages):
             output = network(images, level.schedule, chance).output
             error = float((output - images).square().mean())
             tokens = f"{level.tokens} token{'s' if level.tokens > 1 else ''}"
-            rows[f"{tokens}, MSE {error:.4f}"] = output.clamp(0, 1)
+            rows[f"{tokens}, MSE of these {error:.4f}"] = output.clamp(0, 1)
         draw_reconstructions(rows, folder / "reconstructions.png")
         return [*files, folder / "reconstructions.png"]
