@@ -604,8 +604,11 @@ def test_256_tokens_over_eight_layers(proportion: float, left: int) -> None:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ([8, 5], "task.schedule: expected at most 4 merges in layer 2, .* 8 .* got 5"),
-        ([9], "expected at most 8 merges in layer 1, .* 16 .*, got 9"),
+        (
+            [8, 5],
+            "task.schedule: expected at most 4 merges of the 8 tokens that reach layer 2, got 5",
+        ),
+        ([9], "expected at most 8 merges of the 16 tokens that reach layer 1, got 9"),
         ([-1], "got -1"),
         ([], r"expected a number for each layer, got \[\]"),
     ],
