@@ -266,9 +266,9 @@ def build_part(
     Raises:
         InputError: no name is in it, an unknown name, or a wrong option.
     """
-    options = dict(part or {})
     if part is None:
         raise InputError(f"{kind}: expected one, got none")
+    options = dict(part)
     if "name" not in options:
         raise InputError(f"{kind}: expected a mapping with a name, got {dict(part)}")
     return build(options.pop("name"), registry, kind, base, options, context)

@@ -24,7 +24,6 @@ def evaluate(arguments: Namespace, overrides: list[str]) -> int:
     settings = composed("evaluate", arguments, overrides)
     if settings is None:
         return 0
-
     runs = _readable(arguments)
     if len(arguments.run) < 2:
         return _act_on_one(arguments, settings, _evaluate_run)
@@ -47,21 +46,14 @@ def diagnose(arguments: Namespace, overrides: list[str]) -> int:
     settings = composed("diagnose", arguments, overrides)
     if settings is None:
         return 0
-
-    def act(run: "Run", *given: Any) -> list[Path]:
-        from marl_pool.evaluation.diagnose import diagnose_run
-
-        settings, plugins = given
-        return diagnose_run(run, settings, plugins=plugins)
-
     runs = _readable(arguments)
     if len(arguments.run) < 2:
-        return _act_on_one(arguments, settings, act)
+        return _act_on_one(arguments, settings, _diagnose_run)
     from marl_pool.evaluation.comparable import require_comparable
     from marl_pool.evaluation.diagnose import compare
 
     require_comparable(runs)
-    documents = _documents(arguments, settings, act)
+    documents = _documents(arguments, settings, _diagnose_run)
     print_paths(compare(documents, arguments.out))
     return 0
 
@@ -71,17 +63,8 @@ def render(arguments: Namespace, overrides: list[str]) -> int:
     settings = composed("render", arguments, overrides)
     if settings is None:
         return 0
-
     if len(arguments.run) < 2:
-
-        def act(run: "Run", *given: Any) -> list[Path]:
-            from marl_pool.evaluation.video import render_run
-
-            settings, plugins = given
-            return [render_run(run, settings, plugins=plugins)]
-
-        return _act_on_one(arguments, settings, act)
-
+        return _act_on_one(arguments, settings, _render_run)
     from marl_pool.evaluation.side_by_side import SideBySide
 
     film = SideBySide(settings, arguments.out)
@@ -112,15 +95,15 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     threads = f"threads={settings['threads']}"
     how = compose("evaluate", [*others, threads], arguments.config_dir)
     runs = [open_run("report", path) for path in arguments.run or [None]]
-    from marl_pool.evaluation.report.page import new_page, report
+    from marl_pool.evaluation.report import page
     from marl_pool.evaluation.report.sources import not_evaluated
 
-    new_page(arguments.out, runs)  # before the evaluations, which may take hours
+    page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
     lacking = not_evaluated(runs)
     for run in lacking if settings["evaluate"] else []:
         print_paths(_act_on(str(run.path), None, arguments, how, _evaluate_run))
     plugins = arguments.plugin
-    print_paths([report(runs, arguments.out, settings, plugins=plugins)])
+    print_paths([page.report(runs, arguments.out, settings, plugins=plugins)])
     return 0
 
 
@@ -130,6 +113,20 @@ def _evaluate_run(
     from marl_pool.evaluation.robustness import evaluate_run
 
     return evaluate_run(run, settings, plugins=plugins)
+
+
+def _diagnose_run(
+    run: "Run", settings: dict[str, Any], plugins: list[str]
+) -> list[Path]:
+    from marl_pool.evaluation.diagnose import diagnose_run
+
+    return diagnose_run(run, settings, plugins=plugins)
+
+
+def _render_run(run: "Run", settings: dict[str, Any], plugins: list[str]) -> list[Path]:
+    from marl_pool.evaluation.video import render_run
+
+    return [render_run(run, settings, plugins=plugins)]
 
 
 def _act_on_one(arguments: Namespace, settings: dict[str, Any], act: "Act") -> int:

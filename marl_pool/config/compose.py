@@ -84,7 +84,7 @@ def compose_unresolved(
     elif task and sizes.rpartition("_")[0] in {*files_of("task", folder)} - {task}:
         raise InputError(
             f"{SIZES}: expected those of task={task}, got {sizes}; "
-            f"scale=tiny|cpu|paper chooses them"
+            "scale=tiny|cpu|paper chooses them"
         )
     return composed, chosen
 
