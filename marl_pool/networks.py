@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from marl_pool.activations import Activation, make_activation
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
@@ -80,16 +81,22 @@ class TokenEmbedding(nn.Module):
         spec: of the tokens.
         dim: D, the width to project to; None for no projection.
         type_embedding: width of the type embedding, 0 for none; ``"add"``.
+        activation: applied to what was projected, before a type is added; None for
+            none. Without a projection there is none either.
 
     Attributes:
         dim_out: width of the vectors.
 
     Raises:
-        InputError: from `forward`, features of another shape.
+        InputError: an unknown activation, or from `forward`, features of another shape.
     """
 
     def __init__(
-        self, spec: TokenSpec, dim: int | None, type_embedding: TypeEmbedding
+        self,
+        spec: TokenSpec,
+        dim: int | None,
+        type_embedding: TypeEmbedding,
+        activation: Activation | None = None,
     ) -> None:
         super().__init__()
         self.num_features = width = spec.num_features
@@ -100,6 +107,9 @@ class TokenEmbedding(nn.Module):
             width += beside
         is_wide_enough = dim is None or (self.adds and dim == width)
         self.project = None if is_wide_enough else nn.Linear(width, dim or width)
+        self.activate: nn.Module = nn.Identity()
+        if activation is not None:
+            self.activate = make_activation(activation, "input_activation")
         self.dim_out = width if dim is None else dim
         # It knows the network's dtype also where nothing is learned here.
         self.one: Tensor
@@ -118,20 +128,22 @@ class TokenEmbedding(nn.Module):
             features = features.div_(255)  # a copy already
         if self.adds:
             assert self.types is not None
-            x = features if self.project is None else self.project(features)
-            return x + self.types(tokens.types)
+            if self.project is not None:
+                features = self.activate(self.project(features))
+            return features + self.types(tokens.types)
         if self.project is None:
             if self.types is None:
                 return features
             return torch.cat([features, self.types(tokens.types)], dim=-1)
         if self.types is None:
-            return self.project(features)
+            return self.activate(self.project(features))
         # Projecting K types instead of B·N copies of them is the same sum, sooner.
         on_features, on_types = self.project.weight.split(
             [self.num_features, self.types.embedding_dim], dim=1
         )
         table = self.types.weight @ on_types.T + self.project.bias
-        return features @ on_features.T + nn.functional.embedding(tokens.types, table)
+        on_each = nn.functional.embedding(tokens.types, table)
+        return self.activate(features @ on_features.T + on_each)
 
 
 class SetNetwork(nn.Module):
@@ -143,6 +155,9 @@ class SetNetwork(nn.Module):
         pooling: ``{"name": …, **options}``.
         type_embedding: width of the learned type embedding, 0 for none; ``"add"``:
             it is added to the features in place of standing beside them.
+        input_activation: applied to the projected tokens, before the encoder; None
+            for none. The AdaPool paper's RL code has GELU there, its supervised
+            code (KNN-centroid, images) nothing.
         dropout: probability in the encoder, in [0, 1).
         init_std: standard deviation of the initial weights; see `init_weights`.
         action_dim: A, the width of the previous action, for heads that take it.
@@ -159,6 +174,7 @@ class SetNetwork(nn.Module):
         encoder: Part,
         pooling: Part,
         type_embedding: TypeEmbedding = 4,
+        input_activation: Activation | None = None,
         dropout: float = 0.0,
         init_std: float = 0.02,
         action_dim: int = 0,
@@ -177,7 +193,9 @@ class SetNetwork(nn.Module):
                 )
             init_weights(self.encoder, init_std)
         with seeded(seed, "embedding"):
-            self.embedding = TokenEmbedding(spec, self.encoder.dim, type_embedding)
+            self.embedding = TokenEmbedding(
+                spec, self.encoder.dim, type_embedding, input_activation
+            )
             init_weights(self.embedding, init_std)
         with seeded(seed, "pooling"):
             context = {

@@ -1,17 +1,12 @@
 """The pre-norm transformer encoder."""
 
-from typing import Literal
-
 from torch import Tensor, nn
 
+from marl_pool.activations import Activation, make_activation
 from marl_pool.attention import AttentionScale, MultiHeadAttention
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
-from marl_pool.names import unknown
 from marl_pool.types import PositiveInt, Probability
-
-ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
-Activation = Literal["gelu", "relu"]
 
 
 class TransformerLayer(nn.Module):
@@ -35,7 +30,7 @@ class TransformerLayer(nn.Module):
         self.feedforward_norm = nn.LayerNorm(dim)
         self.feedforward = nn.Sequential(
             nn.Linear(dim, dim_ff),
-            ACTIVATIONS[activation](),
+            make_activation(activation, "encoder.activation"),
             nn.Linear(dim_ff, dim),
             nn.Dropout(dropout),
         )
@@ -86,8 +81,6 @@ class TransformerEncoder(Encoder):
                 raise InputError(f"encoder.{name}: expected at least 1, got {size}")
         if not 0 <= dropout < 1:
             raise InputError(f"dropout: expected a number in [0, 1), got {dropout}")
-        if activation not in ACTIVATIONS:
-            raise unknown("encoder.activation", activation, ACTIVATIONS)
         self.dim = dim
         self.layers = nn.ModuleList(
             TransformerLayer(

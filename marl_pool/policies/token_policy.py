@@ -8,6 +8,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from marl_pool.activations import Activation, make_activation
 from marl_pool.errors import InputError
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
@@ -18,11 +19,14 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
-def mlp(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+def mlp(
+    dim_in: int, hidden: Sequence[int], dim_out: int, activation: Activation
+) -> nn.Sequential:
+    """Linear layers with an activation function between them."""
     layers: list[nn.Module] = []
     for width in hidden:
-        layers += [nn.Linear(dim_in, width), nn.ReLU()]
+        layers.append(nn.Linear(dim_in, width))
+        layers.append(make_activation(activation, "policy.activation"))
         dim_in = width
     return nn.Sequential(*layers, nn.Linear(dim_in, dim_out))
 
@@ -31,10 +35,11 @@ class TokenPolicy(SpecifiedPolicy):
     """A policy on a set of tokens.
 
     Source: the AdaPool paper, section 4.3 and Tables 10, 12 and 14: two heads of
-    three linear layers on one pooled vector. A continuous action is a diagonal
-    Gaussian whose log-std depends on the state and is clamped (the published code
-    meant to do so, but its slice clamps rows of the batch instead). Its unit interval
-    [-1, 1] is scaled to the bounds of the action space, where the world clips.
+    three linear layers on one pooled vector. The paper names no activation function
+    for them; its code has GELU between the layers of both heads and after the
+    projection of the tokens, as here. A continuous action is a diagonal Gaussian whose
+    log-std depends on the state and is clamped to [-1, 1], as in that code. Its unit
+    interval [-1, 1] is scaled to the bounds of the action space, where the world clips.
 
     With a pooling head that remembers (`marl_pool.pooling.memory`) the state holds the
     head's memory and the previous action: clipped to [-1, 1], or one-hot, and zeros
@@ -47,6 +52,9 @@ class TokenPolicy(SpecifiedPolicy):
         pooling: ``{"name": …, **options}``.
         type_embedding: width of the learned type embedding; 0 for none.
         head_hidden: widths of the hidden layers of both heads.
+        activation: between the layers of both heads, gelu or relu.
+        input_activation: applied to the projected tokens, before the encoder; None
+            for none.
         trunk: one network for both heads ("shared") or one for each ("separate").
         init_std: standard deviation of the initial weights.
         log_std_range: bounds of the Gaussian's log-std.
@@ -67,6 +75,8 @@ class TokenPolicy(SpecifiedPolicy):
         pooling: Part,
         type_embedding: NonNegativeInt = 4,
         head_hidden: Sequence[PositiveInt] = (32, 32),
+        activation: Activation = "gelu",
+        input_activation: Activation | None = "gelu",
         trunk: Literal["shared", "separate"] = "shared",
         init_std: PositiveFloat = 0.2,
         log_std_range: tuple[float, float] = (-1.0, 1.0),
@@ -77,6 +87,7 @@ class TokenPolicy(SpecifiedPolicy):
             "encoder": dict(encoder),
             "pooling": dict(pooling),
             "type_embedding": type_embedding,
+            "input_activation": input_activation,
             "init_std": init_std,
         }
         super().__init__(
@@ -84,6 +95,7 @@ class TokenPolicy(SpecifiedPolicy):
             action_space,
             **network,
             head_hidden=list(head_hidden),
+            activation=activation,
             trunk=trunk,
             log_std_range=list(log_std_range),
         )
@@ -99,6 +111,7 @@ class TokenPolicy(SpecifiedPolicy):
                 "policy.head_hidden: expected widths of at least 1, "
                 f"got {list(head_hidden)}"
             )
+        make_activation(activation, "policy.activation")  # also without hidden layers
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
         dim_action = self.actions.dim
@@ -113,10 +126,12 @@ class TokenPolicy(SpecifiedPolicy):
                 )
         dim = self.network.dim_out
         with seeded(seed, "action"):
-            self.action_head = mlp(dim, head_hidden, self.actions.num_logits)
+            self.action_head = mlp(
+                dim, head_hidden, self.actions.num_logits, activation
+            )
             init_weights(self.action_head, init_std)
         with seeded(seed, "value"):
-            self.value_head = mlp(dim, head_hidden, 1)
+            self.value_head = mlp(dim, head_hidden, 1, activation)
             init_weights(self.value_head, init_std)
 
     @property
