@@ -232,6 +232,51 @@ def test_without_a_type_embedding_types_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("type_embedding", [0, 4])
+@pytest.mark.parametrize(
+    ("name", "function"), [("gelu", nn.functional.gelu), ("relu", torch.relu)]
+)
+def test_the_activation_follows_the_projection(
+    name: Any, function: Any, type_embedding: int
+) -> None:
+    tokens = random_tokens()
+    with seeded(0, "embedding"):
+        plain = TokenEmbedding(SPEC, 8, type_embedding)
+    with seeded(0, "embedding"):
+        activated = TokenEmbedding(SPEC, 8, type_embedding, name)
+    torch.testing.assert_close(activated(tokens), function(plain(tokens)))
+    assert activated.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_the_activation_precedes_a_type_that_is_added() -> None:
+    tokens = random_tokens()
+    embedding = TokenEmbedding(SPEC, 8, "add", "gelu")
+    assert embedding.project is not None
+    assert embedding.types is not None
+    projected = nn.functional.gelu(embedding.project(tokens.features))
+    expected = projected + embedding.types(tokens.types)
+    torch.testing.assert_close(embedding(tokens), expected)
+
+
+@pytest.mark.parametrize(("dim", "types"), [(None, 0), (None, 4), (3, "add")])
+def test_without_a_projection_nothing_is_activated(dim: Any, types: Any) -> None:
+    tokens = random_tokens()
+    with seeded(0, "embedding"):
+        plain = TokenEmbedding(SPEC, dim, types)
+    with seeded(0, "embedding"):
+        activated = TokenEmbedding(SPEC, dim, types, "gelu")
+    assert activated.project is None
+    assert torch.equal(activated(tokens), plain(tokens))
+
+
+def test_supervised_networks_have_no_activation_there() -> None:
+    plain, given = make(), make(input_activation="gelu")
+    assert torch.equal(plain.embedding.project.weight, given.embedding.project.weight)
+    tokens = random_tokens()
+    assert torch.equal(plain(tokens), make(input_activation=None)(tokens))
+    assert not close(plain(tokens), given(tokens))
+
+
+@pytest.mark.parametrize("type_embedding", [0, 4])
 def test_bytes_are_scaled_to_the_unit_interval(type_embedding: int) -> None:
     bytes_spec = TokenSpec(5, 3, SPEC.type_names, dtype="uint8")
     network = make(spec=bytes_spec, type_embedding=type_embedding)

@@ -295,14 +295,17 @@ def test_all_parts_begin_with_the_same_standard_deviation() -> None:
             assert 3e-4 < parameter.std() < 3e-3, name
 
 
-def test_heads_are_two_hidden_layers_of_relu() -> None:
-    policy = make(BOX)
+@pytest.mark.parametrize(
+    ("options", "kind"), [({}, nn.GELU), ({"activation": "relu"}, nn.ReLU)]
+)
+def test_heads_have_two_hidden_layers(options: Any, kind: type[nn.Module]) -> None:
+    policy = make(BOX, **options)
     for head, width in ((policy.action_head, 6), (policy.value_head, 1)):
         kinds = [type(layer) for layer in head]
-        assert kinds == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
+        assert kinds == [nn.Linear, kind, nn.Linear, kind, nn.Linear]
         sizes = [layer.weight.shape for layer in head if isinstance(layer, nn.Linear)]
         assert sizes == [(32, 8), (32, 32), (width, 32)]
-    linear = mlp(5, (), 2)
+    linear = mlp(5, (), 2, "gelu")
     assert [type(layer) for layer in linear] == [nn.Linear]
 
 
@@ -360,6 +363,18 @@ def test_a_policy_without_memory_has_an_empty_state() -> None:
         ({"log_std_range": (0.0,)}, "expected two increasing numbers, got"),
         ({"log_std_range": (0.0, 1.0, 2.0)}, "expected two increasing numbers, got"),
         ({"head_hidden": (32, 0)}, r"widths of at least 1, got \[32, 0\]"),
+        (
+            {"activation": "gelo"},
+            r"policy.activation 'gelo': choose from gelu, relu. Did you mean 'gelu'\?",
+        ),
+        (
+            {"activation": "tanh", "head_hidden": ()},
+            "policy.activation 'tanh': choose from gelu, relu",
+        ),
+        (
+            {"input_activation": "tanh"},
+            "input_activation 'tanh': choose from gelu, relu",
+        ),
         ({"pooling": "meen"}, "unknown pooling 'meen'"),
         ({"encoder": "transformers"}, r"unknown encoder.*mean 'transformer'\?"),
         ({"pooling": {"name": "ada", "heads": 2}}, "option of pooling 'ada': 'heads'"),

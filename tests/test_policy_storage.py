@@ -118,6 +118,9 @@ def test_a_loaded_policy_acts_identically(
         {"head_hidden": (), "log_std_range": (-0.02, 0.01)},
         {"encoder": {**SMALL, "dim": 6, "activation": "relu"}, "init_std": 0.7},
         {"dropout": 0.3},
+        {"activation": "relu"},
+        {"input_activation": None},
+        {"activation": "relu", "head_hidden": (), "input_activation": "relu"},
     ],
 )
 def test_every_option_comes_back(options: dict[str, Any], tmp_path: Path) -> None:
@@ -286,6 +289,13 @@ def test_a_policy_of_another_class_is_refused(folder: Path) -> None:
     assert "uses the policy 'recurrent', which is not part of marl_pool" in refused(
         folder
     )
+
+
+@pytest.mark.parametrize("option", ["activation", "input_activation", "init_std"])
+def test_an_option_that_is_not_stored_is_not_guessed(option: str, folder: Path) -> None:
+    edit(folder, lambda config: config["modules"]["policy"].pop(option))
+    message = refused(folder)
+    assert f"{CONFIG}: expected the policy options {option}, got none" in message
 
 
 def test_weights_must_fit_the_configuration(folder: Path, tmp_path: Path) -> None:

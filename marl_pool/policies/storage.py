@@ -190,6 +190,13 @@ def _build(
         action_space = ActionSpec(**options.pop("action_space"))
         found = resolve(cls, POLICIES, "policy", SpecifiedPolicy)
         policy: SpecifiedPolicy = found(spec, action_space, **options)
+        # A default may have changed since: without it the network may be another one.
+        missing = policy.config.keys() - {"spec", "action_space", *options}
+        if missing:
+            raise InputError(
+                f"{CONFIG}: expected the policy options {', '.join(sorted(missing))}, "
+                "got none; another version of marl_pool wrote it"
+            )
         policy.load_state_dict(weights)
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
