@@ -6,7 +6,7 @@ training: in Tables 3 to 8 `ClsToken` is not told which vector is the target poi
 """
 
 import math
-import sys
+import runpy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ from marl_pool.networks import SetNetwork
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.training.supervised.tasks.knn_centroid import TYPES, KnnCentroid
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-from knn_study import PUBLISHED
-
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+PUBLISHED = runpy.run_path(str(SCRIPTS / "knn_study.py"))["PUBLISHED"]
 HEADS = ("max", "avg", "cls", "ada")
 TARGET, OTHER = TYPES.index("target"), TYPES.index("other")
 NUM_VECTORS, DIM = 32, 16
