@@ -517,11 +517,11 @@ def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None
         table[[0, 2], 0] = 1.0  # self and signal
         net.embedding.types.weight.copy_(table)
         nn.init.zeros_(net.embedding.project.weight)
-        net.embedding.project.weight[0, 4] = 1.0
+        net.embedding.project.weight[0, 4] = 10.0  # GELU keeps it
         net.embedding.project.weight[1:5, :4] = torch.eye(4)
         for part in (net.pooling.attention.to_query, net.pooling.attention.to_key):
             nn.init.zeros_(part.weight)
-            part.weight[0, 0] = 10.0
+            part.weight[0, 0] = 1.0
     world = make_batched_env(num_envs=9, **ENV)
     world.reset()
     tokens = world.observe()["agent"].flatten_batch()
