@@ -17,6 +17,7 @@ from marl_pool.policies import make_policy
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPool
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.training.supervised.tasks.knn_centroid import KnnCentroid
 from tests.samples import NUM_TOKENS, SPEC, heads, random_tokens
 
 ENCODER = {"name": "transformer", "num_layers": 1, "num_heads": 2}
@@ -268,12 +269,15 @@ def test_without_a_projection_nothing_is_activated(dim: Any, types: Any) -> None
     assert torch.equal(activated(tokens), plain(tokens))
 
 
-def test_supervised_networks_have_no_activation_there() -> None:
-    plain, given = make(), make(input_activation="gelu")
-    assert torch.equal(plain.embedding.project.weight, given.embedding.project.weight)
-    tokens = random_tokens()
-    assert torch.equal(plain(tokens), make(input_activation=None)(tokens))
-    assert not close(plain(tokens), given(tokens))
+def test_policies_activate_the_projection_and_supervised_networks_do_not() -> None:
+    policy = make_policy(SPEC, spaces.Discrete(3), encoder=ENCODER, seed=0)
+    assert isinstance(policy.network.embedding.activate, nn.GELU)
+    assert isinstance(make().embedding.activate, nn.Identity)
+    small = {**ENCODER, "dim": 16}
+    task = KnnCentroid(encoder=small, pooling={"name": "avg"}, dim=4)
+    regression: Any = task.make_network(seed=0)
+    assert regression.network.embedding.project is not None
+    assert isinstance(regression.network.embedding.activate, nn.Identity)
 
 
 @pytest.mark.parametrize("type_embedding", [0, 4])
