@@ -1,7 +1,7 @@
 """SetNetwork: tokens → embedding → encoder → pooling → one vector."""
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -107,15 +107,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
-        shape = tuple(tokens.features.shape)
-        if len(shape) != 3 or shape[-1] != self.num_features:
-            raise InputError(
-                f"tokens: expected features of shape (B, N, {self.num_features}), "
-                f"got {shape}"
-            )
-        features = tokens.features.to(self.one.dtype)
-        if tokens.features.dtype == torch.uint8:
-            features = features.div_(255)  # a copy already
+        features = self.read(tokens)
         if self.adds:
             assert self.types is not None
             x = features if self.project is None else self.project(features)
@@ -133,6 +125,22 @@ class TokenEmbedding(nn.Module):
         table = self.types.weight @ on_types.T + self.project.bias
         return features @ on_features.T + nn.functional.embedding(tokens.types, table)
 
+    def read(self, tokens: Tokens) -> Tensor:
+        """Return the features in the network's dtype, bytes scaled to [0, 1]."""
+        shape = tuple(tokens.features.shape)
+        if len(shape) != 3 or shape[-1] != self.num_features:
+            raise InputError(
+                f"tokens: expected features of shape (B, N, {self.num_features}), "
+                f"got {shape}"
+            )
+        features = tokens.features.to(self.one.dtype)
+        if tokens.features.dtype == torch.uint8:
+            features = features.div_(255)  # a copy already
+        return features
+
+
+MakeEmbedding = Callable[[TokenSpec, int | None, TypeEmbedding], TokenEmbedding]
+
 
 class SetNetwork(nn.Module):
     """From a set of tokens to one vector, for policies and supervised tasks.
@@ -143,7 +151,12 @@ class SetNetwork(nn.Module):
         pooling: ``{"name": …, **options}``.
         type_embedding: width of the learned type embedding, 0 for none; ``"add"``:
             it is added to the features in place of standing beside them.
+        embedding: what makes the embedding of tokens, a `TokenEmbedding` or one that
+            derives from it, out of the spec, the encoder's width and
+            ``type_embedding``.
         dropout: probability in the encoder, in [0, 1).
+        attention_dropout: probability in the attention of encoder and head, where
+            they name it; see `MultiHeadAttention`.
         init_std: standard deviation of the initial weights; see `init_weights`.
         action_dim: A, the width of the previous action, for heads that take it.
         seed: of the initial weights; None draws from torch's global generator.
@@ -159,7 +172,9 @@ class SetNetwork(nn.Module):
         encoder: Part,
         pooling: Part,
         type_embedding: TypeEmbedding = 4,
+        embedding: MakeEmbedding = TokenEmbedding,
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         init_std: float = 0.02,
         action_dim: int = 0,
         seed: int | None = None,
@@ -168,7 +183,11 @@ class SetNetwork(nn.Module):
         self.spec = spec
         with seeded(seed, "encoder"):
             self.encoder = build_part(
-                "encoder", encoder, ENCODERS, Encoder, {"dropout": dropout}
+                "encoder",
+                encoder,
+                ENCODERS,
+                Encoder,
+                {"dropout": dropout, "attention_dropout": attention_dropout},
             )
             if not hasattr(self.encoder, "dim"):
                 raise InputError(
@@ -177,7 +196,7 @@ class SetNetwork(nn.Module):
                 )
             init_weights(self.encoder, init_std)
         with seeded(seed, "embedding"):
-            self.embedding = TokenEmbedding(spec, self.encoder.dim, type_embedding)
+            self.embedding = embedding(spec, self.encoder.dim, type_embedding)
             init_weights(self.embedding, init_std)
         with seeded(seed, "pooling"):
             context = {
@@ -185,6 +204,7 @@ class SetNetwork(nn.Module):
                 "num_tokens": spec.num_tokens,
                 "has_self": spec.has_self,
                 "action_dim": action_dim,
+                "attention_dropout": attention_dropout,
             }
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
