@@ -79,16 +79,19 @@ class MultiHeadAttention(nn.Module):
             ``(B, M, D)``.
         """
         queries, keys, values = map(self._split, self._project(query, context))
+        if self.training and self.dropout:
+            mixed = self._attend(queries, keys, values, padding, self.dropout)
+            return F.dropout(
+                self.to_out(mixed.transpose(1, 2).flatten(2)), self.dropout
+            )
         # Its gradient is a difference of means: bfloat16 has too few digits for it.
         precise = queries.dtype in (torch.float32, torch.float64)
         compiling = torch.compiler.is_compiling()
-        dropout = self.dropout if self.training else 0.0
-        if self._narrow and precise and query.is_cpu and not compiling and not dropout:
+        if self._narrow and precise and query.is_cpu and not compiling:
             mixed = narrow_attention(queries, keys, values, padding, self.scale)
         else:
-            mixed = self._attend(queries, keys, values, padding, dropout)
-        out = self.to_out(mixed.transpose(1, 2).flatten(2))
-        return F.dropout(out, dropout) if dropout else out
+            mixed = self._attend(queries, keys, values, padding)
+        return self.to_out(mixed.transpose(1, 2).flatten(2))
 
     def _project(self, query: Tensor, context: Tensor) -> tuple[Tensor, ...]:
         parts = (self.to_query, self.to_key, self.to_value)
@@ -107,7 +110,7 @@ class MultiHeadAttention(nn.Module):
         keys: Tensor,
         values: Tensor,
         padding: Tensor | None,
-        dropout: float,
+        dropout: float = 0.0,
     ) -> Tensor:
         keep = None if padding is None else self._keep(padding)
         mixed = F.scaled_dot_product_attention(

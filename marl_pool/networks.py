@@ -105,6 +105,19 @@ class TokenEmbedding(nn.Module):
         self.one: Tensor
         self.register_buffer("one", torch.ones(()), persistent=False)
 
+    def read(self, tokens: Tokens) -> Tensor:
+        """Return the features in the network's dtype, bytes scaled to [0, 1]."""
+        shape = tuple(tokens.features.shape)
+        if len(shape) != 3 or shape[-1] != self.num_features:
+            raise InputError(
+                f"tokens: expected features of shape (B, N, {self.num_features}), "
+                f"got {shape}"
+            )
+        features = tokens.features.to(self.one.dtype)
+        if tokens.features.dtype == torch.uint8:
+            features = features.div_(255)  # a copy already
+        return features
+
     def forward(self, tokens: Tokens) -> Tensor:
         """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
         features = self.read(tokens)
@@ -124,19 +137,6 @@ class TokenEmbedding(nn.Module):
         )
         table = self.types.weight @ on_types.T + self.project.bias
         return features @ on_features.T + nn.functional.embedding(tokens.types, table)
-
-    def read(self, tokens: Tokens) -> Tensor:
-        """Return the features in the network's dtype, bytes scaled to [0, 1]."""
-        shape = tuple(tokens.features.shape)
-        if len(shape) != 3 or shape[-1] != self.num_features:
-            raise InputError(
-                f"tokens: expected features of shape (B, N, {self.num_features}), "
-                f"got {shape}"
-            )
-        features = tokens.features.to(self.one.dtype)
-        if tokens.features.dtype == torch.uint8:
-            features = features.div_(255)  # a copy already
-        return features
 
 
 MakeEmbedding = Callable[[TokenSpec, int | None, TypeEmbedding], TokenEmbedding]

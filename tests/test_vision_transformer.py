@@ -170,6 +170,47 @@ def test_equal_weights_give_the_published_logits(head):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("head", ["ada corner", "ada focal", "ada mean"])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.usefixtures("in_float64")
+def test_only_the_published_corner_query_is_added_to_the_result(head, residual):
+    given = tiny_network({**HEADS[head], "residual": residual})
+    got = with_published_parameters(given).eval()(patches(tiny_images(), 2))
+    expected = torch.tensor(json.loads(GOLDEN.read_text())["logits"][head])
+    is_published = got.allclose(expected, rtol=0, atol=1e-9)
+    assert is_published == (residual == (head == "ada corner"))
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_table_1_compares_place_and_residual_of_the_query_at_once():
+    """By the formula, with initial weights: the residual alone does most of it."""
+    torch.manual_seed(0)
+    dim, heads, std = 512, 8, 0.02
+    x = torch.randn(64, 64, dim)  # patches behind the encoder's final norm
+    to_query, to_key, to_value, to_out = std * torch.randn(4, dim, dim)
+
+    def split(vectors: Tensor) -> Tensor:
+        return vectors.unflatten(-1, (heads, dim // heads)).transpose(-2, -3)
+
+    def pooled(positions: list[int], residual: bool) -> Tensor:
+        query = x[:, positions].mean(1)
+        scores = split(query[:, None] @ to_query) @ split(x @ to_key).mT
+        mixed = (scores / math.sqrt(dim)).softmax(-1) @ split(x @ to_value)
+        joined = mixed.transpose(-2, -3).flatten(-2)[:, 0]
+        # Scaled as the ends of residual branches are, with six layers.
+        return joined @ to_out / math.sqrt(12) + residual * query
+
+    def apart(one: Tensor, other: Tensor) -> float:
+        return (one - other).norm(dim=-1).mean().item()
+
+    corner, everywhere = [0], list(range(64))
+    published = apart(pooled(corner, True), pooled(everywhere, False))
+    by_residual = apart(pooled(corner, True), pooled(corner, False))
+    by_place = apart(pooled(corner, False), pooled(everywhere, False))
+    assert by_place < 0.01 * by_residual
+    assert published == pytest.approx(by_residual, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("missing", "encoder"),
     [
