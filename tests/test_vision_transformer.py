@@ -33,6 +33,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.supervised.fit import fit, make_task
 from marl_pool.training.supervised.folds import generator_of
 from marl_pool.training.supervised.patch_embedding import PatchEmbedding
+from marl_pool.training.supervised.task import Split
 from marl_pool.training.supervised.tasks.images import (
     ImageClassification,
     VisionOptions,
@@ -530,10 +531,17 @@ class Recorder(nn.Module):
         return torch.zeros(len(cut), 10)
 
 
-def shown(task: ImageClassification, rows: Tensor, *, training: bool, seed: int = 0):
+def shown(
+    task: ImageClassification,
+    rows: Tensor,
+    *,
+    training: bool,
+    seed: int = 0,
+    split: Split = "train",
+) -> Tensor:
     recorder = Recorder().train(training)
     generator = torch.Generator().manual_seed(seed)
-    task.evaluate(recorder, task.batch("train", rows), generator)
+    task.evaluate(recorder, task.batch(split, rows), generator)
     assert recorder.shown is not None
     return recorder.shown
 
@@ -546,6 +554,9 @@ def test_only_a_network_that_learns_is_shown_crops_and_flips(tmp_path):
     assert not augmented.equal(plain)
     assert augmented.equal(shown(task, rows, training=True))
     assert not augmented.equal(shown(task, rows, training=True, seed=1))
+    tested = shown(task, torch.arange(3), training=False, split="test")
+    images = load_images("cifar10", tmp_path).test
+    assert tested.equal(patches(images, task.patch))
     without = cifar_task(tmp_path, "task.crop_padding=0", "task.flip_probability=0")
     assert shown(without, rows, training=True).equal(plain)
 
