@@ -176,8 +176,8 @@ class ImageClassification(Task):
         patch_norms: apply a LayerNorm before and after the projection of patches.
         classifier_norm: apply a LayerNorm to the pooled vector.
         embedding_dropout: probability that a feature of an embedded patch is dropped.
-        attention_dropout: probability that a weight or a result of attention is, in
-            encoder=transformer and pooling=ada.
+        attention_dropout: probability that a weight or a feature of the result of
+            attention is dropped, in encoder=transformer and pooling=ada.
         position_std: standard deviation of the initial embeddings of places; None: as
             ``fit.init_std`` says.
         scale_residual_init: see `VisionOptions`.
