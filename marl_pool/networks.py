@@ -151,14 +151,14 @@ class SetNetwork(nn.Module):
         pooling: ``{"name": …, **options}``.
         type_embedding: width of the learned type embedding, 0 for none; ``"add"``:
             it is added to the features in place of standing beside them.
-        embedding: what makes the embedding of tokens, a `TokenEmbedding` or one that
-            derives from it, out of the spec, the encoder's width and
-            ``type_embedding``.
         dropout: probability in the encoder, in [0, 1).
         attention_dropout: probability in the attention of encoder and head, where
             they name it; see `MultiHeadAttention`.
         init_std: standard deviation of the initial weights; see `init_weights`.
         action_dim: A, the width of the previous action, for heads that take it.
+        embedding: what makes the embedding of tokens, a `TokenEmbedding` or one that
+            derives from it, out of the spec, the encoder's width and
+            ``type_embedding``.
         seed: of the initial weights; None draws from torch's global generator.
 
     Raises:
@@ -172,11 +172,11 @@ class SetNetwork(nn.Module):
         encoder: Part,
         pooling: Part,
         type_embedding: TypeEmbedding = 4,
-        embedding: MakeEmbedding = TokenEmbedding,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         init_std: float = 0.02,
         action_dim: int = 0,
+        embedding: MakeEmbedding = TokenEmbedding,
         seed: int | None = None,
     ) -> None:
         super().__init__()
