@@ -41,6 +41,7 @@ from marl_pool.training.supervised.tasks.images import (
 )
 from tests.test_images import cifar_contents, write_cifar
 
+ARCHIVE = SOURCES["cifar10"][0].name
 GOLDEN = Path(__file__).parent / "golden" / "vision_transformer.json"
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 PUBLISHED = VisionOptions(
@@ -500,9 +501,7 @@ def test_flips_are_as_frequent_as_asked_for(probability):
 
 def cifar_task(folder: Path, *overrides: str) -> ImageClassification:
     """The tiny task on fifteen images in the form of CIFAR-10."""
-    write_cifar(
-        folder / SOURCES["cifar10"][0].name, "cifar10", cifar_contents("cifar10")
-    )
+    write_cifar(folder / ARCHIVE, "cifar10", cifar_contents("cifar10"))
     task = make_task(
         compose("fit", [*AUGMENTED, f"data_dir='{folder}'", "pooling=avg", *overrides])
     )
@@ -562,7 +561,7 @@ def test_only_a_network_that_learns_is_shown_crops_and_flips(tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
-    file = tmp_path / SOURCES["cifar10"][0].name
+    file = tmp_path / ARCHIVE
     write_cifar(file, "cifar10", cifar_contents("cifar10"))
 
     def fitted(name: str, *overrides: str, stops: bool = False):
