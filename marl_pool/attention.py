@@ -26,9 +26,12 @@ class MultiHeadAttention(nn.Module):
         num_heads: H, a divisor of ``dim``.
         scale: divide scores by √dim ("model") or √(dim / num_heads) ("head").
         bias: of the four projections.
+        dropout: probability, while training, that an attention weight is dropped, and
+            that a feature of the result is; in [0, 1).
 
     Raises:
-        InputError: ``num_heads`` does not divide ``dim``, or an unknown scale.
+        InputError: ``num_heads`` does not divide ``dim``, an unknown scale, or a
+            dropout out of range.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class MultiHeadAttention(nn.Module):
         *,
         scale: AttentionScale = "model",
         bias: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
@@ -48,7 +52,11 @@ class MultiHeadAttention(nn.Module):
             raise InputError(
                 f"attention_scale: expected 'model' or 'head', got {scale!r}"
             )
-        self.num_heads = num_heads
+        if not 0 <= dropout < 1:
+            raise InputError(
+                f"attention_dropout: expected a number in [0, 1), got {dropout}"
+            )
+        self.num_heads, self.dropout = num_heads, dropout
         self._narrow = dim // num_heads <= WIDEST
         self.scale = 1 / math.sqrt(dim if scale == "model" else dim // num_heads)
         self.to_query = nn.Linear(dim, dim, bias=bias)
@@ -71,6 +79,11 @@ class MultiHeadAttention(nn.Module):
             ``(B, M, D)``.
         """
         queries, keys, values = map(self._split, self._project(query, context))
+        if self.training and self.dropout:
+            mixed = self._attend(queries, keys, values, padding, self.dropout)
+            return F.dropout(
+                self.to_out(mixed.transpose(1, 2).flatten(2)), self.dropout
+            )
         # Its gradient is a difference of means: bfloat16 has too few digits for it.
         precise = queries.dtype in (torch.float32, torch.float64)
         compiling = torch.compiler.is_compiling()
@@ -92,11 +105,16 @@ class MultiHeadAttention(nn.Module):
         return F.linear(context, weight, bias).chunk(3, dim=-1)
 
     def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        padding: Tensor | None,
+        dropout: float = 0.0,
     ) -> Tensor:
         keep = None if padding is None else self._keep(padding)
         mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=keep, scale=self.scale
+            queries, keys, values, attn_mask=keep, dropout_p=dropout, scale=self.scale
         )
         if padding is None:
             return mixed

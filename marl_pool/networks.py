@@ -1,7 +1,7 @@
 """SetNetwork: tokens → embedding → encoder → pooling → one vector."""
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -115,8 +115,8 @@ class TokenEmbedding(nn.Module):
         self.one: Tensor
         self.register_buffer("one", torch.ones(()), persistent=False)
 
-    def forward(self, tokens: Tokens) -> Tensor:
-        """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
+    def read(self, tokens: Tokens) -> Tensor:
+        """Return the features in the network's dtype, bytes scaled to [0, 1]."""
         shape = tuple(tokens.features.shape)
         if len(shape) != 3 or shape[-1] != self.num_features:
             raise InputError(
@@ -126,6 +126,11 @@ class TokenEmbedding(nn.Module):
         features = tokens.features.to(self.one.dtype)
         if tokens.features.dtype == torch.uint8:
             features = features.div_(255)  # a copy already
+        return features
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
+        features = self.read(tokens)
         if self.adds:
             assert self.types is not None
             if self.project is not None:
@@ -146,6 +151,11 @@ class TokenEmbedding(nn.Module):
         return self.activate(features @ on_features.T + on_each)
 
 
+MakeEmbedding = Callable[
+    [TokenSpec, int | None, TypeEmbedding, Activation | None], TokenEmbedding
+]
+
+
 class SetNetwork(nn.Module):
     """From a set of tokens to one vector, for policies and supervised tasks.
 
@@ -159,8 +169,13 @@ class SetNetwork(nn.Module):
             for none. The AdaPool paper's RL code has GELU there, its supervised
             code (KNN-centroid, images) nothing.
         dropout: probability in the encoder, in [0, 1).
+        attention_dropout: probability in the attention of encoder and head, where
+            they name it; see `MultiHeadAttention`.
         init_std: standard deviation of the initial weights; see `init_weights`.
         action_dim: A, the width of the previous action, for heads that take it.
+        embedding: what makes the embedding of tokens, a `TokenEmbedding` or one that
+            derives from it, out of the spec, the encoder's width,
+            ``type_embedding`` and ``input_activation``.
         seed: of the initial weights; None draws from torch's global generator.
 
     Raises:
@@ -176,15 +191,21 @@ class SetNetwork(nn.Module):
         type_embedding: TypeEmbedding = 4,
         input_activation: Activation | None = None,
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         init_std: float = 0.02,
         action_dim: int = 0,
+        embedding: MakeEmbedding = TokenEmbedding,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
         with seeded(seed, "encoder"):
             self.encoder = build_part(
-                "encoder", encoder, ENCODERS, Encoder, {"dropout": dropout}
+                "encoder",
+                encoder,
+                ENCODERS,
+                Encoder,
+                {"dropout": dropout, "attention_dropout": attention_dropout},
             )
             if not hasattr(self.encoder, "dim"):
                 raise InputError(
@@ -193,7 +214,7 @@ class SetNetwork(nn.Module):
                 )
             init_weights(self.encoder, init_std)
         with seeded(seed, "embedding"):
-            self.embedding = TokenEmbedding(
+            self.embedding = embedding(
                 spec, self.encoder.dim, type_embedding, input_activation
             )
             init_weights(self.embedding, init_std)
@@ -203,6 +224,7 @@ class SetNetwork(nn.Module):
                 "num_tokens": spec.num_tokens,
                 "has_self": spec.has_self,
                 "action_dim": action_dim,
+                "attention_dropout": attention_dropout,
             }
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)

@@ -364,7 +364,7 @@ def test_queries_stand_where_they_are_said_to(tmp_path):
 def test_a_shuffled_image_is_classified_alike(tmp_path):
     task = task_of(tmp_path)
     network = task.make_network(0).double().eval()
-    cut = task.batch("train", torch.arange(4))["patches"]
+    cut = patches(task.batch("train", torch.arange(4))["images"], task.patch)
     places = torch.arange(64).expand(4, 64)
     padding = torch.zeros(4, 64, dtype=torch.bool)
     order = torch.randperm(64)

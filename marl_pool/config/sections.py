@@ -86,12 +86,12 @@ GROUPS = {
     "encoder": Group(
         "marl_pool.encoders:ENCODERS",
         "marl_pool.encoders.base:Encoder",
-        frozenset({"dropout"}),
+        frozenset({"dropout", "attention_dropout"}),
     ),
     "pooling": Group(
         "marl_pool.pooling:POOLING",
         "marl_pool.pooling.base:Pooling",
-        frozenset({"dim", "num_tokens", "has_self", "action_dim"}),
+        frozenset({"dim", "num_tokens", "has_self", "action_dim", "attention_dropout"}),
     ),
     "perturbation": Group(
         "marl_pool.perturbations:PERTURBATIONS",

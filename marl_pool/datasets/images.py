@@ -46,6 +46,29 @@ SOURCES: dict[str, tuple[Source, ...]] = {
 file that the user has may be another: Fashion-MNIST is met with splits of its own."""
 
 
+class Normalization(NamedTuple):
+    """Constants that normalize the channels of an image with pixels in [0, 1].
+
+    Attributes:
+        mean: to subtract, of each channel.
+        std: to divide by after that, of each channel.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+NORMALIZATION: dict[Dataset, Normalization] = {
+    "mnist": Normalization((0.1307,), (0.3081,)),
+    "fashion_mnist": Normalization((0.2860,), (0.3528,)),
+    "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": Normalization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+}
+"""Constants of each data set. Those of CIFAR are the ones of the AdaPool paper's code;
+its deviations of CIFAR-10 are smaller than the (0.247, 0.243, 0.262) also in use. Those
+of the other two are taken over all pixels of the training images, 28 a side."""
+
+
 class Images(NamedTuple):
     """A data set.
 

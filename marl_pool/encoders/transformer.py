@@ -23,10 +23,13 @@ class TransformerLayer(nn.Module):
         dropout: float,
         attention_scale: AttentionScale,
         activation: Activation,
+        attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(dim)
-        self.attention = MultiHeadAttention(dim, num_heads, scale=attention_scale)
+        self.attention = MultiHeadAttention(
+            dim, num_heads, scale=attention_scale, dropout=attention_dropout
+        )
         self.feedforward_norm = nn.LayerNorm(dim)
         self.feedforward = nn.Sequential(
             nn.Linear(dim, dim_ff),
@@ -43,11 +46,12 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerEncoder(Encoder):
-    """A stack of pre-norm layers, without a final normalisation.
+    """A stack of pre-norm layers, with or without a final LayerNorm.
 
     Source: the AdaPool paper, C.2 and Tables 9, 10, 12 and 14: biases in the
-    feed-forward parts only, dropout after them only. The published parameter counts
-    leave no room for a final LayerNorm.
+    feed-forward parts only, dropout after them only, and parameter counts that leave
+    no room for a final LayerNorm. Its image studies have both a final LayerNorm and
+    dropout in the attention.
 
     Args:
         dim: D, the width.
@@ -58,6 +62,8 @@ class TransformerEncoder(Encoder):
         attention_scale: divide scores by the square root of the model width, as the
             paper does, or of the head width.
         activation: of the feed-forward part.
+        final_norm: apply a LayerNorm after the last layer.
+        attention_dropout: see `MultiHeadAttention`.
 
     Raises:
         InputError: a number out of range, or an unknown activation or scale.
@@ -73,6 +79,8 @@ class TransformerEncoder(Encoder):
         dropout: Probability = 0.0,
         attention_scale: AttentionScale = "model",
         activation: Activation = "gelu",
+        final_norm: bool = False,
+        attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
         sizes = {"dim": dim, "num_layers": num_layers, "dim_ff": dim_ff}
@@ -84,13 +92,20 @@ class TransformerEncoder(Encoder):
         self.dim = dim
         self.layers = nn.ModuleList(
             TransformerLayer(
-                dim, num_heads, dim_ff, dropout, attention_scale, activation
+                dim,
+                num_heads,
+                dim_ff,
+                dropout,
+                attention_scale,
+                activation,
+                attention_dropout,
             )
             for _ in range(num_layers)
         )
+        self.final_norm = nn.LayerNorm(dim) if final_norm else None
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """Encode ``(B, N, D)``; see `Encoder.forward`."""
         for layer in self.layers:
             x = layer(x, padding)
-        return x
+        return x if self.final_norm is None else self.final_norm(x)

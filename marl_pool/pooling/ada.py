@@ -10,7 +10,7 @@ from marl_pool.attention import AttentionScale, MultiHeadAttention
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE
-from marl_pool.types import PositiveInt
+from marl_pool.types import PositiveInt, Probability
 
 Query = Literal["self", "mean", "learned"] | list[int]
 
@@ -38,6 +38,7 @@ class AdaPool(Pooling):
             query.
         attention_scale: divide scores by the square root of the model or head width.
         has_self: whether the tokens include the observer's own.
+        attention_dropout: see `MultiHeadAttention`; the query that is added is kept.
 
     Raises:
         InputError: "self" is asked for without such a token; an unknown query; a
@@ -53,12 +54,15 @@ class AdaPool(Pooling):
         residual: bool | None = None,
         attention_scale: AttentionScale = "model",
         has_self: bool = True,
+        attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__(dim)
         self.query = _check_query(query, has_self)
         self.residual = self.query != "learned" if residual is None else residual
         self.permutation_invariant = isinstance(self.query, str)
-        self.attention = MultiHeadAttention(dim, num_heads, scale=attention_scale)
+        self.attention = MultiHeadAttention(
+            dim, num_heads, scale=attention_scale, dropout=attention_dropout
+        )
         if self.query == "learned":
             self.learned_query = nn.Parameter(torch.randn(dim))
 
