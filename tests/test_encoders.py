@@ -10,32 +10,11 @@ from hypothesis.errors import NoSuchExample
 from torch import nn
 
 import marl_pool
-from marl_pool.encoders import ENCODERS, encoder_names, make_encoder
+from marl_pool.encoders import ENCODERS, make_encoder
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
-from tests.samples import DIM, NUM_TOKENS, random_set
+from tests.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
 
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in encoder_names()),
-    ("transformer", {"num_heads": 2, "attention_scale": "head"}),
-    ("transformer", {"num_layers": 1, "activation": "relu", "dim_ff": 5}),
-    ("set_linear", {"others": "sum", "hidden": 3}),
-    ("set_linear", {"others": "max", "num_layers": 2}),
-    ("set_transformer", {"num_inducing": 3, "num_heads": 2}),
-    ("set_transformer", {"num_layers": 1, "layer_norm": False}),
-    ("swarm", {"population": "max", "num_layers": 2, "iterations": 2}),
-    ("swarm", {"population": "causal", "units": 3}),
-    ("swarm", {"iterations": 2}),
-    ("lstm", {"sort": True, "hidden": 3}),
-    ("lstm", {"num_layers": 2}),
-    ("learned_merging", {"num_layers": 3, "proportion": 1.0, "num_heads": 2}),
-    ("learned_merging", {"attention": False, "residual": False, "policy_heads": 2}),
-]
-encoders = pytest.mark.parametrize(
-    ("name", "options"),
-    VARIANTS,
-    ids=["-".join([n, *map(str, o.values())]) for n, o in VARIANTS],
-)
 each = settings(max_examples=30)
 seeds = st.integers(0, 2**31)
 orders = st.permutations(range(NUM_TOKENS))
@@ -54,7 +33,7 @@ def build(name: str = "transformer", **options: Any) -> Any:
 
 
 def test_every_registered_encoder_is_tried_here() -> None:
-    assert {name for name, _ in VARIANTS} == set(ENCODERS)
+    assert {name for name, _ in ENCODER_VARIANTS} == set(ENCODERS)
     assert marl_pool.encoder_names() == sorted(ENCODERS)
 
 

@@ -94,6 +94,6 @@ class SetTransformerEncoder(Encoder):
             return x
         points = self.inducing.weight.chunk(len(self.layers))
         for layer, gather, own in zip(self.layers, self.gathering, points, strict=True):
-            induced = gather(own.expand(len(x), -1, -1), x, padding)
+            induced = gather(own.expand(x.shape[0], -1, -1), x, padding)
             x = layer(x, induced)
         return x

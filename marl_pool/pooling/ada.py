@@ -95,7 +95,7 @@ class AdaPool(Pooling):
 
     def _query(self, x: Tensor, padding: Tensor | None, types: Tensor | None) -> Tensor:
         if self.query == "learned":
-            return self.learned_query.expand(len(x), -1)
+            return self.learned_query.expand(x.shape[0], -1)
         if isinstance(self.query, list):
             return self._at_positions(x, padding, self.query)
         if self.query == "mean":
