@@ -238,14 +238,17 @@ def test_dropout_keeps_the_mean() -> None:
 # Other encoders
 
 
+def without(each: torch.Tensor, i: int) -> torch.Tensor:
+    return torch.cat([each[:, :i], each[:, i + 1 :]], 1)
+
+
 def by_hand(pool: Any) -> Any:
-    """Equation 2 of SWARM, vector by vector, with another pooling of the others."""
+    """Equation 2 of SWARM, vector by vector; ``pool(W x, i)`` for the vector i."""
 
     def encode(layer: Any, x: torch.Tensor) -> torch.Tensor:
         rows = []
         for i in range(x.shape[1]):
-            others = torch.cat([x[:, :i], x[:, i + 1 :]], 1)
-            rows.append(layer.on_own(x[:, i]) + layer.on_others(pool(others)))
+            rows.append(layer.on_own(x[:, i]) + pool(layer.on_others(x), i))
         return torch.stack(rows, 1)
 
     return encode
@@ -254,9 +257,10 @@ def by_hand(pool: Any) -> Any:
 @pytest.mark.parametrize(
     ("others", "pool"),
     [
-        ("sum", lambda others: others.sum(1)),
-        ("mean", lambda others: others.mean(1)),
-        ("max", lambda others: others.amax(1)),
+        ("sum", lambda each, i: without(each, i).sum(1)),
+        ("mean", lambda each, i: without(each, i).mean(1)),
+        # As published: the own one is among them.
+        ("max", lambda each, i: torch.stack(each.unbind(1)).max(0).values),
     ],
 )
 def test_a_set_linear_layer_by_hand(others: str, pool: Any) -> None:
@@ -267,11 +271,18 @@ def test_a_set_linear_layer_by_hand(others: str, pool: Any) -> None:
     torch.testing.assert_close(encoder(x), by_hand(pool)(layer, x))
 
 
-@pytest.mark.parametrize("others", ["sum", "mean", "max"])
+@pytest.mark.parametrize("others", ["sum", "mean"])
 def test_who_is_alone_hears_nothing(others: str) -> None:
     encoder = build("set_linear", num_layers=1, others=others)
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), encoder.layers[0].on_own(x))
+
+
+def test_the_maximum_of_one_vector_is_its_own() -> None:
+    encoder = build("set_linear", num_layers=1, others="max")
+    (layer,) = encoder.layers
+    x = random_set()[0][:, :1]
+    torch.testing.assert_close(encoder(x), layer.on_own(x) + layer.on_others(x))
 
 
 def test_a_swarm_of_torchs_cells() -> None:
