@@ -1,5 +1,7 @@
 """Encoders: equivariant, blind to padding, and as large as the paper says."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
 from tests.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
 
+GOLDEN = Path(__file__).parent / "golden"
 each = settings(max_examples=30)
 seeds = st.integers(0, 2**31)
 orders = st.permutations(range(NUM_TOKENS))
@@ -331,6 +334,46 @@ def test_inducing_points_of_one_block_by_hand() -> None:
     torch.testing.assert_close(encoder(x, padding), encoder.layers[0](x, summary))
 
 
+def test_the_set_transformer_with_published_weights_is_the_published_one() -> None:
+    golden = json.loads((GOLDEN / "isab.json").read_text())
+    encoder = make_encoder(
+        "set_transformer",
+        dim=4,
+        num_layers=2,
+        num_heads=2,
+        num_inducing=2,
+        attention_scale="head",
+        feedforward_layers=4,
+        bias=True,
+    ).double()
+    weights = {name: torch.tensor(each) for name, each in golden["weights"].items()}
+    encoder.load_state_dict(weights)
+    x, padding = torch.tensor(golden["x"]).double(), torch.tensor(golden["padding"])
+    there = [row for rows in golden["result"] for row in rows if row is not None]
+    torch.testing.assert_close(
+        encoder(x, padding)[~padding],
+        torch.tensor(there, dtype=torch.float64),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+def test_swarms_set_transformer_begins_as_published() -> None:
+    encoder: Any = make_encoder(
+        "set_transformer", dim=64, num_inducing=50, bias=True, initial="swarm"
+    )
+    assert encoder.keeps_initial_weights
+    (block, *_) = encoder.layers
+    assert block.attention.to_key.weight.std().item() == pytest.approx(1 / 8, rel=0.1)
+    assert block.feedforward[0].weight.std().item() == pytest.approx(
+        (2 / 64) ** 0.5, rel=0.1
+    )
+    assert encoder.inducing.weight.std().item() == pytest.approx(1, rel=0.1)
+    for name, parameter in encoder.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any()
+
+
 def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second() -> None:
     encoder = build("lstm", sort=True)
     plain = build("lstm")
@@ -353,6 +396,7 @@ def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second() -> None:
         ("lstm", {"num_layers": 0}, "encoder.num_layers: expected at least 1"),
         ("set_transformer", {"num_inducing": -1}, "num_inducing: expected at least 0"),
         ("set_transformer", {"num_heads": 3}, "a divisor of dim = 8, got 3"),
+        ("set_transformer", {"initial": "swrm"}, "'swrm': choose.*mean 'swarm'"),
     ],
 )
 def test_wrong_numbers_of_other_encoders(
