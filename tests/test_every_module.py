@@ -145,12 +145,11 @@ def test_vmap_is_a_loop(
 
 
 @modules
-@paddings
 def test_vmap_over_parameters_is_a_loop(
-    kind: str, name: str, options: dict[str, Any], padded: bool
+    kind: str, name: str, options: dict[str, Any]
 ) -> None:
     module = make_module(kind, name, options)
-    given = inputs(padded)
+    given = inputs(True)
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64)
     own = {key: part.detach() for key, part in module.named_parameters()}
 
@@ -232,18 +231,15 @@ def test_everything_follows_the_default_dtype(
 
 
 @modules
-@paddings
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
 )
 def test_a_trace_takes_another_batch_size(
-    kind: str, name: str, options: dict[str, Any], padded: bool
+    kind: str, name: str, options: dict[str, Any]
 ) -> None:
     module = make_module(kind, name, options)
-    x, padding, types = inputs(padded)
-    given = (
-        (x, padding, types) if padded else (x, torch.zeros_like(x[..., 0]) > 0, types)
-    )
+    x, padding, types = inputs(True)
+    given = (x, padding, types)
     traced = torch.jit.trace(module, tuple(part[:2] for part in given))
     torch.testing.assert_close(traced(*given), module(*given))
 
