@@ -1,7 +1,8 @@
 """Multi-head attention with padding, shared by the encoders and the pooling heads."""
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from marl_pool.errors import InputError
 from marl_pool.narrow_attention import WIDEST, narrow_attention
+from marl_pool.plain_attention import plain_attention, plain_gradients
+from marl_pool.transforms import is_transformed
 
 AttentionScale = Literal["model", "head"]
 """Divide scores by √dim, as the AdaPool paper does, or by √(dim / heads)."""
@@ -80,17 +83,22 @@ class MultiHeadAttention(nn.Module):
         """
         queries, keys, values = map(self._split, self._project(query, context))
         if self.training and self.dropout:
-            mixed = self._attend(queries, keys, values, padding, self.dropout)
+            mixed = _scaled_dot_product(
+                queries, keys, values, padding, self.scale, self.dropout
+            )
             return F.dropout(
                 self.to_out(mixed.transpose(1, 2).flatten(2)), self.dropout
             )
         # Its gradient is a difference of means: bfloat16 has too few digits for it.
         precise = queries.dtype in (torch.float32, torch.float64)
-        compiling = torch.compiler.is_compiling()
-        if self._narrow and precise and query.is_cpu and not compiling:
-            mixed = narrow_attention(queries, keys, values, padding, self.scale)
-        else:
-            mixed = self._attend(queries, keys, values, padding)
+        attend = fused_attention
+        if torch.compiler.is_compiling():
+            attend = _scaled_dot_product  # the compiler knows it best
+        elif is_transformed():
+            attend = plain_attention
+        elif self._narrow and precise and query.is_cpu:
+            attend = narrow_attention
+        mixed = attend(queries, keys, values, padding, self.scale)
         return self.to_out(mixed.transpose(1, 2).flatten(2))
 
     def _project(self, query: Tensor, context: Tensor) -> tuple[Tensor, ...]:
@@ -103,23 +111,6 @@ class MultiHeadAttention(nn.Module):
         if self.to_query.bias is not None:
             bias = torch.cat([part.bias for part in parts])
         return F.linear(context, weight, bias).chunk(3, dim=-1)
-
-    def _attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        padding: Tensor | None,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        keep = None if padding is None else self._keep(padding)
-        mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=keep, dropout_p=dropout, scale=self.scale
-        )
-        if padding is None:
-            return mixed
-        # A row without any key is undefined in softmax; we define it as zero.
-        return mixed.masked_fill(padding.all(-1)[:, None, None, None], 0.0)
 
     def logits(
         self, query: Tensor, context: Tensor, padding: Tensor | None = None
@@ -148,9 +139,91 @@ class MultiHeadAttention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
+
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, scale: float
+) -> Tensor:
+    """Return ``softmax(scale · q kᵀ) v`` by torch's fused kernels.
+
+    Those have no second derivative of their own: a gradient of the gradient is that of
+    `plain_attention`, which explains the arguments.
+    """
+    tensors = (query, key, value)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        result: Tensor = _FusedAttention.apply(*tensors, padding, scale)
+        return result
+    return _scaled_dot_product(*tensors, padding, scale)
+
+
+class _FusedAttention(torch.autograd.Function):
     @staticmethod
-    def _keep(padding: Tensor) -> Tensor:
-        # torch's attention wants True = attend: turned round here and nowhere else.
-        # Rows without a key keep them all, so that no NaN enters the gradient.
-        keep = ~padding | padding.all(-1, keepdim=True)
-        return keep[:, None, None, :]
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        inputs = (query, key, value)
+        ctx.save_for_backward(*inputs, padding)
+        ctx.scale = scale
+        ctx.inner = _with_graph(inputs, ctx.needs_input_grad, padding, scale)
+        return ctx.inner[1].detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, padding = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            exact = plain_gradients(inputs, padding, ctx.scale, gradient)
+            return (*exact, None, None)
+        # Given away, so that its memory is free as soon as an ordinary node's would be;
+        # a second pass through a retained graph makes it again.
+        inner, ctx.inner = ctx.inner, None
+        if inner is None:
+            inner = _with_graph(inputs, ctx.needs_input_grad, padding, ctx.scale)
+        parts, result = inner
+        wanted = [part for part in parts if part.requires_grad]
+        found = iter(torch.autograd.grad(result, wanted, gradient))
+        fast = (next(found) if part.requires_grad else None for part in parts)
+        return (*fast, None, None)
+
+
+def _with_graph(
+    inputs: Sequence[Tensor],
+    needs_gradient: Sequence[bool],
+    padding: Tensor | None,
+    scale: float,
+) -> tuple[list[Tensor], Tensor]:
+    """Return detached inputs and torch's result, with a graph between the two."""
+    with torch.enable_grad():
+        parts = [
+            part.detach().requires_grad_(needed)
+            for part, needed in zip(inputs, needs_gradient, strict=False)
+        ]
+        return parts, _scaled_dot_product(parts[0], parts[1], parts[2], padding, scale)
+
+
+def _scaled_dot_product(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    padding: Tensor | None,
+    scale: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    keep = None if padding is None else _keep(padding)
+    mixed = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=keep, dropout_p=dropout, scale=scale
+    )
+    if padding is None:
+        return mixed
+    # A row without any key is undefined in softmax; we define it as zero.
+    return mixed.masked_fill(padding.all(-1)[:, None, None, None], 0.0)
+
+
+def _keep(padding: Tensor) -> Tensor:
+    # torch's attention wants True = attend: turned round here and nowhere else.
+    # Rows without a key keep them all, so that no NaN enters the gradient.
+    keep = ~padding | padding.all(-1, keepdim=True)
+    return keep[:, None, None, :]

@@ -11,6 +11,7 @@ needs beside is computed for as many steps at once as fit the cache. Rows are th
 dimension, so that each gate is one contiguous block of them.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,8 +48,8 @@ def lstm_sequence(
         held: ``(T, R)`` bool, rows that keep their memory in a step; None: none do.
 
     Returns:
-        The hidden states ``(T, K, R)`` and the last cells' state ``(K, R)``,
-        differentiable once.
+        The hidden states ``(T, K, R)`` and the last cells' state ``(K, R)``. A gradient
+        of the gradient is that of `plain_lstm_sequence`.
     """
     own = gates.bias.dtype
     parts = (inputs.to(own), *gates, hidden.to(own), state.to(own), held)
@@ -56,6 +57,25 @@ def lstm_sequence(
     with torch.autocast(inputs.device.type, enabled=False):
         result: tuple[Tensor, Tensor] = _LSTMSequence.apply(*parts)
     return result
+
+
+def plain_lstm_sequence(
+    inputs: Tensor, gates: Gates, hidden: Tensor, state: Tensor, held: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute `lstm_sequence` by its definition, differentiable any number of times."""
+    from_inputs = gates.of_input @ inputs + gates.bias[:, None]
+    hiddens = []
+    for t, from_input in enumerate(from_inputs):
+        opened = (from_input + gates.of_hidden @ hidden).sigmoid()
+        let_in, forget, update, let_out = opened.chunk(4)
+        new_state = forget * state + let_in * (2 * update - 1)
+        new_hidden = let_out * new_state.tanh()
+        if held is not None:
+            new_state = torch.where(held[t], state, new_state)
+            new_hidden = torch.where(held[t], hidden, new_hidden)
+        hidden, state = new_hidden, new_state
+        hiddens.append(hidden)
+    return torch.stack(hiddens), state
 
 
 class _LSTMSequence(torch.autograd.Function):
@@ -88,30 +108,56 @@ class _LSTMSequence(torch.autograd.Function):
                 torch.where(held[t], states[t], new, out=new)
                 torch.where(held[t], hiddens[t], hiddens[t + 1], out=hiddens[t + 1])
         ctx.save_for_backward(
-            inputs, of_input, of_hidden, gates, hiddens, states, squashed, held
+            inputs,
+            of_input,
+            of_hidden,
+            bias,
+            hidden,
+            state,
+            held,
+            gates,
+            hiddens,
+            states,
+            squashed,
         )
         return hiddens[1:].clone(), states[-1].clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, for_hiddens: Tensor, for_last: Tensor
     ) -> tuple[Tensor | None, ...]:
         with torch.autocast(for_last.device.type, enabled=False):
+            if torch.is_grad_enabled():  # create_graph=True
+                return _plain_gradients(ctx.saved_tensors[:7], for_hiddens, for_last)
             return _gradients(ctx, for_hiddens, for_last)
+
+
+def _plain_gradients(
+    given: Sequence[Any], for_hiddens: Tensor, for_last: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of what `_LSTMSequence` was given, differentiable again."""
+    *tensors, held = given
+    # Views, so that one tensor in two roles is counted once in each.
+    inputs, *weights, hidden, state = parts = [part.view_as(part) for part in tensors]
+    results = plain_lstm_sequence(inputs, Gates(*weights), hidden, state, held)
+    wanted = [part for part in parts if part.requires_grad]
+    found = iter(
+        torch.autograd.grad(results, wanted, (for_hiddens, for_last), create_graph=True)
+    )
+    return (*(next(found) if part.requires_grad else None for part in parts), None)
 
 
 def _gradients(
     ctx: Any, for_hiddens: Tensor, for_last: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of what `_LSTMSequence` was given."""
-    inputs, of_input, of_hidden, gates, hiddens, states, squashed, held = (
+    inputs, of_input, of_hidden, *_, held, gates, hiddens, states, squashed = (
         ctx.saved_tensors
     )
     slopes = torch.empty_like(gates)
     back = of_hidden.mT.contiguous()
     for_state, for_hidden = for_last.clone(), torch.zeros_like(for_last)
-    size = max(1, PIECE // gates[0].numel())
+    size = max(1, PIECE // max(1, gates[0].numel()))
     for first in reversed(range(0, len(gates), size)):
         piece = slice(first, first + size)
         keeps = None if held is None else held[piece]

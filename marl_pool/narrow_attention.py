@@ -22,11 +22,13 @@ There are 1 + 2 W + W² columns for heads of width W, so it pays up to `WIDEST`.
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from marl_pool.plain_attention import plain_gradients
 
 WIDEST = 3
 """Wider heads are faster in `scaled_dot_product_attention`."""
@@ -54,7 +56,7 @@ def narrow_attention(
         scale: of the scores.
 
     Returns:
-        ``(B, H, M, W)``, differentiable once.
+        ``(B, H, M, W)``. A gradient of the gradient is that of `plain_attention`.
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -73,14 +75,16 @@ class _NarrowAttention(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         result, saved = _attend(query, key, value, padding, scale, for_gradient=True)
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(query, key, value, padding, *saved)
         ctx.scale = scale
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, peak, total, means, ignore = ctx.saved_tensors
+        *inputs, padding, q, k, v, peak, total, means, ignore = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            exact = plain_gradients(inputs, padding, ctx.scale, gradient)
+            return (*exact, None, None)
         width = len(q)
         g = _across(gradient)
         mean_v, mean_k, mean_kv = _split(means, width)
@@ -97,8 +101,8 @@ class _NarrowAttention(torch.autograd.Function):
         if ignore is not None:
             for_key = for_key.masked_fill(ignore, 0.0)
             for_value = for_value.masked_fill(ignore, 0.0)
-        batch = len(gradient)
-        each = (_back(part, batch) for part in (for_query, for_key, for_value))
+        rows = gradient.shape[:2]
+        each = (_back(part, rows) for part in (for_query, for_key, for_value))
         return (*each, None, None)
 
 
@@ -107,9 +111,9 @@ def _across(x: Tensor) -> Tensor:
     return x.permute(3, 0, 1, 2).flatten(1, 2).contiguous()
 
 
-def _back(x: Tensor, batch: int) -> Tensor:
+def _back(x: Tensor, rows: Sequence[int]) -> Tensor:
     """From ``(W, B · H, N)`` to ``(B, H, N, W)``."""
-    return x.unflatten(1, (batch, -1)).permute(1, 2, 3, 0)
+    return x.unflatten(1, rows).permute(1, 2, 3, 0)
 
 
 def _split(columns: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +132,7 @@ def _attend(
     for_gradient: bool,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return the result and what the gradient needs of the way to it."""
-    batch, heads, _, width = query.shape
+    heads, width = query.shape[1], query.shape[3]
     q = _across(query) * (scale / _LN2)
     ignore = None if padding is None else _rows(padding, heads)
     columns, low, high, mean = _columns(_across(key), _across(value), ignore)
@@ -141,7 +145,7 @@ def _attend(
         # An empty set: zero over anything is zero.
         total = total.clamp(min=torch.finfo(q.dtype).tiny)
     means = sums[1:] / total
-    result = _back(means[:width] + mean, batch)
+    result = _back(means[:width] + mean, query.shape[:2])
     return result, (q, k, v, peak, total, means, ignore)
 
 
@@ -159,7 +163,7 @@ def _peak(
     width one, where it belongs to the least or the largest key, from the range alone.
     """
     bound = torch.maximum(q * low, q * high).sum(0)
-    if bound.amax() <= LIMIT:
+    if not bound.numel() or bound.amax() <= LIMIT:
         return None
     if len(q) == 1:
         return bound
@@ -240,7 +244,7 @@ def _pieces(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield rows and their scores ``(rows, I, O)``, in memory that is used again."""
     width, count, inside = inner.shape
     outside = outer.shape[2]
-    step = max(1, PIECE // (inside * outside))
+    step = max(1, PIECE // max(1, inside * outside))
     room = _room(inner, min(step, count) * inside * outside)
     for start in range(0, count, step):
         rows = slice(start, min(start + step, count))
@@ -258,9 +262,15 @@ def _pieces(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _room(like: Tensor, count: int) -> Tensor:
-    """Memory kept between calls: fresh pages cost as much as the exponentials."""
+    """Return memory kept between calls: fresh pages cost as much as the exponentials.
+
+    It is an ordinary tensor also where it is first needed in inference mode: gradients
+    could not write to an inference tensor later.
+    """
     rooms: dict[torch.dtype, Tensor] = _scratch.__dict__.setdefault("rooms", {})
     room = rooms.get(like.dtype)
     if room is None or len(room) < count:
-        room = rooms[like.dtype] = like.new_empty(max(count, PIECE))
+        with torch.inference_mode(False):
+            room = torch.empty(max(count, PIECE), dtype=like.dtype, device=like.device)
+        rooms[like.dtype] = room
     return room

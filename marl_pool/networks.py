@@ -17,6 +17,7 @@ from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.transforms import is_transformed
 
 Part = Mapping[str, Any]
 """A ``name`` and the keyword options of what it names."""
@@ -238,7 +239,7 @@ class SetNetwork(nn.Module):
         """Return what the pooling head takes: vectors, padding and types."""
         features, types, padding = tokens
         masked: Tensor | None = padding
-        if not torch.compiler.is_compiling() and not padding.any():
+        if not is_transformed() and not padding.any():
             masked = None  # attention without a mask is faster
         if masked is not None:
             features = features.masked_fill(padding[..., None], 0)

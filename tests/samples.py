@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from marl_pool.encoders import encoder_names
 from marl_pool.names import build
 from marl_pool.pooling import POOLING, pooling_names
 from marl_pool.pooling.base import Pooling
@@ -54,6 +55,31 @@ heads = pytest.mark.parametrize(
     ("name", "options"),
     VARIANTS,
     ids=["-".join([name, *map(str, given.values())]) for name, given in VARIANTS],
+)
+
+
+ENCODER_VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in encoder_names()),
+    ("transformer", {"num_heads": 2, "attention_scale": "head"}),
+    ("transformer", {"num_layers": 1, "activation": "relu", "dim_ff": 5}),
+    ("set_linear", {"others": "sum", "hidden": 3}),
+    ("set_linear", {"others": "max", "num_layers": 2}),
+    ("set_transformer", {"num_inducing": 3, "num_heads": 2}),
+    ("set_transformer", {"num_layers": 1, "layer_norm": False}),
+    ("swarm", {"population": "max", "num_layers": 2, "iterations": 2}),
+    ("swarm", {"population": "causal", "units": 3}),
+    ("swarm", {"iterations": 2}),
+    ("lstm", {"sort": True, "hidden": 3}),
+    ("lstm", {"num_layers": 2}),
+    ("learned_merging", {"num_layers": 3, "proportion": 1.0, "num_heads": 2}),
+    ("learned_merging", {"attention": False, "residual": False, "policy_heads": 2}),
+]
+"""Every registered encoder with its defaults, and what else an encoder can be."""
+
+encoders = pytest.mark.parametrize(
+    ("name", "options"),
+    ENCODER_VARIANTS,
+    ids=["-".join([n, *map(str, o.values())]) for n, o in ENCODER_VARIANTS],
 )
 
 

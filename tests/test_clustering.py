@@ -17,6 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from marl_pool.cli import main
+from marl_pool.config import compose
 from marl_pool.datasets.clustering import (
     Mixtures,
     four_gaussians,
@@ -31,7 +32,7 @@ from marl_pool.training.supervised.matching import (
     match_clusters,
 )
 from marl_pool.training.supervised.padded import by_length, in_new_order
-from marl_pool.training.supervised.points import PointNetwork
+from marl_pool.training.supervised.points import PointNetwork, is_equivariant
 from marl_pool.training.supervised.results import read_study
 from marl_pool.training.supervised.schedule import must_go_back
 from marl_pool.training.supervised.tasks.clustering import Clustering
@@ -453,17 +454,39 @@ def test_points_in_another_order_get_the_same_results_in_that_order() -> None:
     torch.testing.assert_close(network(x[:, order]), network(x)[:, order])
 
 
+@pytest.mark.parametrize(
+    ("preset", "parameters", "causal"),
+    [
+        # 3 · (2 · 8576 + 60 · 32) + 96 + 330: the published code's number.
+        ("paper_isab", 57_642, False),
+        ("paper_swarm_mixture", None, True),
+        ("paper_swarm_mixture_mean", None, False),
+    ],
+)
+def test_presets_that_bear_the_papers_name(
+    preset: str, parameters: int | None, causal: bool
+) -> None:
+    encoder = compose("fit", ["task=clustering", "scale=paper", f"encoder={preset}"])[
+        "encoder"
+    ]
+    network = PointNetwork(2, 10, 1000, encoder=encoder, pooling=None)
+    assert is_equivariant(network) is not causal
+    if parameters is not None:
+        assert sum(part.numel() for part in network.parameters()) == parameters
+
+
 # Back-tracking
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=30))
-def test_back_tracking_in_the_papers_words(losses: list[float]) -> None:
-    """The most recent epochs that all have a better validation loss than the current
-    one are more than 20 % of all; the first 5 are always performed without."""
+def test_back_tracking_as_published(losses: list[float]) -> None:
+    """The last worse one of a history that begins with infinity lies before the
+    smaller of 80 % of all epochs and of all but five."""
     *before, current = losses
-    recent = list(itertools.takewhile(lambda loss: loss < current, reversed(before)))
-    expected = len(losses) > 5 and len(recent) > 0.2 * len(losses)
+    history, epochs = [math.inf, *before], len(before)
+    last_worse = max(i for i, loss in enumerate(history) if loss > current)
+    expected = last_worse < min(epochs * (1 - 0.2), epochs - 5)
     assert must_go_back(losses) == expected
 
 

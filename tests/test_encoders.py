@@ -1,5 +1,7 @@
 """Encoders: equivariant, blind to padding, and as large as the paper says."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,32 +12,12 @@ from hypothesis.errors import NoSuchExample
 from torch import nn
 
 import marl_pool
-from marl_pool.encoders import ENCODERS, encoder_names, make_encoder
+from marl_pool.encoders import ENCODERS, make_encoder
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
-from tests.samples import DIM, NUM_TOKENS, random_set
+from tests.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
 
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in encoder_names()),
-    ("transformer", {"num_heads": 2, "attention_scale": "head"}),
-    ("transformer", {"num_layers": 1, "activation": "relu", "dim_ff": 5}),
-    ("set_linear", {"others": "sum", "hidden": 3}),
-    ("set_linear", {"others": "max", "num_layers": 2}),
-    ("set_transformer", {"num_inducing": 3, "num_heads": 2}),
-    ("set_transformer", {"num_layers": 1, "layer_norm": False}),
-    ("swarm", {"population": "max", "num_layers": 2, "iterations": 2}),
-    ("swarm", {"population": "causal", "units": 3}),
-    ("swarm", {"iterations": 2}),
-    ("lstm", {"sort": True, "hidden": 3}),
-    ("lstm", {"num_layers": 2}),
-    ("learned_merging", {"num_layers": 3, "proportion": 1.0, "num_heads": 2}),
-    ("learned_merging", {"attention": False, "residual": False, "policy_heads": 2}),
-]
-encoders = pytest.mark.parametrize(
-    ("name", "options"),
-    VARIANTS,
-    ids=["-".join([n, *map(str, o.values())]) for n, o in VARIANTS],
-)
+GOLDEN = Path(__file__).parent / "golden"
 each = settings(max_examples=30)
 seeds = st.integers(0, 2**31)
 orders = st.permutations(range(NUM_TOKENS))
@@ -54,7 +36,7 @@ def build(name: str = "transformer", **options: Any) -> Any:
 
 
 def test_every_registered_encoder_is_tried_here() -> None:
-    assert {name for name, _ in VARIANTS} == set(ENCODERS)
+    assert {name for name, _ in ENCODER_VARIANTS} == set(ENCODERS)
     assert marl_pool.encoder_names() == sorted(ENCODERS)
 
 
@@ -259,14 +241,17 @@ def test_dropout_keeps_the_mean() -> None:
 # Other encoders
 
 
+def without(each: torch.Tensor, i: int) -> torch.Tensor:
+    return torch.cat([each[:, :i], each[:, i + 1 :]], 1)
+
+
 def by_hand(pool: Any) -> Any:
-    """Equation 2 of SWARM, vector by vector, with another pooling of the others."""
+    """Equation 2 of SWARM, vector by vector; ``pool(W x, i)`` for the vector i."""
 
     def encode(layer: Any, x: torch.Tensor) -> torch.Tensor:
         rows = []
         for i in range(x.shape[1]):
-            others = torch.cat([x[:, :i], x[:, i + 1 :]], 1)
-            rows.append(layer.on_own(x[:, i]) + layer.on_others(pool(others)))
+            rows.append(layer.on_own(x[:, i]) + pool(layer.on_others(x), i))
         return torch.stack(rows, 1)
 
     return encode
@@ -275,9 +260,10 @@ def by_hand(pool: Any) -> Any:
 @pytest.mark.parametrize(
     ("others", "pool"),
     [
-        ("sum", lambda others: others.sum(1)),
-        ("mean", lambda others: others.mean(1)),
-        ("max", lambda others: others.amax(1)),
+        ("sum", lambda each, i: without(each, i).sum(1)),
+        ("mean", lambda each, i: without(each, i).mean(1)),
+        # As published: the own one is among them.
+        ("max", lambda each, i: torch.stack(each.unbind(1)).max(0).values),
     ],
 )
 def test_a_set_linear_layer_by_hand(others: str, pool: Any) -> None:
@@ -288,11 +274,18 @@ def test_a_set_linear_layer_by_hand(others: str, pool: Any) -> None:
     torch.testing.assert_close(encoder(x), by_hand(pool)(layer, x))
 
 
-@pytest.mark.parametrize("others", ["sum", "mean", "max"])
+@pytest.mark.parametrize("others", ["sum", "mean"])
 def test_who_is_alone_hears_nothing(others: str) -> None:
     encoder = build("set_linear", num_layers=1, others=others)
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), encoder.layers[0].on_own(x))
+
+
+def test_the_maximum_of_one_vector_is_its_own() -> None:
+    encoder = build("set_linear", num_layers=1, others="max")
+    (layer,) = encoder.layers
+    x = random_set()[0][:, :1]
+    torch.testing.assert_close(encoder(x), layer.on_own(x) + layer.on_others(x))
 
 
 def test_a_swarm_of_torchs_cells() -> None:
@@ -341,6 +334,46 @@ def test_inducing_points_of_one_block_by_hand() -> None:
     torch.testing.assert_close(encoder(x, padding), encoder.layers[0](x, summary))
 
 
+def test_the_set_transformer_with_published_weights_is_the_published_one() -> None:
+    golden = json.loads((GOLDEN / "isab.json").read_text())
+    encoder = make_encoder(
+        "set_transformer",
+        dim=4,
+        num_layers=2,
+        num_heads=2,
+        num_inducing=2,
+        attention_scale="head",
+        feedforward_layers=4,
+        bias=True,
+    ).double()
+    weights = {name: torch.tensor(each) for name, each in golden["weights"].items()}
+    encoder.load_state_dict(weights)
+    x, padding = torch.tensor(golden["x"]).double(), torch.tensor(golden["padding"])
+    there = [row for rows in golden["result"] for row in rows if row is not None]
+    torch.testing.assert_close(
+        encoder(x, padding)[~padding],
+        torch.tensor(there, dtype=torch.float64),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+def test_swarms_set_transformer_begins_as_published() -> None:
+    encoder: Any = make_encoder(
+        "set_transformer", dim=64, num_inducing=50, bias=True, initial="swarm"
+    )
+    assert encoder.keeps_initial_weights
+    (block, *_) = encoder.layers
+    assert block.attention.to_key.weight.std().item() == pytest.approx(1 / 8, rel=0.1)
+    assert block.feedforward[0].weight.std().item() == pytest.approx(
+        (2 / 64) ** 0.5, rel=0.1
+    )
+    assert encoder.inducing.weight.std().item() == pytest.approx(1, rel=0.1)
+    for name, parameter in encoder.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any()
+
+
 def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second() -> None:
     encoder = build("lstm", sort=True)
     plain = build("lstm")
@@ -363,6 +396,7 @@ def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second() -> None:
         ("lstm", {"num_layers": 0}, "encoder.num_layers: expected at least 1"),
         ("set_transformer", {"num_inducing": -1}, "num_inducing: expected at least 0"),
         ("set_transformer", {"num_heads": 3}, "a divisor of dim = 8, got 3"),
+        ("set_transformer", {"initial": "swrm"}, "'swrm': choose.*mean 'swarm'"),
     ],
 )
 def test_wrong_numbers_of_other_encoders(

@@ -55,6 +55,8 @@ TINY = (
     *("env=tests.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
     "threads=1",
 )
+SET_AGENT = "policy=tests.set_agent:SetAgent"
+SET_AGENT = "policy=tests.set_agent:SetAgent"
 ROUNDING = {"rtol": 1e-3, "atol": 1e-3}
 """Sums in another order, over some steps of an unstable system."""
 TIMES = ("seconds", "generations_per_second", "rollouts_per_second")
@@ -293,6 +295,26 @@ def test_a_population_plays_as_its_members_do_one_by_one(policy):
     episodes = Rollout(world, {"agent": found.agent}).episodes()
     assert torch.equal(apart.returns[2], episodes.returns["agent"][:, 0])
     assert torch.equal(apart.lengths[2], episodes.lengths)
+
+
+def test_an_agent_with_attention_plays_as_its_members_do_one_by_one():
+    found = evaluator("env.max_steps=20", SET_AGENT)
+    own = to_vector(found.agent)
+    noise = torch.randn(4, len(own), generator=torch.Generator().manual_seed(0))
+    task = Task(torch.arange(6), 3, {"name": "cartpole", "max_steps": 20})
+    together = found.play(own + 0.3 * noise, task)
+    found.max_worlds = 6
+    apart = found.play(own + 0.3 * noise, task)
+    torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
+    assert len(set(apart.returns.sum(1).tolist())) == 4
+
+
+def test_an_agent_of_ones_own_with_attention_is_evolved(tmp_path):
+    others = [option for option in TINY if not option.startswith("policy")]
+    run = Run.create(tmp_path, compose("evolve", [*others, SET_AGENT]), "evolve")
+    evolve(run, run.config)
+    assert len(run.rows()) == 6
+    run.close()
 
 
 def test_a_perturbation_is_the_same_for_all_members():

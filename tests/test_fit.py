@@ -101,15 +101,16 @@ def test_the_rate_drops_to_a_tenth_after_seventy_percent():
 @pytest.mark.parametrize(
     ("losses", "back"),
     [
-        ([5, 4, 3, 2, 9], False),  # among the first five
-        ([5, 4, 3, 2, 1, 9], True),  # the last five of six were better: 5 > 1.2
-        ([9, 9, 9, 9, 1, 2], False),  # only the last one was better: 1 < 1.2
-        ([9, 9, 9, 9, 1, 2, 3], True),  # two of seven: 2 > 1.4
-        ([9, 9, 9, 1, 2, 1, 3, 9, 3, 3], False),  # 3 is not better than 3
-        ([9, 9, 9, 9, 9, 9, 9, 9, 1, 2], False),  # one of ten, of 2 needed
+        ([5, 4, 3, 2, 1, 9], False),  # the last five were better: 5 is not enough
+        ([6, 5, 4, 3, 2, 1, 9], True),  # six were: 6 > max(0.2 · 6, 5)
+        ([9, 1, 1, 1, 1, 1, 1, 2], True),  # six of seven, the seventh was worse
+        ([9, 9, 1, 1, 1, 1, 1, 2], False),  # five of seven
+        ([9, 3, 3, 3, 3, 3, 3, 3], True),  # no worse is enough
+        ([9] * 24 + [1] * 6 + [2], False),  # 6 is not more than 0.2 · 30
+        ([9] * 24 + [1] * 7 + [2], True),  # 7 is more than 0.2 · 31
     ],
 )
-def test_back_tracking_counts_the_last_epochs_that_were_better(losses, back):
+def test_back_tracking_counts_the_last_epochs_that_were_no_worse(losses, back):
     assert must_go_back(losses) is back
 
 
@@ -124,15 +125,16 @@ def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
     settings = FitSettings(back_tracking=True, batch_size=8, lr=0.1)
     learner = Learner(task, settings, seed=0, number=0)
     best, known = {}, []
-    for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.5, 1.7]):
+    for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]):
         learner.learn(torch.arange(40))
         if epoch == 4:
             best = {k: v.clone() for k, v in learner.network.state_dict().items()}
             known = moments(learner)
-        if epoch == 6:
+        if epoch == 10:
             assert not all(map(torch.equal, moments(learner), known))
         learner.end_epoch(loss)
     assert learner.rate == ALPHA
+    assert learner.losses[-2:] == [1.5, 1]  # the best one stands for the last one
     assert known
     assert all(map(torch.equal, moments(learner), known))
     assert all(v.equal(best[k]) for k, v in learner.network.state_dict().items())
@@ -648,10 +650,21 @@ def test_the_study_of_ones_own_in_the_docs_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_tasks.py").write_text(blocks[-1])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    own = ["task=my_tasks:Parity", "task.bits=4", "pooling=max", "fit.epochs=1"]
+    own = ["task=my_tasks:Parity", "pooling=max", "fit.epochs=1"]
     small = ["encoder.dim=8", "encoder.num_layers=1", "fit.folds=1", "threads=1"]
     assert main(["fit", *own, *small, "--run-dir", "runs/ada"]) == 0
     assert read_results(Path("runs/ada"))["num_test"] == 1024
+    task, _ = open_fit(Run.open("runs/ada"))
+    train, test = (
+        {
+            tuple(row)
+            for row in task.batch(split, torch.arange(count))["x"][..., 0].tolist()
+        }
+        for split, count in (("train", task.num_train), ("test", task.num_test))
+    )
+    assert len(train) == task.num_train
+    assert len(test) == task.num_test
+    assert not train & test
     scope: dict[str, object] = {}
     exec(compile(blocks[0], "docs/fit.md", "exec"), scope)
     assert not scope["network"].training

@@ -122,11 +122,19 @@ def test_places_are_sinusoids_of_row_and_column() -> None:
     assert places.shape == (12, 8)
     # Channels of a pixel are at one place: row 1, column 2 has numbers 10 and 11.
     assert torch.equal(places[10], places[11])
-    rate = 1e-4
-    expected = [math.sin(1), math.sin(rate), math.cos(1), math.cos(rate)]
-    expected += [math.sin(2), math.sin(2 * rate), math.cos(2), math.cos(2 * rate)]
-    assert places[11].tolist() == pytest.approx(expected)
+    expected = []
+    for cycles in (1, 3 / 2):  # an image, three pixels wide
+        column, row = (2 * math.pi * cycles * place / 3 for place in (2, 1))
+        expected += [math.sin(column), math.sin(row), math.cos(column), math.cos(row)]
+    assert places[11].tolist() == pytest.approx(expected, abs=1e-6)
     assert not any(parameter is places for parameter in build((3, 3, 1)).parameters())
+
+
+def test_places_are_the_published_location_features() -> None:
+    """Made once by SWARM's `create_location_features_2d(4, 5, 12)`, row 3, column 2."""
+    expected = [0.587785, -0.587786, -0.809017, -0.809017, -0.739443, -0.316874]
+    expected += [-0.673219, 0.948468, 0.0, 0.0, 1.0, -1.0]
+    assert sinusoids((4, 5, 1), 12)[17].tolist() == pytest.approx(expected, abs=2e-5)
 
 
 def test_initial_weights_follow_from_the_seed() -> None:

@@ -1,6 +1,8 @@
 """Pooling heads: what all of them promise, then each one's own."""
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from tests.samples import (
     random_set,
 )
 
+GOLDEN = Path(__file__).parent / "golden"
 seeds = st.integers(0, 2**31)
 orders = st.permutations(range(NUM_TOKENS))
 cases = st.tuples(seeds, orders)
@@ -513,7 +516,7 @@ def test_ada_is_the_definition(query: Any, num_heads: int, residual: Any) -> Non
         q = x[row, chosen].mean(0) if chosen else torch.zeros_like(x[row, 0])
         q = head.learned_query if query == "learned" else q
         expected, shares = by_hand(head, q, x[row][here])
-        if residual or (residual is None and query != "learned"):
+        if residual or (residual is None and query in ("self", [0])):
             expected = expected + q
         given_set = [part[row : row + 1] for part in (x, padding, types)]
         assert close(head(*given_set)[0], expected)
@@ -564,7 +567,7 @@ def test_of_several_self_tokens_the_mean_asks(seed: int) -> None:
     x, padding, types = random_set(seed)
     types[:], padding[:, [1, 3]] = 1, False
     types[:, [1, 3]] = SELF_TYPE
-    expected = make_head("ada", query=[1, 3])(x, padding, types)
+    expected = make_head("ada", query=[1, 3], residual=True)(x, padding, types)
     assert close(make_head("ada", query="self")(x, padding, types), expected)
 
 
@@ -573,7 +576,7 @@ def test_without_its_self_token_the_mean_of_those_present_asks(seed: int) -> Non
     x, padding, types = random_set(seed)
     types[:], padding[:, 2], padding[:, 0] = 1, True, False
     types[:, 2] = SELF_TYPE  # lost under padding
-    expected = make_head("ada", query="mean")(x, padding, types)
+    expected = make_head("ada", query="mean", residual=True)(x, padding, types)
     head = make_head("ada", query="self")
     assert close(head(x, padding, types), expected)
     types[:] = 1  # never there
@@ -585,7 +588,27 @@ def test_a_query_by_position_takes_the_mean_of_those_present() -> None:
     padding[:] = False
     padding[:, 1] = True
     expected = make_head("ada", query=[0])(x, padding, types)
-    assert close(make_head("ada", query=[0, 1])(x, padding, types), expected)
+    head = make_head("ada", query=[0, 1], residual=True)
+    assert close(head(x, padding, types), expected)
+
+
+@pytest.mark.parametrize("query", ["self", "corner", "mean", "focal"])
+def test_ada_with_published_weights_is_the_published_head(query: str) -> None:
+    golden = json.loads((GOLDEN / "ada_pool.json").read_text())
+    place: Any = {"corner": [0], "focal": [1, 2]}.get(query, query)
+    head: Any = make_pooling("ada", dim=4, num_heads=2, query=place).double()
+    with torch.no_grad():
+        for name, part in head.attention.named_parameters():
+            part.copy_(torch.tensor(golden[name.removesuffix(".weight")]))
+    x = torch.tensor(golden["x"], dtype=torch.float64)
+    types = torch.tensor([[SELF_TYPE, 1, 1]]).expand(len(x), -1)
+    expected = golden["self" if query == "corner" else query]
+    torch.testing.assert_close(
+        head(x, None, types),
+        torch.tensor(expected, dtype=torch.float64),
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 def test_the_residual_is_the_query() -> None:

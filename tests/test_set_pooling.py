@@ -1,9 +1,12 @@
 """What each set-learning head computes, against values by hand or from torch."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from marl_pool.errors import InputError, UnfitTokensError
@@ -50,6 +53,73 @@ def test_a_power_mean_by_hand() -> None:
     # Above the smallest: 0, 2, 4 and 0, 4, 5; squares 20 / 3 and 41 / 3.
     expected = [1 + (20 / 3) ** 0.5, -4 + (41 / 3) ** 0.5]
     assert pool("power", p=2.0, learn=False)[0].tolist() == pytest.approx(expected)
+
+
+def test_a_power_mean_of_negative_features_ignores_padding() -> None:
+    """A padded slot is zero and thus far above negative features: no power of it."""
+    x = torch.tensor([[[-1.0], [0.0]]])
+    padding = torch.tensor([[False, True]])
+    for p in (3.0, 8.0, 10.0, 1e4):
+        assert make_pooling("power", dim=1, p=p, learn=False)(x, padding).item() == -1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    features=st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=6),
+    hidden=st.integers(0, 3),
+    p=st.floats(1.001, 60.0),
+    shift=st.booleans(),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+)
+def test_a_power_mean_is_its_formula_and_finite(
+    features: list[float], hidden: int, p: float, shift: bool, dtype: torch.dtype
+) -> None:
+    """In float64 and without padding the formula needs no care."""
+    x = torch.tensor(features).to(dtype)
+    exact = x.double() if shift else x.double().clamp(min=1e-6)
+    least = exact.min() if shift else 0.0
+    unit = (exact - least).max().clamp(min=1e-300)  # no power may vanish
+    expected = least + unit * ((exact - least) / unit).pow(p).mean().pow(1 / p)
+    slots = torch.cat([x, torch.full((hidden,), torch.nan, dtype=dtype)])
+    slots = slots[None, :, None].requires_grad_()
+    padding = (torch.arange(len(x) + hidden) >= len(x))[None]
+    head = make_pooling("power", dim=1, p=p, shift=shift).to(dtype)
+    with torch.no_grad():  # p itself in float32, whatever the features' dtype
+        head.float()
+        head.log_above_one.copy_(torch.tensor(p - 1.0).log())
+    found = head(slots, padding)
+    assert found.dtype == dtype
+    size = float(exact.abs().max()) + 1e-4
+    close = 10 * torch.finfo(dtype).eps * size + 2e-5 * size + 1e-7
+    assert abs(found.item() - expected.item()) <= close
+    found.sum().backward()
+    for tensor in (slots, *head.parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+
+
+@given(size=st.floats(-30, 37), p=st.floats(1.001, 100.0))
+def test_no_size_of_features_is_too_large_or_too_small(size: float, p: float) -> None:
+    x = (10**size * X.float()).requires_grad_()
+    found = make_pooling("power", dim=2, p=p)(x)
+    assert found.isfinite().all()
+    assert (found >= x.amin(1)).all()
+    found.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    unit = make_pooling("power", dim=2, p=p)(X.float())
+    torch.testing.assert_close(found / 10**size, unit, rtol=1e-4, atol=1e-4)
+
+
+def test_a_power_mean_of_features_that_are_all_the_same() -> None:
+    x = torch.full((1, 3, 1), -5.0, requires_grad=True)
+    head = make_pooling("power", dim=1, p=8.0)
+    found = head(x)
+    assert found.item() == -5
+    found.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 3))
+    assert all(part.grad.isfinite().all() for part in head.parameters())
 
 
 def test_the_published_gem_of_features_that_are_not_negative() -> None:
@@ -224,13 +294,32 @@ def test_padded_places_do_not_merge() -> None:
 # Several heads
 
 
-def test_what_is_as_much_alike_merges_in_order() -> None:
-    """Three directions at right angles: no rule could be invariant and still merge."""
+def test_of_pairs_as_much_alike_the_content_decides() -> None:
+    """Three directions at right angles: the two that sort first merge first."""
     head = make_pooling("merge", dim=3)
-    rows = torch.eye(3)[None]
-    expected = torch.tensor([[0.25, 0.25, 0.5]])
-    torch.testing.assert_close(head(rows), expected)
-    torch.testing.assert_close(head(rows.flip(1)), expected.flip(1))
+    for order in itertools.permutations(range(3)):
+        found = head(torch.eye(3)[None, list(order)])
+        assert found.tolist() == [[0.5, 0.25, 0.25]]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.integers(-1, 1), min_size=3, max_size=3), min_size=2, max_size=6
+    ),
+    order=st.randoms(use_true_random=False),
+    hidden=st.integers(0, 2),
+)
+def test_ties_do_not_make_merging_depend_on_the_order(
+    rows: list[list[int]], order: Any, hidden: int
+) -> None:
+    """Few different numbers, so that nearly all pairs tie with others; to the bit."""
+    head = make_pooling("merge", dim=3)
+    padding = torch.arange(len(rows) + hidden)[None] >= len(rows)
+    x = torch.tensor([*rows, *[[7, 7, 7]] * hidden]).float()[None]
+    places = list(range(len(rows) + hidden))
+    order.shuffle(places)
+    assert torch.equal(head(x[:, places], padding[:, places]), head(x, padding))
 
 
 @pytest.mark.parametrize("seed", range(20))

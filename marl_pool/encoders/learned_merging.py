@@ -9,6 +9,9 @@ from marl_pool.encoders.pairs import Pairs, choose_pairs, pair_log_prob
 from marl_pool.errors import InputError
 from marl_pool.types import PositiveInt, Probability, UnitInterval
 
+ROUNDING = 1e-9
+"""Added before rounding down, so that 0.1 · 20 / 2 is 1."""
+
 
 class LearnedMergingEncoder(Encoder):
     """Merge ``⌊p T / 2⌋`` pairs of the T tokens left, layer by layer.
@@ -105,7 +108,7 @@ class LearnedMergingEncoder(Encoder):
         """Apply the layer to the tokens that are not gone, in their places."""
         x, logits = self.layer.transform(x, gone)
         counts = pair_counts(self.proportion, (~gone).sum(1))
-        most = int(pair_counts(self.proportion, torch.tensor(x.shape[1])))
+        most = int(self.proportion * x.shape[1] / 2 + ROUNDING)
         pairs = choose_pairs(logits, most, counts, gone)
         share = pair_log_prob(logits, pairs, gone).exp()[..., None].to(x.dtype)
         vectors = share * self.layer.merged(x, pairs)
@@ -122,4 +125,4 @@ class LearnedMergingEncoder(Encoder):
 
 def pair_counts(proportion: float, tokens: Tensor) -> Tensor:
     """``⌊p T / 2⌋`` for int64 numbers of tokens T, without errors of rounding."""
-    return (proportion * tokens.double() / 2 + 1e-9).floor().long()
+    return (proportion * tokens.double() / 2 + ROUNDING).floor().long()

@@ -2,10 +2,12 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
+from marl_pool.transforms import is_transformed
 from marl_pool.types import PositiveInt
 
 
@@ -56,14 +58,12 @@ class LSTMEncoder(Encoder):
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """Encode ``(B, N, D)`` to ``(B, N, D)``; see `Encoder.forward`."""
         if padding is None and not self.sort:
-            return self.project(self.lstm(x)[0])
+            return self.project(self._read(x, None))
         order = self._order(x, padding)[..., None]
         line = x.gather(1, order.expand_as(x))
-        if padding is None:
-            read = self.lstm(line)[0]
-        else:
-            read = self._read_padded(line, padding)
-        encoded = self.project(read)
+        if padding is not None:
+            padding = padding.gather(1, order[..., 0])
+        encoded = self.project(self._read(line, padding))
         return torch.empty_like(encoded).scatter(1, order.expand_as(encoded), encoded)
 
     def _order(self, x: Tensor, padding: Tensor | None) -> Tensor:
@@ -75,7 +75,14 @@ class LSTMEncoder(Encoder):
             order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
         return order
 
-    def _read_padded(self, line: Tensor, padding: Tensor) -> Tensor:
+    def _read(self, line: Tensor, padding: Tensor | None) -> Tensor:
+        """Read ``(B, N, D)`` in both directions, padded places last."""
+        # Packing needs lengths that are numbers, and a row; `nn.LSTM` cannot be mapped.
+        compiling = torch.compiler.is_compiling()
+        if (is_transformed() and not compiling) or line.shape[0] == 0:
+            return self._read_stepwise(line, padding)
+        if padding is None:
+            return self.lstm(line)[0]
         # A row without any vector reads one that nobody looks at.
         lengths = (~padding).sum(1).clamp(min=1).cpu()
         packed = pack_padded_sequence(
@@ -85,3 +92,40 @@ class LSTMEncoder(Encoder):
         return pad_packed_sequence(read, batch_first=True, total_length=line.shape[1])[
             0
         ]
+
+    def _read_stepwise(self, line: Tensor, padding: Tensor | None) -> Tensor:
+        """Compute what `nn.LSTM` does, by plain operations."""
+        places = list(range(line.shape[1]))
+        for layer in range(self.lstm.num_layers):
+            sides = []
+            for suffix, order in (("", places), ("_reverse", places[::-1])):
+                read = self._read_one_way(line, padding, f"_l{layer}{suffix}", order)
+                sides.append(read)
+            line = torch.cat(sides, -1)
+        return line
+
+    def _read_one_way(
+        self, line: Tensor, padding: Tensor | None, suffix: str, order: list[int]
+    ) -> Tensor:
+        def weight(name: str) -> Tensor:
+            found = getattr(self.lstm, name + suffix)
+            assert isinstance(found, Tensor)
+            return found
+
+        on_input = linear(line, weight("weight_ih"), weight("bias_ih"))
+        hidden = cell = line.new_zeros(line.shape[0], self.lstm.hidden_size)
+        outputs = {}
+        for place in order:
+            gates = on_input[:, place]
+            gates = gates + linear(hidden, weight("weight_hh"), weight("bias_hh"))
+            enter, forget, content, leave = gates.chunk(4, -1)
+            new_cell = forget.sigmoid() * cell + enter.sigmoid() * content.tanh()
+            new_hidden = leave.sigmoid() * new_cell.tanh()
+            outputs[place] = new_hidden
+            if padding is not None and place:  # a row reads one vector at least
+                skip = padding[:, place, None]
+                outputs[place] = new_hidden.masked_fill(skip, 0.0)
+                new_cell = torch.where(skip, cell, new_cell)
+                new_hidden = torch.where(skip, hidden, new_hidden)
+            hidden, cell = new_hidden, new_cell
+        return torch.stack([outputs[place] for place in sorted(order)], 1)

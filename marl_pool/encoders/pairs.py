@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from marl_pool.transforms import is_transformed
+
 LOWEST = -1e30
 """The logit of what cannot be chosen; finite, so that no gradient is NaN."""
 
@@ -75,19 +77,20 @@ def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         never = never | padding[:, :, None] | padding[:, None, :]
     scores = scores.masked_fill(never, -torch.inf)
     either = torch.maximum(scores, scores.transpose(1, 2))
-    partner = places.expand(len(scores), size)
+    partner = places.expand(scores.shape[0], size)
     strength = torch.full_like(scores[:, 0], -torch.inf)
-    while True:
+    for _ in range(size // 2):  # each round takes at least one pair, if one is left
         best, mate = either.max(2)
         mutual = (mate.gather(1, mate) == places) & (best > -torch.inf)
-        if not mutual.any():
-            return partner, strength
+        if not is_transformed() and not mutual.any():
+            break
         going = scores.gather(2, mate[..., None])[..., 0]
         coming = scores.transpose(1, 2).gather(2, mate[..., None])[..., 0]
         kept = mutual & ((coming > going) | ((coming == going) & (mate < places)))
         partner = torch.where(mutual, mate, partner)
         strength = torch.where(kept, best, strength)
         either.masked_fill_(mutual[:, :, None] | mutual[:, None, :], -torch.inf)
+    return partner, strength
 
 
 def pair_log_prob(
@@ -115,7 +118,7 @@ def pair_log_prob(
     Returns:
         ``(B, R)``, zero where there is no pair.
     """
-    rows = torch.arange(len(logits), device=logits.device)[:, None]
+    rows = torch.arange(logits.shape[0], device=logits.device)[:, None]
     own = logits[rows, pairs.gone, pairs.kept]
     if padding is not None:
         absent = padding[:, :, None] | padding[:, None, :]
@@ -139,7 +142,7 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
     used = torch.full_like(logits[:, 0], size, dtype=torch.int64)
     used = used.scatter_reduce(1, torch.cat(pairs[:2], 1), turn, "amin")
     order = used.argsort(dim=1, stable=True)
-    rows = torch.arange(len(logits), device=logits.device)[:, None, None]
+    rows = torch.arange(logits.shape[0], device=logits.device)[:, None, None]
     sorted_ = logits[rows, order[:, :, None], order[:, None, :]]
     both = torch.logaddexp(sorted_, sorted_.transpose(1, 2))
     later = torch.ones(size, size, dtype=torch.bool, device=logits.device).triu(1)

@@ -16,17 +16,18 @@ CHOICES = ("sum", "mean", "max")
 
 
 class SetLinear(nn.Module):
-    """``y_i = W_own x_i + W_others pool_{j ≠ i} x_j + b``.
+    """``y_i = W_own x_i + W_others pool_{j ≠ i} x_j + b``, or with the maximum of all.
 
     Source: Zaheer et al. (2017); SWARM (Vollgraf, 2019), equation 2, which is a *sum*
     over the others. Its experiments call their layers mean and max pooling, so all
-    three are here. In its published code the mean is over all, the vector itself
-    among them: the same functions for a set of given size.
+    three are here. As in its published code the maximum is ``max_j W_others x_j``,
+    feature by feature, over all vectors, the own one among them. There the mean is
+    over all as well: the same functions for a set of given size.
 
     Args:
         dim_in: width of the vectors.
         dim_out: width of the results.
-        others: how the others are pooled; nothing of none is zero.
+        others: how the others are pooled, "sum" or "mean", of none zero; or "max".
     """
 
     def __init__(self, dim_in: int, dim_out: int, others: Others) -> None:
@@ -38,7 +39,13 @@ class SetLinear(nn.Module):
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """Map ``(B, N, dim_in)``, zero under padding, to ``(B, N, dim_out)``."""
         if self.others == "max":
-            return self.on_own(x) + self.on_others(_max_of_others(x, padding))
+            each = self.on_others(x)
+            if padding is not None:
+                # Finite, so that a set without any vector has no NaN.
+                lowest = torch.finfo(each.dtype).min
+                each = each.masked_fill(padding[..., None], lowest)
+                each = each.masked_fill(padding.all(1)[:, None, None], 0.0)
+            return self.on_own(x) + each.amax(1, keepdim=True)
         # Both are linear: sums of the results are results of the sums, and cheaper.
         each = self.on_others(x)
         total = each.sum(1, keepdim=True)
@@ -61,7 +68,7 @@ class SetLinearEncoder(Encoder):
         dim: D, the width of the vectors in and out.
         num_layers: at least 1.
         hidden: width between the layers; None means D.
-        others: pooling of the others: sum, mean or max.
+        others: pooling of the others: sum or mean; or max, the largest of all.
 
     Raises:
         InputError: a number out of range or an unknown pooling.
@@ -100,14 +107,3 @@ class SetLinearEncoder(Encoder):
                 x = x.masked_fill(padding[..., None], 0)
             x = layer(x, padding)
         return x
-
-
-def _max_of_others(x: Tensor, padding: Tensor | None) -> Tensor:
-    """For each vector the largest feature of all others; zero without any."""
-    lowest = torch.finfo(x.dtype).min
-    there = x if padding is None else x.masked_fill(padding[..., None], lowest)
-    lone = torch.full_like(there[:, :1], lowest)
-    first, second = torch.cat([there, lone], 1).topk(2, dim=1).values.unbind(1)
-    # Of two that tie, each finds the other, which is as large.
-    largest = torch.where(there == first[:, None], second[:, None], first[:, None])
-    return torch.where(largest == lowest, 0, largest)

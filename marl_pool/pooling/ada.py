@@ -16,11 +16,12 @@ Query = Literal["self", "mean", "learned"] | list[int]
 
 
 class AdaPool(Pooling):
-    """Cross-attention with a single query, added back to the query.
+    """Cross-attention with a single query; a query that is a token is added back.
 
-    ``y = q + W_O Σ_i softmax_i(q W_Q · x_i W_K / √d) x_i W_V`` with several heads.
+    ``y = [q +] W_O Σ_i softmax_i(q W_Q · x_i W_K / √d) x_i W_V`` with several heads.
 
     Source: the AdaPool paper, Definition 3.9, section 3.5 (residual) and B.2 (heads).
+    The published code adds the residual only where the query is a single token.
     Where we differ: the paper's query for entities is "the token of the controlled
     entity" at a fixed position; ours is found by its type, so a shuffle cannot lose
     it. If it is lost at run time, the mean of the tokens present takes its place. For
@@ -34,8 +35,9 @@ class AdaPool(Pooling):
             is the paper's *corner*, several its *focal* query; not permutation
             invariant); ``"learned"``, a parameter. None means "self" where there is
             such a token, else "mean".
-        residual: add the query to the result; None means yes, except for a learned
-            query.
+        residual: add the query to the result; None means as in the published code:
+            for a query that is one token ("self", one position), not for a mean
+            (several positions, "mean") nor for a learned query.
         attention_scale: divide scores by the square root of the model or head width.
         has_self: whether the tokens include the observer's own.
         attention_dropout: see `MultiHeadAttention`; the query that is added is kept.
@@ -58,7 +60,10 @@ class AdaPool(Pooling):
     ) -> None:
         super().__init__(dim)
         self.query = _check_query(query, has_self)
-        self.residual = self.query != "learned" if residual is None else residual
+        is_token = self.query == "self" or (
+            isinstance(self.query, list) and len(self.query) == 1
+        )
+        self.residual = is_token if residual is None else residual
         self.permutation_invariant = isinstance(self.query, str)
         self.attention = MultiHeadAttention(
             dim, num_heads, scale=attention_scale, dropout=attention_dropout
@@ -99,7 +104,7 @@ class AdaPool(Pooling):
 
     def _query(self, x: Tensor, padding: Tensor | None, types: Tensor | None) -> Tensor:
         if self.query == "learned":
-            return self.learned_query.expand(len(x), -1)
+            return self.learned_query.expand(x.shape[0], -1)
         if isinstance(self.query, list):
             return self._at_positions(x, padding, self.query)
         if self.query == "mean":

@@ -5,12 +5,12 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C import _are_functorch_transforms_active
 
 from marl_pool.errors import InputError
 from marl_pool.lstm_sequence import Gates, lstm_sequence
 from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.stacked import Layer, product, tanh, under
+from marl_pool.transforms import is_transformed
 from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -254,7 +254,8 @@ def sinusoids(rows: int, width: int) -> Tensor:
     column = torch.arange(width, dtype=torch.float64)
     row = torch.arange(rows, dtype=torch.float64)[:, None]
     angles = row / 10_000 ** (2 * (column // 2) / width)
-    return torch.where(column % 2 == 0, angles.sin(), angles.cos()).float()
+    table = torch.where(column % 2 == 0, angles.sin(), angles.cos())
+    return table.to(torch.get_default_dtype())
 
 
 def _fold_cell(cell: Mapping[str, Tensor]) -> Layer:
@@ -273,9 +274,7 @@ def _run(
     gates: Layer, inputs: Tensor, padding: Tensor | None, memory: Memory
 ) -> tuple[Tensor, Memory]:
     """Feed ``(B, T, N, I)`` to one LSTM a token; padded tokens keep their memory."""
-    # What transforms functions takes no gradient that is written out.
-    transformed = torch.compiler.is_compiling() or _are_functorch_transforms_active()
-    if torch.is_grad_enabled() and not transformed and inputs.dim() == 4:
+    if torch.is_grad_enabled() and not is_transformed() and inputs.dim() == 4:
         return _run_to_learn(gates, inputs, padding, memory)
     hidden, state = memory
     outputs = []

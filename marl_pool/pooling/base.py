@@ -96,9 +96,11 @@ class Pooling(nn.Module, ABC):
         own = self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
         x = torch.cat([own, x], dim=1)
         if padding is not None:
-            padding = torch.cat([padding.new_zeros(len(x), count), padding], dim=1)
+            padding = torch.cat([padding.new_zeros(x.shape[0], count), padding], dim=1)
         if types is not None:
-            types = torch.cat([types.new_full((len(x), count), NO_TYPE), types], dim=1)
+            types = torch.cat(
+                [types.new_full((x.shape[0], count), NO_TYPE), types], dim=1
+            )
         return x, padding, types
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

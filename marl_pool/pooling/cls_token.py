@@ -10,7 +10,8 @@ class ClsToken(Pooling):
 
     Source: Devlin et al. (2019); the AdaPool paper, section 3.6. The token is
     prepended by `Pooling.prepend` before the encoder and read here after it. Without
-    an encoder the result would not depend on the set.
+    an encoder the result would not depend on the set. In a policy the token begins as
+    N(0, init_std), as the paper's text says; its published code draws from U(0, 1).
     """
 
     def __init__(self, dim: int) -> None:

@@ -77,7 +77,7 @@ class HopfieldPooling(Pooling):
         """Weights ``(B, heads, 1, N)`` after all updates; zero under padding."""
         keys = self._split(stored)
         state = self.to_query(self.norm_state(self.learned_query.to(stored.dtype)))
-        state = self._split(state.expand(len(stored), 1, -1))
+        state = self._split(state.expand(stored.shape[0], 1, -1))
         for _ in range(self.num_updates):
             state = self._attend(state, keys, padding) @ keys
         return self._attend(state, keys, padding)

@@ -33,7 +33,7 @@ class LSTMPool(Pooling):
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         """Pool ``(B, N, D)`` to ``(B, hidden)``; see `Pooling.forward`."""
-        hidden = cell = x.new_zeros(len(x), self.dim_out)
+        hidden = cell = x.new_zeros(x.shape[0], self.dim_out)
         for place, gates in enumerate(self.on_input(x).unbind(1)):
             gates = gates + self.on_state(hidden)
             enter, forget, leave, content = gates.chunk(4, -1)

@@ -8,7 +8,8 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.types import PositiveFloat
 
 EPS = 1e-6
-"""Below which a distance counts as this much: 0 has no gradient under a power."""
+"""Least share of the largest distance that a distance counts as, since 0 has no
+gradient under a power; with ``shift=False`` also the least feature, as published."""
 
 
 class PowerMean(Pooling):
@@ -64,23 +65,37 @@ class PowerMean(Pooling):
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         """Pool ``(B, N, D)`` to ``(B, D)``; see `Pooling.forward`."""
-        least = torch.zeros_like(x[:, :1])
-        if self.shift:
-            above = x
-            if padding is not None:
-                largest = torch.finfo(x.dtype).max
-                above = x.masked_fill(padding[..., None], largest)
-            least = above.amin(1, keepdim=True)
-        distance = (x - least).clamp(min=EPS)
-        present = _shares(x, padding)
-        # Relative to the largest one no power can overflow.
-        top = (distance * (present > 0)).amax(1, keepdim=True).clamp(min=EPS)
-        powers = (distance / top) ** self.p
-        mean = (powers * present).sum(1, keepdim=True).clamp(min=EPS)
-        pooled = (least + top * mean ** (1 / self.p))[:, 0]
+        # Half precision has too few digits and too little range for powers.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        pooled = self._pool(x.to(wide), padding).to(x.dtype)
         if padding is None:
             return pooled
         return pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
+
+    def _pool(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        hidden = None if padding is None else padding[..., None]
+        # In halves, so that no difference of two finite features overflows.
+        half = x / 2
+        least = torch.zeros_like(half[:, :1])
+        if self.shift:
+            above = half
+            if hidden is not None:
+                above = half.masked_fill(hidden, torch.finfo(x.dtype).max)
+            least = above.amin(1, keepdim=True)
+        tiny = torch.finfo(x.dtype).tiny
+        distance = (half - least).clamp(min=tiny if self.shift else EPS / 2)
+        if hidden is not None:
+            distance = distance.masked_fill(hidden, 0.0)
+        # The result is the same for any unit of length. With the largest distance as
+        # the unit no power overflows, and the unit itself needs no gradient.
+        unit = distance.detach().amax(1, keepdim=True).clamp(min=tiny)
+        ratio = (distance / unit).clamp(min=EPS)
+        p = self.p.to(x.dtype)
+        # At least 1/N, except for an empty set.
+        mean = (ratio**p * _shares(x, padding)).sum(1, keepdim=True).clamp(min=tiny)
+        half_way = unit * mean ** (1 / p)
+        # Twice the half, in an order in which no partial sum overflows.
+        return (least + half_way + least + half_way)[:, 0]
 
 
 class SoftmaxPool(Pooling):

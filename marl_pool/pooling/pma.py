@@ -47,7 +47,7 @@ class PMA(Pooling):
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         """Pool ``(B, N, D)`` to ``(B, k D)``; see `Pooling.forward`."""
-        seeds = self.learned_query.to(x.dtype).expand(len(x), -1, -1)
+        seeds = self.learned_query.to(x.dtype).expand(x.shape[0], -1, -1)
         pooled = self.block(seeds, self.before(x), padding).flatten(1)
         if padding is None:
             return pooled
@@ -58,6 +58,6 @@ class PMA(Pooling):
     ) -> Tensor:
         """Return the attention weights, the mean over seeds, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
-        seeds = self.learned_query.to(x.dtype).expand(len(x), -1, -1)
+        seeds = self.learned_query.to(x.dtype).expand(x.shape[0], -1, -1)
         attention = self.block.attention
         return attention.weights(seeds, self.before(x), padding).mean(2)

@@ -64,7 +64,8 @@ class Learner:
 
     Attributes:
         network: the one that learns.
-        losses: of validation, an epoch each.
+        losses: of validation, an epoch each; the best one so far for an epoch after
+            which training went back to it.
         best: the weights of the best epoch.
         rate: what back-tracking has multiplied the learning rate by.
         seconds: of training so far.
@@ -196,6 +197,8 @@ class Learner:
             if self.settings.back_tracking:
                 self.best_optimizer = copy.deepcopy(self.optimizer.state_dict())
         elif self.settings.back_tracking and must_go_back(self.losses):
+            # The epoch counts as the best one, to whose weights it goes back.
+            self.losses[-1] = min(self.losses)
             self.network.load_state_dict(self.best)
             self.optimizer.load_state_dict(copy.deepcopy(self.best_optimizer))
             self.rate *= ALPHA

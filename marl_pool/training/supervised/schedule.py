@@ -10,7 +10,7 @@ DROP_AT, DROP_TO = 0.7, 0.1
 SWARM, section 4.2."""
 BETA, ALPHA, FIRST_EPOCHS = 0.2, 0.9, 5
 """Back-tracking: the share of the epochs that must be worse, what the learning rate is
-multiplied by, and the epochs that are never taken back. SWARM, section 4.1.3."""
+multiplied by, and the number of epochs that is never enough. SWARM, section 4.1.3."""
 
 
 def lr_at(progress: float, settings: FitSettings) -> float:
@@ -30,20 +30,23 @@ def _factor(decay: Decay, progress: float) -> float:
 
 
 def must_go_back(losses: Sequence[float]) -> bool:
-    """Whether training goes back to the weights of the best epoch.
+    """Return whether training goes back to the weights of the best epoch.
 
-    Source: SWARM, section 4.1.3: the most recent epochs that all have a better
-    validation loss than the current one are more than β of all epochs. After the
-    current one was worse than so many in a row, what they learned since is given up.
+    With e epochs before the current one it does after more than ``max(β e, 5)`` epochs
+    in a row were no worse than the current one.
+
+    Source: the published code of SWARM. The text (section 4.1.3) differs a little:
+    there the epochs have to be better, more than β of all, and only the first five
+    epochs are exempt.
 
     Args:
-        losses: of validation, an epoch each, the current one last.
+        losses: of validation, an epoch each, the current one last; for an epoch after
+            which training went back, the best loss until then.
     """
-    if len(losses) <= FIRST_EPOCHS:
-        return False
-    better = 0
-    for loss in reversed(losses[:-1]):
-        if loss >= losses[-1]:
+    *before, current = losses
+    no_worse = 0
+    for loss in reversed(before):
+        if loss > current:
             break
-        better += 1
-    return better > BETA * len(losses)
+        no_worse += 1
+    return no_worse > max(BETA * len(before), FIRST_EPOCHS)

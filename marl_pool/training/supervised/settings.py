@@ -50,8 +50,9 @@ class FitSettings:
     """Of the learning rate after that: none, a cosine to 0, or to a tenth after 70 %
     of the steps."""
     back_tracking: bool = False
-    """Go back to the best weights, with a lower learning rate, whenever the last fifth
-    of all epochs was worse (SWARM, 4.1.3)."""
+    """Go back to the best weights, with 0.9 of the learning rate, whenever more than a
+    fifth of the epochs so far, and more than 5, were no worse than the last one in a
+    row, as in SWARM's published code (the text, 4.1.3, is a little stricter)."""
     grad_clip: PositiveFloat | None = None
     """Largest global norm of the gradient; None: no limit."""
     folds: PositiveInt = 3

@@ -24,7 +24,8 @@ class SwarmTransformer(nn.Module):
     are read along the scan lines, a pixel's channels one after the other.
 
     Source: SWARM (Vollgraf, 2019), section 4.3. Positions are fixed sinusoids of row
-    and column, as wide as the trainable embeddings and added to them.
+    and column, as wide as the trainable embeddings and added to them; their
+    frequencies are those of the published code (`sinusoids`).
 
     Args:
         shape: height, width and channels of the images.
@@ -153,21 +154,26 @@ def check_width(width: int) -> None:
 def sinusoids(shape: tuple[int, int, int], width: int) -> Tensor:
     """Fixed encodings of the pixels' rows and columns, ``(H W C, width)``.
 
-    A quarter each are sines and cosines of the row and of the column, at wavelengths
-    from 2 π to 20,000 π in equal ratios (Vaswani et al., 2017).
+    For each of ``width / 4`` frequencies f, from 1 to W / 2 cycles an image in equal
+    ratios: the sines of ``2 π f column / W`` and of ``2 π f row / W``, then the
+    cosines of both; W is the width of the image, for f the larger of width and height.
+
+    Source: the published code of SWARM; its text refers to the Image Transformer.
 
     Args:
         shape: height, width and channels; a pixel's channels have one place.
         width: of an encoding, a multiple of 4.
     """
-    quarter = width // 4
-    rates = torch.exp(-math.log(10_000) * torch.arange(quarter) / max(quarter - 1, 1))
-    rows, columns = torch.meshgrid(
-        torch.arange(shape[0]), torch.arange(shape[1]), indexing="ij"
+    height, columns, channels = shape
+    highest = math.log10(max(height, columns) / 2)
+    cycles = torch.logspace(0, highest, width // 4, dtype=torch.float64)
+    row, column = torch.meshgrid(
+        torch.arange(height), torch.arange(columns), indexing="ij"
     )
-    angles = [axis.flatten()[:, None] * rates for axis in (rows, columns)]
-    parts = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
-    return torch.cat(parts, -1).repeat_interleave(shape[2], 0)
+    places = torch.stack([column.flatten(), row.flatten()], -1) / columns
+    angles = 2 * math.pi * cycles[:, None] * places[:, None].double()
+    waves = torch.cat([angles.sin(), angles.cos()], -1).flatten(1)
+    return waves.to(torch.get_default_dtype()).repeat_interleave(channels, 0)
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:

@@ -45,7 +45,10 @@ class MixtureLikelihood(PointTask):
     is ``pooling=avg``: the mean of linear results is the linear result of the mean. Its
     PMA is ``pooling=pma`` with four seeds and heads; where we differ: its code has one
     more attention block between the seeds, which the paper does not mention. There
-    500,000 sets are each seen once: one epoch.
+    500,000 sets are each seen once: one epoch. The published code leaves its SWARM
+    layer the default, causal pooling, so that its estimate depends on the order of the
+    points; the text describes the mean. Presets: ``encoder=paper_swarm_mixture``, as
+    published, and ``paper_swarm_mixture_mean``.
 
     Args:
         encoder: of the points.
