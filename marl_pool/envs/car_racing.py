@@ -248,7 +248,14 @@ class CarRacing(SimulatedWorld):
     def _describe(self) -> Group:
         side = (SIDE - self.patch) // self.stride + 1
         features = self.num_frames * self.patch**2 * COLORS[self.color]
-        spec = TokenSpec(side**2, features, ("patch",), has_self=False, dtype="uint8")
+        spec = TokenSpec(
+            side**2,
+            features,
+            ("patch",),
+            has_self=False,
+            dtype="uint8",
+            num_frames=self.num_frames,
+        )
         return Group(1, spec, spaces.Box(-1, 1, (3,), np.float32))
 
 

@@ -254,6 +254,7 @@ class CartPole(World):
             has_self=False,
             signal_types=CHANNELS if self.channel_ids else (),
             positions=(),
+            num_frames=self.num_frames,
         )
         return Group(1, spec, spaces.Box(-1, 1, (1,), np.float32))
 

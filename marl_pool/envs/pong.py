@@ -268,7 +268,14 @@ class Pong(World):
     def _describe(self) -> Group:
         tokens = (SCREEN // self.patch) ** 2
         features = self.num_frames * self.patch**2
-        spec = TokenSpec(tokens, features, ("patch",), has_self=False, dtype="uint8")
+        spec = TokenSpec(
+            tokens,
+            features,
+            ("patch",),
+            has_self=False,
+            dtype="uint8",
+            num_frames=self.num_frames,
+        )
         return Group(1, spec, spaces.Discrete(len(self.native_actions)))
 
     def _build(self) -> None:

@@ -147,6 +147,13 @@ class DrawnPerturbation(Perturbation):
         """
         return {}
 
+    def follow(self, state: PerturbationState) -> PerturbationState:
+        """Update the memory at every step, after a draw if one is due; by default not.
+
+        For what depends on the draws of several steps.
+        """
+        return state
+
     @abstractmethod
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         """Perturb ``tokens`` as ``state``, the last draw, says."""
@@ -176,6 +183,7 @@ class DrawnPerturbation(Perturbation):
         if self.every is not None:
             due = (steps > 0) & (steps % self.every == 0)
             state = self._renew_rows(due, tokens, state)
+        state = self.follow(state)
         seen = self.apply(tokens, state)
         if self.varies and seen.num_tokens == tokens.num_tokens:
             # What adds 0 changes the sign of -0; who drew 0 is to see no change.
