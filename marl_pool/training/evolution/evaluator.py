@@ -100,8 +100,12 @@ class Evaluator:
                     slice(column, min(column + columns, worlds)),
                 )
 
-    def check(self, env: Mapping[str, Any]) -> None:
-        """Refuse options that worlds cannot be made of, or the agent cannot act in.
+    def check(self, env: Mapping[str, Any], where: str) -> None:
+        """Reject options that worlds cannot be made of, or the agent cannot act in.
+
+        Args:
+            env: ``{"name": …, **options}``.
+            where: the key that changed them, for the message.
 
         Raises:
             InputError: an unknown option, a number out of range, or other tokens.
@@ -110,7 +114,7 @@ class Evaluator:
         misfit = self.agent.misfit(group.tokens, group.action_space)
         if misfit:
             raise InputError(
-                f"curriculum: the policy does not fit its worlds: {misfit}"
+                f"{where}: the policy does not fit its worlds: {misfit}"
             )
 
     def play(self, vectors: Tensor, task: Task) -> Played:
