@@ -67,9 +67,7 @@ def both(every: int | None, **options: Any) -> tuple[Shuffle, Shuffle]:
 def invariant() -> Pooling:
     """A memoryless head that does not care for the order of its tokens."""
     torch.manual_seed(0)
-    return make_pooling(
-        "pma", dim=SPEC.num_features, num_heads=2
-    ).double()
+    return make_pooling("pma", dim=SPEC.num_features, num_heads=2).double()
 
 
 @given(seed=seeds, every=st.sampled_from([None, 1, 2, 3, 9]))
@@ -334,6 +332,7 @@ def test_where_there_are_no_stacks_an_evaluation_has_a_gap() -> None:
 
 def test_cloning_reads_pixels_where_frames_are_permuted() -> None:
     """Numbers that stand for whole tokens cannot be taken apart into frames."""
+
     def moves_only(**options: Any) -> bool:
         sampler = object.__new__(Sampler)
         sampler.disturbance = Disturbance(SPEC, {"name": "shuffle", **options})

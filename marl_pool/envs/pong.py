@@ -46,8 +46,10 @@ class Pong(World):
     All tokens are of one type, none is the agent itself, and none carries its place on
     the screen. So a policy that does not care for their order and has no memory cannot
     play: it cannot tell where the ball is. The order never changes here: a permutation
-    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
-    features are bytes; the embedding divides them by 255.
+    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations.
+    Orders that change within an episode are the paper's test with
+    ``perturbation.scope=frame``. The features are bytes; the embedding divides them by
+    255.
 
     The reward is 1 for a point won and -1 for a point lost; the game is over
     (terminated) at 21. An episode is truncated after ``max_steps``: 27 000 steps of

@@ -113,9 +113,7 @@ class Evaluator:
         group = self._build(1, env).groups[self.group]
         misfit = self.agent.misfit(group.tokens, group.action_space)
         if misfit:
-            raise InputError(
-                f"{where}: the policy does not fit its worlds: {misfit}"
-            )
+            raise InputError(f"{where}: the policy does not fit its worlds: {misfit}")
 
     def play(self, vectors: Tensor, task: Task) -> Played:
         """Play one episode for each member and world.
