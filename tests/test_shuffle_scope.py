@@ -1,4 +1,4 @@
-"""The two scopes of a shuffle: whole stacks of frames, or each frame before stacking."""
+"""The two scopes of a shuffle: whole stacks of frames, or each frame by itself."""
 
 from typing import Any
 

@@ -49,8 +49,8 @@ class CarRacing(SimulatedWorld):
 
     All tokens are of one type, none is the agent itself, and none carries its place.
     Their order never changes here: a permutation (``perturbation=shuffle``) and
-    missing patches (``occlude``) are perturbations. Orders that change within an episode
-    are the paper's test with ``perturbation.scope=frame``.
+    missing patches (``occlude``) are perturbations. Orders that change within an
+    episode are the paper's test with ``perturbation.scope=frame``.
 
     An action is three numbers in [-1, 1]: the steering, -1 for full left, and the gas
     and the brake, -1 for none and 1 for full. The reward is 1000 / tiles for each new

@@ -128,7 +128,7 @@ class Evolution:
             "env_steps": self.steps,
             "episodes": self.episodes,
             "seconds": self.seconds,
-            # In the env of `fitness_env`; what follows as validation is in the run's env.
+            # Of worlds with `fitness_env`; validation is in the run's own env.
             "fitness_mean": float(fitness.mean()),
             "fitness_max": float(fitness.max()),
             "fitness_min": float(fitness.min()),
