@@ -14,6 +14,9 @@ from marl_pool.envs.base import World
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.evaluation import published
 from marl_pool.evaluation.cases import cases_of, label
+from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.measure import measure
+from marl_pool.evaluation.subject import in_double
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.shuffle import Shuffle
@@ -317,6 +320,29 @@ def test_a_scope_that_cannot_be_is_refused(
     assert expected in message
     assert got in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("scope", "every", "reorders"),
+    [("token", None, True), ("token", 2, True), ("frame", None, True)]
+    + [("frame", 2, False)],
+)
+def test_only_what_an_invariant_policy_must_not_notice_is_measured_exactly(
+    monkeypatch: pytest.MonkeyPatch, scope: str, every: int | None, reorders: bool
+) -> None:
+    seen: list[torch.dtype] = []
+
+    def note(policies: Any, world: World, change: Any = None, **options: Any) -> Any:
+        if change is not None:
+            seen.append(next(policies["agent"].parameters()).dtype)
+        return play(policies, world, change, **options)
+
+    monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
+    group = balanced().groups["agent"]
+    policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
+    entry = {"name": "shuffle", "scope": scope, "every": every, "severities": [1.0]}
+    measure(in_double({"agent": policy}), balanced, [entry])
+    assert seen == [torch.float64 if reorders else torch.float32]
 
 
 def test_where_there_are_no_stacks_an_evaluation_has_a_gap() -> None:

@@ -1,7 +1,6 @@
 """The contract of a perturbation: tokens in, tokens out, with a memory of its own."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class Perturbation(ABC):
         InputError: a number out of range.
     """
 
-    reorders: ClassVar[bool] = False
+    reorders: bool = False
     """Whether tokens only change places, which some policies must not notice."""
 
     ramp: int | None = None

@@ -53,8 +53,6 @@ class Shuffle(TokenShare):
             unknown scope, or a number out of range.
     """
 
-    reorders = True
-
     def __init__(
         self,
         *,
@@ -101,6 +99,8 @@ class Shuffle(TokenShare):
             )
         self.held, self.carry_memory = held, carry_memory
         self.scope, self.num_frames = scope, num_frames
+        # Frames that change places at different times make other tokens.
+        self.reorders = scope == "token" or every is None
 
     def moved(
         self, before: PerturbationState, after: PerturbationState
