@@ -324,8 +324,12 @@ def test_a_scope_that_cannot_be_is_refused(
 
 @pytest.mark.parametrize(
     ("scope", "every", "reorders"),
-    [("token", None, True), ("token", 2, True), ("frame", None, True)]
-    + [("frame", 2, False)],
+    [
+        ("token", None, True),
+        ("token", 2, True),
+        ("frame", None, True),
+        ("frame", 2, False),
+    ],
 )
 def test_only_what_an_invariant_policy_must_not_notice_is_measured_exactly(
     monkeypatch: pytest.MonkeyPatch, scope: str, every: int | None, reorders: bool
