@@ -43,7 +43,7 @@ class Published:
 def _reshuffled(*rows: Row, scope: str = "") -> dict[str, Row]:
     """Table 6: for Pong and CarRacing the paper permutes frames before stacking them.
 
-    Orders of whole stacks are another test, which no memoryless agent can fail.
+    Orders of whole stacks are another test, which no memoryless invariant agent fails.
     """
     labels = [f"shuffle every={period}{scope}" for period in PERIODS]
     return dict(zip(labels, rows, strict=True))

@@ -30,8 +30,9 @@ class Shuffle(TokenShare):
     after a new order they agree again. Types and padding move with the newest frame.
 
     Source: the shuffle tests of AttentionNeuron (Tang and Ha, 2021, section 4.1 and
-    Table 6), whose sensors carry no type. There Pong's and CarRacing's patches are
-    permuted frame by frame (the published code permutes a frame, then stacks it).
+    Table 6), whose sensors carry no type. There Pong's and CarRacing's screens are
+    permuted frame by frame: the published code permutes a frame, then stacks it. What
+    changes the order within an episode is not published.
 
     Args:
         severity: share of the slots, padded ones included, that take part in the

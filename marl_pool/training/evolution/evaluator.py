@@ -110,7 +110,16 @@ class Evaluator:
         Raises:
             InputError: an unknown option, a number out of range, or other tokens.
         """
-        group = self._build(1, env).groups[self.group]
+        try:
+            groups = self._build(1, env).groups
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        if list(groups) != [self.group]:
+            raise InputError(
+                f"{where}: expected the only group {self.group}, got "
+                f"{', '.join(groups)}"
+            )
+        group = groups[self.group]
         misfit = self.agent.misfit(group.tokens, group.action_space)
         if misfit:
             raise InputError(f"{where}: the policy does not fit its worlds: {misfit}")
