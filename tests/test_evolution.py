@@ -700,7 +700,7 @@ def refused(tmp_path, monkeypatch, capsys):
             ["fitness_env={max_steps: few}"],
             "fitness_env.max_steps: expected an integer >= 1, got 'few'",
         ),
-        (["fitness_env={duplicates: 0}"], "fitness_env.duplicates: expected an integer"),
+        (["fitness_env={duplicates: 0}"], "fitness_env.duplicates: expected an int"),
         (["fitness_env={start_angle: 4}"], "fitness_env: env.start_angle: expected an"),
         (
             ["env=simple_tag", "fitness_env={prey: learned}"],
