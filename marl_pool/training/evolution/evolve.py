@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marl_pool import names
-from marl_pool.errors import InputError, StoppedError
+from marl_pool.errors import StoppedError
 from marl_pool.policies.population import load_vector
 from marl_pool.policies.storage import save_policies
 from marl_pool.progress import Progress
@@ -160,12 +160,7 @@ class Evolution:
             self.evaluator.check({**self.config["env"], **fixed}, "fitness_env")
         if not curriculum:
             return
-        check_options(self.config["env"], curriculum)
-        if twice := sorted(fixed.keys() & curriculum.keys()):
-            raise InputError(
-                f"curriculum.{twice[0]}: expected an option that fitness_env leaves "
-                f"alone, got one that it sets to {fixed[twice[0]]!r}"
-            )
+        check_options(self.config["env"], curriculum, fixed)
         for share in (0.0, 1.0):
             self.evaluator.check(self._env(share), "curriculum")
 
