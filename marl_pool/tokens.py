@@ -71,10 +71,12 @@ class TokenSpec:
             among them; the others are noise. Empty where a type does not tell.
         positions: numbers of the features, from 0, that say where the token is; ()
             for tokens without a place, None where nobody knows.
+        num_frames: observations that the features stack, oldest first, each with the
+            same number of features; 1 for the current one alone.
 
     Raises:
         InputError: a size below 1, no type name, signal of an unknown type, or
-            positions that the features cannot hold.
+            positions or frames that the features cannot hold.
     """
 
     num_tokens: int
@@ -84,9 +86,10 @@ class TokenSpec:
     dtype: Literal["float32", "uint8"] = "float32"
     signal_types: tuple[str, ...] = ()
     positions: tuple[int, ...] | None = None
+    num_frames: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_tokens", "num_features"):
+        for name in ("num_tokens", "num_features", "num_frames"):
             if getattr(self, name) < 1:
                 raise InputError(
                     f"TokenSpec.{name}: expected at least 1, got {getattr(self, name)}"
@@ -99,6 +102,11 @@ class TokenSpec:
             raise InputError(
                 f"TokenSpec.signal_types: expected some of {', '.join(self.type_names)}"
                 f", got {', '.join(self.signal_types)}"
+            )
+        if self.num_features % self.num_frames:
+            raise InputError(
+                f"TokenSpec.num_frames: expected a divisor of num_features = "
+                f"{self.num_features}, got {self.num_frames}"
             )
         if self.positions is not None:
             object.__setattr__(self, "positions", tuple(self.positions))

@@ -233,7 +233,12 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
     assert cv2.imread(str(paths[3])) is not None
     rows = rows_of(paths)
     gaps = {name: row["gap"] for name, row in rows.items() if row["gap"]}
+    one_frame = (
+        "perturbation.scope: expected token, since these tokens show a single frame, "
+        "got frame"
+    )
     assert gaps == {
+        **{f"shuffle every={n} scope=frame": one_frame for n in published.PERIODS},
         "without sticky actions": "env cartpole has no sticky_actions",
         "sticky actions": "env cartpole has no sticky_actions",
         **dict.fromkeys(

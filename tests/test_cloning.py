@@ -1025,6 +1025,10 @@ LOOKING = [
             "clone.rollout_env.durations: unknown key",
         ),
         (
+            ["teacher=heuristic", "clone.rollout_env={name: pong}"],
+            "clone.rollout_env.name: expected options of the env",
+        ),
+        (
             ["teacher=heuristic", "clone.rollout_env={seed: 3}"],
             "clone.rollout_env.seed: unknown key",
         ),

@@ -21,6 +21,8 @@ from marl_pool import InputError, cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.errors import StoppedError
+from marl_pool.evaluation.published import published_for
+from marl_pool.evaluation.results import CLEAN
 from marl_pool.policies import make_agent
 from marl_pool.policies.population import load_vector, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
@@ -394,12 +396,103 @@ def test_training_follows_the_curriculum_and_validation_does_not(tmp_path, monke
     assert validation == [(0, VALIDATION_WORLDS, 3)] * 2
 
 
+# Another env for fitness than for validation
+
+
+def recorded(monkeypatch, *options):
+    """Let evaluators note which worlds and which options of the env they play."""
+    played, play = [], Evaluator.play
+
+    def record(self, vectors, task):
+        found = tuple(task.env[option] for option in options)
+        played.append((int(task.worlds[0]) >= VALIDATION_WORLDS, *found))
+        return play(self, vectors, task)
+
+    monkeypatch.setattr(Evaluator, "play", record)
+    return played
+
+
+def test_fitness_has_an_env_of_its_own_and_validation_has_not(tmp_path, monkeypatch):
+    played = recorded(monkeypatch, "width", "max_steps")
+    run = finished(
+        tmp_path / "run",
+        *("env.width=3", "fitness_env={width: 2}"),
+        *("env.max_steps=8", "curriculum={max_steps: [4, 8]}"),
+        *("curriculum_generations=2", "total_generations=3", "validation.every=5"),
+    )
+    training = [entry[1:] for entry in played if not entry[0]]
+    assert training == [(2, 4), (2, 6), (2, 8)]
+    assert [entry[1:] for entry in played if entry[0]] == [(3, 8)]
+    assert run.config["env"]["width"] == 3
+
+
+def test_what_fitness_is_measured_in_is_what_is_learned_from(tmp_path):
+    """The same fitness as in a run whose only env it is, other validation."""
+    plain = finished(tmp_path / "plain", "env.width=1")
+    apart = finished(tmp_path / "apart", "env.width=3", "fitness_env={width: 1}")
+    (rows, found), (other_rows, other) = results(plain), results(apart)
+    kinds = ("fitness_mean", "fitness_max", "fitness_min", "step_size")
+    for row, other_row in zip(rows, other_rows, strict=True):
+        assert [row[kind] for kind in kinds] == [other_row[kind] for kind in kinds]
+    assert rows[0]["validation_favourite"] != other_rows[0]["validation_favourite"]
+    found.pop("best"), other.pop("best")  # chosen by validation
+    assert found == other
+
+
+@pytest.mark.parametrize(
+    ("preset", "simulator", "option", "training", "measured"),
+    [
+        ("ant_attention_neuron", "pybullet", "alive_bonus", False, True),
+        ("car_racing_attention_neuron", "Box2D", "no_reward_limit", 20, 0),
+    ],
+)
+def test_published_presets_learn_from_another_reward_than_they_are_measured_by(
+    tmp_path, monkeypatch, preset, simulator, option, training, measured
+):
+    pytest.importorskip(simulator)
+    played = recorded(monkeypatch, option)
+    config = compose(
+        "evolve",
+        [
+            f"experiment={preset}",
+            *("evolution.population=3", "repetitions=1", "total_generations=1"),
+            *("env.max_steps=3", "validation.episodes=1", "threads=1"),
+        ],
+    )
+    run = Run.create(tmp_path / "run", config, "evolve")
+    evolve(run, run.config)
+    run.close()
+    assert played == [(False, training), (True, measured)]
+    # What `marl-pool evaluate` takes from the run.
+    assert Run.open(run.path).config["env"][option] == measured
+
+
+@pytest.mark.parametrize("preset", ["ant", "car_racing"])
+def test_the_papers_numbers_stand_beside_a_run_of_its_preset(preset):
+    config = compose("evolve", [f"experiment={preset}_attention_neuron"])
+    kinds = {"ant": (28, 1, 8), "car_racing": None}
+    policy = _agent_of(config, *kinds[preset]) if kinds[preset] else _racer(config)
+    assert CLEAN in published_for(policy, config["env"])
+
+
+def _racer(config):
+    from gymnasium.spaces import Box
+
+    from marl_pool.tokens import TokenSpec
+
+    spec = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8")
+    return make_agent(spec, Box(-1, 1, (3,)), **config["policy"], seed=0)
+
+
 # Runs
 
 
 @pytest.mark.parametrize("strategy", ["cma", "pgpe"])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
-    choice = (f"evolution={strategy}", "curriculum={width: [1, 2]}")
+    choice = (
+        *(f"evolution={strategy}", "curriculum={width: [1, 2]}"),
+        "fitness_env={max_steps: 7}",
+    )
     whole = finished(tmp_path / "whole", *choice)
     part = finished(tmp_path / "part", *choice, "total_generations=3")
     part = Run.open(part.path)
@@ -619,6 +712,30 @@ def refused(tmp_path, monkeypatch, capsys):
         (["repetitions=0"], "repetitions: expected an integer >= 1, got 0"),
         (["init=nowhere"], "init: expected policy, zeros or the folder of a policy or"),
         (["plugins=[Mine]"], "plugins: expected package.module:Class, got 'Mine'"),
+        (
+            ["fitness_env={speed: 1}"],
+            "fitness_env.speed: unknown key 'speed': choose from channel_ids, duplic",
+        ),
+        (["fitness_env={name: pong}"], "fitness_env.name: expected options of the env"),
+        (["fitness_env=3"], "fitness_env: expected a mapping, got 3"),
+        (
+            ["fitness_env={max_steps: few}"],
+            "fitness_env.max_steps: expected an integer >= 1, got 'few'",
+        ),
+        (["fitness_env={duplicates: 0}"], "fitness_env.duplicates: expected an int"),
+        (["fitness_env={start_angle: 4}"], "fitness_env: env.start_angle: expected an"),
+        (
+            ["env=simple_tag", "fitness_env={prey: learned}"],
+            "fitness_env: expected the only group predator, got predator, prey",
+        ),
+        (
+            ["fitness_env={num_frames: 2}"],
+            "fitness_env: the policy does not fit its worlds: expected num_features =",
+        ),
+        (
+            ["fitness_env={max_steps: 9}", "curriculum={max_steps: [1, 5]}"],
+            "curriculum.max_steps: expected an option that fitness_env leaves alone",
+        ),
         (["curriculum={speed: [0, 1]}"], "unknown key of curriculum 'speed': choose"),
         (["curriculum={start_speed: 3}"], "curriculum: expected a mapping (each a lis"),
         (

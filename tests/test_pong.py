@@ -146,15 +146,27 @@ def test_a_token_is_a_patch_of_each_frame_oldest_first(
         assert np.array_equal(features[token], pixels.reshape(-1))
 
 
-def test_frames_move_up_and_begin_black() -> None:
-    world = begun()
-    assert not world.screens[:, :3].any()
-    assert world.screens[:, 3].any()
-    for _ in range(5):
-        before = world.screens
-        world.step(actions_for(world))
-        assert torch.equal(world.screens[:, :3], before[:, 1:])
-    assert world.screens.flatten(2).any(-1).all()
+def test_frames_move_up_and_begin_alike() -> None:
+    world = begun(2)
+    for _ in range(2):
+        assert world.screens[:, 3].flatten(1).any(-1).all()
+        assert torch.equal(world.screens, world.screens[:, 3:].expand(-1, 4, -1, -1))
+        for _ in range(5):
+            before = world.screens
+            world.step(actions_for(world))
+            assert torch.equal(world.screens[:, :3], before[:, 1:])
+        world.reset()
+
+
+def test_a_reset_leaves_the_frames_of_the_others() -> None:
+    world = begun(2)
+    run(world, 6)
+    before = world.screens
+    world.reset(torch.tensor([True, False]))
+    assert torch.equal(world.screens[1], before[1])
+    assert torch.equal(world.screens[0], world.screens[0, 3:].expand(4, -1, -1))
+    world.step(idle(world))
+    assert torch.equal(world.screens[1, :3], before[1, 1:])
 
 
 def test_the_score_is_black_unless_asked_for() -> None:

@@ -73,10 +73,29 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             _refuse_context(f"worlds[{i}].env", world["env"])
             _refuse_misspelt(f"worlds[{i}].env", world["env"])
     if change := checked.get("clone", {}).get("rollout_env"):
-        whole = {**checked["env"], **change}
-        whole = check_group("clone.rollout_env", whole, GROUPS["env"])
-        checked["clone"]["rollout_env"] = {key: whole[key] for key in change}
+        changed = _check_env_change("clone.rollout_env", checked["env"], change)
+        checked["clone"]["rollout_env"] = changed
+    if change := checked.get("fitness_env"):
+        changed = _check_env_change("fitness_env", checked["env"], change)
+        checked["fitness_env"] = changed
     return checked
+
+
+def _check_env_change(
+    where: str, env: Mapping[str, Any], change: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Check options of the env that differ for one purpose.
+
+    Raises:
+        InputError: another env, an unknown option, or a value that it cannot take.
+    """
+    if "name" in change:
+        raise InputError(
+            f"{where}.name: expected options of the env {env['name']}, got "
+            f"{change['name']!r}"
+        )
+    whole = check_group(where, {**env, **change}, GROUPS["env"])
+    return {key: whole[key] for key in change}
 
 
 def _refuse_context(where: str, change: Mapping[str, Any]) -> None:

@@ -57,7 +57,7 @@ class Ant(AntWorld):
         contact_forces: the 78 channels of the forces on each body are there too, as
             in Gymnasium by default.
         alive_bonus: False takes the 1 off the reward, and what is then below 0, as
-            the published training on ``ant_bullet`` does.
+            the published search on ``ant_bullet`` does for its fitness.
         num_frames: readings of its channel that a token carries as features, the
             newest last, at least 1; the first reading stands for those before it.
         channel_ids: each channel is a type of its own.

@@ -38,8 +38,11 @@ class AntBullet(AntWorld):
     its tokens and has no memory cannot tell the channels apart; ``channel_ids`` is the
     control that tells. The order never changes here: a shuffle is a perturbation.
 
-    The published agents were trained without the bonus for being alive
-    (``alive_bonus=false``) and are tested with it.
+    The published agents were evolved without the bonus for being alive and with each
+    step's reward at least 0 (``alive_bonus=false``), and are tested on the full reward.
+    ``experiment=ant_attention_neuron`` does so too: it sets ``fitness_env``, which
+    leaves validation and evaluation as they are. For cloning (``experiment=ant_clone``)
+    the previous action is the true one; in the published data it was always zero.
 
     The simulators of a world run in one process of their own, since pybullet_envs needs
     a stand-in for the old ``gym``. See `SimulatedWorld` for what a saved state costs.

@@ -68,7 +68,14 @@ class AntWorld(SimulatedWorld):
         self._types = torch.arange(count, device=self.device) * channel_ids
         self.frames = self.observations.new_zeros(num_envs, count, num_frames)
         kinds = self.channels if channel_ids else ("channel",)
-        spec = TokenSpec(count, num_frames, kinds, has_self=False, positions=())
+        spec = TokenSpec(
+            count,
+            num_frames,
+            kinds,
+            has_self=False,
+            positions=(),
+            num_frames=num_frames,
+        )
         action = spaces.Box(-1, 1, (len(JOINTS),), np.float32)
         self._groups = {"agent": Group(1, spec, action)}
 

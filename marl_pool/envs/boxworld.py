@@ -100,6 +100,8 @@ class BoxWorld(World):
       to that at each reset, which ``random_distractors`` brings back.
     - Boxes and the loose key touch each other nowhere, as in Zambaldi et al., so that
       every level can be solved; there a box could stand right above another.
+    - The loose key lies in any free cell, in a fifth of the levels in the last
+      column; there never in the last column.
     - A branch of several boxes is a chain; there the contents were mixed up.
     - A seed fixes the level, and observations are float32, as their space says.
 

@@ -53,7 +53,8 @@ class LevelGenerator:
     boxes, the loose key, the agent. As in Zambaldi et al. (2019), boxes and the key
     touch each other nowhere, not even at corners, so the cells around a box are free.
     Hence what is free is connected and borders on every lock: each level can be solved.
-    The agent starts in any free cell.
+    The agent starts in any free cell, and the key lies in any, also in the last column,
+    where the AdaPool paper's published generator never puts it.
 
     With many boxes, the last may find no place. Then the level begins anew, with the
     next numbers of its own stream; the others don't notice. With default options

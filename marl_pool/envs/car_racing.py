@@ -49,7 +49,8 @@ class CarRacing(SimulatedWorld):
 
     All tokens are of one type, none is the agent itself, and none carries its place.
     Their order never changes here: a permutation (``perturbation=shuffle``) and
-    missing patches (``occlude``) are perturbations.
+    missing patches (``occlude``) are perturbations. Orders that change within an
+    episode are the paper's test with ``perturbation.scope=frame``.
 
     An action is three numbers in [-1, 1]: the steering, -1 for full left, and the gas
     and the brake, -1 for none and 1 for full. The reward is 1000 / tiles for each new
@@ -83,7 +84,8 @@ class CarRacing(SimulatedWorld):
             the grass.
         action_repeat: frames that an action lasts, at least 1.
         no_reward_limit: the episode ends after more than so many steps in a row
-            with negative rewards, 20 in the published training; 0 for never.
+            with negative rewards; 0 for never. The published search has 20, its tests
+            none: ``experiment=car_racing_attention_neuron`` sets it in ``fitness_env``.
         lap_complete_percent: share of the tiles after which the start line ends the
             lap, 0 to 1.
         max_steps: steps until truncation.
@@ -248,7 +250,14 @@ class CarRacing(SimulatedWorld):
     def _describe(self) -> Group:
         side = (SIDE - self.patch) // self.stride + 1
         features = self.num_frames * self.patch**2 * COLORS[self.color]
-        spec = TokenSpec(side**2, features, ("patch",), has_self=False, dtype="uint8")
+        spec = TokenSpec(
+            side**2,
+            features,
+            ("patch",),
+            has_self=False,
+            dtype="uint8",
+            num_frames=self.num_frames,
+        )
         return Group(1, spec, spaces.Box(-1, 1, (3,), np.float32))
 
 

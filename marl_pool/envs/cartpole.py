@@ -49,7 +49,8 @@ class CartPole(World):
     transformer (2021), section 4.1; the numbers are those of its published code. The
     paper lists the angle as the fifth channel, but the code has its velocity, as here.
     Duplicates ("10 obs") and noise channels ("5 obs + 5 noise") meet there an agent
-    that was trained without them.
+    that was trained without them, and its codes are halved (footnote 3), which
+    ``rescale_codes`` of an evaluation does; ``suite=attention_neuron`` sets it.
 
     Args:
         num_envs: worlds in the batch.
@@ -254,6 +255,7 @@ class CartPole(World):
             has_self=False,
             signal_types=CHANNELS if self.channel_ids else (),
             positions=(),
+            num_frames=self.num_frames,
         )
         return Group(1, spec, spaces.Box(-1, 1, (1,), np.float32))
 

@@ -41,13 +41,15 @@ class Pong(World):
     patches of 6 × 6 pixels: 196 tokens of 4 × 36 = 144 bytes. A token's features are
     frame-major: the 36 pixels of the oldest frame, row by row, then those of the next
     one; the newest comes last. Tokens come in rows from the upper left. After a reset
-    the frames before the first one are black.
+    the first frame stands for those before it.
 
     All tokens are of one type, none is the agent itself, and none carries its place on
     the screen. So a policy that does not care for their order and has no memory cannot
     play: it cannot tell where the ball is. The order never changes here: a permutation
-    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
-    features are bytes; the embedding divides them by 255.
+    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations.
+    Orders that change within an episode are the paper's test with
+    ``perturbation.scope=frame``. The features are bytes; the embedding divides them by
+    255.
 
     The reward is 1 for a point won and -1 for a point lost; the game is over
     (terminated) at 21. An episode is truncated after ``max_steps``: 27 000 steps of
@@ -67,8 +69,9 @@ class Pong(World):
     Source: PuzzlePong in Tang and Ha, The sensory neuron as a transformer (2021),
     section 4.3, on the Arcade Learning Environment (Bellemare et al., 2013) through
     ale-py; six actions, no sticky ones and the 10 rows with the score black are the
-    published code's. Frames and rewards are those of Gymnasium's ``AtariPreprocessing``
-    of ``PongNoFrameskip-v4``, whose no-ops are 1 to 30.
+    published code's, and so is the first frame that stands for those before it. Frames
+    and rewards are those of Gymnasium's ``AtariPreprocessing`` of
+    ``PongNoFrameskip-v4``, whose no-ops are 1 to 30.
 
     Args:
         num_envs: games in the batch.
@@ -149,7 +152,6 @@ class Pong(World):
         )
         self.num_frames, self.patch, self.zero_rows = num_frames, patch, zero_rows
         self._options: dict[str, Any] = {
-            "num_frames": num_frames,
             "frame_skip": frame_skip,
             "noop_max": noop_max,
             "sticky_actions": sticky_actions,
@@ -268,7 +270,14 @@ class Pong(World):
     def _describe(self) -> Group:
         tokens = (SCREEN // self.patch) ** 2
         features = self.num_frames * self.patch**2
-        spec = TokenSpec(tokens, features, ("patch",), has_self=False, dtype="uint8")
+        spec = TokenSpec(
+            tokens,
+            features,
+            ("patch",),
+            has_self=False,
+            dtype="uint8",
+            num_frames=self.num_frames,
+        )
         return Group(1, spec, spaces.Discrete(len(self.native_actions)))
 
     def _build(self) -> None:
@@ -310,7 +319,7 @@ class Pong(World):
         self.over = self.over & ~fresh
         noops = torch.from_numpy(simulator.noops[self._games]).to(self.device)
         self.noops = torch.where(fresh, noops, self.noops)
-        self._show(frames, fresh)
+        self._show(frames, fresh, first=True)
 
     def _play(self, chosen: Tensor) -> Tensor:
         """Step the games by native actions ``(num_envs,)``; return the rewards."""
@@ -321,19 +330,29 @@ class Pong(World):
         played = simulator.step(moves)
         self._turn = simulator.turn
         running = ~self.over
-        self._show(played.frames, running)
+        self._show(played.frames, running, first=False)
         over = torch.from_numpy(played.over[self._games]).to(self.device)
         self.over = self.over | over
         rewards = torch.from_numpy(played.rewards[self._games]).to(self.device)
         return rewards.to(self.dtype).mul_(running)
 
-    def _show(self, frames: np.ndarray, where: Tensor) -> None:
-        """Take over the frames of the worlds ``where``; the others keep theirs."""
+    def _show(self, frames: np.ndarray, where: Tensor, first: bool) -> None:
+        """Push the frames of the worlds ``where``; the others keep their stacks.
+
+        Args:
+            frames: ``(games, 1, 84, 84)`` of all the simulator's games.
+            where: ``(num_envs,)`` bool.
+            first: whether episodes begin with them.
+        """
         if not np.array_equal(self._games, np.arange(len(frames))):
             frames = frames[self._games]
-        screens = torch.from_numpy(frames)
-        screens[:, :, : self.zero_rows] = 0
-        screens = screens.to(self.device)
+        newest = torch.from_numpy(frames)
+        newest[:, :, : self.zero_rows] = 0
+        newest = newest.to(self.device)
+        if first:
+            screens = newest.repeat(1, self.num_frames, 1, 1)
+        else:
+            screens = torch.cat([self.screens[:, 1:], newest], 1)
         if not where.all():
             screens = torch.where(where[:, None, None, None], screens, self.screens)
         self.screens = screens

@@ -17,7 +17,7 @@ class Played(NamedTuple):
     """What a step of all games returns."""
 
     frames: np.ndarray
-    """``(games, num_frames, 84, 84)`` uint8, the newest last; the caller's own."""
+    """``(games, 1, 84, 84)`` uint8; the caller's own."""
     rewards: np.ndarray
     """``(games,)`` points won less points lost."""
     over: np.ndarray
@@ -35,7 +35,6 @@ class Simulator:
 
     Args:
         num_games: how many.
-        num_frames: frames of an observation.
         frame_skip: emulated frames that an action lasts.
         noop_max: most no-ops at a start.
         sticky_actions: probability that a frame repeats the action before.
@@ -46,7 +45,6 @@ class Simulator:
         self,
         num_games: int,
         *,
-        num_frames: int,
         frame_skip: int,
         noop_max: int,
         sticky_actions: float,
@@ -67,7 +65,8 @@ class Simulator:
             autoreset_mode="NextStep",
             img_height=SCREEN,
             img_width=SCREEN,
-            stack_num=num_frames,
+            # Stacks are the world's own: these would begin with black frames.
+            stack_num=1,
             frameskip=frame_skip,
             # The native env stops one short of its maximum.
             noop_max=noop_max + 1,
@@ -91,8 +90,7 @@ class Simulator:
             numbers: ``(n,)`` of the starts from their seeds, at least 0.
 
         Returns:
-            ``(games, num_frames, 84, 84)`` uint8, what all games show. The frames
-            before the first one are black.
+            ``(games, 1, 84, 84)`` uint8, what all games show.
         """
         self.turn += 1
         wanted = np.full(self.num_games, UNKNOWN)

@@ -30,6 +30,7 @@ CONTEXT = (
     "dtype",
     "num_features",
     "positions",
+    "num_frames",
 )
 """What the tokens' spec says, to a constructor that has such a parameter."""
 

@@ -1,7 +1,6 @@
 """The contract of a perturbation: tokens in, tokens out, with a memory of its own."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class Perturbation(ABC):
         InputError: a number out of range.
     """
 
-    reorders: ClassVar[bool] = False
+    reorders: bool = False
     """Whether tokens only change places, which some policies must not notice."""
 
     ramp: int | None = None
@@ -147,6 +146,13 @@ class DrawnPerturbation(Perturbation):
         """
         return {}
 
+    def follow(self, state: PerturbationState) -> PerturbationState:
+        """Update the memory at every step, after a draw if one is due; by default not.
+
+        For what depends on the draws of several steps.
+        """
+        return state
+
     @abstractmethod
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         """Perturb ``tokens`` as ``state``, the last draw, says."""
@@ -176,6 +182,7 @@ class DrawnPerturbation(Perturbation):
         if self.every is not None:
             due = (steps > 0) & (steps % self.every == 0)
             state = self._renew_rows(due, tokens, state)
+        state = self.follow(state)
         seen = self.apply(tokens, state)
         if self.varies and seen.num_tokens == tokens.num_tokens:
             # What adds 0 changes the sign of -0; who drew 0 is to see no change.

@@ -1,9 +1,11 @@
 """Shuffle: tokens change places."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
+from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.draws import uniform_like
 from marl_pool.perturbations.selection import permutation, take_features
@@ -14,17 +16,29 @@ from marl_pool.types import PositiveInt, Seed, Severity
 
 
 class Shuffle(TokenShare):
-    """Permute whole tokens: features, types and padding move together.
+    """Permute tokens: features, types and padding move together.
 
-    The set stays the same, so a permutation-invariant policy notices nothing.
+    With ``scope="token"`` whole tokens move. The set stays the same, so a
+    permutation-invariant policy notices nothing, at least if it has no memory of
+    single tokens.
 
-    Source: the shuffle test of AttentionNeuron (Tang and Ha, 2021, section 4.1),
-    whose sensors carry no type.
+    With ``scope="frame"`` each frame is permuted before it is stacked, as a sensor
+    array would be whose wires are exchanged while it runs: after a new order, and until
+    the stack holds no older frame, a token joins frames of different places, and even
+    an invariant policy without a memory notices. Frames before the first one have its
+    order. So with ``every=None`` both scopes are the same, and ``num_frames - 1`` steps
+    after a new order they agree again. Types and padding move with the newest frame.
+
+    Source: the shuffle tests of AttentionNeuron (Tang and Ha, 2021, section 4.1 and
+    Table 6), whose sensors carry no type. There Pong's and CarRacing's screens are
+    permuted frame by frame: the published code permutes a frame, then stacks it. What
+    changes the order within an episode is not published.
 
     Args:
         severity: share of the slots, padded ones included, that take part in the
             permutation.
         every: steps from one permutation to the next; None permutes at reset only.
+        scope: what is permuted, ``"token"`` or ``"frame"``.
         held: seed of one permutation that all worlds, agents and episodes share, now
             and in any other run; None draws a new one for each.
         carry_memory: what a policy remembers of a token by itself goes with it to its
@@ -32,24 +46,26 @@ class Shuffle(TokenShare):
         protect_self: leave the observer's own token in its place.
         ramp: episodes of a world in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
+        num_frames: observations that a token's features stack; see `TokenSpec`.
 
     Raises:
-        InputError: ``held`` together with ``every``, ``carry_memory`` without it, or a
-            number out of range.
+        UnfitTokensError: ``scope="frame"`` for tokens that show a single frame.
+        InputError: ``held`` together with ``every``, ``carry_memory`` without it, an
+            unknown scope, or a number out of range.
     """
-
-    reorders = True
 
     def __init__(
         self,
         *,
         severity: Severity = 1.0,
         every: PositiveInt | None = None,
+        scope: Literal["token", "frame"] = "token",
         held: Seed | None = None,
         carry_memory: bool = False,
         protect_self: bool = False,
         ramp: PositiveInt | None = None,
         has_self: bool = True,
+        num_frames: PositiveInt = 1,
     ) -> None:
         super().__init__(
             severity=severity,
@@ -73,7 +89,19 @@ class Shuffle(TokenShare):
                 "perturbation.carry_memory: expected false where perturbation.every is "
                 f"null, got {carry_memory}"
             )
+        if scope not in ("token", "frame"):
+            raise InputError(
+                f"perturbation.scope: expected token or frame, got {scope!r}"
+            )
+        if scope == "frame" and num_frames < 2:
+            raise UnfitTokensError(
+                "perturbation.scope: expected token, since these tokens show a single "
+                "frame, got frame"
+            )
         self.held, self.carry_memory = held, carry_memory
+        self.scope, self.num_frames = scope, num_frames
+        # Frames that change places at different times make other tokens.
+        self.reorders = scope == "token" or every is None
 
     def moved(
         self, before: PerturbationState, after: PerturbationState
@@ -101,13 +129,35 @@ class Shuffle(TokenShare):
     def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
         """Make a permutation for each agent; see `DrawnPerturbation.settle`."""
         moving = super().settle(tokens, state)["chosen"]
-        return {"origin": permutation(state["scores"], moving)}
+        origin = permutation(state["scores"], moving)
+        if self.scope == "token":
+            return {"origin": origin}
+        stack = origin[:, :, None].repeat(1, 1, self.num_frames, 1)
+        if "origins" in state:
+            # In the middle of an episode, older frames keep the order they came in.
+            begins = (state["steps"] == 0).view(-1, 1, 1, 1)
+            stack = torch.where(begins, stack, state["origins"])
+        return {"origin": origin, "origins": stack}
+
+    def follow(self, state: PerturbationState) -> PerturbationState:
+        """Push the newest frame's order onto the stack of orders."""
+        if self.scope == "token":
+            return state
+        # (num_envs, agents, num_frames, N), oldest first like the frames themselves.
+        newest = state["origin"][:, :, None]
+        return {**state, "origins": torch.cat([state["origins"][:, :, 1:], newest], 2)}
 
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         """Permute; see `DrawnPerturbation.apply`."""
         origin = state["origin"]
+        if self.scope == "token":
+            features = take_features(tokens.features, origin)
+        else:
+            # A slot that is padded now may have an older frame of a token.
+            known = tokens.features.masked_fill(tokens.padding[..., None], 0)
+            frames = known.unflatten(-1, (self.num_frames, -1))
+            moved = take_features(frames.transpose(-3, -2), state["origins"])
+            features = moved.transpose(-3, -2).flatten(-2)
         return Tokens(
-            take_features(tokens.features, origin),
-            tokens.types.gather(-1, origin),
-            tokens.padding.gather(-1, origin),
+            features, tokens.types.gather(-1, origin), tokens.padding.gather(-1, origin)
         )

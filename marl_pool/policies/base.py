@@ -148,10 +148,10 @@ class SpecifiedPolicy(Policy):
         """Why it cannot read such tokens or act so; empty if it can.
 
         The number of tokens may differ from what it was made for, if its head allows.
-        Which types are signal, and which features a position, is no matter of the
-        policy's.
+        Which types are signal, which features a position, and how many frames they
+        stack, is no matter of the policy's.
         """
-        free = ("num_tokens", "signal_types", "positions")
+        free = ("num_tokens", "signal_types", "positions", "num_frames")
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
         found = {**vars(self.spec), "actions": self.actions}
         for key, value in expected.items():

@@ -95,7 +95,7 @@ def _lstm(name: str, units: int, inputs: int) -> tuple[Part, ...]:
 
 _CARTPOLE = TokenSpec(5, 1, ("channel",), has_self=False)
 _ANT = TokenSpec(28, 1, ("channel",), has_self=False)
-_PATCHES = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8")
+_PATCHES = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8", num_frames=4)
 _OVERLAPPING = TokenSpec(529, 147, ("patch",), has_self=False, dtype="uint8")
 
 PUBLISHED: dict[str, Published] = {

@@ -170,6 +170,9 @@ class EvolveSettings:
     """Generations after which the search ends."""
     time_limit: PositiveFloat | None = None
     """Seconds after which the search ends; None: no limit."""
+    fitness_env: dict[str, Any] = field(default_factory=dict)
+    """Options of the env that differ where fitness is measured: another reward, say.
+    Validation, and so the choice of the best, keeps the env as it is."""
     curriculum: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Option of the env → its values at the start and from the end of the curriculum
     on, in training; linear in between."""

@@ -271,7 +271,9 @@ class Sampler:
     def _moves_only(self) -> bool:
         """Whether numbers of rows can be perturbed in place of their bytes."""
         made = self.disturbance.at(0)
-        return made is None or type(made) in (Occlude, Shuffle)
+        if type(made) is Shuffle:
+            return made.scope == "token"
+        return made is None or type(made) is Occlude
 
     def _bytes(self, numbers: Tensor) -> Tensor:
         assert self.table is not None

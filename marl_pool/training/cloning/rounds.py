@@ -93,8 +93,6 @@ class Rounds:
         if not self.settings.rollout_env:
             return
         try:
-            if "name" in self.settings.rollout_env:
-                raise InputError("expected options of the env, got a name")
             world = self.world(1, 0, student=True)
             group = world.groups.get(self.cast.group)
             if group is None or group != self.world(1, 0).groups[self.cast.group]:

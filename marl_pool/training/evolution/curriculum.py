@@ -4,13 +4,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_pool import names
+from marl_pool.errors import InputError
 
 Curriculum = Mapping[str, Sequence[float]]
 """Option of the env → its values at the start and at the end."""
 
 
-def check_options(env: Mapping[str, Any], curriculum: Curriculum) -> None:
-    """Refuse what is no option of the env with a number for its value.
+def check_options(
+    env: Mapping[str, Any],
+    curriculum: Curriculum,
+    fitness_env: Mapping[str, Any] | None = None,
+) -> None:
+    """Reject a key that is no numeric option of the env, or that has a value already.
+
+    Args:
+        env: ``{"name": …, **options}``.
+        curriculum: the options that change.
+        fitness_env: options that training sets to one value.
 
     Raises:
         InputError: there is such a key.
@@ -23,6 +33,11 @@ def check_options(env: Mapping[str, Any], curriculum: Curriculum) -> None:
     for key in curriculum:
         if key not in numbers:
             raise names.unknown("key of curriculum", key, numbers)
+        if fitness_env and key in fitness_env:
+            raise InputError(
+                f"curriculum.{key}: expected an option that fitness_env leaves alone, "
+                f"got one that it sets to {fitness_env[key]!r}"
+            )
 
 
 def env_at(

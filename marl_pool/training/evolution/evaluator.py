@@ -100,18 +100,29 @@ class Evaluator:
                     slice(column, min(column + columns, worlds)),
                 )
 
-    def check(self, env: Mapping[str, Any]) -> None:
-        """Refuse options that worlds cannot be made of, or the agent cannot act in.
+    def check(self, env: Mapping[str, Any], where: str) -> None:
+        """Reject options that worlds cannot be made of, or the agent cannot act in.
+
+        Args:
+            env: ``{"name": …, **options}``.
+            where: the key that changed them, for the message.
 
         Raises:
             InputError: an unknown option, a number out of range, or other tokens.
         """
-        group = self._build(1, env).groups[self.group]
+        try:
+            groups = self._build(1, env).groups
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        if list(groups) != [self.group]:
+            raise InputError(
+                f"{where}: expected the only group {self.group}, got "
+                f"{', '.join(groups)}"
+            )
+        group = groups[self.group]
         misfit = self.agent.misfit(group.tokens, group.action_space)
         if misfit:
-            raise InputError(
-                f"curriculum: the policy does not fit its worlds: {misfit}"
-            )
+            raise InputError(f"{where}: the policy does not fit its worlds: {misfit}")
 
     def play(self, vectors: Tensor, task: Task) -> Played:
         """Play one episode for each member and world.

@@ -74,7 +74,7 @@ class Evolution:
     def __init__(self, run: Run, config: Mapping[str, Any]) -> None:
         self.run, self.config = run, config
         self.evaluator = Evaluator(config)
-        self._check_curriculum()
+        self._check_training_env()
         agent, options = self.evaluator.agent, dict(config["evolution"])
         # A run that goes on needs no start: its folder may be gone by then.
         init = OWN if run.latest_checkpoint() else config["init"]
@@ -128,6 +128,7 @@ class Evolution:
             "env_steps": self.steps,
             "episodes": self.episodes,
             "seconds": self.seconds,
+            # Of worlds with `fitness_env`; validation is in the run's own env.
             "fitness_mean": float(fitness.mean()),
             "fitness_max": float(fitness.max()),
             "fitness_min": float(fitness.min()),
@@ -153,16 +154,20 @@ class Evolution:
         if number % self.config["checkpoint"]["every"] == 0:
             self._save()
 
-    def _check_curriculum(self) -> None:
-        if not self.config["curriculum"]:
+    def _check_training_env(self) -> None:
+        curriculum, fixed = self.config["curriculum"], self.config["fitness_env"]
+        if fixed:
+            self.evaluator.check({**self.config["env"], **fixed}, "fitness_env")
+        if not curriculum:
             return
-        check_options(self.config["env"], self.config["curriculum"])
+        check_options(self.config["env"], curriculum, fixed)
         for share in (0.0, 1.0):
-            self.evaluator.check(self._env(share))
+            self.evaluator.check(self._env(share), "curriculum")
 
     def _env(self, share: float) -> dict[str, Any]:
         """Training's worlds when ``share`` of the curriculum is done."""
-        return env_at(self.config["env"], self.config["curriculum"], share)
+        env = {**self.config["env"], **self.config["fitness_env"]}
+        return env_at(env, self.config["curriculum"], share)
 
     def _validate(self, player: Player, best_sample: Tensor) -> Validation:
         """Measure the favourite and a member; the best so far is the run's policy."""
