@@ -339,7 +339,7 @@ def _parsers(
         reader.add_argument(
             "--out", metavar="DIR", help="new folder for results that belong to no run"
         )
-    for reader in (evaluate, diagnose, render, reporter):
+    for reader in (resume, evaluate, diagnose, render, reporter):
         reader.add_argument(
             "--plugin",
             metavar="CLASS",

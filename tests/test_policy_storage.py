@@ -283,9 +283,7 @@ def test_a_policy_of_another_class_is_refused(folder: Path) -> None:
         config["modules"]["policy"]["class"] = "recurrent"
 
     edit(folder, change)
-    assert "uses the policy 'recurrent', which is not part of marl_pool" in refused(
-        folder
-    )
+    assert "unknown policy 'recurrent': choose from" in refused(folder)
 
 
 def test_weights_must_fit_the_configuration(folder: Path, tmp_path: Path) -> None:

@@ -181,9 +181,7 @@ def write_returns(path: Path, returns: np.ndarray) -> None:
 
 def read_returns(path: Path) -> np.ndarray:
     """Read what `write_returns` wrote; nothing in it is unpickled."""
-    with np.load(path, allow_pickle=False) as content:
-        returns: np.ndarray = content["returns"]
-        return returns
+    return read_npz(path)["returns"]
 
 
 def _rows(records: Iterable["Result | Area"]) -> list[dict[str, Any]]:

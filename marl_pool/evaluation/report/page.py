@@ -27,6 +27,7 @@ from marl_pool.evaluation.report.study import Study, groups_of
 from marl_pool.evaluation.report.theory import theory
 from marl_pool.evaluation.report.versus import versus
 from marl_pool.evaluation.subject import Subject, cpu_threads
+from marl_pool.names import trust
 from marl_pool.progress import Progress
 from marl_pool.runs import Run
 from marl_pool.version import __version__, commit
@@ -57,9 +58,9 @@ def report(
         InputError: runs that cannot be compared, or the file exists.
     """
     path = new_page(out, runs)
-    sources = read_sources(runs)
-    methods = methods_of(sources)
-    with cpu_threads(settings["threads"]):
+    # Evaluations name perturbations and environments, too.
+    with cpu_threads(settings["threads"]), trust(plugins, "a run of the report"):
+        methods = methods_of(read_sources(runs))
         content = _content(methods, settings, plugins)
     html = render(content)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from marl_pool.errors import InputError
 from marl_pool.evaluation.comparable import require_comparable
 from marl_pool.evaluation.report.diagnosed import Diagnosed, diagnosis_of
 from marl_pool.evaluation.report.evaluations import (
@@ -126,12 +125,7 @@ def require_envs(runs: Sequence[Run]) -> None:
         InputError: a run whose configuration names no env.
     """
     for run in runs:
-        env = run.config.get(ENV)
-        if not isinstance(env, Mapping) or not isinstance(env.get("name"), str):
-            raise InputError(
-                f"{run.path}/config.yaml: expected env.name, the name of a world, got "
-                f"env: {env!r}"
-            )
+        _ = run.env
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -223,8 +223,7 @@ class Evolution:
 
     def _load(self, checkpoint: Path) -> None:
         counts = json.loads((checkpoint / STATE).read_text())
-        with np.load(checkpoint / SEARCH, allow_pickle=False) as arrays:
-            state = dict(arrays)
+        state = read_npz(checkpoint / SEARCH)
         self.best = torch.from_numpy(state.pop(BEST))
         self.strategy.load_state_dict(state)
         self.steps, self.episodes = counts["steps"], counts["episodes"]
