@@ -6,6 +6,7 @@ bound, whatever the file claims about itself.
 
 import zipfile
 from collections.abc import Iterator
+from gzip import GzipFile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
@@ -144,11 +145,16 @@ def read_npz(file: Path, most: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
             read, is damaged, or holds objects.
         InputError: there is more in it than ``most`` bytes.
     """
-    with file.open("rb") as opened, zipfile.ZipFile(opened) as archive:
+    with file.open("rb") as opened:
+        if opened.read(6) == b"\x93NUMPY":
+            raise InputError(f"{file}: expected an .npz file, got a single array")
+    with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         # zipfile reads no more of a member than the size that it claims.
         if sum(member.file_size for member in members) > most:
-            raise InputError(f"{file}: expected at most {most:,} bytes unpacked")
+            raise InputError(
+                f"{file}: expected at most {most:,} bytes unpacked, got more"
+            )
         return {
             member.filename.removesuffix(".npy"): _array(archive.open(member), member)
             for member in members
@@ -181,7 +187,7 @@ class Bounded:
         most: bytes from its beginning, and of a single `read`.
     """
 
-    def __init__(self, opened: BinaryIO, most: int) -> None:
+    def __init__(self, opened: BinaryIO | GzipFile, most: int) -> None:
         self._opened, self._most = opened, most
 
     def read(self, size: int = -1) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from marl_pool.atomic import new_binary_file, new_file
+from marl_pool.reading import read_npz
 
 CLEAN, WORLD = "clean", "world"
 TRAINED = "trained"

@@ -21,6 +21,7 @@ from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
+from marl_pool.reading import read_npz
 from marl_pool.tokens import TokenSpec
 
 ARRAY = "params"

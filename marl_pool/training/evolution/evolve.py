@@ -17,6 +17,7 @@ from marl_pool.policies.population import load_vector
 from marl_pool.policies.storage import save_policies
 from marl_pool.progress import Progress
 from marl_pool.randomness import VALIDATION_WORLDS
+from marl_pool.reading import read_npz
 from marl_pool.runs import Run, iteration_of
 from marl_pool.training.evolution import STRATEGIES
 from marl_pool.training.evolution.curriculum import check_options, env_at
