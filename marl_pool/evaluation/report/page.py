@@ -1,6 +1,7 @@
 """Put the page together and write it."""
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,8 @@ from marl_pool.runs import Run
 from marl_pool.version import __version__, commit
 
 TEMPLATE = "page.html.j2"
+LONGEST = 80
+"""Characters of the environment's name in the name of a page."""
 T = TypeVar("T")
 
 
@@ -89,7 +92,8 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
         _require_folder(path)
         return path
     require_envs(runs)
-    env = runs[0].config["env"]["name"].rpartition(":")[2]
+    # The name is a file's word: nothing in it may lead out of the folder.
+    env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{env}"
     path, number = Path("reports") / f"{stem}.html", 1
     while path.exists():

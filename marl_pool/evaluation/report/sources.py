@@ -15,6 +15,7 @@ from marl_pool.evaluation.report.evaluations import (
     Evaluation,
     evaluation_of,
 )
+from marl_pool.evaluation.report.folders import short_folders
 from marl_pool.runs import Run
 
 BEST = "best"
@@ -79,6 +80,8 @@ class Source:
         text = str(reason)
         for path in (self.run.path.resolve(), self.run.path):
             text = text.replace(str(path), self.name) if path.is_absolute() else text
+        for folder, name in short_folders([self.run.config]).items():
+            text = text.replace(folder, name)
         return text
 
 
