@@ -25,8 +25,9 @@ from marl_pool.envs import make_batched_env
 from marl_pool.errors import InputError
 from marl_pool.names import UntrustedError, inheritance, resolve, trust
 from marl_pool.perturbations import make_perturbation
-from marl_pool.policies import ActionSpec, load_policies, load_policy, make_policy
-from marl_pool.policies.storage import save_policy
+from marl_pool.policies import make_policy
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.storage import load_policies, load_policy, save_policy
 from marl_pool.pooling import make_pooling
 from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep
@@ -516,7 +517,7 @@ def test_a_page_stays_in_its_folder(
     run = trained(here / "run")
     in_config(run, env={**run.config["env"], "name": name})
     assert main(["report", str(run.path), "threads=1"]) == 0
-    made = {path for path in tmp_path.rglob("*.html")}
+    made = set(tmp_path.rglob("*.html"))
     assert len(made) == 1
     assert made == set((here / "reports").glob("*.html"))
 
