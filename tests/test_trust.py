@@ -19,6 +19,7 @@ import yaml
 from marl_pool import evaluate as evaluate_policy
 from marl_pool import names
 from marl_pool.cli import main
+from marl_pool.commands.shared import go_on
 from marl_pool.config import registry
 from marl_pool.config.signatures import ANY_OTHER, options_of_class
 from marl_pool.envs import make_batched_env
@@ -131,8 +132,6 @@ def test_no_option_of_any_registered_class_imports_what_a_file_names(
         ("policies", "attention_agent", "pooling"),
         ("envs", "pettingzoo", "module"),
         ("envs", "pettingzoo", "tokenizer"),
-        ("tasks", "clustering", "encoder"),
-        ("tasks", "clustering", "pooling"),
     ],
     ids=".".join,
 )
@@ -236,7 +235,9 @@ PLACES: dict[str, Callable[[Run], None]] = {
     "env": lambda run: in_config(run, env={"name": PAYLOAD}),
     "module": lambda run: in_config(run, env={**ENV, "module": "sent_payload"}),
     "tokenizer": lambda run: in_config(run, env={**ENV, "tokenizer": PAYLOAD}),
-    "fixed": lambda run: in_config(run, fixed={"agent": PAYLOAD}),
+    "fixed": lambda run: in_config(
+        run, env={"name": "simple_tag"}, fixed={"prey": PAYLOAD}
+    ),
 }
 VERBS = {
     "evaluate": ["evaluate", "suite=quick", *QUICK],
@@ -266,8 +267,9 @@ def test_no_reading_verb_imports_what_a_run_names(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     PLACES[place](run)
-    for verb, (*words,) in VERBS.items():
-        status = main([*words, str(run.path)])
+    allowed = ["--plugin", SPREAD] if place == "tokenizer" else []
+    for verb, words in VERBS.items():
+        status = main([*words, str(run.path), *allowed])
         assert not has_run(payload), verb
         if verb != "report" or status:  # whose page has a gap instead
             assert "sent_payload" in one_line(capsys, status)
@@ -322,6 +324,13 @@ def test_resume_imports_only_what_it_is_allowed(
         assert f"marl-pool resume {run.path} --plugin {name}" in told
     main([*command, "--plugin", name])
     assert has_run(payload) or kind == "policy"
+
+
+def test_what_is_stopped_says_which_plug_ins_it_needs(tmp_path: Path) -> None:
+    config = {"env": {**ENV, "tokenizer": "my.own:One"}, "pooling": NESTED}
+    flags = f"--plugin {SPREAD} --plugin my.own:One --plugin {PAYLOAD}"
+    assert go_on(Path("run"), config) == f"go on with: marl-pool resume run {flags}"
+    assert go_on(Path("run")) == "go on with: marl-pool resume run"
 
 
 def test_resume_keeps_the_plug_ins_that_were_given(
@@ -442,7 +451,7 @@ def test_reading_verbs_search_the_working_directory_only_for_plug_ins(
 ) -> None:
     elsewhere = [entry for entry in sys.path if entry not in ("", str(tmp_path))]
     monkeypatch.chdir(tmp_path)
-    for verb, words in {**VERBS, "resume": ["resume", "total_steps=1"]}.items():
+    for verb, words in {**VERBS, "resume": ["resume", "seed=1"]}.items():
         monkeypatch.setattr(sys, "path", list(elsewhere))
         main([*words, str(run.path)])
         assert str(tmp_path) not in sys.path, verb

@@ -127,7 +127,7 @@ def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
     except KeyboardInterrupt:
         if not sweep.is_at(sweep.path):
             raise
-        return stopped(sweep.path)
+        return stopped(sweep.path, *(trial.config for trial in plan.trials))
     if not dry_run:
         print_paths([sweep.path, sweep.table_path(settings.format)])
     for name, reason in failed.items():
@@ -209,11 +209,12 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
         with run.lock():
             work.load()(run, config)
     except KeyboardInterrupt:
-        return stopped(run.path)
+        return stopped(run.path, config)
     finally:
         run.close()
     if config["time_limit"] is not None and work.saved(run) < work.total(config):
-        print(f"marl-pool: time_limit is over; {go_on(run.path)}", file=sys.stderr)
+        way = go_on(run.path, config)
+        print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
     results = [run.path / work.result] if work.result else []
     written = (run.metrics_path, run.policy_dir, *results)
     print_paths([run.path, *filter(Path.exists, written)])

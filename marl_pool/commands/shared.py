@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,15 +141,24 @@ def install_hint(module: str, extra: str) -> str:
     return f'this needs {module}: pip install "marl-pool[{extra}]"'
 
 
-def stopped(path: Path) -> int:
+def stopped(path: Path, *configs: Mapping[str, Any]) -> int:
     """Say how to go on, and return the exit status of who was interrupted."""
-    print(f"marl-pool: stopped; {go_on(path)}", file=sys.stderr)
+    print(f"marl-pool: stopped; {go_on(path, *configs)}", file=sys.stderr)
     return 130
 
 
-def go_on(path: Path) -> str:
-    """Which command goes on with what was stopped."""
-    return f"go on with: marl-pool resume {path}"
+def go_on(path: Path, *configs: Mapping[str, Any]) -> str:
+    """Which command goes on with what was stopped.
+
+    Args:
+        path: of the run or sweep.
+        *configs: of its runs; the plug-ins in them are allowed by the command.
+    """
+    named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
+    modules = {(config.get("env") or {}).get("module") for config in configs}
+    plugins = sorted(named | (modules - {None}))
+    flags = "".join(f" --plugin {shlex.quote(name)}" for name in plugins)
+    return f"go on with: marl-pool resume {path}{flags}"
 
 
 def print_paths(paths: Sequence[Path]) -> None:
