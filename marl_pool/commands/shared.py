@@ -155,8 +155,8 @@ def go_on(path: Path, *configs: Mapping[str, Any]) -> str:
         *configs: of its runs; the plug-ins in them are allowed by the command.
     """
     named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
-    modules = {(config.get("env") or {}).get("module") for config in configs}
-    plugins = sorted(named | (modules - {None}))
+    modules = ((config.get("env") or {}).get("module") for config in configs)
+    plugins = sorted(named.union(filter(None, modules)))
     flags = "".join(f" --plugin {shlex.quote(name)}" for name in plugins)
     return f"go on with: marl-pool resume {path}{flags}"
 
