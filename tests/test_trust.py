@@ -236,7 +236,7 @@ PLACES: dict[str, Callable[[Run], None]] = {
     "module": lambda run: in_config(run, env={**ENV, "module": "sent_payload"}),
     "tokenizer": lambda run: in_config(run, env={**ENV, "tokenizer": PAYLOAD}),
     "fixed": lambda run: in_config(
-        run, env={"name": "simple_tag"}, fixed={"prey": PAYLOAD}
+        run, env={"name": "simple_tag", "prey": "learned"}, fixed={"prey": PAYLOAD}
     ),
 }
 VERBS = {
@@ -502,9 +502,9 @@ def test_a_configuration_that_is_none_is_refused_in_one_line(
     (run.path / "config.yaml").write_text(text + "package_version: '1'\n")
     for verb, words in {**VERBS, "resume": ["resume"]}.items():
         status = main([*words, str(run.path)])
-        if verb == "report" and not status:  # its page says so
+        if verb == "report" and not status:  # what was logged can be shown
             (page,) = (tmp_path / "reports").iterdir()
-            assert key in page.read_text()
+            assert page.read_text().rstrip().endswith("</html>")
             capsys.readouterr()
         elif verb == "resume":  # it may stop at another key
             one_line(capsys, status)

@@ -5,19 +5,16 @@ each of them drives) and ``model.safetensors`` (their weights, named module/para
 """
 
 import json
-import warnings
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from marl_pool.errors import InputError
 from marl_pool.limits import check_sizes
-from marl_pool.names import UntrustedError, allowed, name_of, resolve, trust
+from marl_pool.names import UntrustedError, name_of, resolve, trust
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
@@ -189,8 +186,6 @@ def _build(
         found = resolve(cls, POLICIES, "policy", SpecifiedPolicy)
         if cls in POLICIES:
             check_sizes("policy", options)
-        if not allowed():  # a class of the user's own may not know how to
-            _require_fit(partial(found, spec, action_space, **options), weights)
         policy: SpecifiedPolicy = found(spec, action_space, **options)
         policy.load_state_dict(weights)
     except UntrustedError:
@@ -201,20 +196,3 @@ def _build(
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} is damaged or foreign: {reason}") from None
     return policy.eval()
-
-
-def _require_fit(
-    make: Callable[[], SpecifiedPolicy], weights: Mapping[str, Any]
-) -> None:
-    """Refuse sizes that are not those of the weights, before memory is taken.
-
-    So a policy takes no more than its file, whatever its configuration says.
-
-    Raises:
-        RuntimeError: they do not fit.
-    """
-    with torch.device("meta"):
-        outline = make()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
-        outline.load_state_dict(weights)
