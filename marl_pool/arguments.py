@@ -136,6 +136,7 @@ examples:
   marl-pool resume runs/my-run
   marl-pool resume runs/my-run total_steps=2e6 time_limit=600
   marl-pool resume sweeps/my-sweep sweep.concurrency=4
+  marl-pool resume runs/my-run --plugin my_package.my_module:MyPool
 """
 EVALUATE = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
@@ -339,7 +340,7 @@ def _parsers(
         reader.add_argument(
             "--out", metavar="DIR", help="new folder for results that belong to no run"
         )
-    for reader in (evaluate, diagnose, render, reporter):
+    for reader in (resume, evaluate, diagnose, render, reporter):
         reader.add_argument(
             "--plugin",
             metavar="CLASS",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from marl_pool.arguments import parse, print_help
 from marl_pool.commands import listing, making, measuring
-from marl_pool.commands.shared import EXTRAS, install_hint
+from marl_pool.commands.shared import EXTRAS, install_hint, search_working_directory
 from marl_pool.errors import InputError
 
 VERBS = {
@@ -24,6 +24,8 @@ VERBS = {
     "list": listing.list_registered,
 }
 """By name: from flags and overrides to the exit status."""
+MAKING = ("train", "sweep", "evolve", "clone", "fit")
+"""Verbs that take all names from the user: modules of theirs may lie where they are."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    # A user's own modules are found from where the command is given.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     if not arguments:
         print_help()
         return 0
     known, overrides = parse(arguments)
+    if known.verb in MAKING:
+        # The verbs that read what others may have made look there only for plug-ins.
+        search_working_directory()
     return VERBS[known.verb](known, overrides)
 
 

@@ -1,6 +1,7 @@
 """What the command line does for runs, as functions for policies from anywhere."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from marl_pool.evaluation.subject import (
     in_double,
     misfit,
 )
-from marl_pool.names import unknown
+from marl_pool.names import texts_in, trust, unknown
 from marl_pool.policies.base import Policy
 
 SUITE = ("perturbations", "worlds")
@@ -37,6 +38,7 @@ def evaluate(
     config_dir: str | Path | None = None,
     title: str | None = None,
     out: str | Path | None = None,
+    plugins: Iterable[str] = (),
 ) -> Measured:
     """Measure how robust a policy is: one of ours, or any function.
 
@@ -61,6 +63,8 @@ def evaluate(
         title: of the table on screen and of the picture; None for no table.
         out: a folder that gets the same files as a run's ``evaluation/``; None for
             none.
+        plugins: ``package.module:Class`` names that the file of ``suite`` may use. A
+            suite that is a mapping is yours, and may name any.
 
     Returns:
         Rows, each episode's returns, and one number for each perturbation.
@@ -69,18 +73,22 @@ def evaluate(
         InputError: unknown names, wrong options, a policy that does not fit the env,
             a function that returns no actions of its space.
     """
-    settings = _settings(
-        suite,
-        config_dir,
-        episodes=episodes,
-        stochastic=stochastic,
-        seed=seed,
-        device=device,
-        threads=threads,
-    )
+    given: dict[str, Any] = {
+        "episodes": episodes,
+        "stochastic": stochastic,
+        "seed": seed,
+        "device": device,
+        "threads": threads,
+    }
+    own = not isinstance(suite, str)
+    with nullcontext() if own else trust(plugins, f"the suite {suite!r}"):
+        settings = _settings(suite, config_dir, **given)
     check_device(device)
     files = None if out is None else Files(_folder(out))
     subject = _subject(policy, _env(env), seed, device)
+    if not own:  # its other environments may not import what the user did not name
+        named = frozenset({*plugins, *texts_in(env)})
+        subject = replace(subject, plugins=named)
     others = subject.others(settings["worlds"], episodes)
     with cpu_threads(1):
         measured = measure(

@@ -29,11 +29,16 @@ import yaml
 
 from marl_pool.atomic import locked, new_file, new_folder, recover, standing
 from marl_pool.errors import InputError
+from marl_pool.reading import read_yaml
 from marl_pool.version import __version__
 
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
 VERSION, VERB, TRAIN = "package_version", "verb", "train"
 ITERATION = "iteration"
+ENV_CONTEXT = frozenset(
+    ("num_envs", "seed", "first_world", "first_episode", "device", "dtype")
+)
+"""Arguments of an environment that the program fills, not the configuration."""
 
 
 class Best(NamedTuple):
@@ -102,11 +107,7 @@ class Run:
         file = path / CONFIG
         if not file.is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
-        try:
-            config = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"{file} cannot be read: {reason}") from error
+        config = read_yaml(file)
         # The version stands last, so a file that was cut short lacks it.
         if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
             raise InputError(f"{file} is truncated or none of ours: no {VERSION}")
@@ -130,6 +131,27 @@ class Run:
         except OSError as error:
             file = self.path / CONFIG
             raise InputError(f"{file} cannot be written: {error.strerror}") from error
+
+    @property
+    def env(self) -> dict[str, Any]:
+        """The environment that it was trained in: ``{"name": …, **options}``.
+
+        Raises:
+            InputError: the configuration names none.
+        """
+        env = self.config.get("env")
+        if not isinstance(env, dict) or not isinstance(env.get("name"), str):
+            raise InputError(
+                f"{self.path / CONFIG}: expected env.name, the name of an environment, "
+                f"got env: {env!r:.80}"
+            )
+        for key in env:
+            if not isinstance(key, str) or key in ENV_CONTEXT:
+                raise InputError(
+                    f"{self.path / CONFIG}: env: expected options of the environment, "
+                    f"got the key {key!r:.80}"
+                )
+        return env
 
     @property
     def config_digest(self) -> str:

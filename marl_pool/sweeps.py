@@ -22,10 +22,13 @@ import yaml
 
 from marl_pool.atomic import locked, new_file
 from marl_pool.errors import InputError
+from marl_pool.reading import read_yaml
 from marl_pool.runs import TRAIN, Run
 from marl_pool.version import __version__
 
 CONTENT, LOCK, VERSION = "sweep.yaml", ".lock", "package_version"
+STUDIED = (TRAIN, "fit")
+"""Verbs whose runs a sweep may consist of."""
 LONGEST_NAME = 200
 """Characters; most file systems take 255 bytes."""
 
@@ -80,15 +83,36 @@ class Sweep:
         """
         file = Path(path) / CONTENT
         try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            content = read_yaml(file)
             # The version stands last, so a file that was cut short lacks it.
             del content[VERSION]
-            return cls(path, **content)
+            found = cls(path, **content)
         except FileNotFoundError as error:
             raise InputError(f"{path} is no sweep: it has no {CONTENT}") from error
-        except (yaml.YAMLError, OSError, TypeError, KeyError, ValueError) as error:
+        except InputError:
+            raise
+        except (TypeError, KeyError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise InputError(f"{file} cannot be read: {reason}") from error
+        found._check(file)
+        return found
+
+    def _check(self, file: Path) -> None:
+        """Refuse contents that `write` would not have written."""
+        grid, overrides, folder = self.grid, self.overrides, self.config_dir
+        fitting = {
+            "grid: expected lists by key": isinstance(grid, dict)
+            and all(isinstance(key, str) for key in grid)
+            and all(isinstance(own, list) and own for own in grid.values()),
+            "overrides: expected texts": all(isinstance(t, str) for t in overrides),
+            "config_dir: expected a folder": isinstance(folder, str | None),
+            f"verb: expected one of {', '.join(STUDIED)}": self.verb in STUDIED,
+        }
+        for expected, fits in fitting.items():
+            if not fits:
+                key = expected.partition(":")[0]
+                got = getattr(self, key)
+                raise InputError(f"{file}: {expected}, got {got!r:.80}")
 
     @staticmethod
     def is_at(path: str | Path) -> bool:

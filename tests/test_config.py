@@ -618,7 +618,7 @@ def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
         compose("train", [], tmp_path / "none")
     (tmp_path / "pooling").mkdir()
     (tmp_path / "pooling" / "bad.yaml").write_text("name: [ada\n")
-    with pytest.raises(InputError, match="configuration of train: ") as caught:
+    with pytest.raises(InputError, match="bad.yaml cannot be read: ") as caught:
         compose("train", ["pooling=bad"], tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "pooling" / "ada.yaml").write_text("name: max\n")

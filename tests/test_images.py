@@ -7,6 +7,8 @@ import json
 import math
 import pickle
 import struct
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from marl_pool.datasets.download import Source, fetch
 from marl_pool.datasets.idx import read_idx
 from marl_pool.datasets.images import (
     IDX_NAMES,
+    OWN_ARCHIVES,
     SOURCES,
     load_images,
     patches,
@@ -128,7 +131,7 @@ def test_damaged_idx_files_are_refused(tmp_path):
     packed = gzip.compress(whole)
     for content, name, message in (
         (whole[:-1], "x", "expected 24 bytes after its header, got 23"),
-        (whole + b"x", "x", "expected 24 bytes after its header, got 25"),
+        (whole + b"x", "x", "expected 24 bytes after its header, got more"),
         (b"\0\0\x0d\x01" + bytes(8), "x", "expected an IDX file of bytes"),
         (b"", "x", "expected an IDX file"),
         (whole[:6], "x", "expected an IDX file"),
@@ -203,7 +206,7 @@ def test_the_real_files_are_read(dataset):
 @pytest.mark.parametrize("kind", list(ARCHIVES))
 def test_a_cifar_archive_is_read(tmp_path, kind):
     contents = cifar_contents(kind)
-    name = SOURCES[kind][0].name
+    name = OWN_ARCHIVES[kind]
     write_cifar(tmp_path / name, kind, {**contents, "batches.meta": {b"x": [b"y"]}})
     images = load_images(kind, tmp_path)
     archive = ARCHIVES[kind]
@@ -234,6 +237,134 @@ def test_a_cifar_archive_cannot_run_code(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="refused: it holds"):
         read_cifar(file, "cifar100")
     assert not (tmp_path / "pwned").exists()
+
+
+ATTACK = """
+import sys
+from pathlib import Path
+from marl_pool.datasets.cifar import read_cifar
+from marl_pool.errors import InputError
+try:
+    print(read_cifar(Path(sys.argv[1]), "cifar100")[0].sum())
+except InputError as error:
+    print(error)
+"""
+
+
+def pointers(flags: bytes) -> bytes:
+    """A pickle that makes an array of objects whose addresses it chooses."""
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+    kind = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR(K\x03U\x01|NNN"
+    kind += 2 * b"J\xff\xff\xff\xff" + flags + b"tb"
+    state = b"(K\x01(M\x00\x0ct" + kind + b"\x89" + _python2(b"A" * 8 * 3072) + b"tb"
+    labels = _python2([1])
+    return (
+        b"\x80\x02}("
+        + _python2(b"data")
+        + empty
+        + state
+        + _python2(b"fine_labels")
+        + labels
+        + b"u."
+    )
+
+
+def test_a_cifar_archive_cannot_make_pointers(tmp_path):
+    """In a process of its own: where it can, the process crashes."""
+    whole = cifar_contents("cifar100")
+    for flags in (b"K\x00", b"K\x3f"):
+        contents = {**whole, "train": pointers(flags)}
+        file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
+        done = subprocess.run(
+            [sys.executable, "-c", ATTACK, str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONPATH": ":".join(sys.path)},
+        )
+        assert done.returncode == 0, done.stderr
+        assert "refused: an array of another type than bytes" in done.stdout
+
+
+def array_pickle(shape: bytes, raw: bytes, *, after: bytes = b"") -> bytes:
+    """A file whose array claims ``shape``, an opcode; ``after`` follows the array."""
+    head = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+    kind = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNN"
+    kind += 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
+    state = b"(K\x01" + shape + kind + b"\x89" + _python2(raw) + b"tb"
+    return (
+        b"\x80\x02}("
+        + _python2(b"data")
+        + head
+        + state
+        + after
+        + _python2(b"fine_labels")
+        + _python2([1])
+        + b"u."
+    )
+
+
+BILLION = b"\x8a\x05\x00\xca\x9a;\x00"
+
+
+@pytest.mark.parametrize(
+    ("train", "told"),
+    [
+        (array_pickle(b"(" + BILLION + b"t", b"abc"), "expected 1000000000 bytes"),
+        (array_pickle(b"(J\xff\xff\xff\xfft", b"abc"), "expected the shape"),
+        (array_pickle(b"(K\x03t", b"abc", after=b"}b"), "train is damaged"),
+        (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "refused: it changes"),
+        (b"\x80\x02cnumpy\nndarray\n)\x81.", "train is damaged"),
+        (b"\x80\x02cos\nsystem\n.", "refused: it holds os.system"),
+        (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", "refused: it holds"),
+        (b"\x80\x02]r\xff\xff\xff\xff.", "none of CIFAR's files"),
+        (b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "train is damaged"),
+    ],
+    ids=["large", "negative", "twice", "build", "new", "os", "method", "memo", "bytes"],
+)
+def test_what_a_cifar_archive_has_no_use_for_is_refused(tmp_path, train, told):
+    contents = {**cifar_contents("cifar100"), "train": train}
+    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
+    with pytest.raises(InputError, match=told) as refusal:
+        read_cifar(file, "cifar100")
+    assert str(file) in str(refusal.value)
+    # The next archive is read as if nothing had been.
+    read_cifar(write_cifar(file, "cifar100", cifar_contents("cifar100")), "cifar100")
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_archive_that_python_3_wrote_is_read(tmp_path, protocol, order):
+    contents = cifar_contents("cifar100")
+    want = read_cifar(write_cifar(tmp_path / "a.gz", "cifar100", contents), "cifar100")
+    for part in contents.values():
+        part[b"data"] = np.asarray(part[b"data"], order=order)
+    packed = {name: pickle.dumps(part, protocol) for name, part in contents.items()}
+    got = read_cifar(write_cifar(tmp_path / "b.gz", "cifar100", packed), "cifar100")
+    assert all(map(np.array_equal, got, want))
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", cifar_contents("cifar100"))
+    monkeypatch.setattr("marl_pool.datasets.cifar.ARRAY_BYTES", 5000)
+    with pytest.raises(InputError, match="at most 5,000 bytes unpacked"):
+        read_cifar(file, "cifar100")
+
+
+@pytest.mark.parametrize("kind", list(ARCHIVES))
+def test_the_published_name_is_for_the_published_archive(tmp_path, monkeypatch, kind):
+    contents = cifar_contents(kind)
+    file = write_cifar(tmp_path / SOURCES[kind][0].name, kind, contents)
+    with pytest.raises(InputError, match=SOURCES[kind][0].md5) as refusal:
+        load_images(kind, tmp_path)
+    found = hashlib.md5(file.read_bytes()).hexdigest()
+    assert found in str(refusal.value)
+    assert OWN_ARCHIVES[kind] in str(refusal.value)
+    right = Source(SOURCES[kind][0].url, found)
+    monkeypatch.setitem(SOURCES, kind, (right,))
+    want = load_images(kind, tmp_path)
+    file.rename(tmp_path / OWN_ARCHIVES[kind])
+    assert load_images(kind, tmp_path).train.equal(want.train)
 
 
 def test_damaged_cifar_archives_are_refused(tmp_path):

@@ -291,7 +291,9 @@ def test_a_configuration_without_an_env_is_refused_in_one_line(
     (tmp_path / "a" / "config.yaml").write_text(f"{config}package_version: '1'\n")
     assert cli.main(["report", str(tmp_path / "a")]) == 2
     _, err = capsys.readouterr()
-    assert "config.yaml: expected env.name, the name of a world, got env: " in err
+    assert (
+        "config.yaml: expected env.name, the name of an environment, got env: " in err
+    )
     assert err.count("\n") == 1
 
 

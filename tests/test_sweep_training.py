@@ -116,12 +116,14 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
 
     # Nothing but the interval between two checkpoints is lost.
     reached = max(iterations(good))
-    second = start(tmp_path, "resume", "s")
+    allowed = ["--plugin", "own_heads:Fails"]
+    second = start(tmp_path, "resume", "s", *allowed)
     wait_until(lambda: max(iterations(good)) > reached + 2, second)
     os.killpg(second.pid, signal.SIGINT)  # as a terminal does
     output, _ = second.communicate(timeout=120)
     assert second.returncode == 130, output
     assert "marl-pool: stopped; go on with: marl-pool resume s" in output
+    assert "resume s --plugin own_heads:Fails" in output
     assert "Traceback" not in output
     without_orphans(tmp_path)
     done = max(iterations(good))
@@ -130,7 +132,7 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     assert {row["status"] for row in read_table(tmp_path / "s")} <= {"stopped"}
 
     more = f"total_steps={32 * (done + 2)}"
-    third = start(tmp_path, "resume", "s", more, "sweep.format=parquet")
+    third = start(tmp_path, "resume", "s", more, "sweep.format=parquet", *allowed)
     output, _ = third.communicate(timeout=240)
     assert third.returncode == 1, output
     assert "0 finished, 1 to go on with, 1 to begin" in output

@@ -1,5 +1,6 @@
 """The verbs that make runs, and the one that goes on with them."""
 
+import shlex
 import sys
 import tempfile
 from argparse import Namespace
@@ -14,11 +15,13 @@ from marl_pool.commands.shared import (
     go_on,
     open_run,
     print_paths,
+    reading,
     require_ray,
     require_ray_for,
     stopped,
 )
 from marl_pool.errors import InputError, StoppedError
+from marl_pool.names import UntrustedError, allowed, trust
 
 if TYPE_CHECKING:
     from marl_pool.config.grid import Plan
@@ -124,7 +127,7 @@ def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
     except KeyboardInterrupt:
         if not sweep.is_at(sweep.path):
             raise
-        return stopped(sweep.path)
+        return stopped(sweep.path, *(trial.config for trial in plan.trials))
     if not dry_run:
         print_paths([sweep.path, sweep.table_path(settings.format)])
     for name, reason in failed.items():
@@ -134,11 +137,20 @@ def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:
     """Go on with a run or a sweep."""
-    from marl_pool.config import assign, check
     from marl_pool.sweeps import Sweep
 
-    if arguments.run is not None and Sweep.is_at(arguments.run):
-        return _resume_sweep(Sweep.open(arguments.run), overrides)
+    given = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
+    command = ["marl-pool resume", shlex.quote(str(arguments.run)), *given]
+    with reading(arguments, overrides, " ".join(command)):
+        if arguments.run is None or not Sweep.is_at(arguments.run):
+            return _resume_run(arguments, overrides)
+        with trust(allowed(), arguments.run):
+            return _resume_sweep(Sweep.open(arguments.run), overrides)
+
+
+def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
+    from marl_pool.config import assign, check
+
     run = open_run(arguments.verb, arguments.run)
     from marl_pool.training.verbs import WORKS
 
@@ -146,16 +158,22 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
         raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
     work = WORKS[run.verb]
     _refuse_unless(work.controls, overrides)
-    try:
-        config = check(run.verb, assign(run.config, overrides))
-    except InputError as error:
-        raise InputError(f"{run.path}: {error}") from error
-    done, wanted = work.saved(run), work.total(config)
-    if done >= wanted:
-        print(f"{run.path}: {done:,} of {wanted:,} {work.unit} are done; nothing to do")
-        return 0
-    require_ray_for(run.verb, config)
-    return _run_training(run, config)
+    with trust(allowed(), run.path):
+        try:
+            # Complete, whatever an earlier version wrote: `Work` reads it.
+            run.config = check(run.verb, run.config)
+            config = check(run.verb, assign(run.config, overrides))
+        except UntrustedError:
+            raise  # it names the run
+        except InputError as error:
+            raise InputError(f"{run.path}: {error}") from error
+        done, wanted = work.saved(run), work.total(config)
+        if done >= wanted:
+            told = f"{done:,} of {wanted:,} {work.unit}"
+            print(f"{run.path}: {told} are done; nothing to do")
+            return 0
+        require_ray_for(run.verb, config)
+        return _run_training(run, config)
 
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
@@ -191,11 +209,12 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
         with run.lock():
             work.load()(run, config)
     except KeyboardInterrupt:
-        return stopped(run.path)
+        return stopped(run.path, config)
     finally:
         run.close()
     if config["time_limit"] is not None and work.saved(run) < work.total(config):
-        print(f"marl-pool: time_limit is over; {go_on(run.path)}", file=sys.stderr)
+        way = go_on(run.path, config)
+        print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
     results = [run.path / work.result] if work.result else []
     written = (run.metrics_path, run.policy_dir, *results)
     print_paths([run.path, *filter(Path.exists, written)])

@@ -1,13 +1,13 @@
 """The verbs that measure and show what runs and policies do."""
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool import names
-from marl_pool.commands.shared import composed, open_run, print_paths
+from marl_pool.commands.shared import composed, open_run, print_paths, reading
 from marl_pool.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ REPORT_KEYS = ("videos", "evaluate", "threads")
 
 def evaluate(arguments: Namespace, overrides: list[str]) -> int:
     """Measure runs or policies under perturbations; several are compared."""
+    with reading(arguments, overrides):
+        return _evaluate(arguments, overrides)
+
+
+def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
     settings = composed("evaluate", arguments, overrides)
     if settings is None:
         return 0
@@ -43,6 +48,11 @@ def evaluate(arguments: Namespace, overrides: list[str]) -> int:
 
 def diagnose(arguments: Namespace, overrides: list[str]) -> int:
     """Look into runs or policies; several are compared."""
+    with reading(arguments, overrides):
+        return _diagnose(arguments, overrides)
+
+
+def _diagnose(arguments: Namespace, overrides: list[str]) -> int:
     settings = composed("diagnose", arguments, overrides)
     if settings is None:
         return 0
@@ -60,6 +70,11 @@ def diagnose(arguments: Namespace, overrides: list[str]) -> int:
 
 def render(arguments: Namespace, overrides: list[str]) -> int:
     """Film a run or a policy, or several side by side."""
+    with reading(arguments, overrides):
+        return _render(arguments, overrides)
+
+
+def _render(arguments: Namespace, overrides: list[str]) -> int:
     settings = composed("render", arguments, overrides)
     if settings is None:
         return 0
@@ -76,6 +91,11 @@ def render(arguments: Namespace, overrides: list[str]) -> int:
 
 def report(arguments: Namespace, overrides: list[str]) -> int:
     """Write a page of runs."""
+    with reading(arguments, overrides):
+        return _report(arguments, overrides)
+
+
+def _report(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import compose, parse
 
     def is_own(override: str) -> bool:
@@ -183,20 +203,22 @@ def _act_on(
 
     verb, change = arguments.verb, settings["env"]
     bare = find_bare(path, settings["pretrained"])
-    own = [change["name"]] if change and "name" in change else []
-    plugins = [*arguments.plugin, *own]
+    own = change is not None and "name" in change
+    # A suite may choose an environment, too: only what the user typed is allowed.
+    typed = names.texts_in(change) & names.allowed()
+    plugins = [*arguments.plugin, *sorted(typed)]
     if bare is None:
         run = open_run(verb, path)
         if out is not None:
             raise InputError(f"--out: the results of {path} are written to that run")
-        env = _env(change, run.config["env"], run.path, plugins)
+        env = _env(change, run.env, run.path)
         return act(run, {**settings, "env": env}, plugins)
     if not own and bare.env is None:
         raise InputError(
             f"{bare.source} does not say in what world it acts: expected env=NAME"
         )
-    trained = _env(bare.env, None, bare.source, plugins)
-    env = _env(change, trained, bare.source, plugins) or trained
+    trained = _env(bare.env, None, bare.source)
+    env = _env(change, trained, bare.source) or trained
     assert env is not None
     with bare.as_run(trained or env, out, verb) as run:
         changed = None if env == run.config["env"] else env
@@ -204,17 +226,12 @@ def _act_on(
 
 
 def _env(
-    change: Mapping[str, Any] | None,
-    base: Mapping[str, Any] | None,
-    source: object,
-    plugins: Sequence[str],
+    change: Mapping[str, Any] | None, base: Mapping[str, Any] | None, source: object
 ) -> dict[str, Any] | None:
-    """A world's complete options; None where nothing is to change."""
+    """An environment's complete options; None where nothing is to change."""
     from marl_pool.config.checks import check_change
-    from marl_pool.envs import ENVS
 
     if change is None:
         return None
-    name = change.get("name") or (base or {})["name"]
-    names.check_trusted(name, ENVS, "env", plugins, source)
-    return check_change("env", change, base)
+    with names.trust(names.allowed(), source):
+        return check_change("env", change, base)

@@ -1,12 +1,16 @@
 """What several verbs do: compose, open a run, ask for ray, say what was written."""
 
 import importlib.util
+import os
+import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_pool import names
 from marl_pool.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,6 +48,42 @@ def composed(
         return checked
     print(commented(verb, checked, chosen, arguments.config_dir), end="")
     return None
+
+
+@contextmanager
+def reading(
+    arguments: Namespace, overrides: Sequence[str], command: str = ""
+) -> Iterator[None]:
+    """Import nothing because a file says so while a verb works on what it reads.
+
+    Allowed are the classes and modules of ``--plugin``, and the names in what the user
+    typed. Only for these is the working directory searched.
+
+    Args:
+        arguments: the flags.
+        overrides: ``key=value`` as typed.
+        command: the command to repeat with ``--plugin``; empty names the flag alone.
+    """
+    from marl_pool.config import parse
+
+    typed: set[str] = set()
+    for text in overrides:
+        override = parse(text)
+        named = names.texts_in(override.value())
+        typed |= named
+        if override.key_or_group == "env.module" or any(map(names.is_plug_in, named)):
+            search_working_directory()
+    if arguments.plugin:
+        search_working_directory()
+    allowed = {*arguments.plugin, *typed}
+    with names.trust(allowed, f"the configuration of {arguments.verb}", command):
+        yield
+
+
+def search_working_directory() -> None:
+    """Let Python find a user's own modules where the command is given."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def open_run(verb: str, path: str | None) -> "Run":
@@ -101,15 +141,24 @@ def install_hint(module: str, extra: str) -> str:
     return f'this needs {module}: pip install "marl-pool[{extra}]"'
 
 
-def stopped(path: Path) -> int:
+def stopped(path: Path, *configs: Mapping[str, Any]) -> int:
     """Say how to go on, and return the exit status of who was interrupted."""
-    print(f"marl-pool: stopped; {go_on(path)}", file=sys.stderr)
+    print(f"marl-pool: stopped; {go_on(path, *configs)}", file=sys.stderr)
     return 130
 
 
-def go_on(path: Path) -> str:
-    """Which command goes on with what was stopped."""
-    return f"go on with: marl-pool resume {path}"
+def go_on(path: Path, *configs: Mapping[str, Any]) -> str:
+    """Which command goes on with what was stopped.
+
+    Args:
+        path: of the run or sweep.
+        *configs: of its runs; the plug-ins in them are allowed by the command.
+    """
+    named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
+    modules = ((config.get("env") or {}).get("module") for config in configs)
+    plugins = sorted(named.union(filter(None, modules)))
+    flags = "".join(f" --plugin {shlex.quote(name)}" for name in plugins)
+    return f"go on with: marl-pool resume {path}{flags}"
 
 
 def print_paths(paths: Sequence[Path]) -> None:

@@ -29,6 +29,7 @@ from marl_pool.config.sections import (
 from marl_pool.config.signatures import ANY_OTHER, Option, options_of
 from marl_pool.errors import InputError
 from marl_pool.evaluation.settings import WorldChange
+from marl_pool.limits import check_size
 from marl_pool.types import UnitInterval
 
 
@@ -240,6 +241,7 @@ def check_options(
         full = _join(where, key)
         if key in given:
             checked[key] = check_value(full, given[key], option.annotation)
+            check_size(full, checked[key])
         elif option.required:
             raise InputError(
                 f"{full}: expected {describe(option.annotation)}; it has no default"

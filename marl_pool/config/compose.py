@@ -6,6 +6,7 @@ override of a key may add it, and the check that follows knows which keys there 
 """
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,10 @@ from marl_pool.config.sections import (
     typed,
 )
 from marl_pool.errors import InputError
+from marl_pool.reading import read_yaml
+
+RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
+"""OmegaConf's ``${function:arguments}``; ``oc.select`` sees the configuration only."""
 
 
 def compose(
@@ -111,7 +116,8 @@ def resolve(
         values: by dotted key, set before interpolations are resolved.
 
     Raises:
-        InputError: an interpolation of a key that is not there.
+        InputError: an interpolation of a key that is not there; or a resolver, such as
+            ``${oc.env:NAME}``, in a file, where files may be another person's.
     """
     with _one_line_errors(verb):
         if values:
@@ -119,9 +125,21 @@ def resolve(
             OmegaConf.set_struct(composed, False)
         for key, value in (values or {}).items():
             OmegaConf.update(composed, key, value, force_add=True)
+        _refuse_resolvers(OmegaConf.to_container(composed))
         return _keyed(
             OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         )
+
+
+def _refuse_resolvers(container: Any) -> None:
+    """Refuse functions in a file that a verb reads: they see the environment."""
+    if not names.is_restricted():
+        return
+    for text in sorted(names.texts_in(container) - names.allowed()):
+        if RESOLVER.search(text):
+            raise InputError(
+                f"{text!r:.80}: expected plain values in a file, got a resolver"
+            )
 
 
 @contextmanager
@@ -169,14 +187,20 @@ def parse_any(text: str) -> Override:
 
 
 def assign(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return ``config``, composed earlier, with some keys set anew, unchecked."""
-    lines = [parse(text) for text in overrides]
-    changed = OmegaConf.create(dict(config))
-    for override in lines:
-        OmegaConf.update(
-            changed, override.key_or_group, override.value(), force_add=True
-        )
-    return _keyed(OmegaConf.to_container(changed, resolve=True))
+    """Return ``config``, composed earlier, with some keys set anew, unchecked.
+
+    No interpolation is resolved, in neither: a stored text may hold ``${``.
+    """
+    changed = copy.deepcopy(dict(config))
+    for override in map(parse, overrides):
+        *parents, last = override.key_or_group.split(".")
+        section: Any = changed
+        for parent in parents:
+            section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                raise InputError(f"{override.key_or_group}: {parent} has no keys")
+        section[last] = override.value()
+    return changed
 
 
 def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
@@ -228,6 +252,7 @@ def _folder(config_dir: str | Path | None) -> Path | None:
         # Hydra would take the package's own and say nothing.
         if (CONFIGS / file.relative_to(folder)).exists():
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
+        read_yaml(file)  # within bounds, which Hydra's own reader has not
     return folder
 
 

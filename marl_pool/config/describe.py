@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from marl_pool.config.sections import CONFIGS, VERBS, Group, options_for
+from marl_pool.reading import read_yaml
 
 KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[\w/ ]+):")
 
@@ -70,7 +71,7 @@ def _with_bases(option: str, options: Mapping[str, Path]) -> Iterator[Path]:
     """The file of an option, then those of the options that it builds on."""
     if option in options:
         yield options[option]
-        content = yaml.safe_load(options[option].read_text(encoding="utf-8")) or {}
+        content = read_yaml(options[option]) or {}
         for base in content.get("defaults", ()):
             yield from _with_bases(str(base), options)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from marl_pool import names
 from marl_pool.config.checks import check, check_settings, show
 from marl_pool.config.compose import (
     compose_only,
@@ -115,9 +116,13 @@ def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
         if run.verb != sweep.verb:
             raise InputError(f"{run.path} is no run of {sweep.verb} but of {run.verb}")
         try:
-            differing = differences(
-                trial.config, run.config, list(plan.grid), sweep.verb
-            )
+            # The run's own configuration may name no class that the trial's does not.
+            with names.trust(names.texts_in(trial.config), run.path):
+                differing = differences(
+                    trial.config, run.config, list(plan.grid), sweep.verb
+                )
+        except names.UntrustedError:
+            raise
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
         work, rows = WORKS[sweep.verb], run.rows()

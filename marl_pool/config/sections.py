@@ -7,8 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from marl_pool import names
 from marl_pool.errors import InputError
 from marl_pool.evaluation.settings import (
@@ -18,6 +16,8 @@ from marl_pool.evaluation.settings import (
     ReportSettings,
 )
 from marl_pool.perturbations import CONTEXT
+from marl_pool.reading import read_yaml
+from marl_pool.runs import ENV_CONTEXT
 from marl_pool.training.cloning.settings import CloneRunSettings, CloneSettings
 from marl_pool.training.settings import (
     EvolveSettings,
@@ -79,9 +79,7 @@ GROUPS = {
     "env": Group(
         "marl_pool.envs:ENVS",
         "marl_pool.envs.base:World",
-        frozenset(
-            ("num_envs", "seed", "first_world", "first_episode", "device", "dtype")
-        ),
+        ENV_CONTEXT,
     ),
     "encoder": Group(
         "marl_pool.encoders:ENCODERS",
@@ -328,7 +326,7 @@ def _choices(option: str, files: Mapping[str, Path]) -> Iterator[tuple[str, str]
 def contents(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
     """What the file of an option holds, then those of the options it builds on."""
     if option in files:
-        content = yaml.safe_load(files[option].read_text(encoding="utf-8")) or {}
+        content = read_yaml(files[option]) or {}
         yield content
         for base in content.get("defaults", ()):
             yield from contents(str(base), files)

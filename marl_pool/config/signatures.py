@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from marl_pool.names import require_trusted
+
 PACKAGE = "marl_pool"
 LIGHT = {"marl_pool.types", "pydantic", "annotated_types"}
 """Modules outside the standard library that are imported, not read."""
@@ -51,6 +53,7 @@ def options_of(target: str, omit: Set[str] = frozenset()) -> dict[str, Option]:
     module, _, name = target.partition(":")
     if module.split(".")[0] == PACKAGE:
         return options_in_source(module, name, omit)
+    require_trusted(target, "class")
     return options_of_class(getattr(importlib.import_module(module), name), omit)
 
 

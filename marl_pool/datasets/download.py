@@ -52,7 +52,7 @@ def fetch(source: Source, folder: Path) -> Path:
         ):
             shutil.copyfileobj(answer, out)
             out.flush()
-            found = _md5(Path(out.name))
+            found = md5(Path(out.name))
             if found != source.md5:
                 raise InputError(
                     f"{source.url}: expected the MD5 checksum {source.md5}, got {found}"
@@ -62,6 +62,7 @@ def fetch(source: Source, folder: Path) -> Path:
     return file
 
 
-def _md5(file: Path) -> str:
+def md5(file: Path) -> str:
+    """The MD5 checksum of a file, hexadecimal."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "md5").hexdigest()

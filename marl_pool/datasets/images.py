@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.datasets.cifar import ARCHIVES, read_cifar
-from marl_pool.datasets.download import Source, fetch
+from marl_pool.datasets.download import Source, fetch, md5
 from marl_pool.datasets.idx import read_idx
 from marl_pool.errors import InputError
 
@@ -42,8 +42,11 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source(f"{_CIFAR}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
 }
-"""Where each data set is public, and the MD5 that its makers or torchvision give. A
-file that the user has may be another: Fashion-MNIST is met with splits of its own."""
+"""Where each data set is public, and the MD5 that its makers or torchvision give. IDX
+files that the user has may be others: Fashion-MNIST is met with splits of its own. An
+archive of CIFAR may not: it holds pickles; see `OWN_ARCHIVES`."""
+OWN_ARCHIVES = {name: f"{name}.tar.gz" for name in ARCHIVES}
+"""The names under which an archive of the user's own making is read, unverified."""
 
 
 class Normalization(NamedTuple):
@@ -94,14 +97,15 @@ def load_images(
 
     Args:
         dataset: which. MNIST and Fashion-MNIST are four IDX files, compressed or not,
-            CIFAR is one archive.
+            CIFAR is one archive: the published one under its name, which is held to
+            its checksum, or else one of your own named as in `OWN_ARCHIVES`.
         data_dir: the folder that holds them, or one folder up from that of the data
             set's name. If both have them it is the latter, whose name says more.
         download: fetch the files that are missing, into ``data_dir/dataset``.
 
     Raises:
-        InputError: no folder given, files missing, truncated or corrupt, or a download
-            that failed.
+        InputError: no folder given, files missing, truncated or corrupt, an archive
+            with another checksum than the published one, or a download that failed.
     """
     if data_dir is None:
         raise InputError(
@@ -219,6 +223,7 @@ def patches(images: Tensor, patch: int) -> Tensor:
 
 def _read(dataset: Dataset, files: list[Path]) -> Images:
     if dataset in ARCHIVES:
+        _verify(dataset, files[0])
         parts = list(read_cifar(files[0], dataset))
         classes = ARCHIVES[dataset].num_classes
     else:
@@ -249,9 +254,25 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array).copy())
 
 
+def _verify(dataset: str, file: Path) -> None:
+    """Refuse an archive that bears the published one's name and is another."""
+    (source,) = SOURCES[dataset]
+    if file.name != source.name:
+        return
+    found = md5(file)
+    if found != source.md5:
+        raise InputError(
+            f"{file}: expected the published archive, whose MD5 checksum is "
+            f"{source.md5}, got {found}; name an archive of your own "
+            f"{OWN_ARCHIVES[dataset]}"
+        )
+
+
 def _find(folder: Path, dataset: str, name: str) -> Path | None:
     """A file in the subfolder or the folder, compressed or not."""
     choices = (name, name.removesuffix(".gz")) if "idx" in name else (name,)
+    if dataset in OWN_ARCHIVES:
+        choices = (name, OWN_ARCHIVES[dataset])
     for place in (folder / dataset, folder):
         for choice in choices:
             if (place / choice).is_file():

@@ -78,9 +78,6 @@ class World(ABC):
     patch_grid: PatchGrid | None = None
     """Where on its `frame` the tokens are, if they are the patches of a picture."""
 
-    imports: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """Options that name code to import, each with the package's own names for it."""
-
     def __init__(
         self,
         num_envs: int,

@@ -11,6 +11,7 @@ from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
 from marl_pool.envs.replay import History
 from marl_pool.errors import InputError
+from marl_pool.names import require_trusted
 
 Factory = Callable[..., Any]
 
@@ -19,8 +20,10 @@ def find_factory(module: str) -> Factory:
     """Find what builds the env that ``module`` names; see `PettingZooWorld`.
 
     Raises:
-        InputError: it cannot be imported, or there is no such callable in it.
+        InputError: it cannot be imported, there is no such callable in it, or a file
+            names it and the user has not allowed it; see `marl_pool.names.trust`.
     """
+    require_trusted(module, "env.module")
     if "/" in module:
         return lambda **options: pettingzoo.make("parallel", module, **options)
     path, _, attribute = module.partition(":")

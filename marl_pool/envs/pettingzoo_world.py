@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from marl_pool.envs.pettingzoo_camera import Camera, fitted
 from marl_pool.envs.pettingzoo_copies import Copy, Outcome, build_env
 from marl_pool.envs.pettingzoo_sight import Sight, sight_of
 from marl_pool.envs.replay import History, Place, ReplayedWorld
-from marl_pool.envs.tokenizers import TOKENIZERS, fitting, make_tokenizer
+from marl_pool.envs.tokenizers import fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.errors import InputError
 from marl_pool.randomness import uniform
@@ -73,11 +73,6 @@ class PettingZooWorld(ReplayedWorld):
     """
 
     simulated = True
-
-    imports: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "module": {},
-        "tokenizer": TOKENIZERS,
-    }
 
     def __init__(
         self,

@@ -3,19 +3,11 @@
 from marl_pool.envs import HEURISTICS, make_heuristic
 from marl_pool.envs.base import Group
 from marl_pool.errors import InputError
-from marl_pool.names import build
+from marl_pool.names import build, is_plug_in
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 
 HEURISTIC, RANDOM = "heuristic", "random"
-
-
-def is_plug_in(name: str) -> bool:
-    """Whether ``name`` is a ``package.module:Class``, so no folder."""
-    module, colon, attribute = name.partition(":")
-    return bool(colon) and all(
-        part.isidentifier() for part in (*module.split("."), attribute)
-    )
 
 
 def is_scripted(name: str) -> bool:

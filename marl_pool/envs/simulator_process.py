@@ -18,6 +18,7 @@ import numpy as np
 
 from marl_pool.envs.simulators import Played, Simulators
 from marl_pool.errors import StoppedError
+from marl_pool.names import inheritance
 
 PATIENCE = 5
 """Seconds that a process is given to end by itself."""
@@ -80,11 +81,16 @@ class SimulatorProcess:
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  closed by `_end`
-        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        # -P: nothing in the working directory takes the place of an installed module.
+        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **os.environ,
+                **inheritance(),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._printed,

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -175,7 +176,10 @@ def _play_all(
     # Threads, not processes: nearly all time is spent in torch, which lets go of the
     # interpreter. A simulator costs more memory than a second thread is worth.
     with ThreadPoolExecutor(1 if make_world().simulated else workers) as pool:
-        futures = [pool.submit(_play, case, make_world) for case in cases]
+        # Each thread runs in a copy of the context, which says what may be imported.
+        futures = [
+            pool.submit(copy_context().run, _play, case, make_world) for case in cases
+        ]
         try:
             for done, future in enumerate(futures, 1):
                 yield future.result()

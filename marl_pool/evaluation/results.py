@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from marl_pool.atomic import new_binary_file, new_file
+from marl_pool.reading import read_npz
 
 CLEAN, WORLD = "clean", "world"
 TRAINED = "trained"
@@ -181,9 +182,7 @@ def write_returns(path: Path, returns: np.ndarray) -> None:
 
 def read_returns(path: Path) -> np.ndarray:
     """Read what `write_returns` wrote; nothing in it is unpickled."""
-    with np.load(path, allow_pickle=False) as content:
-        returns: np.ndarray = content["returns"]
-        return returns
+    return read_npz(path)["returns"]
 
 
 def _rows(records: Iterable["Result | Area"]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
-from marl_pool.envs.base import World
-from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
+from marl_pool.envs.base import Group, World
+from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.errors import InputError
 from marl_pool.evaluation.cases import OtherWorld
-from marl_pool.names import check_trusted, resolve
+from marl_pool.names import resolve, trust
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
@@ -44,6 +44,8 @@ class Subject:
         checkpoint: which of the run's policies: best, last or an iteration.
         iteration: of training, where it is known.
         fixed: the groups that did not learn; a baseline meets them too.
+        plugins: names from outside the package that ``env`` may use; None for an
+            environment that the user chose, not a file.
     """
 
     policies: Policies
@@ -54,6 +56,7 @@ class Subject:
     checkpoint: str | int
     iteration: int | None
     fixed: frozenset[str] = frozenset()
+    plugins: frozenset[str] | None = None
 
     @classmethod
     def load(
@@ -71,14 +74,28 @@ class Subject:
             InputError: no such policy, one that does not fit the world, or no such
                 device.
         """
+        with trust(plugins, run.path):
+            return cls._load(run, settings, plugins)
+
+    @classmethod
+    def _load(
+        cls, run: "Run", settings: Mapping[str, Any], plugins: Collection[str]
+    ) -> "Subject":
         which, device = settings["checkpoint"], settings["device"]
         check_device(device)
-        trained_env = dict(run.config["env"])
+        trained_env = dict(run.env)
         env = dict(settings.get("env") or trained_env)
-        _check_env(env, plugins, run.path)
+        groups = make_batched_env(num_envs=1, **env).groups
+        fixed = _fixed(run, groups)
         folder = run.policy_path(which)
-        scripted = _scripted(run, env, plugins)
-        policies = {**_load(folder, env, scripted, plugins), **scripted}
+        scripted = {
+            group: scripted_policy(
+                name, env=env["name"], role=group, group=groups[group]
+            )
+            for group, name in fixed.items()
+            if is_scripted(name)
+        }
+        policies = {**_load(folder, groups, scripted, plugins), **scripted}
         subject = cls(
             in_double(policies, device),
             env,
@@ -87,7 +104,8 @@ class Subject:
             device,
             which,
             _iteration(run, which),
-            frozenset(run.config.get("fixed") or ()),
+            frozenset(fixed),
+            frozenset(plugins),
         )
         reason = misfit(subject.policies, subject.worlds(1))
         if reason:
@@ -111,13 +129,14 @@ class Subject:
             first: the number of the first.
             **changes: options of the env that differ.
         """
-        return make_batched_env(
-            num_envs=count,
-            seed=self.seed,
-            first_world=EVALUATION_WORLDS + first,
-            device=self.device,
-            **{**self.env, **changes},
-        )
+        with nullcontext() if self.plugins is None else trust(self.plugins):
+            return make_batched_env(
+                num_envs=count,
+                seed=self.seed,
+                first_world=EVALUATION_WORLDS + first,
+                device=self.device,
+                **{**self.env, **changes},
+            )
 
     def others(
         self, changes: Sequence[Mapping[str, Any]], count: int
@@ -248,40 +267,40 @@ def cpu_threads(count: int | None) -> Iterator[None]:
 
 
 def _load(
-    folder: Path, env: Mapping[str, Any], others: Policies, plugins: Collection[str]
+    folder: Path, played: Collection[str], others: Policies, plugins: Collection[str]
 ) -> Policies:
     """The saved policies; one that names no group plays all groups but ``others``."""
     modules, groups = load_modules(folder, plugins=plugins)
     if not groups and len(modules) == 1:
         (only,) = modules
-        world = make_batched_env(num_envs=1, **env)
-        groups = {name: only for name in world.groups if name not in others}
+        groups = {name: only for name in played if name not in others}
     return {group: modules[module] for group, module in groups.items()}
 
 
-def _scripted(run: "Run", env: Mapping[str, Any], plugins: Collection[str]) -> Policies:
-    """Policies of the groups that the run's configuration gives to a script."""
+def _fixed(run: "Run", groups: Mapping[str, Group]) -> dict[str, str]:
+    """What plays each group that did not learn, as the run's configuration says.
+
+    Raises:
+        InputError: it is no mapping of the environment's groups to names, or leaves no
+            group that learned.
+    """
     fixed = run.config.get("fixed") or {}
-    names = {group: name for group, name in fixed.items() if is_scripted(name)}
-    if not names:
-        return {}
-    for name in filter(is_plug_in, names.values()):
-        check_trusted(name, {}, "policy", plugins, run.path)
-    groups = make_batched_env(num_envs=1, **env).groups
-    return {
-        group: scripted_policy(name, env=env["name"], role=group, group=groups[group])
-        for group, name in names.items()
-    }
-
-
-def _check_env(env: Mapping[str, Any], plugins: Collection[str], path: Path) -> None:
-    """Refuse code that the run's configuration names and nobody vouched for."""
-    check_trusted(env["name"], ENVS, "env", plugins, path)
-    world = resolve(env["name"], ENVS, "env", World)
-    assert issubclass(world, World)
-    for option, own in world.imports.items():
-        if env.get(option) is not None:
-            check_trusted(env[option], own, f"env.{option}", plugins, path)
+    where = f"{run.path}/config.yaml: fixed"
+    if not isinstance(fixed, Mapping) or not all(
+        isinstance(name, str) for name in fixed.values()
+    ):
+        raise InputError(f"{where}: expected names by group, got {fixed!r:.80}")
+    for group in fixed:
+        if group not in groups:
+            raise InputError(
+                f"{where}: expected groups among {', '.join(groups)}, got {group!r}"
+            )
+    if set(fixed) == set(groups):
+        raise InputError(
+            f"{where}: expected at least one group that learned, got all: "
+            f"{', '.join(fixed)}"
+        )
+    return dict(fixed)
 
 
 def check_device(device: str) -> None:

@@ -21,6 +21,7 @@ from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
+from marl_pool.reading import read_npz
 from marl_pool.tokens import TokenSpec
 
 ARRAY = "params"
@@ -300,19 +301,12 @@ def _read(file: Path, agent: str, size: int) -> Tensor:
 
 def _open(file: Path) -> np.ndarray:
     try:
-        # Opened here: numpy leaves a damaged file open.
-        with file.open("rb") as opened:
-            archive = np.load(opened, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise InputError(f"{file}: expected an .npz file, got a single array")
-            if archive.files != [ARRAY]:
-                found = f"{archive.files[:3]}"[1:-1] or "none"
-                more = ", …" if len(archive.files) > 3 else ""
-                raise InputError(
-                    f"{file}: expected one array {ARRAY!r}, got {found}{more}"
-                )
-            array: np.ndarray = archive[ARRAY]
-            return array
+        arrays = read_npz(file)
+        if [*arrays] != [ARRAY]:
+            found = f"{[*arrays][:3]}"[1:-1] or "none"
+            more = ", …" if len(arrays) > 3 else ""
+            raise InputError(f"{file}: expected one array {ARRAY!r}, got {found}{more}")
+        return arrays[ARRAY]
     except InputError:
         raise
     except OSError as error:

@@ -12,19 +12,16 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from marl_pool.encoders import ENCODERS
 from marl_pool.errors import InputError
-from marl_pool.names import check_trusted, name_of, resolve
+from marl_pool.limits import check_sizes
+from marl_pool.names import UntrustedError, name_of, resolve, trust
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
-from marl_pool.pooling import POOLING
 from marl_pool.tokens import TokenSpec
 from marl_pool.version import __version__
 
 FORMAT = 1
-PARTS = {"encoder": ENCODERS, "pooling": POOLING}
-"""Options that name a class, which the file alone must not make us import."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -110,7 +107,7 @@ def load_modules(
     Returns:
         The policies by module name, and for each group the module that drives it.
     """
-    folder, allowed = Path(path), set(plugins)
+    folder = Path(path)
     config = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS)
     modules = {}
@@ -120,7 +117,8 @@ def load_modules(
             for key, tensor in weights.items()
             if key.rpartition("/")[0] == name
         }
-        modules[name] = _build(folder, options, own, allowed)
+        with trust(plugins, folder):
+            modules[name] = _build(folder, options, own)
     return modules, config["groups"]
 
 
@@ -176,19 +174,18 @@ def _read_weights(path: Path) -> dict[str, Any]:
 
 
 def _build(
-    folder: Path, options: Mapping[str, Any], weights: dict[str, Any], plugins: set[str]
+    folder: Path, options: Mapping[str, Any], weights: dict[str, Any]
 ) -> SpecifiedPolicy:
     options = dict(options)
     cls = options.pop("class")
-    check_trusted(cls, POLICIES, "policy", plugins, folder)
-    for kind in PARTS.keys() & options.keys():
-        part = options[kind]
-        name = part.get("name") if isinstance(part, dict) else None
-        check_trusted(name, PARTS[kind], kind, plugins, folder)
     try:
+        for part in ("spec", "action_space"):
+            check_sizes(part, options[part])
         spec = TokenSpec(**options.pop("spec"))
         action_space = ActionSpec(**options.pop("action_space"))
         found = resolve(cls, POLICIES, "policy", SpecifiedPolicy)
+        if cls in POLICIES:
+            check_sizes("policy", options)
         policy: SpecifiedPolicy = found(spec, action_space, **options)
         # A default may have changed since: without it the network may be another one.
         missing = policy.config.keys() - {"spec", "action_space", *options}
@@ -198,6 +195,8 @@ def _build(
                 "got none; another version of marl_pool wrote it"
             )
         policy.load_state_dict(weights)
+    except UntrustedError:
+        raise  # it names the folder
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:

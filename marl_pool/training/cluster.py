@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import ray
 import torch
 
 from marl_pool.errors import InputError
+from marl_pool.names import inheritance
 
 
 @contextlib.contextmanager
@@ -34,9 +36,14 @@ def ray_session(
     if ray.is_initialized():
         yield
         return
-    # Workers find a user's own classes where the driver does.
-    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    variables = {"PYTHONPATH": path.rstrip(os.pathsep), **(env or {})}
+    # Workers find a user's own classes where the driver does, and import no others.
+    own = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
+    path = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")])
+    variables = {
+        "PYTHONPATH": path.rstrip(os.pathsep),
+        **inheritance(),
+        **(env or {}),
+    }
     local = {"num_cpus": num_cpus, "include_dashboard": False}
     try:
         ray.init(

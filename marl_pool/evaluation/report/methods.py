@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
+from marl_pool.evaluation.report.folders import short_folders, shown
 from marl_pool.evaluation.report.sources import Source
 
 IRRELEVANT = frozenset(
@@ -66,7 +67,8 @@ def methods_of(sources: Sequence[Source]) -> list[Method]:
     Raises:
         InputError: two runs of one method with the same seed.
     """
-    configs = [_relevant(source.run.config) for source in sources]
+    short = short_folders([source.run.config for source in sources])
+    configs = [_relevant(shown(source.run.config, short)) for source in sources]
     optional = [key for key in configs[0] if _is_optional(key, configs)]
     flat = [_flat(config) | _presence(config, optional) for config in configs]
     telling = _telling(flat)

@@ -1,6 +1,7 @@
 """Put the page together and write it."""
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,11 +28,14 @@ from marl_pool.evaluation.report.study import Study, groups_of
 from marl_pool.evaluation.report.theory import theory
 from marl_pool.evaluation.report.versus import versus
 from marl_pool.evaluation.subject import Subject, cpu_threads
+from marl_pool.names import trust
 from marl_pool.progress import Progress
 from marl_pool.runs import Run
 from marl_pool.version import __version__, commit
 
 TEMPLATE = "page.html.j2"
+LONGEST = 80
+"""Characters of the environment's name in the name of a page."""
 T = TypeVar("T")
 
 
@@ -57,9 +61,9 @@ def report(
         InputError: runs that cannot be compared, or the file exists.
     """
     path = new_page(out, runs)
-    sources = read_sources(runs)
-    methods = methods_of(sources)
-    with cpu_threads(settings["threads"]):
+    # Evaluations name perturbations and environments, too.
+    with cpu_threads(settings["threads"]), trust(plugins, "a run of the report"):
+        methods = methods_of(read_sources(runs))
         content = _content(methods, settings, plugins)
     html = render(content)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,8 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
         _require_folder(path)
         return path
     require_envs(runs)
-    env = runs[0].config["env"]["name"].rpartition(":")[2]
+    # The name is a file's word: nothing in it may lead out of the folder.
+    env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{env}"
     path, number = Path("reports") / f"{stem}.html", 1
     while path.exists():

@@ -8,7 +8,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from marl_pool.errors import InputError
 from marl_pool.evaluation.comparable import require_comparable
 from marl_pool.evaluation.report.diagnosed import Diagnosed, diagnosis_of
 from marl_pool.evaluation.report.evaluations import (
@@ -16,6 +15,7 @@ from marl_pool.evaluation.report.evaluations import (
     Evaluation,
     evaluation_of,
 )
+from marl_pool.evaluation.report.folders import short_folders
 from marl_pool.runs import Run
 
 BEST = "best"
@@ -80,6 +80,8 @@ class Source:
         text = str(reason)
         for path in (self.run.path.resolve(), self.run.path):
             text = text.replace(str(path), self.name) if path.is_absolute() else text
+        for folder, name in short_folders([self.run.config]).items():
+            text = text.replace(folder, name)
         return text
 
 
@@ -126,12 +128,7 @@ def require_envs(runs: Sequence[Run]) -> None:
         InputError: a run whose configuration names no env.
     """
     for run in runs:
-        env = run.config.get(ENV)
-        if not isinstance(env, Mapping) or not isinstance(env.get("name"), str):
-            raise InputError(
-                f"{run.path}/config.yaml: expected env.name, the name of a world, got "
-                f"env: {env!r}"
-            )
+        _ = run.env
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

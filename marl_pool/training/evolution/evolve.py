@@ -17,6 +17,7 @@ from marl_pool.policies.population import load_vector
 from marl_pool.policies.storage import save_policies
 from marl_pool.progress import Progress
 from marl_pool.randomness import VALIDATION_WORLDS
+from marl_pool.reading import read_npz
 from marl_pool.runs import Run, iteration_of
 from marl_pool.training.evolution import STRATEGIES
 from marl_pool.training.evolution.curriculum import check_options, env_at
@@ -228,8 +229,7 @@ class Evolution:
 
     def _load(self, checkpoint: Path) -> None:
         counts = json.loads((checkpoint / STATE).read_text())
-        with np.load(checkpoint / SEARCH, allow_pickle=False) as arrays:
-            state = dict(arrays)
+        state = read_npz(checkpoint / SEARCH)
         self.best = torch.from_numpy(state.pop(BEST))
         self.strategy.load_state_dict(state)
         self.steps, self.episodes = counts["steps"], counts["episodes"]
