@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.errors import InputError
+from marl_pool.text import printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -109,10 +110,10 @@ def stopped(path: Path) -> int:
 
 def go_on(path: Path) -> str:
     """Which command goes on with what was stopped."""
-    return f"go on with: marl-pool resume {path}"
+    return f"go on with: marl-pool resume {quoted(path)}"
 
 
 def print_paths(paths: Sequence[Path]) -> None:
     """A line for each."""
     for path in paths:
-        print(path)
+        print(printable(path))

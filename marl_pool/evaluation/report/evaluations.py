@@ -18,6 +18,7 @@ from marl_pool.evaluation.results import (
     TRAINED,
     read_returns,
 )
+from marl_pool.manifest import is_intact_json
 from marl_pool.runs import Run
 
 SUBJECT = ("iteration", "config_digest")
@@ -139,12 +140,15 @@ def evaluation_of(run: Run) -> Evaluation | str:
 
 
 def document(path: Path) -> dict[str, Any] | str:
-    """Read a JSON object, or say why there is none."""
+    """Read a JSON object of ours, or say why there is none that can be trusted."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return "it cannot be read as JSON"
-    return content if isinstance(content, dict) else "expected a JSON object"
+    if not isinstance(content, dict):
+        return "expected a JSON object"
+    intact = is_intact_json(content)
+    return content if intact else "it is not as it was written: its checksum differs"
 
 
 def _read(path: Path) -> Evaluation | str:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from marl_pool.atomic import new_file
+from marl_pool.atomic import make_folder, new_file
 from marl_pool.errors import InputError
 from marl_pool.evaluation.report.behaviour import (
     attention,
@@ -62,7 +62,7 @@ def report(
     with cpu_threads(settings["threads"]):
         content = _content(methods, settings, plugins)
     html = render(content)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with new_file(path) as file:
         file.write(html)
     return path
