@@ -30,7 +30,6 @@ from marl_pool.training.cloning.clone import clone
 from marl_pool.training.evolution.evolve import evolve
 from marl_pool.training.supervised.fit import fit
 
-
 pytest.importorskip("cv2")
 pytest.importorskip("matplotlib")
 pytestmark = [
