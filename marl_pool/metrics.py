@@ -43,18 +43,23 @@ class Metrics:
             writer.writerow(row)
         self._last = dict(row)
 
-    def fix(self) -> dict[str, Any]:
+    def fix(self, iteration: int) -> dict[str, Any]:
         """Make what is logged survive a power cut; say what it is, for `problem`.
+
+        Args:
+            iteration: that was logged last.
 
         Returns:
             Size, checksum and names of columns as ``metrics``, the last row as ``row``;
-            nothing where nothing was logged.
+            nothing where nothing was logged, or more than this.
         """
         if not self.path.is_file():
             return {}
         sync_file(self.path)
         columns = self._header() or []
         row = self._last or next(reversed(self.rows()), {})
+        if row.get(ITERATION, 0) > iteration:
+            return {}
         return {
             "metrics": {**fingerprint(self.path), "columns": columns},
             "row": {name: _number(str(value)) for name, value in row.items()},

@@ -294,10 +294,8 @@ class Run:
         logged = self._about(self._checkpoint_path(iteration)).get("metrics")
         problem, columns = "", None
         if logged is not None:
-            problem, columns = (
-                self.metrics.problem(logged, iteration),
-                logged["columns"],
-            )
+            columns = logged["columns"]
+            problem = self.metrics.problem(logged, iteration)
             if not problem:
                 self.metrics.cut(logged["bytes"])
                 return ""
@@ -352,7 +350,7 @@ class Run:
             yield folder
             if missing := _missing(folder, parts):
                 raise OSError(f"{missing} was not written")
-            write_manifest(folder, **self.metrics.fix())
+            write_manifest(folder, **self.metrics.fix(iteration))
         self._damage[final] = ""
 
     def checkpoints(self) -> list[Path]:
