@@ -140,15 +140,19 @@ def evaluation_of(run: Run) -> Evaluation | str:
 
 
 def document(path: Path) -> dict[str, Any] | str:
-    """Read a JSON object of ours, or say why there is none that can be trusted."""
+    """Read a JSON object, or say why there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return "it cannot be read as JSON"
-    if not isinstance(content, dict):
-        return "expected a JSON object"
-    intact = is_intact_json(content)
-    return content if intact else "it is not as it was written: its checksum differs"
+    return content if isinstance(content, dict) else "expected a JSON object"
+
+
+def changed_since(content: Mapping[str, Any]) -> str:
+    """Why what looks right cannot be trusted; empty if it can."""
+    if is_intact_json(content):
+        return ""
+    return "it is not as it was written: its checksum differs"
 
 
 def _read(path: Path) -> Evaluation | str:
@@ -172,7 +176,8 @@ def _read(path: Path) -> Evaluation | str:
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error):
         # A TypeError comes of a file that holds an array and not several by name.
         return f"{returns.name} cannot be read"
-    flaw = _flaw(rows, table, about["episodes"])
+    # The checksum last: what is wrong in itself is said more exactly.
+    flaw = _flaw(rows, table, about["episodes"]) or changed_since(content)
     return flaw or Evaluation(path, about, rows, table)
 
 
