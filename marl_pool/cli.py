@@ -8,6 +8,7 @@ from marl_pool.arguments import parse, print_help
 from marl_pool.commands import listing, making, measuring
 from marl_pool.commands.shared import EXTRAS, install_hint, search_working_directory
 from marl_pool.errors import InputError
+from marl_pool.text import printable
 
 VERBS = {
     "train": making.train,
@@ -68,5 +69,6 @@ def _main(arguments: list[str]) -> int:
 
 
 def _refuse(message: str) -> int:
-    print(f"marl-pool: {message}", file=sys.stderr)
+    # A path in it may hold anything.
+    print(f"marl-pool: {printable(message)}", file=sys.stderr)
     return 2

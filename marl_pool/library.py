@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from marl_pool.atomic import make_folder
 from marl_pool.errors import InputError
 from marl_pool.evaluation.function import Act, as_policy
 from marl_pool.evaluation.measure import Measured, measure
@@ -142,7 +143,7 @@ def _folder(out: str | Path) -> Path:
     """Made before anything is played, which may take hours."""
     folder = Path(out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise InputError(f"out: {folder} cannot be made: {error.strerror}") from error
     return folder

@@ -3,21 +3,25 @@
     RUN/config.yaml           every key of the run, and the package's version
     RUN/metrics.csv           one row an iteration
     RUN/events.out.tfevents…  the same for TensorBoard, where tensorboardX is installed
-    RUN/checkpoints/iter_…    what training resumes from; best.json names the best
-    RUN/policy/               the best policy, for `marl_pool.load_policy`
+    RUN/checkpoints/iter_…    what training resumes from, each with its manifest.json
+    RUN/policy/               the best policy, for `marl_pool.load_policy`; best.json in
+                              it says from which iteration, and how good it was
     RUN/evaluation/           results of `marl-pool evaluate`
     RUN/videos/               results of `marl-pool render`
     RUN/error.txt             tracebacks, where an exception stopped a run or process
 
-What a crash must not spoil is written aside and then renamed.
+What a crash or a power cut must not spoil is written aside, synced to the disk and then
+renamed (`marl_pool.atomic`), and its checksums tell what was damaged since
+(`marl_pool.manifest`).
 """
 
-import csv
 import json
 import math
+import re
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from hashlib import sha256
@@ -27,18 +31,64 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from marl_pool.atomic import locked, new_file, new_folder, recover, standing
+from marl_pool.atomic import (
+    LEFTOVER,
+    appended,
+    discard,
+    discard_leftovers,
+    locked,
+    make_folder,
+    new_file,
+    new_folder,
+    recover,
+    refuse_link_out,
+    standing,
+)
 from marl_pool.errors import InputError
+from marl_pool.manifest import (
+    add_to_manifest,
+    is_intact_text,
+    problem_of,
+    read_manifest,
+    sealed_text,
+    write_manifest,
+)
+from marl_pool.metrics import ITERATION, Metrics, free
 from marl_pool.reading import read_yaml
 from marl_pool.version import __version__
 
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
 VERSION, VERB, TRAIN = "package_version", "verb", "train"
-ITERATION = "iteration"
 ENV_CONTEXT = frozenset(
     ("num_envs", "seed", "first_world", "first_episode", "device", "dtype")
 )
 """Arguments of an environment that the program fills, not the configuration."""
+BEST = "best.json"
+CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,})")
+POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
+LEARNER = "algorithm/learner_group/learner"
+PARTS = {
+    "train": (
+        "algorithm/algorithm_state.pkl",
+        "algorithm/env_runner/state.pkl",
+        f"{LEARNER}/state.pkl",
+        f"{LEARNER}/rl_module/*/module_state.pkl",
+        "progress.json",
+        *POLICY_PARTS,
+    ),
+    "evolve": (
+        "strategy.npz",
+        "state.json",
+        "best/config.json",
+        "best/model.safetensors",
+        *POLICY_PARTS,
+    ),
+    "clone": ("learner.safetensors", "progress.json", *POLICY_PARTS),
+    "fit": ("learner.safetensors", "learner.json", "progress.json"),
+}
+"""By verb, the files without which a checkpoint is not whole; a star is any name."""
+OUTPUTS = ("evaluation", "videos")
+"""Folders that are written without the run's lock."""
 
 
 class Best(NamedTuple):
@@ -58,6 +108,7 @@ class Run:
         config: the checked configuration, as plain data.
         version: of the package that wrote ``config``.
         verb: the command that made it: train, evolve or clone.
+        metrics: its ``metrics.csv``.
     """
 
     def __init__(
@@ -66,6 +117,8 @@ class Run:
         self.path, self.config, self.version, self.verb = path, config, version, verb
         self._first_event = 0
         self._events: Any = None
+        self.metrics = Metrics(self.path / METRICS)
+        self._damage: dict[Path, str] = {}
 
     @classmethod
     def create(
@@ -87,7 +140,7 @@ class Run:
                 f"{path} exists; choose another --run-dir or `marl-pool resume {path}`"
             )
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         except OSError as error:
             raise InputError(f"{path} cannot be made: {error.strerror}") from error
         run = cls(path, {}, __version__, verb)
@@ -111,6 +164,11 @@ class Run:
         # The version stands last, so a file that was cut short lacks it.
         if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
             raise InputError(f"{file} is truncated or none of ours: no {VERSION}")
+        if not is_intact_text(file.read_text(encoding="utf-8")):
+            raise InputError(
+                f"{file} is not as it was written: its checksum differs (if you "
+                "changed it on purpose, remove its last line)"
+            )
         verb = str(config.pop(VERB, TRAIN))
         return cls(path, config, config.pop(VERSION), verb)
 
@@ -127,7 +185,7 @@ class Run:
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         try:
             with new_file(self.path / CONFIG) as out:
-                out.write(text)
+                out.write(sealed_text(text))
         except OSError as error:
             file = self.path / CONFIG
             raise InputError(f"{file} cannot be written: {error.strerror}") from error
@@ -166,7 +224,7 @@ class Run:
     def write_error(self, text: str) -> Path:
         """Append to ``error.txt``, for whoever debugs; return its path."""
         # A full disk must not hide the reason.
-        with suppress(OSError), self.error_path.open("a", encoding="utf-8") as out:
+        with suppress(OSError), appended(self.error_path) as out:
             out.write(text.rstrip("\n") + "\n")
         return self.error_path
 
@@ -177,22 +235,37 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing the same run.
+        """Keep other processes from writing the same run, and mend what a crash left.
 
         Raises:
-            InputError: another process holds the lock.
+            InputError: another process holds the lock, a part of the folder is a link
+                that leads out of it, or nothing can be written there.
         """
         refusal = f"{self.path}: another process is training this run"
+        for folder in (self.path, self._checkpoints):
+            for item in folder.iterdir() if folder.is_dir() else ():
+                refuse_link_out(item, self.path)
         with locked(self.path / LOCK, refusal):
-            recover(self.policy_dir)
+            try:
+                recover(self.policy_dir)
+                self._discard_leftovers()
+            except OSError as error:
+                reason = f"{self.path} cannot be written to: {error.strerror}"
+                raise InputError(reason) from error
             yield
+
+    def _discard_leftovers(self) -> None:
+        folders = (item for item in self.path.iterdir() if item.name not in OUTPUTS)
+        for folder in (self.path, *folders):
+            if folder.is_dir():
+                discard_leftovers(folder)
 
     # Metrics
 
     @property
     def metrics_path(self) -> Path:
         """Of ``metrics.csv``; it exists once a row was logged."""
-        return self.path / METRICS
+        return self.metrics.path
 
     def log(self, row: Mapping[str, float]) -> None:
         """Append a row to ``metrics.csv`` and to the TensorBoard events.
@@ -201,13 +274,7 @@ class Run:
             row: numbers by name, ``iteration`` among them. The first row fixes the
                 names; a later one may leave some out.
         """
-        file = self.metrics_path
-        header = _header(file) or list(row)
-        with file.open("a", newline="", encoding="utf-8") as out:
-            writer = csv.DictWriter(out, header, lineterminator="\n")
-            if not out.tell():
-                writer.writeheader()
-            writer.writerow(row)
+        self.metrics.log(row)
         events = self._writer()
         if events is None:
             return
@@ -217,29 +284,45 @@ class Run:
         events.flush()
 
     def rows(self) -> list[dict[str, float]]:
-        """All logged rows; NaN where a row left a name out."""
-        return [
-            {name: _number(text) for name, text in row.items()}
-            for row in _texts(self.metrics_path)
-        ]
+        """All logged rows; NaN where a row left a name out.
 
-    def resume_at(self, iteration: int) -> None:
+        Raises:
+            InputError: ``metrics.csv`` is damaged.
+        """
+        return self.metrics.rows()
+
+    def metrics_problem(self) -> str:
+        """How ``metrics.csv`` differs from what was logged up to a checkpoint.
+
+        Empty if it does not, or if no checkpoint knows.
+        """
+        for checkpoint in reversed(self.checkpoints()):
+            if logged := self._about(checkpoint).get("metrics"):
+                return self.metrics.problem(logged, iteration_of(checkpoint))
+        return ""
+
+    def resume_at(self, iteration: int) -> str:
         """Drop what was logged after ``iteration``, where training goes on.
 
-        Call it before the first `log` of a resumed run.
+        Call it before the first `log` of a resumed run. Of a damaged ``metrics.csv``
+        the rows that can be read are kept, and the whole of it aside.
+
+        Returns:
+            What was lost or is damaged, in one line; empty if nothing.
         """
         self.close()
         self._first_event = iteration + 1
-        file = self.metrics_path
-        header = _header(file)
-        if header is None:
-            file.unlink(missing_ok=True)
-            return
-        kept = [row for row in _texts(file) if int(row[ITERATION]) <= iteration]
-        with new_file(file) as out:
-            writer = csv.DictWriter(out, header, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(kept)
+        logged = self._about(self._checkpoint_path(iteration)).get("metrics")
+        problem, columns = "", None
+        if logged is not None:
+            columns = logged["columns"]
+            problem = self.metrics.problem(logged, iteration)
+            if not problem:
+                self.metrics.cut(logged["bytes"])
+                return ""
+        aside = self.metrics.keep(iteration, columns)
+        told = "; ".join(filter(None, (problem, aside)))
+        return told and f"{self.path}: {told}"
 
     def close(self) -> None:
         """Close the event file; a later `log` opens another."""
@@ -260,7 +343,8 @@ class Run:
             self._events = SummaryWriter(
                 str(self.path),
                 purge_step=first or None,
-                filename_suffix=f".{first}",
+                # Nobody can put a link in the place of a name with a random end.
+                filename_suffix=f".{first}.{secrets.token_hex(4)}",
                 max_queue=10_000,
             )
         return self._events
@@ -268,67 +352,121 @@ class Run:
     # Checkpoints
 
     @contextmanager
-    def checkpoint(self, iteration: int) -> Iterator[Path]:
+    def checkpoint(self, iteration: int, parts: Iterable[str] = ()) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` when left.
 
-        If the block raises, nothing of it stays.
+        Its manifest also says what ``metrics.csv`` is up to here. If the block raises,
+        nothing of it stays.
+
+        Args:
+            iteration: after which it is saved.
+            parts: files that must be in it, as in `PARTS`.
+
+        Raises:
+            OSError: a part is missing, or it cannot be written.
         """
-        final = self._checkpoints / f"iter_{iteration:06d}"
+        final = self._checkpoint_path(iteration)
+        self._damage.pop(final, None)
         with new_folder(final) as folder:
             yield folder
+            if missing := _missing(folder, parts):
+                raise OSError(f"{missing} was not written")
+            write_manifest(folder, **self.metrics.fix(iteration))
+        self._damage[final] = ""
 
     def checkpoints(self) -> list[Path]:
-        """The complete checkpoints, oldest first."""
-        return sorted(self._checkpoints.glob("iter_*"), key=iteration_of)
+        """All checkpoints, oldest first, whether they are whole or not."""
+        if not self._checkpoints.is_dir():
+            return []
+        found = (
+            path
+            for path in self._checkpoints.iterdir()
+            if CHECKPOINT.fullmatch(path.name) and path.is_dir()
+        )
+        return sorted(found, key=iteration_of)
+
+    def damage_of(self, checkpoint: Path) -> str:
+        """What is wrong with a checkpoint; empty if it is whole.
+
+        One without a manifest, as of earlier versions, must have all its parts.
+        """
+        if checkpoint not in self._damage:
+            self._damage[checkpoint] = self._found_damage(checkpoint)
+        return self._damage[checkpoint]
+
+    def _found_damage(self, checkpoint: Path) -> str:
+        if checkpoint.is_symlink():
+            return "it is a link"
+        try:
+            return problem_of(checkpoint, links=False) or ""
+        except FileNotFoundError:
+            missing = _missing(checkpoint, PARTS.get(self.verb, ()))
+            return f"{missing} is missing" if missing else ""
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint, or None."""
-        return next(reversed(self.checkpoints()), None)
+        """The newest checkpoint that is whole, or None."""
+        found = reversed(self.checkpoints())
+        return next((path for path in found if not self.damage_of(path)), None)
 
     @property
     def iterations_saved(self) -> int:
-        """The iteration after which `resume` goes on: of the newest checkpoint."""
+        """The iteration of the newest whole checkpoint, where `resume` goes on."""
         newest = self.latest_checkpoint()
         return 0 if newest is None else iteration_of(newest)
 
-    def saved(self) -> list[dict[str, float]]:
-        """The rows of ``metrics.csv`` up to the newest checkpoint."""
-        last = self.iterations_saved
-        return [row for row in self.rows() if row[ITERATION] <= last]
+    def saved(self) -> dict[str, float] | None:
+        """The row of metrics that the newest whole checkpoint was saved after."""
+        newest = self.latest_checkpoint()
+        if newest is None:
+            return None
+        row: dict[str, float] | None = self._about(newest).get("row")
+        if row:
+            return row
+        last = iteration_of(newest)
+        rows = [row for row in self.rows() if row[ITERATION] <= last]
+        return rows[-1] if rows else None
+
+    def _about(self, checkpoint: Path) -> dict[str, Any]:
+        """The manifest of a checkpoint; {} if it has none that can be read."""
+        try:
+            return read_manifest(checkpoint)
+        except (FileNotFoundError, InputError):
+            return {}
 
     @property
     def best(self) -> Best | None:
-        """The best checkpoint, as the last `mark_best` says."""
-        try:
-            return Best(**json.loads(self._best_file.read_text()))
-        except FileNotFoundError:
+        """What `policy_dir` holds: from which iteration, and how good it was."""
+        # Until 0.1.0 it stood beside the checkpoints.
+        places = (standing(self.policy_dir) / BEST, self._checkpoints / BEST)
+        file = next(filter(Path.is_file, places), None)
+        if file is None:
             return None
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{self._best_file} cannot be read: {error}") from error
-
-    def mark_best(self, iteration: int, score: float) -> None:
-        """Say that the checkpoint of ``iteration`` is the best, with what score."""
-        self._checkpoints.mkdir(exist_ok=True)
-        with new_file(self._best_file) as out:
-            json.dump(Best(iteration, score)._asdict(), out)
+        try:
+            return Best(**json.loads(file.read_text()))
+        except (ValueError, TypeError, OSError) as error:
+            raise InputError(f"{file} cannot be read: {error}") from error
 
     def prune(self, keep: int) -> None:
-        """Remove all checkpoints but the newest ``keep`` and the best one."""
-        best = self.best
-        for folder in self.checkpoints()[:-keep]:
-            if best is None or iteration_of(folder) != best.iteration:
-                shutil.rmtree(folder)
+        """Remove all checkpoints but the newest ``keep`` and the best one.
 
+        Those that count are whole; damaged ones are removed once a newer one is there.
+        """
+        best = self.best
+        whole = [path for path in self.checkpoints() if not self.damage_of(path)]
+        kept = {*whole[-keep:], *(p for p in whole if best and _is_of(p, best))}
+        newest = whole[-1:] and iteration_of(whole[-1])
+        for folder in self.checkpoints():
+            if folder not in kept and iteration_of(folder) <= (newest or 0):
+                discard(folder)
         for unfinished in self._checkpoints.glob(".iter_*"):
-            shutil.rmtree(unfinished)
+            discard(unfinished)
 
     @property
     def _checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    @property
-    def _best_file(self) -> Path:
-        return self._checkpoints / "best.json"
+    def _checkpoint_path(self, iteration: int) -> Path:
+        return self._checkpoints / f"iter_{iteration:06d}"
 
     # Policies
 
@@ -338,10 +476,19 @@ class Run:
         return self.path / "policy"
 
     @contextmanager
-    def save_policy_dir(self) -> Iterator[Path]:
-        """Yield a folder that takes the place of `policy_dir` when left."""
+    def save_policy_dir(self, best: Best | None = None) -> Iterator[Path]:
+        """Yield a folder that takes the place of `policy_dir` when left.
+
+        Args:
+            best: what the policy is; it changes together with it.
+        """
         with new_folder(self.policy_dir) as folder:
             yield folder
+            if best is None:
+                return
+            with new_file(folder / BEST) as out:
+                json.dump(best._asdict(), out)
+            add_to_manifest(folder, BEST)
 
     def policy_path(self, which: Literal["best", "last"] | int = "best") -> Path:
         """Folder of a saved policy.
@@ -376,7 +523,7 @@ class Run:
         Raises:
             InputError: it cannot be written to.
         """
-        return _writable(self.path / "evaluation")
+        return self._writable("evaluation")
 
     def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
         """A path in ``videos/`` that no file has; ``stem-2`` and so on if taken.
@@ -384,22 +531,25 @@ class Run:
         Raises:
             InputError: the folder cannot be written to.
         """
-        folder = _writable(self.path / "videos")
-        path, number = folder / f"{stem}{suffix}", 1
-        while path.exists():
-            number += 1
-            path = folder / f"{stem}-{number}{suffix}"
-        return path
+        return free(self._writable("videos") / f"{stem}{suffix}")
+
+    def _writable(self, name: str) -> Path:
+        """Make a folder; refuse one that cannot be written to before work goes in."""
+        folder = self.path / name
+        refuse_link_out(folder, self.path)
+        try:
+            make_folder(folder)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError as error:
+            reason = f"{folder} cannot be written to: {error.strerror}"
+            raise InputError(reason) from error
 
 
-def _writable(folder: Path) -> Path:
-    """Make a folder; refuse one that cannot be written to before work goes into it."""
-    try:
-        folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written to: {error.strerror}") from error
+def is_unused(folder: Path) -> bool:
+    """Whether a folder holds nothing but what a run has before its configuration."""
+    names = {item.name for item in folder.iterdir()}
+    return all(name == LOCK or LEFTOVER.fullmatch(name) for name in names)
 
 
 def default_path(config: Mapping[str, Any]) -> Path:
@@ -421,25 +571,14 @@ def iteration_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("iter_"))
 
 
-def _header(file: Path) -> list[str] | None:
-    if not file.is_file():
-        return None
-    with file.open(newline="", encoding="utf-8") as lines:
-        first = lines.readline()
-    return next(csv.reader([first])) if first.endswith("\n") else None
+def _is_of(checkpoint: Path, best: Best) -> bool:
+    return iteration_of(checkpoint) == best.iteration
 
 
-def _texts(file: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file as they are written."""
-    if not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as lines:
-        # A line without its end was cut off by a crash.
-        whole = [line for line in lines if line.endswith("\n")]
-    return list(csv.DictReader(whole))
-
-
-def _number(text: str | None) -> float:
-    if not text:
-        return math.nan
-    return int(text) if text.lstrip("-").isdigit() else float(text)
+def _missing(folder: Path, parts: Iterable[str]) -> str:
+    """The first of some parts that a folder lacks or that is empty, or nothing."""
+    for part in parts:
+        found = [path for path in folder.glob(part) if path.is_file()]
+        if not found or not all(path.stat().st_size for path in found):
+            return part
+    return ""

@@ -7,7 +7,6 @@
 A crash leaves the old content of a file or the new.
 """
 
-import csv
 import json
 import math
 import zlib
@@ -20,10 +19,19 @@ from urllib.parse import quote
 
 import yaml
 
-from marl_pool.atomic import locked, new_file
+from marl_pool.atomic import (
+    discard_leftovers,
+    locked,
+    make_folder,
+    new_binary_file,
+    new_file,
+    refuse_link_out,
+)
 from marl_pool.errors import InputError
+from marl_pool.manifest import is_intact_text, sealed_text
 from marl_pool.reading import read_yaml
 from marl_pool.runs import TRAIN, Run
+from marl_pool.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
 CONTENT, LOCK, VERSION = "sweep.yaml", ".lock", "package_version"
@@ -86,6 +94,11 @@ class Sweep:
             content = read_yaml(file)
             # The version stands last, so a file that was cut short lacks it.
             del content[VERSION]
+            if not is_intact_text(file.read_text(encoding="utf-8")):
+                raise ValueError(
+                    "it is not as it was written: its checksum differs (if you changed "
+                    "it on purpose, remove its last line)"
+                )
             found = cls(path, **content)
         except FileNotFoundError as error:
             raise InputError(f"{path} is no sweep: it has no {CONTENT}") from error
@@ -129,21 +142,28 @@ class Sweep:
             **({} if self.verb == TRAIN else {"verb": self.verb}),
             VERSION: __version__,
         }
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         with new_file(self.path / CONTENT) as out:
-            yaml.safe_dump(content, out, sort_keys=False, allow_unicode=True)
+            out.write(sealed_text(text))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Make the folder, and keep other processes from running the same sweep.
 
         Raises:
-            InputError: it cannot be made, or another process holds the lock.
+            InputError: it cannot be made, a part of it is a link that leads out of it,
+                or another process holds the lock.
         """
+        trials = self.path / "trials"
+        for folder in (self.path, trials):
+            for item in folder.iterdir() if folder.is_dir() else ():
+                refuse_link_out(item, self.path)
         try:
-            (self.path / "trials").mkdir(parents=True, exist_ok=True)
+            make_folder(trials)
         except OSError as error:
             raise InputError(f"{self.path} cannot be made: {error.strerror}") from error
         with locked(self.path / LOCK, f"{self.path}: another process is running it"):
+            discard_leftovers(self.path)
             yield
 
     def run_path(self, trial: Trial) -> Path:
@@ -171,7 +191,8 @@ class Sweep:
         """Write the table anew: a row for each logged iteration of each trial.
 
         Its columns are ``trial``, ``status``, the swept keys, and all metrics that
-        any of the trials has; a missing number is empty, and NaN when read.
+        any of the trials has; a missing number is empty, and NaN when read. It has the
+        rows of a damaged ``metrics.csv`` that can be read.
 
         Args:
             trials: in the order of the rows.
@@ -183,23 +204,20 @@ class Sweep:
             own = {"trial": trial.name, "status": status[trial.name]}
             own |= {key: _plain(value) for key, value in trial.values.items()}
             run = self.run(trial)
-            rows += [own | row for row in run.rows()] if run else []
+            rows += [own | row for row in run.metrics.readable_rows()] if run else []
         keys = dict.fromkeys(key for trial in trials for key in trial.values)
         metrics = dict.fromkeys(key for row in rows for key in row)
         columns = list(dict.fromkeys(("trial", "status", *keys, *metrics)))
-        with new_file(self.table_path(form)) as out:
-            if form == "csv":
-                writer = csv.DictWriter(out, columns, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(
-                    {key: _cell(value) for key, value in row.items()} for row in rows
-                )
-            else:
-                import pyarrow as pa
-                from pyarrow import parquet
+        if form == "csv":
+            cells = ({key: _cell(value) for key, value in row.items()} for row in rows)
+            write_csv(self.table_path(form), columns, cells)
+            return
+        import pyarrow as pa
+        from pyarrow import parquet
 
-                table = pa.table({key: _column(rows, key) for key in columns})
-                parquet.write_table(table, out.buffer)
+        table = pa.table({key: _column(rows, key) for key in columns})
+        with new_binary_file(self.table_path(form)) as out:
+            parquet.write_table(table, out)
 
 
 def read_table(path: str | Path) -> list[dict[str, Any]]:
@@ -225,11 +243,7 @@ def read_table(path: str | Path) -> list[dict[str, Any]]:
         from pyarrow import parquet
 
         return list(parquet.read_table(path).to_pylist())
-    with path.open(newline="", encoding="utf-8") as lines:
-        return [
-            {key: _value(text) for key, text in row.items()}
-            for row in csv.DictReader(lines)
-        ]
+    return [{key: _value(text) for key, text in row.items()} for row in read_csv(path)]
 
 
 def trial_name(values: Mapping[str, Any]) -> str:

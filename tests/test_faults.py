@@ -8,7 +8,9 @@ import contextlib
 import itertools
 import json
 import os
+import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +18,16 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 ray = pytest.importorskip("ray")
 
+from ray.rllib.core.learner.learner import Learner
 from safetensors.torch import load_file
 
-from marl_pool import cli
+from marl_pool import atomic, cli
 from marl_pool.config import compose
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.policies.storage import load_policies
@@ -32,6 +36,7 @@ from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
+from marl_pool.training.ppo.saving import load_algorithm, save_algorithm
 from marl_pool.training.ppo.train import Driver
 
 pytestmark = [
@@ -305,7 +310,6 @@ def whole(tmp_path_factory) -> Run:
         ("checkpoint", 1000, 2, "the checkpoint"),
         ("checkpoint", 30_000, 2, "the checkpoint"),
         ("save_policy_dir", 1000, 3, "the checkpoint"),
-        ("mark_best", 0, 3, "the checkpoint"),
         ("log", 100, 2, r"metrics\.csv"),
     ],
 )
@@ -321,8 +325,7 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
     assert "\n" not in str(caught.value)
     run = Run.open(path)
     folders = [item.name for item in (path / "checkpoints").iterdir()]
-    found = sorted(name for name in folders if name != "best.json")
-    assert found == [f"iter_{i:06d}" for i in range(1, kept + 1)]
+    assert sorted(folders) == [f"iter_{i:06d}" for i in range(1, kept + 1)]
     for checkpoint in run.checkpoints():
         assert set(load_policies(checkpoint / "policy")) == {"fox", "hen"}
     assert set(load_policies(run.policy_dir)) == {"fox", "hen"}
@@ -341,7 +344,9 @@ def test_a_full_disk_from_the_start_is_one_line(tmp_path):
 
 def test_a_full_disk_when_a_run_is_resumed_is_one_line(tmp_path, monkeypatch):
     path = tmp_path / "run"
-    trained(path, *PLAIN, f"total_steps={BATCH * 2}")
+    run = trained(path, *PLAIN, f"total_steps={BATCH * 2}")
+    with run.metrics_path.open("a") as log:
+        log.write("3,")
     with monkeypatch.context() as patched:
         fill_disk(patched, "resume_at", 1, 10)
         with pytest.raises(
@@ -354,35 +359,160 @@ def test_a_full_disk_when_a_run_is_resumed_is_one_line(tmp_path, monkeypatch):
 # A learner
 
 
-def fill_its_disk(learner) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+def take_its_disk(learner) -> None:
+    """Let a learner neither write nor read checkpoints, as on another machine."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    learner.save_to_path = learner.restore_from_path = None
 
 
 def kill_it(learner) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (fill_its_disk, "cannot write the checkpoint: a learner died while it wrote"),
-        (kill_it, r"a learner died; see .*error\.txt"),
-    ],
-)
-def test_a_learner_that_fails_stops_the_run(tmp_path, monkeypatch, fault, message):
+def test_a_learner_that_dies_stops_the_run(tmp_path, monkeypatch):
     iterate = Driver._iterate
 
     def with_fault(driver, progress):
         if driver.iteration == 1:
-            driver.algo.learner_group.foreach_learner(fault)
+            driver.algo.learner_group.foreach_learner(kill_it)
         iterate(driver, progress)
 
     monkeypatch.setattr(Driver, "_iterate", with_fault)
-    with pytest.raises(StoppedError, match=rf"iteration 2: {message}; kept .*000001"):
+    message = r"iteration 2: a learner died; see .*error\.txt; kept .*000001"
+    with pytest.raises(StoppedError, match=message):
         trained(tmp_path / "run", *PLAIN, "resources.num_learners=1")
     checkpoints = tmp_path / "run" / "checkpoints"
-    found = {item.name for item in checkpoints.iterdir()}
-    assert found == {"iter_000001", "best.json"}
+    assert [item.name for item in checkpoints.iterdir()] == ["iter_000001"]
+
+
+def assert_alike(one, other) -> None:
+    """The same numbers in the same nested dictionaries and lists."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        pairs = [(one[key], other[key]) for key in one]
+    elif isinstance(one, list | tuple):
+        pairs = list(zip(one, other, strict=True))
+    else:
+        assert (np.asarray(one) == np.asarray(other)).all()
+        return
+    for left, right in pairs:
+        assert_alike(left, right)
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_learners_without_the_drivers_disk_are_saved_and_go_on(
+    tmp_path, monkeypatch, learners
+):
+    settings = [*PLAIN, f"resources.num_learners={learners}"]
+    straight = trained(tmp_path / "straight", *settings, f"total_steps={BATCH * 4}")
+    build, states, found = Driver._build, [], []
+
+    def elsewhere(driver, algorithm):
+        algo = build(driver, algorithm)
+        algo.learner_group.foreach_learner(take_its_disk)
+        return algo
+
+    def saved(algo, folder):
+        states.append(algo.learner_group.get_state()["learner"])
+        save_algorithm(algo, folder)
+
+    module = sys.modules["marl_pool.training.ppo.train"]
+
+    def loaded(algo, folder):
+        load_algorithm(algo, folder)
+        found.extend(algo.learner_group.foreach_learner(Learner.get_state))
+
+    monkeypatch.setattr(Driver, "_build", elsewhere)
+    monkeypatch.setattr(module, "save_algorithm", saved)
+    monkeypatch.setattr(module, "load_algorithm", loaded)
+    run = trained(tmp_path / "run", *settings, f"total_steps={BATCH * 2}")
+    # What is on the driver's disk is what the learners had: weights and optimizers.
+    folder = run.latest_checkpoint() / "algorithm" / "learner_group" / "learner"
+    kept = pickle.loads((folder / "state.pkl").read_bytes())
+    kept["rl_module"] = {
+        name: pickle.loads(
+            (folder / "rl_module" / name / "module_state.pkl").read_bytes()
+        )
+        for name in ("fox", "hen")
+    }
+    again, had = resumed(tmp_path / "run", BATCH * 4), states[1]
+    assert len(found) == learners
+    for state in (kept, *(answer.get() for answer in found)):
+        assert_alike(state["rl_module"], had["rl_module"])
+        assert_alike(state["optimizer"], had["optimizer"])
+    if learners == 1:  # RLlib shares a batch out in another way after a resume
+        assert_same(again, straight)
+
+
+PARTS = [
+    "algorithm/learner_group",
+    "algorithm/learner_group/learner",
+    "algorithm/learner_group/learner/rl_module/hen",
+    "algorithm/env_runner",
+    "algorithm/algorithm_state.pkl",
+    "policy",
+    "progress.json",
+]
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_checkpoint_that_lacks_a_part_is_never_gone_on_from(
+    tmp_path, capsys, whole, part, manifest
+):
+    """Without its manifest, too, as of an earlier version."""
+    path = tmp_path / "run"
+    shutil.copytree(whole.path, path)
+    older, newest = Run.open(path).checkpoints()[-2:]
+    atomic.discard(newest / part)
+    if not manifest:
+        (newest / "manifest.json").unlink()
+    if part.endswith("hen") and not manifest:
+        # That there was a second module only the manifest knew.
+        with pytest.raises(StoppedError, match=r"cannot be read: .*module_state\.pkl"):
+            resumed(path, BATCH * 5)
+        return
+    again = resumed(path, BATCH * 5)
+    told = capsys.readouterr().err
+    assert f"{newest}: " in told
+    assert "is missing" in told
+    assert f"going on from {older}" in told
+    assert_gapless(again, 5)
+
+
+FLIPPED = [
+    "algorithm/learner_group/learner/state.pkl",
+    "algorithm/learner_group/learner/rl_module/hen/module_state.pkl",
+    "progress.json",
+    "policy/model.safetensors",
+    "policy/config.json",
+]
+
+
+@pytest.mark.parametrize("file", FLIPPED)
+def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path, capsys, whole, file):
+    path = tmp_path / "run"
+    shutil.copytree(whole.path, path)
+    older, newest = Run.open(path).checkpoints()[-2:]
+    content = bytearray((newest / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / file).write_bytes(content)
+    again = resumed(path, BATCH * 5)
+    told = capsys.readouterr().err
+    assert f"{newest}: {file} is not as it was written" in told
+    assert f"going on from {older}" in told
+    assert_gapless(again, 5)
+
+
+def test_without_a_whole_checkpoint_a_run_does_not_begin_anew(tmp_path, whole):
+    path = tmp_path / "run"
+    shutil.copytree(whole.path, path)
+    for checkpoint in Run.open(path).checkpoints():
+        (checkpoint / "progress.json").write_bytes(b"")
+    before = (path / "policy" / "model.safetensors").read_bytes()
+    with pytest.raises(StoppedError, match=r"no checkpoint of .* is whole: .*progress"):
+        resumed(path, BATCH * 5)
+    assert (path / "policy" / "model.safetensors").read_bytes() == before
 
 
 # A driver that is killed

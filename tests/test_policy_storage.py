@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import marl_pool
 from marl_pool.errors import InputError
+from marl_pool.manifest import MANIFEST, problem_of
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import (
     CONFIG,
@@ -31,6 +32,7 @@ from marl_pool.policies.storage import (
 )
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import pooling_names
+from marl_pool.pretrained import pretrained_names, pretrained_path
 from marl_pool.randomness import Purpose, Stream
 from marl_pool.tokens import TokenSpec
 from tests.samples import SPEC, heads, random_tokens
@@ -142,7 +144,8 @@ def test_the_files_are_json_and_safetensors(tmp_path: Path) -> None:
     policy = make()
     save_policy(policy, tmp_path / "a" / "policy")
     files = {path.name for path in (tmp_path / "a" / "policy").iterdir()}
-    assert files == {CONFIG, WEIGHTS} == {"config.json", "model.safetensors"}
+    assert {CONFIG, WEIGHTS, MANIFEST} == files
+    assert {CONFIG, WEIGHTS} == {"config.json", "model.safetensors"}
     config = json.loads((tmp_path / "a" / "policy" / CONFIG).read_text())
     assert config["format"] == FORMAT
     assert config["package_version"] == marl_pool.__version__
@@ -155,6 +158,41 @@ def test_the_files_are_json_and_safetensors(tmp_path: Path) -> None:
     assert sum(w.numel() for w in weights.values()) == sum(
         p.numel() for p in policy.parameters()
     )
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+@settings(max_examples=25)
+@given(st.data())
+def test_any_flipped_bit_is_found(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("policy")
+    save_policy(make(), folder)
+    content = bytearray((folder / name).read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(
+        st.integers(0, 7)
+    )
+    (folder / name).write_bytes(content)
+    assert str(folder) in refused(folder)
+
+
+def test_a_changed_policy_is_read_once_its_manifest_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    save_policy(make(), folder)
+    text = (folder / CONFIG).read_text()
+    (folder / CONFIG).write_text(text + " ")
+    message = refused(folder)
+    assert CONFIG in message
+    assert f"remove its {MANIFEST}" in message
+    (folder / MANIFEST).unlink()
+    load_policy(folder)
+
+
+@pytest.mark.parametrize("name", pretrained_names())
+def test_shipped_policies_are_as_they_were_written(name: str) -> None:
+    path = pretrained_path(name)
+    assert (path / MANIFEST).is_file()
+    assert problem_of(path) is None
 
 
 def test_saving_replaces_what_was_there(folder: Path) -> None:

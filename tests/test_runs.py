@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from marl_pool import InputError, __version__, atomic, runs
 from marl_pool.progress import Progress, duration
-from marl_pool.runs import Run, default_path, iteration_of
+from marl_pool.runs import Best, Run, default_path, iteration_of
 
 CONFIG = {"env": {"name": "simple_centroid"}, "lr": 1e-05, "seed": 3, "limit": None}
 
@@ -274,13 +274,15 @@ def test_a_checkpoint_of_the_same_iteration_is_replaced(run):
     fill(run, 1)
     with run.checkpoint(1) as folder:
         (folder / "new").touch()
-    assert [path.name for path in run.checkpoints()[0].iterdir()] == ["new"]
+    names = {path.name for path in run.checkpoints()[0].iterdir()}
+    assert names == {"new", "manifest.json"}
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [2, 5]), (2, [2, 4, 5]), (9, None)])
 def test_pruning_keeps_the_newest_and_the_best(run, keep, left):
     fill(run, 1, 2, 3, 4, 5)
-    run.mark_best(2, -1.5)
+    with run.save_policy_dir(Best(2, -1.5)):
+        pass
     run.prune(keep)
     kept = [iteration_of(path) for path in run.checkpoints()]
     assert kept == (left or [1, 2, 3, 4, 5])
@@ -288,9 +290,10 @@ def test_pruning_keeps_the_newest_and_the_best(run, keep, left):
 
 def test_the_best_is_remembered(run):
     assert run.best is None
-    run.mark_best(7, -1.25)
+    with run.save_policy_dir(Best(7, -1.25)):
+        pass
     assert Run.open(run.path).best == (7, -1.25)
-    (run.path / "checkpoints" / "best.json").write_text("{")
+    (run.policy_dir / "best.json").write_text("{")
     with pytest.raises(InputError, match=r"best\.json cannot be read"):
         assert run.best
 

@@ -5,9 +5,11 @@ import itertools
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +32,8 @@ pytest.importorskip("ray")
 from marl_pool.training.sweep.board import FAILED, FINISHED, RUNNING, Board
 from marl_pool.training.sweep.power import smallest_difference
 from marl_pool.training.sweep.probe import Pace
-from marl_pool.training.sweep.schedule import bundles, saved
+from marl_pool.training.sweep.run import _tell_damage
+from marl_pool.training.sweep.schedule import JOB, REASON, _Watch, bundles, saved
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
 from marl_pool.training.verbs import WORKS
 
@@ -449,7 +452,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     with run.checkpoint(2):
         run.policy_dir.mkdir()
     assert saved(TRAIN, run) == 20
-    run.checkpoints()[0].rmdir()
+    shutil.rmtree(run.checkpoints()[0])
     assert saved(TRAIN, run) == 30  # somebody made room
 
 
@@ -597,3 +600,55 @@ def test_the_board_tells_what_changes_and_how_long_the_rest_takes():
     assert lines[2] == "failed  c  0 / 100: no memory"
     assert lines[3] == "finished  b  128 / 100  3 steps/s"
     assert lines[4].startswith("2 finished, 1 failed; 200 / 200 steps")
+
+
+# Trials that end elsewhere
+
+
+def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
+    """As on another machine, whose disk this one does not share."""
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    elsewhere, here = plan.trials[:2]
+    totals = {trial.name: 100 for trial in plan.trials}
+    board = Board(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
+    jobs = {trial.name: trial for trial in plan.trials}
+    watch = _Watch(sweep, jobs, board, lambda: None, Path("s", ".stop"))
+    saved_run(sweep.run_path(here), here.config, [64, 128])
+    for trial in (elsewhere, here):
+        ended = SimpleNamespace(config={JOB: trial.name}, last_result={REASON: ""})
+        watch.on_trial_complete(0, [], ended)
+    assert board.lines[elsewhere.name].state == FAILED
+    assert "its folder is not on this machine" in board.lines[elsewhere.name].note
+    assert board.lines[here.name].state == FINISHED
+
+
+def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    first, second = plan.trials[:2]
+    for trial in (first, second):
+        run = saved_run(sweep.run_path(trial), trial.config, [64])
+        with run.checkpoint(2) as folder:
+            (folder / "progress.json").write_text("2")
+    log = sweep.run_path(first) / "metrics.csv"
+    log.write_text(log.read_text().replace("64", "65"))
+    (sweep.run_path(second) / "checkpoints/iter_000002/progress.json").write_text("3")
+    _tell_damage(sweep, plan.trials, plan.trials)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert first.name in lines[0]
+    assert "metrics.csv is not as it was logged" in lines[0]
+    assert second.name in lines[1]
+    assert "going on from" in lines[1]
+
+
+@pytest.mark.parametrize("name", ["trials", "trials/a", "table.csv", ".lock"])
+def test_parts_of_a_sweep_that_are_links_out_of_it_are_refused(tmp_path, name):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = tmp_path / "s" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    sweep = Sweep(tmp_path / "s", {}, [])
+    with pytest.raises(InputError, match="expected a part of"), sweep.lock():
+        pass
+    assert not list(outside.iterdir())

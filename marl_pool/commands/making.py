@@ -22,6 +22,7 @@ from marl_pool.commands.shared import (
 )
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.names import UntrustedError, allowed, trust
+from marl_pool.text import printable
 
 if TYPE_CHECKING:
     from marl_pool.config.grid import Plan
@@ -131,7 +132,7 @@ def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
     if not dry_run:
         print_paths([sweep.path, sweep.table_path(settings.format)])
     for name, reason in failed.items():
-        print(f"marl-pool: {name} failed: {reason}", file=sys.stderr)
+        print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool import names
 from marl_pool.errors import InputError
+from marl_pool.text import printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -157,11 +157,11 @@ def go_on(path: Path, *configs: Mapping[str, Any]) -> str:
     named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
     modules = ((config.get("env") or {}).get("module") for config in configs)
     plugins = sorted(named.union(filter(None, modules)))
-    flags = "".join(f" --plugin {shlex.quote(name)}" for name in plugins)
-    return f"go on with: marl-pool resume {path}{flags}"
+    flags = "".join(f" --plugin {quoted(name)}" for name in plugins)
+    return f"go on with: marl-pool resume {quoted(path)}{flags}"
 
 
 def print_paths(paths: Sequence[Path]) -> None:
     """A line for each."""
     for path in paths:
-        print(path)
+        print(printable(path))

@@ -7,7 +7,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
-from marl_pool.atomic import new_binary_file
+from marl_pool.atomic import make_folder, new_binary_file
 from marl_pool.errors import InputError
 
 TIMEOUT = 60
@@ -45,7 +45,7 @@ def fetch(source: Source, folder: Path) -> Path:
     """
     file = folder / source.name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with (
             urllib.request.urlopen(source.url, timeout=TIMEOUT) as answer,
             new_binary_file(file) as out,

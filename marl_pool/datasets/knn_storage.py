@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from marl_pool.atomic import locked, new_binary_file
+from marl_pool.atomic import locked, make_folder, new_binary_file
 from marl_pool.datasets.knn_centroid import (
     CHUNK,
     VERSION,
@@ -79,7 +79,7 @@ class Sets:
     def _make(self, file: Path) -> None:
         """Write the file, unless another run does: then wait for it."""
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             with locked(file.with_name(f".{file.name}.lock"), refusal=None):
                 if not file.exists():
                     self._write(file)

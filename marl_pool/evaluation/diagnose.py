@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.atomic import make_folder
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.evaluation.diagnosis import ALL, Diagnosis, diagnoses
 from marl_pool.evaluation.diagnosis_files import (
@@ -138,7 +139,7 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     ]
     title = f"Diagnoses of {len(contents)} runs"
     print_table(named, title)
-    folder.mkdir(parents=True)
+    make_folder(folder)
     write_csv(folder / TABLE, lines)
     origins = [{k: v for k, v in c.items() if k != "rows"} for c in contents]
     write_json(folder / DOCUMENT, lines, {"runs": origins})

@@ -1,6 +1,5 @@
 """Diagnoses as CSV, as JSON and as a table on screen."""
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,8 +7,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from marl_pool import tables
 from marl_pool.atomic import new_file
 from marl_pool.evaluation.diagnosis import NAN, Diagnosis
+from marl_pool.manifest import sealed_json
+from marl_pool.text import printable
 
 TABLE, DOCUMENT, PLOT = "diagnosis.csv", "diagnosis.json", "diagnosis.png"
 NAMES = (TABLE, DOCUMENT, PLOT)
@@ -34,18 +36,17 @@ def from_plain(values: Mapping[str, Any]) -> Diagnosis:
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a line for each row of plain data; mappings as JSON, None as nothing."""
     lines = list(rows)
-    with new_file(path) as out:
-        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: _cell(v) for k, v in line.items()} for line in lines)
+    cells = ({key: _cell(value) for key, value in line.items()} for line in lines)
+    tables.write_csv(path, list(lines[0]), cells)
 
 
 def write_json(
     path: Path, rows: Iterable[Mapping[str, Any]], about: Mapping[str, Any]
 ) -> None:
-    """Write ``{**about, "rows": […]}``."""
+    """Write ``{**about, "rows": […]}`` and, under ``"sha256"``, their checksum."""
+    content = sealed_json({**about, "rows": list(rows)})
     with new_file(path) as out:
-        json.dump({**about, "rows": list(rows)}, out, indent=2, allow_nan=False)
+        json.dump(content, out, indent=2, allow_nan=False)
         out.write("\n")
 
 
@@ -94,8 +95,9 @@ def print_table(rows: Sequence[tuple[str, Diagnosis]], title: str) -> None:
     """Show rows on screen, each below the name of what it is of."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     table.add_column("", no_wrap=True)
     scored = any(row.checked for _, row in rows)
     columns = {**COMMON, **(SCORED if scored else {})}

@@ -9,6 +9,7 @@ import numpy as np
 from marl_pool.atomic import new_binary_file
 from marl_pool.evaluation.diagnosis import Diagnosis
 from marl_pool.evaluation.plots import GRID, INK
+from marl_pool.text import literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,9 +59,9 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
         axes.legend(
             loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False
         )
-    cells[0].set_yticks(range(len(named)), [name for name, _ in named])
+    cells[0].set_yticks(range(len(named)), [literal(name) for name, _ in named])
     cells[0].set_ylim(len(named) - 0.5, -0.5)
-    figure.suptitle(title, color=INK)
+    figure.suptitle(literal(title), color=INK)
     with new_binary_file(path) as out:
         figure.savefig(out, dpi=150, format="png")
 

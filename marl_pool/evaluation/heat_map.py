@@ -1,6 +1,5 @@
 """Occlusion in training against occlusion in tests: Figure 5 of AttentionNeuron."""
 
-import csv
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
@@ -9,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_pool.atomic import new_file
+from marl_pool.atomic import make_folder, new_binary_file
 from marl_pool.errors import InputError
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.opening import new_folder_for
 from marl_pool.evaluation.results import CLEAN, TRAINED
+from marl_pool.tables import write_csv
 
 OCCLUDE = "occlude"
 ROW = ("name", "severities")
@@ -74,7 +74,7 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     folder = new_folder_for("occlusion") if out is None else Path(out)
     if folder.exists():
         raise InputError(f"{folder} exists; choose another --out")
-    folder.mkdir(parents=True)
+    make_folder(folder)
     table, picture = folder / "occlusion.csv", folder / "occlusion.png"
     write_cells(table, cells)
     if importlib.util.find_spec("matplotlib") is None:
@@ -117,10 +117,7 @@ def cells_of(documents: Sequence[Path]) -> list[Cell]:
 
 def write_cells(path: Path, cells: Sequence[Cell]) -> None:
     """Write a row for each cell."""
-    with new_file(path) as out:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(Cell._fields)
-        writer.writerows(cells)
+    write_csv(path, Cell._fields, (cell._asdict() for cell in cells))
 
 
 def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
@@ -159,7 +156,8 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
     axes.set_xlabel("missing in the test", color=INK)
     axes.set_ylabel("missing in training", color=INK)
     figure.colorbar(image, ax=axes, label="mean return")
-    figure.savefig(path, dpi=150)
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=150, format="png")
 
 
 def _counts(row: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from marl_pool.atomic import new_binary_file
 from marl_pool.envs.base import World
 from marl_pool.errors import UnfitTokensError
 from marl_pool.evaluation.recording import Recording, longest, record, require_codes
@@ -60,7 +61,8 @@ def draw_latents(subject: Subject, path: Path) -> None:
     panels[0].set_ylabel(f"code{some}", color=INK)
     figure.colorbar(image, ax=panels, shrink=0.9)
     figure.suptitle(_compared(plain, shuffled), color=INK, fontsize=10)
-    figure.savefig(path, dpi=150)
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=150, format="png")
 
 
 def draw_code_map(subject: Subject, path: Path, seed: int) -> None:
@@ -151,7 +153,8 @@ def _draw_map(
                 for spine in cell.spines.values():
                     spine.set_edgecolor(COLORS[group])
                     spine.set_linewidth(1.6)
-    figure.savefig(path, dpi=150)
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=150, format="png")
 
 
 def _seen(world: World) -> list[np.ndarray]:

@@ -1,6 +1,5 @@
 """A policy without a run, made into one, so that it is evaluated like any other."""
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.atomic import discard
 from marl_pool.errors import InputError
 from marl_pool.pretrained import pretrained_path
 
@@ -50,6 +50,7 @@ class Bare:
         Raises:
             InputError: the folder exists or cannot be made.
         """
+        from marl_pool.policies.storage import copy_policy  # brings torch
         from marl_pool.runs import Run
 
         path = new_folder_for(self.name) if out is None else Path(out)
@@ -60,11 +61,11 @@ class Bare:
         run = Run.create(path, {"env": dict(env), "policy_from": self.source}, verb)
         try:
             with run.save_policy_dir() as folder:
-                shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+                copy_policy(self.folder, folder)
             yield run
         finally:
             if not any(any((path / name).glob("*")) for name in RESULTS):
-                shutil.rmtree(path)
+                discard(path)
 
 
 def find_bare(path: str | None, pretrained: str | None) -> Bare | None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.atomic import new_binary_file
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
+from marl_pool.text import literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,8 +72,9 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
         ncols=len(legend),
         frameon=False,
     )
-    figure.suptitle(f"{title}; bands: 95 % over episodes, {ONLY}", color=INK)
-    figure.savefig(path, dpi=150)
+    figure.suptitle(f"{literal(title)}; bands: 95 % over episodes, {ONLY}", color=INK)
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=150, format="png")
 
 
 def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:

@@ -1,6 +1,5 @@
 """What a linear map finds of the inputs in a sensory layer's codes, and the reverse."""
 
-import csv
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -8,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marl_pool.atomic import new_file
 from marl_pool.errors import UnfitTokensError
 from marl_pool.evaluation.published import REGRESSION
 from marl_pool.evaluation.recording import is_picture, record, require_codes
 from marl_pool.evaluation.subject import Subject
+from marl_pool.tables import write_csv
 
 EPISODES = 64
 
@@ -79,11 +78,11 @@ def regress(subject: Subject, episodes: int) -> list[Fit]:
 
 def write_fits(path: Path, fits: list[Fit]) -> None:
     """Write a row for each fit; what is not known stays empty."""
-    with new_file(path) as out:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(Fit._fields)
-        for fit in fits:
-            writer.writerow("" if cell != cell else cell for cell in fit)
+    rows = (
+        {name: "" if value != value else value for name, value in fit._asdict().items()}
+        for fit in fits
+    )
+    write_csv(path, Fit._fields, rows)
 
 
 def print_fits(fits: list[Fit]) -> None:

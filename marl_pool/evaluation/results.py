@@ -1,8 +1,8 @@
 """The numbers of an evaluation: one record a condition; as CSV, JSON and a table."""
 
-import csv
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from marl_pool import tables
 from marl_pool.atomic import new_binary_file, new_file
+from marl_pool.manifest import sealed_json
 from marl_pool.reading import read_npz
+from marl_pool.text import printable
 
 CLEAN, WORLD = "clean", "world"
 TRAINED = "trained"
@@ -129,7 +132,7 @@ class Files:
 
     def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
         self.folder, self.number = folder, 1
-        while any(self.path(name).exists() for name in names):
+        while any(os.path.lexists(self.path(name)) for name in names):
             self.number += 1
 
     def path(self, name: str) -> Path:
@@ -149,10 +152,8 @@ def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -
         about: what holds for all of them, appended to each row; mappings as JSON.
     """
     rows = [{**asdict(result), **about} for result in results]
-    with new_file(path) as out:
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in r.items()} for r in rows)
+    lines = ({key: _cell(value) for key, value in row.items()} for row in rows)
+    tables.write_csv(path, list(rows[0]), lines)
 
 
 def write_json(
@@ -161,10 +162,13 @@ def write_json(
     about: Mapping[str, Any],
     areas: Iterable[Area] = (),
 ) -> None:
-    """Write ``{**about, "results": […], "areas": […]}``; what is missing is null."""
+    """Write ``{**about, "results": […], "areas": […]}``; what is missing is null.
+
+    Last comes ``"sha256"`` of the others, by which a damaged file is found.
+    """
     content = {**about, "results": _rows(results), "areas": _rows(areas)}
     with new_file(path) as out:
-        json.dump(content, out, indent=2, allow_nan=False)
+        json.dump(sealed_json(content), out, indent=2, allow_nan=False)
         out.write("\n")
 
 
@@ -196,13 +200,14 @@ def print_table(results: Sequence[Result], title: str) -> None:
     """Show the results on screen."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     groups = {result.group for result in results}
     loses = any(result.self_query_lost for result in results)
     repeats = any(0 < (r.distinct or 0) < r.episodes for r in results)
     compared = any(not math.isnan(result.published) for result in results)
     table = Table(
-        title=title,
+        title=Text(printable(title)),
         title_justify="left",
         caption=f"95 %: over episodes, so for {ONLY}",
         caption_justify="left",

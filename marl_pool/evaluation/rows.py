@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from marl_pool.atomic import new_binary_file
 from marl_pool.evaluation.plots import BASELINES, GRID, INK, bounds
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
+from marl_pool.text import literal
 
 OURS, PAPER = "#0b5fa5", "#e07b00"
 
@@ -93,8 +95,9 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     figure.legend(
         handles, names, loc="outside lower center", ncols=len(names), frameon=False
     )
-    figure.suptitle(title, color=INK)
-    figure.savefig(path, dpi=150)
+    figure.suptitle(literal(title), color=INK)
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=150, format="png")
 
 
 def _name(row: Result) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.atomic import make_folder
 from marl_pool.errors import InputError
 from marl_pool.evaluation.opening import new_folder_for
 from marl_pool.evaluation.subject import Subject, cpu_threads
@@ -55,7 +56,7 @@ class SideBySide:
 
     def write(self) -> Path:
         """Film them all and return the video's path."""
-        self.folder.mkdir(parents=True)
+        make_folder(self.folder)
         path = self.folder / f"{video_name(self.settings)}.webm"
         with cpu_threads(self.settings["threads"]):
             film_to(path, self.subjects, self.settings)

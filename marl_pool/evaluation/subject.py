@@ -323,6 +323,6 @@ def _iteration(run: "Run", which: str | int) -> int | None:
     if which == "best":
         return run.best.iteration if run.best else None
     if which == "last":
-        newest = run.latest_checkpoint()
+        newest = next(reversed(run.checkpoints()), None)
         return iteration_of(newest) if newest else None
     return int(which)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_pool.atomic import new_path
 from marl_pool.envs.drawing import INK, PAPER, opencv
 from marl_pool.errors import InputError
 
@@ -27,8 +28,10 @@ class Writer:
 
     def __init__(self, path: Path, fps: float) -> None:
         self.path, self.fps, self.written = path, fps, 0
-        self._beside = path.with_name(f".{path.name}.new{path.suffix}")
         self._cv2 = opencv()
+        # OpenCV opens files by their names, and would follow a link.
+        self._opened = new_path(path)
+        self._beside = path
         self._video: Any = None
 
     def write(self, image: np.ndarray) -> None:
@@ -53,6 +56,7 @@ class Writer:
         self.written += 1
 
     def __enter__(self) -> "Writer":
+        self._beside = self._opened.__enter__()
         return self
 
     def __exit__(
@@ -63,9 +67,7 @@ class Writer:
     ) -> None:
         if self._video is not None:
             self._video.release()
-        if kind is None and self.written:
-            self._beside.replace(self.path)
-        self._beside.unlink(missing_ok=True)
+        self._opened.__exit__(kind, error, traceback)
 
 
 def captioned(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:

@@ -1,10 +1,13 @@
 """Policies on disk: JSON and safetensors, nothing that can run code.
 
 A folder holds ``config.json`` (format, package version, the modules and which group
-each of them drives) and ``model.safetensors`` (their weights, named module/parameter).
+each of them drives), ``model.safetensors`` (their weights, named module/parameter) and
+``manifest.json`` (the checksums of both). A folder without a manifest, made by hand or
+by an earlier version, is read too; one that differs from its manifest is refused.
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,10 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from marl_pool.atomic import make_folder, new_binary_file, new_file
 from marl_pool.errors import InputError
 from marl_pool.limits import check_sizes
+from marl_pool.manifest import refuse_damaged, write_manifest
 from marl_pool.names import UntrustedError, name_of, resolve, trust
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
@@ -47,7 +52,7 @@ def save_policies(
             is in no run; None says nothing.
     """
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     config = {
         "format": FORMAT,
         "package_version": __version__,
@@ -64,8 +69,32 @@ def save_policies(
         for key, tensor in policy.state_dict().items()
     }
     # Written by Python, a full disk is an OSError like any other.
-    (folder / WEIGHTS).write_bytes(save(weights))
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    with new_binary_file(folder / WEIGHTS) as binary:
+        binary.write(save(weights))
+    with new_file(folder / CONFIG) as out:
+        out.write(json.dumps(config, indent=2) + "\n")
+    write_manifest(folder, (CONFIG, WEIGHTS))
+
+
+def copy_policy(source: Path, folder: Path) -> None:
+    """Copy a policy, and nothing else that lies beside it, into an existing folder.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    refuse_damaged(source)
+    for name in (CONFIG, WEIGHTS):
+        try:
+            with (
+                (source / name).open("rb") as old,
+                new_binary_file(folder / name) as new,
+            ):
+                shutil.copyfileobj(old, new)
+        except FileNotFoundError:
+            raise InputError(f"no policy in {source}: {name} is missing") from None
+        except OSError as error:
+            raise InputError(f"{source / name} cannot be copied: {error}") from None
+    write_manifest(folder, (CONFIG, WEIGHTS))
 
 
 def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPolicy:
@@ -79,7 +108,7 @@ def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPo
         plugins: ``package.module:Class`` names that the file may use.
 
     Raises:
-        InputError: a missing, truncated or foreign file; a plug-in not allowed;
+        InputError: a missing, damaged or foreign file; a plug-in not allowed;
             several policies in one folder (use `load_policies`).
     """
     modules, _ = load_modules(path, plugins=plugins)
@@ -119,6 +148,8 @@ def load_modules(
         }
         with trust(plugins, folder):
             modules[name] = _build(folder, options, own)
+    # Last: what is wrong in itself is said more exactly above.
+    refuse_damaged(folder)
     return modules, config["groups"]
 
 

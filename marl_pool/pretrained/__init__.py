@@ -1,7 +1,7 @@
 """Policies that are shipped with the package, each with the world it acts in.
 
 Each is a folder ``NAME/`` that `marl_pool.policies.storage.save_policies` wrote, with
-``env``: ``config.json`` and ``model.safetensors``.
+``env``: ``config.json``, ``model.safetensors`` and their ``manifest.json``.
 """
 
 import json

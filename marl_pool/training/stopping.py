@@ -1,11 +1,14 @@
 """How a run that cannot go on says so: in one line, with what it has kept."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from marl_pool.errors import StoppedError
+from marl_pool.manifest import MANIFEST
 from marl_pool.runs import Run
+from marl_pool.text import printable
 
 
 def stopped(run: Run, where: str, reason: str) -> StoppedError:
@@ -30,12 +33,50 @@ def writing(run: Run, where: str, what: str) -> Iterator[None]:
         raise stopped(run, where, f"cannot write {what}: {_line(error)}") from error
 
 
+def checkpoint_to_resume(run: Run) -> Path | None:
+    """The checkpoint from which a run goes on: the newest that is whole.
+
+    Newer ones that are damaged are named on stderr, with what is wrong.
+
+    Returns:
+        None for a run without any checkpoint.
+
+    Raises:
+        StoppedError: all of them are damaged; a run never begins anew by itself.
+    """
+    found = run.latest_checkpoint()
+    newer = run.checkpoints()
+    newer = newer[newer.index(found) + 1 :] if found else newer
+    damaged = "; ".join(f"{path}: {run.damage_of(path)}" for path in reversed(newer))
+    if damaged and found is None:
+        raise StoppedError(
+            f"no checkpoint of {run.path} is whole: {damaged}; to begin anew start a "
+            "new run"
+        )
+    if damaged:
+        say(f"{damaged}; going on from {found}")
+    elif found and not (found / MANIFEST).is_file():
+        say(f"{found} has no {MANIFEST}: nobody can tell whether it is as written")
+    return found
+
+
+def trim_log(run: Run, iteration: int) -> None:
+    """Drop what was logged after an iteration, and say if the rest is damaged."""
+    if lost := run.resume_at(iteration):
+        say(lost)
+
+
+def say(line: str) -> None:
+    """Tell what does not stop a run, on stderr."""
+    print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def reading(run: Run, checkpoint: Path) -> Iterator[None]:
-    """Stop with one line if a checkpoint is damaged.
+    """Stop with one line if a checkpoint that is whole cannot be read.
 
-    Files can be damaged in many ways, and whatever reads them fails in as many; all
-    mean the same to a user.
+    It may be of another version of this package or of another; whatever reads it fails
+    in its own way, and all mean the same to a user.
     """
     try:
         yield
@@ -49,4 +90,4 @@ def reading(run: Run, checkpoint: Path) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -50,13 +50,14 @@ class Work:
 
     def saved(self, run: Run) -> int:
         """How much a run has done, up to the checkpoint from which it goes on."""
-        return self._counted(run, run.saved())
+        row = run.saved()
+        return self._counted(run, [row] if row else [])
 
     def logged(self, run: Run | None) -> int:
         """How much a run has done, as its metrics say."""
         if run is None:
             return 0
-        return self._counted(run, run.rows())
+        return self._counted(run, run.metrics.readable_rows())
 
     def _counted(self, run: Run, rows: Sequence[Mapping[str, Any]]) -> int:
         total = self.total(run.config)

@@ -12,6 +12,7 @@ from marl_pool.evaluation.report.evaluations import (
     AS_TRAINED,
     DEFAULTS,
     Kinds,
+    changed_since,
     document,
     lacks,
     newest,
@@ -89,9 +90,10 @@ def diagnosis_of(run: Run) -> Diagnosed | str:
 
 
 def _read(path: Path) -> Diagnosed | str:
-    about = document(path)
-    if isinstance(about, str):
-        return f"{path.name}: {about}"
+    content = document(path)
+    if isinstance(content, str):
+        return f"{path.name}: {content}"
+    about = dict(content)
     rows = about.pop("rows", None)
     if not isinstance(rows, list) or not rows or not all(map(_is_row, rows)):
         return f"{path.name} has no rows as expected"
@@ -99,6 +101,8 @@ def _read(path: Path) -> Diagnosed | str:
     lacking = lacks(about, ABOUT)
     if lacking:
         return f"{path.name} has no {lacking} as expected"
+    if changed := changed_since(content):
+        return f"{path.name}: {changed}"
     return Diagnosed(path, about, rows)
 
 

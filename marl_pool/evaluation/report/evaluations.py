@@ -18,6 +18,7 @@ from marl_pool.evaluation.results import (
     TRAINED,
     read_returns,
 )
+from marl_pool.manifest import is_intact_json
 from marl_pool.runs import Run
 
 SUBJECT = ("iteration", "config_digest")
@@ -147,6 +148,13 @@ def document(path: Path) -> dict[str, Any] | str:
     return content if isinstance(content, dict) else "expected a JSON object"
 
 
+def changed_since(content: Mapping[str, Any]) -> str:
+    """Why what looks right cannot be trusted; empty if it can."""
+    if is_intact_json(content):
+        return ""
+    return "it is not as it was written: its checksum differs"
+
+
 def _read(path: Path) -> Evaluation | str:
     """Read an evaluation; why not, for one that is not whole or of an early version."""
     content = document(path)
@@ -168,7 +176,8 @@ def _read(path: Path) -> Evaluation | str:
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error):
         # A TypeError comes of a file that holds an array and not several by name.
         return f"{returns.name} cannot be read"
-    flaw = _flaw(rows, table, about["episodes"])
+    # The checksum last: what is wrong in itself is said more exactly.
+    flaw = _flaw(rows, table, about["episodes"]) or changed_since(content)
     return flaw or Evaluation(path, about, rows, table)
 
 

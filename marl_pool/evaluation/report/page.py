@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from marl_pool.atomic import new_file
+from marl_pool.atomic import make_folder, new_file
 from marl_pool.errors import InputError
 from marl_pool.evaluation.report.behaviour import (
     attention,
@@ -66,7 +66,7 @@ def report(
         methods = methods_of(read_sources(runs))
         content = _content(methods, settings, plugins)
     html = render(content)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with new_file(path) as file:
         file.write(html)
     return path

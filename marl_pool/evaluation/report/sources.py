@@ -69,7 +69,9 @@ class Source:
         except (OSError, ValueError, TypeError, AttributeError):
             # A line of more fields than the header has a list where a number should be.
             return [], "metrics.csv holds what is no number"
-        return rows, ""
+        # A wrong number looks like a right one: only the checksum tells.
+        problem = self.run.metrics_problem()
+        return ([], problem) if problem else (rows, "")
 
     def where(self, path: Path) -> str:
         """A file of the run, as it may be told to others: without the folders above."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from marl_pool.atomic import new_folder
+from marl_pool.atomic import new_file, new_folder
 from marl_pool.envs import make_batched_env
 from marl_pool.errors import InputError
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.progress import Progress
 from marl_pool.rollout import Rollout
-from marl_pool.runs import Run, iteration_of
+from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training.cloning.batches import Sampler
 from marl_pool.training.cloning.casting import has_memory, make_cast, make_student
 from marl_pool.training.cloning.collect import PLAY_WORLDS
@@ -34,7 +34,13 @@ from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.fixed import frozen_module, with_absolute_folders
 from marl_pool.training.interrupt import Interruptible
-from marl_pool.training.stopping import reading, stopped, writing
+from marl_pool.training.stopping import (
+    checkpoint_to_resume,
+    reading,
+    stopped,
+    trim_log,
+    writing,
+)
 
 PROGRESS, TEACHER = "progress.json", "teacher"
 COUNTS = ("round", "batch", "samples", "seconds", "best_round")
@@ -88,7 +94,7 @@ class Driver:
         self.settings = settings = CloneSettings(**config["clone"])
         check_fit_together(config, settings)
         world = make_batched_env(num_envs=1, seed=config["seed"], **config["env"])
-        latest = run.latest_checkpoint()
+        latest = checkpoint_to_resume(run)
         saved = latest and latest / "policy"
         self.cast = make_cast(config, world, run.path / TEACHER, saved)
         teacher = self.cast.teacher
@@ -321,19 +327,20 @@ class Driver:
         better = best is None or newer or score > best.score
         self.best_round = self.round if better else self.best_round
         with self._writing("the checkpoint"):
-            with self.run.checkpoint(self.iteration) as folder:
+            with self.run.checkpoint(self.iteration, PARTS["clone"]) as folder:
                 self._write_checkpoint(folder)
             if better:
-                with self.run.save_policy_dir() as folder:
+                best = Best(self.iteration, score)
+                with self.run.save_policy_dir(best) as folder:
                     self._save_policy(folder)
-                self.run.mark_best(self.iteration, score)
             self.run.prune(self.config["checkpoint"]["keep"])
 
     def _write_checkpoint(self, folder: Path) -> None:
         self._save_policy(folder / "policy")
         save_learner(self.learner, folder)
         counts = {name: getattr(self, name) for name in COUNTS}
-        (folder / PROGRESS).write_text(json.dumps(counts))
+        with new_file(folder / PROGRESS) as out:
+            json.dump(counts, out)
 
     def _save_policy(self, folder: Path) -> None:
         group = self.cast.group
@@ -355,7 +362,7 @@ class Driver:
                     setattr(self, name, counts[name])
             self.iteration = iteration_of(checkpoint)
         with self._writing("metrics.csv"):
-            self.run.resume_at(self.iteration)
+            trim_log(self.run, self.iteration)
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return writing(self.run, f"iteration {self.iteration}", what)

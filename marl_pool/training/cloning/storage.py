@@ -3,6 +3,7 @@
     FOLDER/round_000/about.json              what they are, and where they come from
     FOLDER/round_000/train.safetensors
     FOLDER/round_000/validation.safetensors
+    FOLDER/round_000/manifest.json           their checksums
 
 Round 0 is the teacher's own play, later ones are the student's.
 """
@@ -18,8 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from marl_pool.atomic import new_folder
+from marl_pool.atomic import new_binary_file, new_file, new_folder
 from marl_pool.errors import InputError
+from marl_pool.manifest import refuse_damaged, write_manifest
 from marl_pool.training.cloning.recorder import Rows
 from marl_pool.training.cloning.trajectories import STEP_PARTS, Trajectories
 from marl_pool.version import __version__
@@ -70,8 +72,11 @@ def save_round(path: Path, collected: Round, rows: Rows | None) -> None:
     with new_folder(path) as folder:
         for name in (TRAIN, VALIDATION):
             tensors = _tensors(getattr(collected, name), table)
-            (folder / f"{name}.safetensors").write_bytes(save(tensors))
-        (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+            with new_binary_file(folder / f"{name}.safetensors") as binary:
+                binary.write(save(tensors))
+        with new_file(folder / ABOUT) as out:
+            out.write(json.dumps(about, indent=1) + "\n")
+        write_manifest(folder)
 
 
 def load_round(path: Path, rows: Rows | None) -> Round:
@@ -85,6 +90,10 @@ def load_round(path: Path, rows: Rows | None) -> Round:
         InputError: missing or damaged files, or none of ours.
     """
     about = read_about(path)
+    try:
+        refuse_damaged(path)
+    except InputError as error:
+        raise InputError(f"trajectories: {error}") from error
     try:
         train, validation = (
             _read(path / f"{name}.safetensors", about["digests"][name], rows)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from marl_pool import names
+from marl_pool.atomic import new_binary_file, new_file
 from marl_pool.errors import StoppedError
 from marl_pool.policies.population import load_vector
 from marl_pool.policies.storage import save_policies
 from marl_pool.progress import Progress
 from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.reading import read_npz
-from marl_pool.runs import Run, iteration_of
+from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training.evolution import STRATEGIES
 from marl_pool.training.evolution.curriculum import check_options, env_at
 from marl_pool.training.evolution.evaluator import Evaluator, Task
@@ -26,7 +27,13 @@ from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
 from marl_pool.training.evolution.workers import Player, players
 from marl_pool.training.interrupt import Interruptible
-from marl_pool.training.stopping import reading, stopped, writing
+from marl_pool.training.stopping import (
+    checkpoint_to_resume,
+    reading,
+    stopped,
+    trim_log,
+    writing,
+)
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
@@ -78,7 +85,7 @@ class Evolution:
         self._check_training_env()
         agent, options = self.evaluator.agent, dict(config["evolution"])
         # A run that goes on needs no start: its folder may be gone by then.
-        init = OWN if run.latest_checkpoint() else config["init"]
+        init = OWN if checkpoint_to_resume(run) else config["init"]
         start = start_vector(init, agent, config["plugins"])
         self.strategy: Strategy = names.build(
             options.pop("name"),
@@ -185,10 +192,9 @@ class Evolution:
         again = best is not None and best.iteration == self.generation
         if best is None or again or score > best.score:
             self.best = vectors[returns.argmax()]
-            with self._writing("the policy"):
-                with self.run.save_policy_dir() as folder:
-                    self._save_policy(self.best, folder)
-                self.run.mark_best(self.generation, score)
+            best = Best(self.generation, score)
+            with self._writing("the policy"), self.run.save_policy_dir(best) as folder:
+                self._save_policy(self.best, folder)
         return Validation(*returns.tolist())
 
     def _save_policy(self, vector: Tensor, folder: Path) -> None:
@@ -203,13 +209,14 @@ class Evolution:
         if self.generation == saved:
             return
         with self._writing("the checkpoint"):
-            with self.run.checkpoint(self.generation) as folder:
+            with self.run.checkpoint(self.generation, PARTS["evolve"]) as folder:
                 self._write_checkpoint(folder)
             self.run.prune(self.config["checkpoint"]["keep"])
 
     def _write_checkpoint(self, folder: Path) -> None:
         state = self.strategy.state_dict()
-        np.savez(folder / SEARCH, best=self.best.numpy(), allow_pickle=False, **state)
+        with new_binary_file(folder / SEARCH) as out:
+            np.savez(out, best=self.best.numpy(), allow_pickle=False, **state)
         self._save_policy(self.strategy.favourite, folder / "policy")
         self._save_policy(self.best, folder / BEST)
         counts = {
@@ -217,7 +224,8 @@ class Evolution:
             "episodes": self.episodes,
             "seconds": self.seconds,
         }
-        (folder / STATE).write_text(json.dumps(counts))
+        with new_file(folder / STATE) as out:
+            json.dump(counts, out)
 
     def _resume(self) -> None:
         checkpoint = self.run.latest_checkpoint()
@@ -225,7 +233,7 @@ class Evolution:
             with reading(self.run, checkpoint):
                 self._load(checkpoint)
         with self._writing("metrics.csv"):
-            self.run.resume_at(self.generation)
+            trim_log(self.run, self.generation)
 
     def _load(self, checkpoint: Path) -> None:
         counts = json.loads((checkpoint / STATE).read_text())

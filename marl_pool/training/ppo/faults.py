@@ -16,6 +16,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import Tensor
 
+from marl_pool.atomic import appended
 from marl_pool.rollout import Trajectory
 from marl_pool.training.ppo.learner import NON_FINITE_LOSS
 
@@ -59,7 +60,7 @@ def failure_of(runner: Any) -> Failure | None:
 @contextlib.contextmanager
 def errors_to(file: Path) -> Iterator[None]:
     """Append what RLlib logs about dying processes to ``file``, not to the screen."""
-    handler = logging.FileHandler(file, delay=True, encoding="utf-8")
+    handler = _Appending(file, delay=True, encoding="utf-8")
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [logger.propagate for logger in loggers]
     for logger in loggers:
@@ -72,6 +73,14 @@ def errors_to(file: Path) -> Iterator[None]:
             logger.removeHandler(handler)
             logger.propagate = propagates
         handler.close()
+
+
+class _Appending(logging.FileHandler):
+    """A handler that follows no link."""
+
+    def _open(self) -> Any:
+        self._opened = contextlib.ExitStack()
+        return self._opened.enter_context(appended(Path(self.baseFilename)))
 
 
 def last_line(text: str) -> str:

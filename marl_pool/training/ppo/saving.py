@@ -1,11 +1,20 @@
 """What a run saves of an algorithm: its whole state, and its policies."""
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from ray.rllib.core import (
+    COMPONENT_ENV_RUNNER,
+    COMPONENT_LEARNER,
+    COMPONENT_LEARNER_GROUP,
+    COMPONENT_OPTIMIZER,
+    COMPONENT_RL_MODULE,
+)
 
+from marl_pool.atomic import new_binary_file
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.policies.token_policy import TokenPolicy
@@ -14,17 +23,70 @@ from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.faults import all_learners_live
 from marl_pool.training.ppo.module import build_policy
 
+ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pkl", "env_runner/state.pkl"
+LEARNER_STATE = "learner_group/learner/state.pkl"
+MODULES, MODULE_STATE = "learner_group/learner/rl_module", "module_state.pkl"
+"""Where RLlib has them."""
+
 
 def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
     """Write all that is needed to go on.
 
+    RLlib lets a remote learner write its own part, onto the disk of its own machine,
+    and reads it there. Here all state comes to the driver, which alone writes and
+    reads. The files have the names and contents that RLlib gives them.
+
+    Args:
+        algo: whose learners live.
+        folder: made here.
+
     Raises:
-        OSError: it cannot be written, by this process or by a learner.
+        OSError: a learner died, or the files cannot be written.
     """
-    algo.save_to_path(str(folder.absolute()))
-    # A remote learner that cannot write dies, and RLlib does not look.
+    # RLlib would leave out what does not answer.
     if not all_learners_live(algo):
-        raise OSError("a learner died while it wrote")
+        raise OSError("a learner died")
+    state = dict(algo.get_state())
+    learner = dict(state.pop(COMPONENT_LEARNER_GROUP)[COMPONENT_LEARNER])
+    modules = dict(learner.pop(COMPONENT_RL_MODULE))
+    for name, part in modules.items():
+        _dump(part, folder / MODULES / name / MODULE_STATE)
+    _dump(learner, folder / LEARNER_STATE)
+    _dump(state.pop(COMPONENT_ENV_RUNNER), folder / RUNNER_STATE)
+    _dump(state, folder / ALGORITHM_STATE)
+
+
+def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
+    """Go on from what `save_algorithm` wrote, which must be one's own: it is unpickled.
+
+    Raises:
+        OSError, KeyError: a part is missing, so that RLlib would begin it anew.
+    """
+    modules = {
+        name: _load(folder / MODULES / name / MODULE_STATE)
+        for name in algo.config.rl_module_spec.rl_module_specs
+    }
+    learner = {**_load(folder / LEARNER_STATE), COMPONENT_RL_MODULE: modules}
+    if COMPONENT_OPTIMIZER not in learner:
+        raise KeyError(f"{LEARNER_STATE} has no {COMPONENT_OPTIMIZER}")
+    algo.set_state(
+        {
+            **_load(folder / ALGORITHM_STATE),
+            COMPONENT_LEARNER_GROUP: {COMPONENT_LEARNER: learner},
+            COMPONENT_ENV_RUNNER: _load(folder / RUNNER_STATE),
+        }
+    )
+
+
+def _dump(state: Any, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with new_binary_file(file) as out:
+        pickle.dump(state, out)
+
+
+def _load(file: Path) -> Any:
+    with file.open("rb") as content:
+        return pickle.load(content)
 
 
 def save_modules(

@@ -22,9 +22,10 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
 )
 
+from marl_pool.atomic import new_file
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.progress import Progress
-from marl_pool.runs import Run
+from marl_pool.runs import LEARNER, PARTS, Best, Run, iteration_of
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.fixed import Fixed, with_absolute_folders
 from marl_pool.training.interrupt import Interruptible
@@ -50,8 +51,18 @@ from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
     SAMPLE_SECONDS,
 )
-from marl_pool.training.ppo.saving import save_algorithm, save_modules
-from marl_pool.training.stopping import reading, stopped, writing
+from marl_pool.training.ppo.saving import (
+    load_algorithm,
+    save_algorithm,
+    save_modules,
+)
+from marl_pool.training.stopping import (
+    checkpoint_to_resume,
+    reading,
+    stopped,
+    trim_log,
+    writing,
+)
 
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
 LOSSES = {
@@ -91,7 +102,7 @@ def train(
     with quiet():
         torch.set_num_threads(config["threads"])
         config = {**config, "fixed": with_absolute_folders(config["fixed"])}
-        latest = run.latest_checkpoint()
+        latest = checkpoint_to_resume(run)
         algorithm = algorithm_config(config, latest and latest / "policy")
         if config != run.config:
             run.write_config(config)
@@ -263,14 +274,20 @@ class Driver:
         if not self.iteration or self.iteration == self._saved():
             return
         with self._writing("the checkpoint"):
-            with self.run.checkpoint(self.iteration) as folder:
+            with self.run.checkpoint(self.iteration, self._parts()) as folder:
                 self._write_checkpoint(folder)
             best, score = self.run.best, self._score()
             if best is None or score > best.score:
-                with self.run.save_policy_dir() as folder:
+                best = Best(self.iteration, score)
+                with self.run.save_policy_dir(best) as folder:
                     self._save_policy(folder)
-                self.run.mark_best(self.iteration, score)
             self.run.prune(self.config["checkpoint"]["keep"])
+
+    def _parts(self) -> tuple[str, ...]:
+        """What a checkpoint must have: the weights of each module among it."""
+        modules = sorted(set(self.modules.values()))
+        weights = (f"{LEARNER}/rl_module/{name}/module_state.pkl" for name in modules)
+        return (*PARTS["train"], *weights)
 
     def _write_checkpoint(self, folder: Path) -> None:
         save_algorithm(self.algo, folder / "algorithm")
@@ -280,7 +297,8 @@ class Driver:
             "seconds": self.seconds,
             "returns": {group: list(last) for group, last in self.returns.items()},
         }
-        (folder / "progress.json").write_text(json.dumps(progress))
+        with new_file(folder / "progress.json") as out:
+            json.dump(progress, out)
 
     def _score(self) -> float:
         """How good the policy is, to choose the best.
@@ -301,7 +319,7 @@ class Driver:
 
     def _saved(self) -> int | None:
         latest = self.run.latest_checkpoint()
-        return None if latest is None else int(latest.name.removeprefix("iter_"))
+        return None if latest is None else iteration_of(latest)
 
     def _save_policy(self, folder: Path) -> None:
         save_modules(self.algo, self.modules, self.fixed, folder)
@@ -315,14 +333,14 @@ class Driver:
             progress = json.loads((checkpoint / "progress.json").read_text())
             for group, returns in progress["returns"].items():
                 self.returns[group].extend(returns)
-            self.algo.restore_from_path(str((checkpoint / "algorithm").absolute()))
-        self.iteration = int(checkpoint.name.removeprefix("iter_"))
+            load_algorithm(self.algo, checkpoint / "algorithm")
+        self.iteration = iteration_of(checkpoint)
         self.steps, self.seconds = progress["steps"], progress["seconds"]
         self._resume_log()
 
     def _resume_log(self) -> None:
         with self._writing("metrics.csv"):
-            self.run.resume_at(self.iteration)
+            trim_log(self.run, self.iteration)
 
 
 def _check_gpus(config: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from marl_pool.atomic import new_binary_file
 from marl_pool.datasets.clustering import Mixtures
 from marl_pool.training.supervised.matching import match_clusters
 
@@ -228,4 +229,5 @@ def _save(figure: "Figure", path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=130)
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=130, format="png")

@@ -11,13 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from marl_pool.atomic import make_folder, new_file
 from marl_pool.errors import InputError
+from marl_pool.manifest import add_to_manifest
 from marl_pool.names import build
 from marl_pool.progress import Progress
-from marl_pool.runs import Run
+from marl_pool.runs import PARTS, Run
 from marl_pool.training.interrupt import Interruptible
 from marl_pool.training.state import write_tensors
-from marl_pool.training.stopping import reading, stopped, writing
+from marl_pool.training.stopping import (
+    checkpoint_to_resume,
+    reading,
+    stopped,
+    trim_log,
+    writing,
+)
 from marl_pool.training.supervised.cost import Cost, estimate
 from marl_pool.training.supervised.folds import (
     Fold,
@@ -256,8 +264,9 @@ class Driver:
         test = learner.measure("test", torch.arange(self.task.num_test))
         folder = self.run.path / NETWORKS
         with self._writing("the network"):
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             write_tensors(learner.best, folder / f"fold_{self.fold}.safetensors")
+            add_to_manifest(folder, f"fold_{self.fold}.safetensors")
         self.results.add(
             FoldResult(
                 fold=self.fold,
@@ -276,7 +285,7 @@ class Driver:
         load_network(network, self.run.path / NETWORKS / "fold_0.safetensors")
         folder = self.run.path / PICTURES
         with self._writing("the results"):
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             generator = generator_of(self.config["seed"], "pictures")
             self.results.write(
                 parameters=sum(each.numel() for each in network.parameters()),
@@ -297,14 +306,15 @@ class Driver:
 
     def _save(self, learner: Learner) -> None:
         with self._writing("the checkpoint"):
-            with self.run.checkpoint(self.iteration) as folder:
+            with self.run.checkpoint(self.iteration, PARTS["fit"]) as folder:
                 save_learner(learner, folder)
                 state = {"fold": self.fold, "results": self.results.as_data()}
-                (folder / PROGRESS).write_text(json.dumps(state))
+                with new_file(folder / PROGRESS) as out:
+                    json.dump(state, out)
             self.run.prune(self.config["checkpoint"]["keep"])
 
     def _resume(self) -> Learner | None:
-        checkpoint, learner = self.run.latest_checkpoint(), None
+        checkpoint, learner = checkpoint_to_resume(self.run), None
         if checkpoint is not None:
             with reading(self.run, checkpoint):
                 state = json.loads((checkpoint / PROGRESS).read_text())
@@ -314,7 +324,7 @@ class Driver:
                 load_learner(learner, checkpoint)
         self.iteration = self.run.iterations_saved
         with self._writing("metrics.csv"):
-            self.run.resume_at(self.iteration)
+            trim_log(self.run, self.iteration)
         return learner
 
     def _writing(self, what: str) -> AbstractContextManager[None]:

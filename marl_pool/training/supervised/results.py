@@ -9,6 +9,7 @@ from typing import Any
 
 from marl_pool.atomic import new_file
 from marl_pool.errors import InputError
+from marl_pool.manifest import is_intact_json, sealed_json
 from marl_pool.runs import Run
 
 FILE = "results.json"
@@ -93,7 +94,7 @@ class Results:
             "pictures": [str(path.relative_to(self.run.path)) for path in pictures],
         }
         with new_file(self.run.path / FILE) as out:
-            json.dump(self.document, out, indent=1)
+            json.dump(sealed_json(self.document), out, indent=1)
 
     def _over_folds(self, statistic: Any) -> dict[str, float]:
         names = self.folds[0].test
@@ -143,6 +144,8 @@ def read_results(run: Path) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
         if missing := {"task", "mean"} - found.keys():
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        if not is_intact_json(found):
+            raise ValueError("it is not as it was written: its checksum differs")
     except FileNotFoundError as error:
         raise InputError(
             f"{run} has no {FILE} yet; go on with: marl-pool resume {run}"

@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from marl_pool.atomic import new_file
+from marl_pool.errors import InputError
+from marl_pool.manifest import refuse_damaged
 from marl_pool.training.state import (
     moments,
     prefixed,
@@ -31,7 +35,8 @@ def save_learner(learner: Learner, folder: Path) -> None:
     }
     write_tensors(tensors, folder / STATE)
     counts = {name: getattr(learner, name) for name in COUNTED}
-    (folder / COUNTS).write_text(json.dumps(counts))
+    with new_file(folder / COUNTS) as out:
+        json.dump(counts, out)
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
@@ -49,5 +54,14 @@ def load_learner(learner: Learner, folder: Path) -> None:
 
 
 def load_network(network: nn.Module, file: Path) -> None:
-    """Read a network's weights."""
-    network.load_state_dict(load_file(file))
+    """Read a network's weights.
+
+    Raises:
+        InputError: the file is missing or damaged, or another network's.
+    """
+    refuse_damaged(file.parent, only=file.name)
+    try:
+        network.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{file} cannot be read: {reason}") from error

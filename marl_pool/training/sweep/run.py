@@ -7,11 +7,12 @@ from typing import Any
 
 import ray
 
-from marl_pool.errors import InputError
+from marl_pool.errors import InputError, StoppedError
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import SweepSettings
+from marl_pool.training.stopping import checkpoint_to_resume, say
 from marl_pool.training.supervised.fit import (
     make_task,
     refuse_missing_data,
@@ -96,6 +97,7 @@ def _run(
 
     with sweep.lock():
         sweep.write()
+        _tell_damage(sweep, trials, left)
         try:
             if left:
                 with board:
@@ -103,6 +105,20 @@ def _run(
         finally:
             write_table()
     return {name: board.lines[name].note for name in board.named(FAILED)}
+
+
+def _tell_damage(sweep: Sweep, trials: Sequence[Trial], left: Sequence[Trial]) -> None:
+    """Say what of the trials is damaged: what their own processes say, nobody sees."""
+    for trial in trials:
+        run = sweep.run(trial)
+        if run is None:
+            continue
+        if trial in left:
+            # The trial itself fails if none is whole, and the others go on.
+            with contextlib.suppress(StoppedError):
+                checkpoint_to_resume(run)
+        if problem := run.metrics_problem():
+            say(f"{run.path}: {problem}")
 
 
 def _refuse_misfits(

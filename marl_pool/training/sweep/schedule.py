@@ -27,6 +27,8 @@ from marl_pool.training.verbs import WORKS, Work
 
 MAX_DEATHS = 2
 """How often a trial whose process died begins again, from its last checkpoint."""
+ELSEWHERE = "its folder is not on this machine: nodes of a cluster must share the disk"
+"""Why a trial failed that ended well, but on another disk than this one."""
 POLL_SECONDS = 1.0
 """Between two looks at the metrics of the trials that run."""
 DRIVER_ENV = {
@@ -229,7 +231,10 @@ class _Watch(tune.Callback, tune.Stopper):
         )
 
     def _end(self, trial: Trial, reason: str) -> None:
-        steps = self.work.logged(self.sweep.run(trial))
+        run = self.sweep.run(trial)
+        if run is None:
+            reason = reason or ELSEWHERE
+        steps = self.work.logged(run)
         self.board.advance({trial.name: steps})
         state = FAILED if reason else STOPPED
         if not reason and steps >= self.work.total(trial.config):
@@ -252,7 +257,7 @@ def saved(work: Work, run: Run | None) -> int:
     """
     if run is None:
         return 0
-    if not work.result and run.latest_checkpoint() is None:
+    if not work.result and not run.checkpoints():
         return work.logged(run) if run.policy_dir.is_dir() else 0
     return work.saved(run)
 

@@ -9,7 +9,7 @@ from typing import Any
 from ray import tune
 
 from marl_pool.errors import InputError
-from marl_pool.runs import CONFIG, LOCK, Run
+from marl_pool.runs import CONFIG, Run, is_unused
 from marl_pool.training.verbs import WORKS
 
 JOB = "job"
@@ -63,6 +63,6 @@ def _open_or_create(path: Path, config: dict[str, Any], verb: str) -> Run:
     if (path / CONFIG).is_file():
         return Run.open(path)
     # Killed before it wrote its configuration, a run left at most these behind.
-    if path.is_dir() and {f.name for f in path.iterdir()} <= {f".{CONFIG}.new", LOCK}:
+    if path.is_dir() and is_unused(path):
         shutil.rmtree(path)
     return Run.create(path, config, verb)

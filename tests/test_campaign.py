@@ -1,0 +1,423 @@
+"""Every file of small folders damaged in every way, and what the commands make of it.
+
+Whatever is deleted, cut, emptied, flipped or replaced by a link: a command refuses in
+one line (exit status 2) or gives what it gives of the undamaged folder. A page may show
+less if it says so, and so may the log of a resumed run. Nothing outside is written.
+"""
+
+import itertools
+import json
+import re
+import shutil
+import signal
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from safetensors.torch import load_file
+
+from marl_pool import cli
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.policies import make_policy
+from marl_pool.policies.storage import save_policies
+from marl_pool.runs import Run
+from marl_pool.sweeps import Sweep
+from marl_pool.training.cloning.clone import clone
+from marl_pool.training.evolution.evolve import evolve
+from marl_pool.training.supervised.fit import fit
+
+pytest.importorskip("cv2")
+pytest.importorskip("matplotlib")
+pytestmark = [
+    # Ray's own warnings are not ours to mend.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SECONDS = 120
+"""After which a command counts as hanging."""
+CLOCKS = re.compile("seconds|_per_second")
+MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d")
+
+
+# Damages
+
+
+def flipped(content: bytes, name: str) -> bytes:
+    """One bit turned over, at a place of the file's own."""
+    place = zlib.crc32(name.encode()) % (8 * len(content))
+    changed = bytearray(content)
+    changed[place // 8] ^= 1 << place % 8
+    return bytes(changed)
+
+
+def delete(file: Path, outside: Path) -> None:
+    file.unlink()
+
+
+def halve(file: Path, outside: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def flip(file: Path, outside: Path) -> None:
+    if file.stat().st_size:
+        file.write_bytes(flipped(file.read_bytes(), file.name))
+
+
+def empty(file: Path, outside: Path) -> None:
+    file.write_bytes(b"")
+
+
+def link(file: Path, outside: Path) -> None:
+    shutil.copyfile(file, outside)
+    file.unlink()
+    file.symlink_to(outside)
+
+
+DAMAGES: dict[str, Callable[[Path, Path], None]] = {
+    each.__name__: each for each in (delete, halve, flip, empty, link)
+}
+
+
+# Folders
+
+
+EVOLVE = (
+    *("env=cartpole", "env.max_steps=5", "policy=feed_forward", "policy.hidden=[3]"),
+    *("evolution=pgpe", "evolution.population=4", "repetitions=2"),
+    *("validation.every=1", "validation.episodes=2"),
+    *("checkpoint.every=1", "checkpoint.keep=2", "threads=1", "total_generations=3"),
+)
+CLONE = (
+    *("env=cartpole", "env.max_steps=8", "teacher=heuristic", "policy=feed_forward"),
+    *("policy.hidden=[3]", "clone.rounds=1", "clone.first_round=4"),
+    *("clone.episodes=4", "clone.validation_episodes=2", "clone.num_envs=2"),
+    *("clone.batch_size=4", "clone.iteration_batches=2", "total_batches=8"),
+    *("checkpoint.every=1", "checkpoint.keep=2", "threads=1"),
+)
+FIT = (
+    *("task=tests.line:Line", "encoder=none", "pooling=none", "threads=1"),
+    *("fit.epochs=3", "fit.folds=2", "fit.batch_size=8", "fit.lr=0.1"),
+    *("checkpoint.every=1", "checkpoint.keep=2"),
+)
+TRAIN = (
+    *("env.num_noise=2", "env.max_steps=4", "encoder.num_layers=1", "threads=1"),
+    *("ppo.num_envs=4", "ppo.batch_size=16", "ppo.minibatch_size=16"),
+    *("ppo.num_epochs=1", "total_steps=64", "checkpoint.every=2"),
+)
+EVALUATE = ("perturbations=[]", "episodes=2", "threads=1")
+
+
+def make_policy_folder(path: Path) -> None:
+    world = {"name": "simple_centroid", "max_steps": 4, "num_noise": 2}
+    group = make_batched_env(num_envs=1, **world).groups["agent"]
+    parts = {"encoder": {"name": "identity"}, "pooling": {"name": "avg"}}
+    policy = make_policy(group.tokens, group.action_space, **parts, seed=1)
+    save_policies({"agent": policy}, {"agent": "agent"}, path, env=world)
+
+
+def _evaluated(path: Path) -> None:
+    assert cli.main(["evaluate", str(path), *EVALUATE]) == 0
+
+
+def make_evolve(path: Path) -> None:
+    run = Run.create(path, compose("evolve", EVOLVE), "evolve")
+    evolve(run, run.config)
+    run.close()
+    _evaluated(path)
+
+
+def make_clone(path: Path) -> None:
+    run = Run.create(path, compose("clone", CLONE), "clone")
+    calls = itertools.count()
+    clone(run, run.config, lambda: next(calls) >= 3)
+    run.close()
+    _evaluated(path)
+
+
+def make_fit(path: Path) -> None:
+    run = Run.create(path, compose("fit", FIT), "fit")
+    calls = itertools.count()
+    fit(run, run.config, lambda: next(calls) >= 3)
+    run.close()
+    assert (run.path / "networks" / "fold_0.safetensors").is_file()
+
+
+def make_train(path: Path) -> None:
+    assert cli.main(["train", "--run-dir", str(path), *TRAIN]) == 0
+    _evaluated(path)
+
+
+def make_sweep(path: Path) -> None:
+    from marl_pool.config import plan_sweep
+
+    plan = plan_sweep([*FIT, "seed=0,1"], None, "fit")
+    sweep = Sweep(path, plan.grid, plan.overrides, None, "fit")
+    with sweep.lock():
+        sweep.write()
+    for trial in plan.trials:
+        trial.config["data_dir"] = str(path.absolute() / "data")
+        run = Run.create(sweep.run_path(trial), trial.config, "fit")
+        fit(run, run.config)
+        run.close()
+    sweep.write_table(plan.trials, {t.name: "finished" for t in plan.trials}, "csv")
+
+
+class Kind(NamedTuple):
+    """A folder, and what is done to it."""
+
+    make: Callable[[Path], None]
+    resume: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = ("resume", "evaluate", "render", "report")
+
+
+KINDS = {
+    "policy": Kind(make_policy_folder),
+    "evolve": Kind(make_evolve, ("total_generations=4",)),
+    "clone": Kind(make_clone),
+    "fit": Kind(make_fit),
+    "sweep": Kind(make_sweep),
+    "train": Kind(make_train, ("total_steps=80",)),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Callable[[str], Path]:
+    """Each kind of folder, made once and not changed."""
+    home, made = tmp_path_factory.mktemp("whole"), {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = home / kind / "folder"
+            made[kind].parent.mkdir()
+            KINDS[kind].make(made[kind])
+        return made[kind]
+
+    return get
+
+
+# Commands
+
+
+class Told(NamedTuple):
+    """What a command did."""
+
+    status: int
+    err: str
+    result: Any
+
+
+@contextmanager
+def limited(what: str) -> Iterator[None]:
+    def hangs(*_: Any) -> None:
+        raise TimeoutError(f"{what} hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def command(verb: str, kind: str, folder: Path, out: Path) -> list[str]:
+    words = [verb, str(folder)]
+    if verb == "resume":
+        return [*words, *KINDS[kind].resume]
+    if verb == "report":
+        return [*words, "--out", str(out / "page.html"), "videos=false", "threads=1"]
+    bare = ["--out", str(out / "made")] if kind == "policy" else []
+    own = EVALUATE if verb == "evaluate" else ("size=64", "threads=1")
+    return [*words, *bare, *own]
+
+
+def done(verb: str, kind: str, folder: Path, out: Path, capsys) -> Told:
+    out.mkdir()
+    capsys.readouterr()
+    with limited(f"{verb} of {folder}"):
+        status = cli.main(command(verb, kind, folder, out))
+    said = capsys.readouterr()
+    result = None if status else result_of(verb, kind, folder, out, said.out)
+    return Told(status, said.err, result)
+
+
+def result_of(verb: str, kind: str, folder: Path, out: Path, said: str) -> Any:
+    paths = [Path(line) for line in said.splitlines() if line.startswith("/")]
+    if verb == "evaluate":
+        (document,) = (path for path in paths if path.suffix == ".json")
+        return json.loads(document.read_text())["results"]
+    if verb == "render":
+        (video,) = paths
+        return frames_of(video)
+    if verb == "report":
+        # It says when it was written.
+        return MOMENT.sub("", (out / "page.html").read_text())
+    if kind == "sweep":
+        return (folder / "table.csv").read_text(), said.count("failed")
+    run = Run.open(folder)
+    rows = [
+        {name: repr(value) for name, value in row.items() if not CLOCKS.search(name)}
+        for row in run.rows()
+    ]
+    kept = [
+        *folder.glob("networks/*.safetensors"),
+        *folder.glob("policy/*.safetensors"),
+    ]
+    kept += [c / "policy/model.safetensors" for c in run.checkpoints()[-1:]]
+    weights = {
+        file.relative_to(folder).as_posix(): {
+            name: tensor.tolist() for name, tensor in load_file(file).items()
+        }
+        for file in kept
+        if file.is_file()
+    }
+    results = folder / "results.json"
+    means = json.loads(results.read_text())["mean"] if results.is_file() else None
+    return {"rows": rows, "weights": weights, "means": means}
+
+
+def frames_of(video: Path) -> list[bytes]:
+    """The pixels alone: the file has numbers drawn at random."""
+    import cv2
+
+    opened, frames = cv2.VideoCapture(str(video)), []
+    while (read := opened.read())[0]:
+        frames.append(read[1].tobytes())
+    opened.release()
+    assert len(frames) > 1
+    return frames
+
+
+@pytest.fixture(scope="module")
+def undamaged(folders, tmp_path_factory) -> Callable[..., Told]:
+    """What a command does with the folder as it was made."""
+    known: dict[tuple[str, str], Told] = {}
+
+    def get(verb: str, kind: str, capsys) -> Told:
+        if (verb, kind) not in known:
+            place = tmp_path_factory.mktemp("undamaged")
+            folder = copied(folders(kind), place)
+            known[verb, kind] = done(verb, kind, folder, place / "out", capsys)
+        return known[verb, kind]
+
+    return get
+
+
+def copied(folder: Path, place: Path) -> Path:
+    """A copy under the same name, since names stand in results and pages."""
+    return Path(shutil.copytree(folder, place / "folder", symlinks=True))
+
+
+# The campaign
+
+
+def gaps(page: str) -> list[str]:
+    marked = re.findall(r'class="gap"[^>]*>([^<]*)|title="([^"]*)" class="gap"', page)
+    return sorted("".join(each) for each in marked)
+
+
+def check(verb: str, kind: str, name: str, told: Told, whole: Told) -> None:
+    """What a command may say of a damaged folder; see the docstring above."""
+    assert "Traceback" not in told.err
+    lines = [line for line in told.err.splitlines() if line.startswith("marl-pool: ")]
+    assert told.status in (0, 1, 2)
+    if told.status:
+        assert len(lines) >= 1, told.err
+        if told.status == 2:
+            assert told.err.splitlines()[-1] == lines[-1]
+        assert whole.status == 2 or told.status
+        return
+    assert whole.status == 0, "what is refused when whole is refused when damaged"
+    if told.result == whole.result:
+        return
+    if verb == "report":
+        assert gaps(told.result) != gaps(whole.result), "the page differs in silence"
+    elif verb == "resume":
+        assert any("metrics" in line for line in lines), "the run differs in silence"
+        if kind != "sweep":
+            told.result["rows"] = whole.result["rows"]
+            assert told.result == whole.result
+    else:
+        raise AssertionError("the result is another in silence")
+
+
+def run_case(
+    verb: str,
+    kind: str,
+    name: str,
+    damage: str,
+    *,
+    folders: Callable[[str], Path],
+    undamaged: Callable[..., Told],
+    place: Path,
+    capsys: Any,
+) -> None:
+    whole = undamaged(verb, kind, capsys)
+    folder, outside = copied(folders(kind), place), place / "outside"
+    DAMAGES[damage](folder / name, outside)
+    before = outside.read_bytes() if outside.exists() else None
+    told = done(verb, kind, folder, place / "out", capsys)
+    check(verb, kind, name, told, whole)
+    assert (outside.read_bytes() if outside.exists() else None) == before
+
+
+def cases(folders: Callable[[str], Path], kind: str) -> list[tuple[str, str, str]]:
+    """Verb, file and damage, in a fixed order."""
+    root = folders(kind)
+    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    names = sorted(file.as_posix() for file in files)
+    return list(itertools.product(KINDS[kind].verbs, names, DAMAGES))
+
+
+def campaign(
+    kind: str,
+    chosen: list[tuple[str, str, str]],
+    tmp_path: Path,
+    **fixtures: Any,
+) -> None:
+    """Run cases and name all that fail, not the first one alone."""
+    failed = []
+    for number, (verb, name, damage) in enumerate(chosen):
+        place = tmp_path / str(number)
+        place.mkdir()
+        try:
+            run_case(verb, kind, name, damage, place=place, **fixtures)
+        except Exception as error:  # whatever it is, it is the finding
+            first = str(error).partition("\n")[0]
+            failed.append(f"{verb} after {damage} of {name}: {type(error)}: {first}")
+        shutil.rmtree(place)
+    assert not failed, "\n".join([f"{len(failed)} of {len(chosen)}", *failed])
+
+
+QUICK = {"policy": 8, "evolve": 16, "clone": 8, "fit": 8}
+"""How many cases of each kind the quick tests take."""
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_some_damages_are_refused_or_harmless(
+    kind, tmp_path, folders, undamaged, capsys
+):
+    every = sorted(
+        cases(folders, kind), key=lambda case: zlib.crc32(str(case).encode())
+    )
+    fixtures = {"folders": folders, "undamaged": undamaged, "capsys": capsys}
+    campaign(kind, every[: QUICK[kind]], tmp_path, **fixtures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_damage_is_refused_or_harmless(
+    kind, damage, tmp_path, folders, undamaged, capsys
+):
+    every = [case for case in cases(folders, kind) if case[2] == damage]
+    fixtures = {"folders": folders, "undamaged": undamaged, "capsys": capsys}
+    campaign(kind, every, tmp_path, **fixtures)
