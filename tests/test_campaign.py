@@ -158,7 +158,8 @@ def make_train(path: Path) -> None:
 def make_sweep(path: Path) -> None:
     from marl_pool.config import plan_sweep
 
-    plan = plan_sweep([*FIT, "seed=0,1"], None, "fit")
+    own = [text for text in FIT if not text.startswith("threads")]
+    plan = plan_sweep([*own, "seed=0,1", "sweep.cpus_per_trial=1"], None, "fit")
     sweep = Sweep(path, plan.grid, plan.overrides, None, "fit")
     with sweep.lock():
         sweep.write()

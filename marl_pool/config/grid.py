@@ -125,7 +125,8 @@ def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
             raise
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
-        work, rows = WORKS[sweep.verb], run.metrics.readable_rows()
+        work = WORKS[sweep.verb]
+        rows = [] if run.metrics_problem() else run.metrics.readable_rows()
         limit = work.total(trial.config)
         counts = [work.count(row, trial.config) for row in rows[-2:]]
         if len(counts) > 1 and counts[0] >= limit:

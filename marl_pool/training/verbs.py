@@ -54,9 +54,11 @@ class Work:
         return self._counted(run, [row] if row else [])
 
     def logged(self, run: Run | None) -> int:
-        """How much a run has done, as its metrics say."""
+        """How much a run has done, as its metrics say, or damaged ones' checkpoint."""
         if run is None:
             return 0
+        if run.metrics_problem():
+            return self.saved(run)
         return self._counted(run, run.metrics.readable_rows())
 
     def _counted(self, run: Run, rows: Sequence[Mapping[str, Any]]) -> int:
