@@ -164,14 +164,16 @@ def discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def discard_leftovers(folder: Path) -> None:
-    """Remove what killed processes left unfinished in a folder that nobody else writes.
+def discard_leftovers(folder: Path, of: str = "") -> None:
+    """Remove what killed processes left unfinished; unknown names stay.
 
-    Unknown names stay.
+    Args:
+        folder: in which nobody else writes what is removed.
+        of: the file or folder whose leftovers are removed; by default of all.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(folder):
-            if LEFTOVER.fullmatch(name):
+            if LEFTOVER.fullmatch(name) and name.startswith(f".{of}." if of else "."):
                 discard(folder / name)
 
 

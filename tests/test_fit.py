@@ -36,6 +36,7 @@ from tests.line import Line
 
 ROOT = Path(__file__).parents[1]
 TINY = ("task=tests.line:Line", "encoder=none", "pooling=none", "threads=1")
+RESUME = ("resume", "--plugin", "tests.line:Line")
 FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
 
 
@@ -212,13 +213,13 @@ def test_a_fold_ends_after_its_seconds(tmp_path):
     folds = read_results(run.path)["folds"]
     assert all(0.05 <= fold["seconds"] < 5 for fold in folds)
     assert all(fold["epochs"] < 10_000 for fold in folds)
-    assert main(["resume", str(run.path)]) == 0
+    assert main([*RESUME, str(run.path)]) == 0
 
 
 def test_the_schedule_is_stretched_to_the_seconds(tmp_path):
     run = fitted(
         tmp_path / "run",
-        *("fit.epochs=10_000", "fit.seconds_per_fold=0.2", "fit.folds=1"),
+        *("fit.epochs=10_000", "fit.seconds_per_fold=1", "fit.folds=1"),
         "fit.decay=cosine",
     )
     rates = [row["lr"] for row in run.rows()]
@@ -453,7 +454,10 @@ def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
     path = str(tmp_path / "run")
     more = [*FEW, "fit.epochs=100_000", "time_limit=0.2"]
     assert main(["fit", *more, "--run-dir", path]) == 0
-    expected = f"marl-pool: time_limit is over; go on with: marl-pool resume {path}\n"
+    expected = (
+        f"marl-pool: time_limit is over; go on with: marl-pool resume {path} "
+        "--plugin tests.line:Line\n"
+    )
     assert expected in capsys.readouterr().err
     whole = str(tmp_path / "whole")
     assert main(["fit", *FEW, "time_limit=1000", "--run-dir", whole]) == 0
@@ -513,7 +517,7 @@ def test_fit_from_the_command_line(tmp_path, capsys):
     assert "1 parameters; test set, mean of 3 folds ± sd over folds" in out
     assert "baseline zero: squared_error" in out
     assert f"{path}/results.json" in out
-    assert main(["resume", path]) == 0
+    assert main([*RESUME, path]) == 0
     assert "9 of 9 epochs are done" in capsys.readouterr().out
 
 
@@ -541,7 +545,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
     calls = iter(range(9))
     fit(run, run.config, should_stop=lambda: next(calls) == 0)
     run.close()
-    assert main(["resume", path, "checkpoint.keep=2"]) == 0
+    assert main([*RESUME, path, "checkpoint.keep=2"]) == 0
     assert "results.json" in capsys.readouterr().out
     assert len(json.loads((run.path / "results.json").read_text())["folds"]) == 3
 
@@ -605,7 +609,7 @@ def test_a_folder_of_data_that_a_resumed_run_is_told_is_kept(tmp_path):
     fit(run, run.config, should_stop=lambda: next(calls) == 0)
     run.close()
     elsewhere = str(tmp_path / "elsewhere")
-    assert main(["resume", str(run.path), f"data_dir='{elsewhere}'"]) == 0
+    assert main([*RESUME, str(run.path), f"data_dir='{elsewhere}'"]) == 0
     assert Run.open(run.path).config["data_dir"] == elsewhere
 
 

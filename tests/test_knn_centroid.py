@@ -250,8 +250,11 @@ def test_what_another_run_is_making_is_waited_for(
     made = sets_in(tmp_path / "other")
     assert made.file is not None
     file = tmp_path / made.file.name
-    # One that was killed leaves a part, which the next one writes over.
-    (tmp_path / f".{file.name}.new").write_bytes(b"part")
+    # One that was killed leaves a part, which the next one removes; others' stay.
+    left = tmp_path / f".{file.name}.{'0' * 16}.new"
+    left.write_bytes(b"part")
+    others = tmp_path / f".other.npy.{'0' * 16}.new"
+    others.write_bytes(b"part")
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / f".{file.name}.lock", "is free"):
             waiting = pool.submit(sets_in, tmp_path)
@@ -264,7 +267,7 @@ def test_what_another_run_is_making_is_waited_for(
     file.unlink()
     assert sets_in(tmp_path).file == file
     assert file.read_bytes() == made.file.read_bytes()
-    assert not list(tmp_path.glob("*.new"))
+    assert list(tmp_path.glob(".*.new")) == [others]
 
 
 def test_a_folder_that_cannot_be_made(

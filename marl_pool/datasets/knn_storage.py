@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from marl_pool.atomic import locked, make_folder, new_binary_file
+from marl_pool.atomic import (
+    discard_leftovers,
+    locked,
+    make_folder,
+    new_binary_file,
+)
 from marl_pool.datasets.knn_centroid import (
     CHUNK,
     VERSION,
@@ -81,6 +86,8 @@ class Sets:
         try:
             make_folder(file.parent)
             with locked(file.with_name(f".{file.name}.lock"), refusal=None):
+                # Of a run that was killed; it may be many gigabytes.
+                discard_leftovers(file.parent, of=file.name)
                 if not file.exists():
                     self._write(file)
         except OSError as error:
