@@ -35,15 +35,24 @@ LIMITS: dict[str, int] = {
     ),
     **dict.fromkeys(
         (
-            *("frames", "iterations", "num_components", "num_frames", "num_heads"),
-            *("num_layers", "num_updates", "policy_heads", "threads"),
+            *("feedforward_layers", "frames", "iterations", "num_components"),
+            *("num_frames", "num_heads", "num_layers", "num_updates", "policy_heads"),
+            "threads",
         ),
         DEPTH,
     ),
     **dict.fromkeys(
         (
-            *("clusters", "count", "counts", "distractor_length", "duplicates"),
-            *("entities", "expected_tokens", "features", "goal_length", "k", "n"),
+            *("clusters", "count", "counts", "crop_padding", "distractor_length"),
+            *(
+                "duplicates",
+                "entities",
+                "expected_tokens",
+                "features",
+                "goal_length",
+                "k",
+                "n",
+            ),
             *("noise_channels", "num_agents", "num_distractors", "num_inducing"),
             *("num_noise", "num_obstacles", "num_predators", "num_prey", "num_seeds"),
             *("num_signal", "num_tokens", "num_vectors", "patch", "picture_grid"),

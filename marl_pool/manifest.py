@@ -18,6 +18,7 @@ from typing import Any
 
 from marl_pool.atomic import new_file
 from marl_pool.errors import InputError
+from marl_pool.reading import read_json
 
 MANIFEST, FORMAT = "manifest.json", 1
 KEY = "sha256"
@@ -75,15 +76,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     file = folder / MANIFEST
     try:
-        content = json.loads(file.read_bytes())
+        content = read_json(file)
+        intact = isinstance(content, dict) and KEY in content
+        if not (intact and is_intact_json(content) and _lists_files(content)):
+            raise ValueError("it is not as it was written")
     except FileNotFoundError:
         raise
     except (ValueError, RecursionError, OSError) as error:
         raise InputError(f"{MANIFEST} cannot be read: {error}") from error
-    files = content.get("files") if isinstance(content, dict) else None
-    if not isinstance(files, dict) or not is_intact_json(content):
-        raise InputError(f"{MANIFEST} is damaged")
     return dict(content)
+
+
+def _lists_files(content: Mapping[str, Any]) -> bool:
+    """Whether a manifest names files below its folder, and sizes and checksums."""
+    files = content.get("files")
+    if not (isinstance(files, dict) and files):
+        return False
+    return all(
+        isinstance(about, dict)
+        and about.keys() == {"bytes", KEY}
+        and not Path(name).is_absolute()
+        and ".." not in Path(name).parts
+        for name, about in files.items()
+    )
 
 
 def problem_of(
@@ -115,11 +130,12 @@ def problem_of(
         if not path.is_file():
             return f"{name} is missing"
         try:
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                return f"{name} has {size} bytes, not {expected['bytes']}"
             found = fingerprint(path)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        if found["bytes"] != expected["bytes"]:
-            return f"{name} has {found['bytes']} bytes, not {expected['bytes']}"
         if found != expected:
             return f"{name} is not as it was written: its checksum differs"
     return None

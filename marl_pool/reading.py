@@ -4,6 +4,9 @@ None of these functions runs code from a file, and none takes more memory than i
 bound, whatever the file claims about itself.
 """
 
+import errno
+import json
+import stat
 import zipfile
 from collections.abc import Iterator
 from gzip import GzipFile
@@ -23,6 +26,8 @@ YAML_NODES = 50_000
 """Keys, values and list entries, each alias counted as all that it stands for."""
 YAML_DEPTH = 100
 """Mappings and lists inside one another."""
+JSON_BYTES = 1 << 24
+"""Of a JSON file; the largest of ours, the results of an evaluation, have a million."""
 ARRAY_BYTES = 1 << 30
 """Of all arrays in a file, unpacked."""
 PLAIN = frozenset(
@@ -30,6 +35,28 @@ PLAIN = frozenset(
     for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 )
 """The types of YAML that are JSON's, too."""
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is no plain file but a pipe or a
+            device, which might never end.
+        ValueError: it is too large, or no JSON.
+        RecursionError: nested too deeply.
+    """
+    return json.loads(_content(file, JSON_BYTES))
+
+
+def _content(file: Path, most: int) -> bytes:
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no plain file", str(file))
+    with file.open("rb") as opened:
+        content = opened.read(most + 1)
+    if len(content) > most:
+        raise InputError(f"expected at most {most:,} bytes, got more")
+    return content
 
 
 def read_yaml(file: Path) -> Any:
@@ -41,11 +68,7 @@ def read_yaml(file: Path) -> Any:
             or nested too deeply, with all its aliases written out.
     """
     try:
-        with file.open("rb") as opened:
-            content = opened.read(YAML_BYTES + 1)
-        if len(content) > YAML_BYTES:
-            raise InputError(f"{file}: expected at most {YAML_BYTES:,} bytes, got more")
-        return parse_yaml(content.decode("utf-8"))
+        return parse_yaml(_content(file, YAML_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise
     except RecursionError:

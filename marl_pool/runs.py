@@ -54,7 +54,7 @@ from marl_pool.manifest import (
     write_manifest,
 )
 from marl_pool.metrics import ITERATION, Metrics, free
-from marl_pool.reading import read_yaml
+from marl_pool.reading import read_json, read_yaml
 from marl_pool.version import __version__
 
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
@@ -442,8 +442,8 @@ class Run:
         if file is None:
             return None
         try:
-            return Best(**json.loads(file.read_text()))
-        except (ValueError, TypeError, OSError) as error:
+            return Best(**read_json(file))
+        except (ValueError, TypeError, OSError, RecursionError) as error:
             raise InputError(f"{file} cannot be read: {error}") from error
 
     def prune(self, keep: int) -> None:

@@ -1,6 +1,7 @@
 """After a power cut at any moment there is a run to go on from, and its policy."""
 
 import itertools
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from marl_pool import InputError, atomic
-from marl_pool.manifest import problem_of, write_manifest
+from marl_pool.manifest import MANIFEST, problem_of, sealed_json, write_manifest
 from marl_pool.runs import Best, Run
 
 CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3}
@@ -254,6 +255,42 @@ def test_pruning_counts_whole_checkpoints_only(tmp_path):
     with again.checkpoint(4) as folder:
         write_parts(folder, 4)
     assert again.iterations_saved == 4
+
+
+ABOUT = {"bytes": 1, "sha256": "0"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        [],
+        {"progress.json": 5},
+        {"progress.json": {"bytes": 1}},
+        {"/etc/hostname": ABOUT},
+        {"../../config.yaml": ABOUT},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_lists_no_files_of_its_folder_is_damaged(tmp_path, files):
+    run = Run.create(tmp_path / "run", CONFIG)
+    for iteration in (1, 2):
+        with run.checkpoint(iteration) as folder:
+            write_parts(folder, iteration)
+    manifest = folder.with_name("iter_000002") / MANIFEST
+    content = {**json.loads(manifest.read_text()), "files": files}
+    manifest.write_text(json.dumps(sealed_json(content)))
+    again = Run.open(run.path)
+    assert again.damage_of(manifest.parent).startswith(MANIFEST)
+    assert again.iterations_saved == 1
+
+
+def test_a_manifest_without_its_own_checksum_is_damaged(tmp_path):
+    (tmp_path / "part").write_text("1")
+    write_manifest(tmp_path)
+    file = tmp_path / MANIFEST
+    file.write_text(file.read_text().replace("sha256", "sha25v"))
+    assert problem_of(tmp_path).startswith(MANIFEST)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,25 @@ def test_a_strategy_that_was_saved_goes_on_exactly(name, size):
     assert torch.equal(part.favourite, whole.favourite)
 
 
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("population", [3, 4])
+def test_a_tiny_population_goes_on_exactly(population, diagonal):
+    """Tiny populations mirror their worst vectors, and know which were mirrors."""
+
+    def make():
+        start = torch.zeros(10)
+        return CMAES(start, population=population, diagonal=diagonal, sigma0=0.5)
+
+    for until in range(1, 9):
+        whole, part = make(), make()
+        search(whole, 1, until)
+        part.load_state_dict(whole.state_dict())
+        pairs = zip(
+            search(whole, until + 1, 12), search(part, until + 1, 12), strict=True
+        )
+        assert all(torch.equal(left, right) for left, right in pairs), until
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_seed_fixes_a_strategy_and_another_changes_it(name):
     first, again, other = (

@@ -4,8 +4,10 @@ import gzip
 import io
 import json
 import math
+import os
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from marl_pool.reading import (
     YAML_NODES,
     Bounded,
     parse_yaml,
+    read_json,
     read_npz,
     read_yaml,
 )
@@ -105,6 +108,37 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "bytes"):
         with pytest.raises(InputError, match=f"{path}.* cannot be read"):
             read_yaml(path)
+
+
+@pytest.mark.parametrize("reader", [read_yaml, read_json])
+def test_what_might_never_end_is_not_read(
+    reader: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises((OSError, InputError), match="no plain file"):
+            reader(tmp_path / name)
+
+
+def test_json_beyond_the_bound_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sent.json"
+    file.write_text("[1]")
+    assert read_json(file) == [1]
+    os.truncate(file, 1 << 40)  # a sparse file takes no room on the disk
+    with pytest.raises(InputError, match="at most"):
+        read_json(file)
+
+
+def test_a_policy_whose_parts_are_pipes_is_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "manifest.json"):
+        folder = tmp_path / name
+        policy = make_policy(SPEC, ActionSpec(low=(-1.0,), high=(1.0,)), seed=0)
+        save_policy(policy, folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(InputError, match="no plain file"):
+            load_policy(folder)
 
 
 def test_a_stored_text_survives_resume(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from marl_pool.names import UntrustedError, name_of, resolve, trust
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
+from marl_pool.reading import read_json
 from marl_pool.tokens import TokenSpec
 from marl_pool.version import __version__
 
@@ -173,7 +174,7 @@ def world_of(path: str | Path) -> dict[str, Any] | None:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text())
+        config = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"no policy in {folder}: {CONFIG} is missing") from None
     except OSError as error:

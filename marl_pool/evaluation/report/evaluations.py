@@ -19,6 +19,7 @@ from marl_pool.evaluation.results import (
     read_returns,
 )
 from marl_pool.manifest import is_intact_json
+from marl_pool.reading import read_json
 from marl_pool.runs import Run
 
 SUBJECT = ("iteration", "config_digest")
@@ -142,7 +143,7 @@ def evaluation_of(run: Run) -> Evaluation | str:
 def document(path: Path) -> dict[str, Any] | str:
     """Read a JSON object, or say why there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError, RecursionError):
         return "it cannot be read as JSON"
     return content if isinstance(content, dict) else "expected a JSON object"

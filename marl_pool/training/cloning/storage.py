@@ -22,6 +22,7 @@ from torch import Tensor
 from marl_pool.atomic import new_binary_file, new_file, new_folder
 from marl_pool.errors import InputError
 from marl_pool.manifest import refuse_damaged, write_manifest
+from marl_pool.reading import read_json
 from marl_pool.training.cloning.recorder import Rows
 from marl_pool.training.cloning.trajectories import STEP_PARTS, Trajectories
 from marl_pool.version import __version__
@@ -113,7 +114,7 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     file = path / ABOUT
     try:
-        about = json.loads(file.read_text())
+        about = read_json(file)
     except (OSError, ValueError) as error:
         raise InputError(f"trajectories: {file} cannot be read: {error}") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:

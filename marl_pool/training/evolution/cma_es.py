@@ -26,6 +26,9 @@ MARKS = ("_lam", "_mueff")
 """Numbers that say for which population a sampler has computed its constants."""
 INJECTED = "pop_injection_directions"
 """Directions that it will try next, as two-point step-size adaptation does."""
+MIRRORS = "_indices_of_selective_mirrors"
+"""Which of them are mirrors, as tiny populations have them; they are not mirrored back.
+"""
 
 
 class CMAES(Strategy):
@@ -129,7 +132,8 @@ class CMAES(Strategy):
         }
         for i, direction in enumerate(getattr(self.search, INJECTED)):
             state[f"{INJECTED}.{i}"] = np.array(direction)
-        return state
+        mirrors = getattr(self.search, MIRRORS, ())  # made by the first `tell`
+        return {**state, MIRRORS: np.array(mirrors, np.int64)}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue where ``state`` was taken."""
@@ -140,6 +144,9 @@ class CMAES(Strategy):
             part, _, name = key.rpartition(".")
             if part == INJECTED:
                 injected.append(np.array(value))
+                continue
+            if key == MIRRORS:
+                setattr(self.search, MIRRORS, value.tolist())
                 continue
             holder = holders[part]
             array = value.ndim or isinstance(getattr(holder, name, None), np.ndarray)

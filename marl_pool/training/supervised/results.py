@@ -10,6 +10,7 @@ from typing import Any
 from marl_pool.atomic import new_file
 from marl_pool.errors import InputError
 from marl_pool.manifest import is_intact_json, sealed_json
+from marl_pool.reading import read_json
 from marl_pool.runs import Run
 
 FILE = "results.json"
@@ -141,7 +142,7 @@ def read_results(run: Path) -> dict[str, Any]:
     """
     file = run / FILE
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
         if missing := {"task", "mean"} - found.keys():
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
         if not is_intact_json(found):
