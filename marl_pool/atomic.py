@@ -193,7 +193,7 @@ def refuse_link_out(path: Path, root: Path) -> None:
         raise InputError(f"{path}: expected no link in a circle") from error
     if not real.is_relative_to(top):
         raise InputError(
-            f"{path}: expected a part of {root}, got a link to {real}; nothing is "
+            f"{path}: expected a path inside {root}, got a link to {real}; nothing is "
             "written through it"
         )
 

@@ -79,7 +79,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         content = read_json(file)
         intact = isinstance(content, dict) and KEY in content
         if not (intact and is_intact_json(content) and _lists_files(content)):
-            raise ValueError("it is not as it was written")
+            raise ValueError("it has changed since it was written")
     except FileNotFoundError:
         raise
     except (ValueError, RecursionError, OSError) as error:
@@ -137,7 +137,7 @@ def problem_of(
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
         if found != expected:
-            return f"{name} is not as it was written: its checksum differs"
+            return f"{name} has changed since it was written: its checksum differs"
     return None
 
 
@@ -204,6 +204,7 @@ def sealed_text(text: str) -> str:
 def is_intact_text(text: str) -> bool:
     """Whether text is as it was sealed; True without a seal."""
     head, newline, last = text.rstrip("\n").rpartition("\n")
-    if not (last.startswith(MARK[:8]) or HEX.search(last)):
+    # Nothing may follow the seal; a damaged one is still known by either of its ends.
+    if MARK not in text and not (last.startswith(MARK[:8]) or HEX.search(last)):
         return True
     return text == sealed_text(head + newline)

@@ -163,11 +163,13 @@ class Run:
         config = read_yaml(file)
         # The version stands last, so a file that was cut short lacks it.
         if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
-            raise InputError(f"{file} is truncated or none of ours: no {VERSION}")
+            raise InputError(
+                f"{file} is truncated, or not written by marl_pool: no {VERSION}"
+            )
         if not is_intact_text(file.read_text(encoding="utf-8")):
             raise InputError(
-                f"{file} is not as it was written: its checksum differs (if you "
-                "changed it on purpose, remove its last line)"
+                f"{file} has changed since it was written: its checksum differs "
+                "(if you changed it on purpose, remove its last line)"
             )
         verb = str(config.pop(VERB, TRAIN))
         return cls(path, config, config.pop(VERSION), verb)
@@ -408,6 +410,20 @@ class Run:
         found = reversed(self.checkpoints())
         return next((path for path in found if not self.damage_of(path)), None)
 
+    def trace_of_checkpoints(self) -> str:
+        """What shows that a run without checkpoints had some; empty if nothing does."""
+        if self.checkpoints():
+            return ""
+        # Evolution keeps its best before it is first saved.
+        if self.verb != "evolve" and (standing(self.policy_dir) / BEST).is_file():
+            return f"{self.policy_dir} is the policy of one"
+        every = (self.config.get("checkpoint") or {}).get("every")
+        logged = max((int(row[ITERATION]) for row in self.rows()), default=0)
+        # The last of these is logged before it is saved.
+        if isinstance(every, int) and logged > every:
+            return f"{self.metrics_path} has {logged} iterations, saved every {every}"
+        return ""
+
     @property
     def iterations_saved(self) -> int:
         """The iteration of the newest whole checkpoint, where `resume` goes on."""
@@ -504,11 +520,19 @@ class Run:
         if which == "best":
             found = standing(self.policy_dir)
         elif which == "last":
-            found = saved[max(saved)] / "policy" if saved else self.path / "none"
+            newest = saved[max(saved)] if saved else self.path / "none"
+            if saved and (damage := self.damage_of(newest)):
+                raise InputError(
+                    f"checkpoint: expected the last to be intact, {newest}: {damage}"
+                )
+            found = newest / "policy"
         else:
             found = saved.get(which, self.path / "none") / "policy"
         if not found.is_dir():
-            known = ", ".join(map(str, saved)) or "none yet"
+            whole = (
+                str(n) for n, folder in saved.items() if (folder / "policy").is_dir()
+            )
+            known = ", ".join(whole) or "none yet"
             raise InputError(
                 f"{self.path} has no policy {which!r}; checkpoints: {known}"
             )

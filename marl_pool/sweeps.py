@@ -96,8 +96,8 @@ class Sweep:
             del content[VERSION]
             if not is_intact_text(file.read_text(encoding="utf-8")):
                 raise ValueError(
-                    "it is not as it was written: its checksum differs (if you changed "
-                    "it on purpose, remove its last line)"
+                    "it has changed since it was written: its checksum differs "
+                    "(if you changed it on purpose, remove its last line)"
                 )
             found = cls(path, **content)
         except FileNotFoundError as error:

@@ -404,7 +404,9 @@ def test_parts_of_a_run_that_are_links_out_of_it_are_refused(tmp_path, name):
             with run.lock():
                 pass
 
-    with pytest.raises(InputError, match="expected a part of .*, got a link") as caught:
+    with pytest.raises(
+        InputError, match="expected a path inside .*, got a link"
+    ) as caught:
         write()
     assert str(run.path / name) in str(caught.value)
     assert "\n" not in str(caught.value)

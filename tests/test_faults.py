@@ -499,7 +499,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path, capsys, whole, file):
     (newest / file).write_bytes(content)
     again = resumed(path, BATCH * 5)
     told = capsys.readouterr().err
-    assert f"{newest}: {file} is not as it was written" in told
+    assert f"{newest}: {file} has changed since it was written" in told
     assert f"going on from {older}" in told
     assert_gapless(again, 5)
 
@@ -510,7 +510,7 @@ def test_without_a_whole_checkpoint_a_run_does_not_begin_anew(tmp_path, whole):
     for checkpoint in Run.open(path).checkpoints():
         (checkpoint / "progress.json").write_bytes(b"")
     before = (path / "policy" / "model.safetensors").read_bytes()
-    with pytest.raises(StoppedError, match=r"no checkpoint of .* is whole: .*progress"):
+    with pytest.raises(StoppedError, match=r"has no intact checkpoint: .*progress"):
         resumed(path, BATCH * 5)
     assert (path / "policy" / "model.safetensors").read_bytes() == before
 

@@ -314,7 +314,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_a_checkpoint(tmp_path)
 
 @pytest.mark.parametrize(
     ("keep", "way"),
-    [(1, "begin anew, for there is no other"), (2, "go on from the checkpoint before")],
+    [(1, "start another run"), (2, "go on from the checkpoint before")],
 )
 def test_a_damaged_checkpoint_is_told(tmp_path, keep, way):
     run = run_of(tmp_path / "run", f"checkpoint.keep={keep}")

@@ -383,7 +383,9 @@ def test_a_damaged_checkpoint_is_one_clear_line(tmp_path):
     progress = run.latest_checkpoint() / "progress.json"
     progress.write_text(progress.read_text()[:5])
     run.config["total_steps"] = 256
-    with pytest.raises(StoppedError, match=r"is whole: .*iter_000002: progress.json"):
+    with pytest.raises(
+        StoppedError, match=r"has no intact checkpoint: .*iter_000002: progress.json"
+    ):
         train(run, run.config)
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from marl_pool import InputError, __version__, atomic, runs
+from marl_pool.errors import StoppedError
 from marl_pool.progress import Progress, duration
 from marl_pool.runs import Best, Run, default_path, iteration_of
+from marl_pool.training.stopping import checkpoint_to_resume
 
 CONFIG = {"env": {"name": "simple_centroid"}, "lr": 1e-05, "seed": 3, "limit": None}
 
@@ -65,9 +67,9 @@ def test_an_empty_folder_becomes_a_run_and_a_file_does_not(tmp_path):
     ("content", "message"),
     [
         (None, "is no run folder: it has no config.yaml"),
-        (b"", "is truncated or none of ours"),
-        (b"seed: 3\n", "is truncated or none of ours"),
-        (b"- 3\n", "is truncated or none of ours"),
+        (b"", "is truncated, or not written by marl_pool"),
+        (b"seed: 3\n", "is truncated, or not written by marl_pool"),
+        (b"- 3\n", "is truncated, or not written by marl_pool"),
         (b"seed: [3\n", "cannot be read: while parsing"),
         (b"\xff\xfe\x00", "cannot be read: "),
     ],
@@ -276,6 +278,44 @@ def test_a_checkpoint_of_the_same_iteration_is_replaced(run):
         (folder / "new").touch()
     names = {path.name for path in run.checkpoints()[0].iterdir()}
     assert names == {"new", "manifest.json"}
+
+
+@pytest.mark.parametrize("verb", ["train", "evolve"])
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(tmp_path, capsys, verb):
+    config = {**CONFIG, "checkpoint": {"every": 2}}
+    run = Run.create(tmp_path / "run", config, verb)
+    assert checkpoint_to_resume(run) is None
+    assert capsys.readouterr().err == ""
+    for iteration in (1, 2):
+        run.log({"iteration": iteration})
+    # Killed before its first checkpoint: that is logged, then saved.
+    assert checkpoint_to_resume(run) is None
+    assert "starts over" in capsys.readouterr().err
+    run.log({"iteration": 3})
+    with pytest.raises(StoppedError, match=r"no checkpoint, but .* has 3 iterations"):
+        checkpoint_to_resume(run)
+    run.close()
+
+
+@pytest.mark.parametrize(("verb", "refused"), [("clone", True), ("evolve", False)])
+def test_a_saved_policy_tells_that_there_were_checkpoints(tmp_path, verb, refused):
+    run = Run.create(tmp_path / "run", {**CONFIG, "checkpoint": {"every": 9}}, verb)
+    with run.save_policy_dir(Best(1, 0.0)):
+        pass
+    assert bool(run.trace_of_checkpoints()) is refused
+    fill(run, 1)
+    assert not run.trace_of_checkpoints()
+
+
+def test_the_last_policy_is_that_of_an_intact_checkpoint(run):
+    fill(run, 1, 2)
+    (run.path / "checkpoints" / "iter_000002" / "policy" / "config.json").unlink()
+    run = Run.open(run.path)
+    with pytest.raises(InputError, match=r"the last .*iter_000002: .*config.json"):
+        run.policy_path("last")
+    (run.path / "checkpoints" / "iter_000003").mkdir()
+    with pytest.raises(InputError, match=r"policy 3; checkpoints: 1, 2$"):
+        run.policy_path(3)
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [2, 5]), (2, [2, 4, 5]), (9, None)])

@@ -649,6 +649,6 @@ def test_parts_of_a_sweep_that_are_links_out_of_it_are_refused(tmp_path, name):
     link.parent.mkdir(parents=True)
     link.symlink_to(outside)
     sweep = Sweep(tmp_path / "s", {}, [])
-    with pytest.raises(InputError, match="expected a part of"), sweep.lock():
+    with pytest.raises(InputError, match="expected a path inside"), sweep.lock():
         pass
     assert not list(outside.iterdir())

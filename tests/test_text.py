@@ -137,6 +137,11 @@ def test_a_flipped_bit_in_a_sealed_text_is_found(data):
     assert not is_intact_text(changed.decode())
 
 
+@pytest.mark.parametrize("more", ["# a note\n", "b: 2\n", "# sha256"])
+def test_nothing_may_follow_a_seal(more):
+    assert not is_intact_text(sealed_text("a: 1\n") + more)
+
+
 def test_text_and_json_without_a_seal_are_taken_as_they_are():
     assert is_intact_text("a: 1\n# a comment\n")
     assert is_intact_text("")

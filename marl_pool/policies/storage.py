@@ -232,6 +232,7 @@ def _build(
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        refuse_damaged(folder)  # which says it more exactly, if there is a manifest
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} is damaged or foreign: {reason}") from None
     return policy.eval()

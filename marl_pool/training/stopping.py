@@ -10,6 +10,8 @@ from marl_pool.manifest import MANIFEST
 from marl_pool.runs import Run
 from marl_pool.text import printable
 
+START_ANOTHER = "there is nothing to resume, start another run"
+
 
 def stopped(run: Run, where: str, reason: str) -> StoppedError:
     """Build what ends a run.
@@ -39,10 +41,11 @@ def checkpoint_to_resume(run: Run) -> Path | None:
     Newer ones that are damaged are named on stderr, with what is wrong.
 
     Returns:
-        None for a run without any checkpoint.
+        None for a run that was stopped before its first checkpoint.
 
     Raises:
-        StoppedError: all of them are damaged; a run never begins anew by itself.
+        StoppedError: all of them are damaged or gone; a run never starts over by
+            itself.
     """
     found = run.latest_checkpoint()
     newer = run.checkpoints()
@@ -50,13 +53,18 @@ def checkpoint_to_resume(run: Run) -> Path | None:
     damaged = "; ".join(f"{path}: {run.damage_of(path)}" for path in reversed(newer))
     if damaged and found is None:
         raise StoppedError(
-            f"no checkpoint of {run.path} is whole: {damaged}; to begin anew start a "
-            "new run"
+            f"{run.path} has no intact checkpoint: {damaged}; {START_ANOTHER}"
         )
-    if damaged:
+    if found is None and (trace := run.trace_of_checkpoints()):
+        raise StoppedError(
+            f"{run.path} has no checkpoint, but {trace}; {START_ANOTHER}"
+        )
+    if found is None and run.rows():
+        say(f"{run.path} has no checkpoint yet: it starts over, and its metrics too")
+    elif damaged:
         say(f"{damaged}; going on from {found}")
     elif found and not (found / MANIFEST).is_file():
-        say(f"{found} has no {MANIFEST}: nobody can tell whether it is as written")
+        say(f"{found} has no {MANIFEST}, so its integrity cannot be checked")
     return found
 
 
@@ -81,11 +89,11 @@ def reading(run: Run, checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        way = "go on from the checkpoint before"
+        way = "remove it to go on from the checkpoint before"
         if len(run.checkpoints()) == 1:
-            way = "begin anew, for there is no other"
+            way = START_ANOTHER
         raise StoppedError(
-            f"{checkpoint} cannot be read: {_line(error)}; remove it to {way}"
+            f"{checkpoint} cannot be read: {_line(error)}; {way}"
         ) from error
 
 

@@ -153,7 +153,7 @@ def changed_since(content: Mapping[str, Any]) -> str:
     """Why what looks right cannot be trusted; empty if it can."""
     if is_intact_json(content):
         return ""
-    return "it is not as it was written: its checksum differs"
+    return "it has changed since it was written: its checksum differs"
 
 
 def _read(path: Path) -> Evaluation | str:

@@ -146,7 +146,9 @@ def read_results(run: Path) -> dict[str, Any]:
         if missing := {"task", "mean"} - found.keys():
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
         if not is_intact_json(found):
-            raise ValueError("it is not as it was written: its checksum differs")
+            raise ValueError(
+                "it has changed since it was written: its checksum differs"
+            )
     except FileNotFoundError as error:
         raise InputError(
             f"{run} has no {FILE} yet; go on with: marl-pool resume {run}"
