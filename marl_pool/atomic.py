@@ -112,6 +112,10 @@ def make_folder(folder: Path) -> None:
     """Make a folder and those above it so that they survive a power cut."""
     missing = []
     while not folder.is_dir():
+        # Asked again, since another process may have made it meanwhile.
+        if os.path.lexists(folder) and not folder.is_dir():
+            reason = os.strerror(errno.ENOTDIR)
+            raise NotADirectoryError(errno.ENOTDIR, reason, str(folder))
         missing.append(folder)
         folder = folder.parent
     for each in reversed(missing):

@@ -24,8 +24,8 @@ PUBLISHED = {
     ("clustering", "lstm", None): "0.617 ± 0.008 (128-3)",
     ("clustering", "set_linear", None): "0.642 ± 0.002 (64-6)",
     ("clustering", "set_linear_max", None): "0.793 ± 0.007 (96-6)",
-    ("mixture", "swarm", "avg"): "1.4986 ± 0.0053 (768-20-1)",
-    ("mixture", "swarm", "pma"): "1.5131 ± 0.0034 (512-10-1)",
+    ("mixture", "swarm", "avg"): "1.4986 ± 0.0053 (768-20-1, causal)",
+    ("mixture", "swarm", "pma"): "1.5131 ± 0.0034 (512-10-1, causal)",
     ("mixture", "set_transformer", "avg"): "1.6349 ± 0.0429 (ISAB 64)",
     ("mixture", "set_transformer", "pma"): "1.4963 ± 0.0064 (ISAB 32)",
 }

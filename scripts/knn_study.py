@@ -150,6 +150,14 @@ def markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
+def caveat(table: Table) -> str:
+    """Return a warning about the table's published numbers, or an empty string."""
+    cells = table.get("ClsToken", {}).items()
+    if any(isinstance(k, int) and cell.published is not None for k, cell in cells):
+        return ", ClsToken's of a network that cannot see the target: docs/results.md"
+    return ""
+
+
 def draw(table: Table, num_vectors: int, title: str, out: Path) -> None:
     """Write the picture: loss against k / N, both on logarithmic axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -218,7 +226,8 @@ def main() -> None:
         f"N = {task['num_vectors']}, d = {task['dim']}, scale={trials[0]['scale']}, "
         + (f"mean ± sd over {folds} folds" if folds > 1 else "one fold")
     )
-    print(f"{title}; published numbers behind a slash\n\n{markdown(table)}")
+    print(f"{title}; published numbers behind a slash{caveat(table)}\n")
+    print(markdown(table))
     if arguments.out:
         draw(table, task["num_vectors"], title, arguments.out)
 

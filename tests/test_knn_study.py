@@ -57,6 +57,19 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("target", "num_vectors", "warns"),
+    [("nearest", 32, True), ("nearest", 20, False), ("max", 128, False)],
+)
+def test_it_says_that_the_published_class_token_is_blind(
+    tmp_path: Path, target: str, num_vectors: int, warns: bool
+) -> None:
+    size: dict[str, Any] = {"target": target, "num_vectors": num_vectors}
+    write(tmp_path, 0, {"name": "cls"}, k=1, mean=0.07, **size)
+    title = run(tmp_path).stdout.splitlines()[0]
+    assert ("ClsToken's of a network that cannot see the target" in title) == warns
+
+
 def test_aggregation_is_compared_at_the_papers_size_alone(tmp_path: Path) -> None:
     for number, query in enumerate((None, [0])):
         pooling = {"name": "ada", "query": query}

@@ -183,16 +183,20 @@ def second_at_most(mean: float, sd: float) -> float:
     at most S / 2. It is a bound where Q ≥ S² / 2.
     """
     total, squares = FOLDS * mean, FOLDS * (mean**2 + sd**2)
-    return total / 2 - math.sqrt(squares / 2 - total**2 / 4)
+    return total / 2 - math.sqrt(max(squares / 2 - total**2 / 4, 0.0))
 
 
 def others_between(mean: float, sd: float) -> tuple[float, float]:
     """Bounds of the mean of all but the largest number.
 
-    Source of the lower one: Samuelson (1968): largest ≤ mean + sd √(n - 1).
+    Source of the lower one: Samuelson (1968): largest ≤ mean + sd √(n - 1). The upper
+    one is also that of the second largest: the squares of all the others are at most
+    the square of their sum, so it bounds the sum.
     """
     lower = mean - sd / math.sqrt(FOLDS - 1)
     upper = (FOLDS * mean - largest_at_least(mean, sd)) / (FOLDS - 1)
+    if sd**2 >= (FOLDS / 2 - 1) * mean**2:
+        upper = min(upper, second_at_most(mean, sd) / (FOLDS - 1))
     return max(lower, 0.0), upper
 
 
@@ -207,9 +211,10 @@ def test_the_bounds_hold_for_any_five_losses(given: list[float]) -> None:
         return
     assert largest >= largest_at_least(mean, sd) - 1e-9
     lower, upper = others_between(mean, sd)
-    assert lower - 1e-9 <= (sum(others) + second) / (FOLDS - 1) <= upper + 1e-9
+    # The root of a rounding error is larger than that error.
+    assert lower - 1e-9 <= (sum(others) + second) / (FOLDS - 1) <= upper + 1e-7
     if sd**2 >= (FOLDS / 2 - 1) * mean**2:
-        assert second <= second_at_most(mean, sd) + 1e-9
+        assert second <= second_at_most(mean, sd) + 1e-7
 
 
 @pytest.mark.parametrize("rest", [0.0, 0.015])
@@ -254,9 +259,7 @@ def test_where_the_other_folds_beat_adapool(k: int, mean: float, sd: float) -> N
     ada = TABLE_3["AdaPool"][k]
     _, most = others_between(mean + HALF_DIGIT, sd - HALF_DIGIT)
     least, _ = others_between(mean - HALF_DIGIT, sd + HALF_DIGIT)
-    if k in (1, 2, 8, 16):
+    if k <= 16:
         assert most < ada - HALF_DIGIT
-    elif k == 4:  # the printed digits do not say
-        assert least < ada < most
     else:
         assert least > ada + HALF_DIGIT
