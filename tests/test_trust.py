@@ -294,6 +294,18 @@ def test_with_leave_it_is_imported(
     assert has_run(payload)
 
 
+@pytest.mark.parametrize("key", ["policy.activation", "encoder.num_heads"])
+def test_resume_takes_no_default_of_today_for_a_network_of_yesterday(
+    key: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section, _, option = key.partition(".")
+    old = {name: own for name, own in run.config[section].items() if name != option}
+    assert old != run.config[section]
+    in_config(run, **{section: old})
+    told = one_line(capsys, main(["resume", str(run.path), "total_steps=999999"]))
+    assert f"{key}: expected the value that the run was begun with, got none" in told
+
+
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
