@@ -605,7 +605,8 @@ def test_a_folder_of_data_that_a_resumed_run_is_told_is_kept(tmp_path):
     fit(run, run.config, should_stop=lambda: next(calls) == 0)
     run.close()
     elsewhere = str(tmp_path / "elsewhere")
-    assert main(["resume", str(run.path), f"data_dir='{elsewhere}'"]) == 0
+    own = ["--plugin", "tests.line:Line"]
+    assert main(["resume", str(run.path), f"data_dir='{elsewhere}'", *own]) == 0
     assert Run.open(run.path).config["data_dir"] == elsewhere
 
 
