@@ -44,9 +44,11 @@ from tests.samples import SPEC
 
 # YAML
 
+# PyYAML writes a "next line" (U+0085) that it reads back as a space.
+TEXT = st.text(st.characters(exclude_characters="\x85", codec="utf-8"))
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
     max_leaves=20,
 )
 

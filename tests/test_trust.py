@@ -20,7 +20,7 @@ from marl_pool import evaluate as evaluate_policy
 from marl_pool import names
 from marl_pool.cli import main
 from marl_pool.commands.shared import go_on
-from marl_pool.config import registry
+from marl_pool.config import compose, registry
 from marl_pool.config.signatures import ANY_OTHER, options_of_class
 from marl_pool.envs import make_batched_env
 from marl_pool.errors import InputError
@@ -292,6 +292,25 @@ def test_with_leave_it_is_imported(
     flags = ["--plugin", allowed, *(["--plugin", SPREAD] * (place == "module"))]
     assert main([*VERBS["evaluate"], str(run.path), *flags]) == 2  # there is no Part
     assert has_run(payload)
+
+
+@pytest.mark.parametrize("name", ["a','b", "${oc.env:HOME}", "a\\"])
+def test_a_folder_of_files_adds_no_others(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match="--config-dir: expected a path without"):
+        compose("train", config_dir=tmp_path / name)
+
+
+@pytest.mark.parametrize("key", ["policy.activation", "encoder.num_heads"])
+def test_resume_takes_no_default_of_today_for_a_network_of_yesterday(
+    key: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section, _, option = key.partition(".")
+    old = {name: own for name, own in run.config[section].items() if name != option}
+    assert old != run.config[section]
+    in_config(run, **{section: old})
+    told = one_line(capsys, main(["resume", str(run.path), "total_steps=999999"]))
+    assert f"{key}: expected the value that the run was begun with, got none" in told
 
 
 @pytest.mark.parametrize(

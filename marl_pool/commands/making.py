@@ -162,7 +162,9 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     with trust(allowed(), run.path):
         try:
             # Complete, whatever an earlier version wrote: `Work` reads it.
-            run.config = check(run.verb, run.config)
+            complete = check(run.verb, run.config)
+            _refuse_new_defaults(run.config, complete)
+            run.config = complete
             config = check(run.verb, assign(run.config, overrides))
         except UntrustedError:
             raise  # it names the run
@@ -175,6 +177,27 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
             return 0
         require_ray_for(run.verb, config)
         return _run_training(run, config)
+
+
+def _refuse_new_defaults(
+    stored: Mapping[str, Any], complete: Mapping[str, Any]
+) -> None:
+    """Refuse a network whose options an earlier version did not have.
+
+    The checkpoint's weights may fit today's default all the same, and training would
+    go on as another network in silence.
+    """
+    for section in ("policy", "encoder", "pooling"):
+        old, new = stored.get(section), complete.get(section)
+        if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+            continue
+        for key in sorted(new.keys() - old.keys()):
+            raise InputError(
+                f"{section}.{key}: expected the value that the run was begun with, got "
+                f"none; another version of marl_pool wrote it. Today's default is "
+                f"{new[key]!r}: if that is right, write it into config.yaml and remove "
+                "the file's last line, a checksum"
+            )
 
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:

@@ -248,6 +248,11 @@ def _folder(config_dir: str | Path | None) -> Path | None:
     folder = Path(config_dir).resolve()
     if not folder.is_dir():
         raise InputError(f"--config-dir: no such folder: {config_dir}")
+    if {"'", "\\", "$"} & {*str(folder)}:
+        # It stands in a text of Hydra's, which such a path could add folders to.
+        raise InputError(
+            f"--config-dir: expected a path without ', $ and backslash, got {folder}"
+        )
     for file in sorted(folder.rglob("*.yaml")):
         # Hydra would take the package's own and say nothing.
         if (CONFIGS / file.relative_to(folder)).exists():
