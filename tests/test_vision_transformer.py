@@ -21,7 +21,7 @@ from marl_pool.config import compose
 from marl_pool.datasets.augmentation import random_crops, random_flips
 from marl_pool.datasets.images import (
     NORMALIZATION,
-    SOURCES,
+    OWN_ARCHIVES,
     Normalization,
     load_images,
     patches,
@@ -41,7 +41,7 @@ from marl_pool.training.supervised.tasks.images import (
 )
 from tests.test_images import cifar_contents, write_cifar
 
-ARCHIVE = SOURCES["cifar10"][0].name
+ARCHIVE = OWN_ARCHIVES["cifar10"]
 GOLDEN = Path(__file__).parent / "golden" / "vision_transformer.json"
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 PUBLISHED = VisionOptions(
