@@ -384,3 +384,18 @@ def test_a_policy_s_sizes_are_checked_first(
     file.write_text(json.dumps(content))
     with pytest.raises(InputError, match=rf"{key}: expected at most [\d,]+, got"):
         load_policy(tmp_path)
+
+
+def test_a_policy_far_larger_than_its_weights_is_not_built(tmp_path: Path) -> None:
+    parts = {"encoder": {"name": "transformer", "dim": 8}, "pooling": {"name": "avg"}}
+    save_policy(make_policy(SPEC, BOX, **parts), tmp_path)
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    # Each is within its own bound; all layers together are 2 TB.
+    wide = {"dim": 16_384, "dim_ff": 16_384, "num_layers": 1024, "num_heads": 1}
+    content["modules"]["policy"]["encoder"].update(wide)
+    file.write_text(json.dumps(content))
+    with pytest.raises(
+        InputError, match=r"config.json: expected a network .* got more"
+    ):
+        load_policy(tmp_path)

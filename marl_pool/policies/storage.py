@@ -8,12 +8,16 @@ by an earlier version, is read too; one that differs from its manifest is refuse
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from marl_pool.atomic import make_folder, new_binary_file, new_file
 from marl_pool.errors import InputError
@@ -29,6 +33,8 @@ from marl_pool.version import __version__
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+SPARE = 1_000_000
+"""Parameters that a policy may build beyond those in its file."""
 
 
 def save_policy(policy: SpecifiedPolicy, path: str | Path) -> None:
@@ -205,6 +211,33 @@ def _read_weights(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is damaged: {error}") from None
 
 
+@contextmanager
+def _at_most(count: int) -> Iterator[None]:
+    """Refuse to build a network of many more parameters than a file has weights for.
+
+    Each option has a bound of its own; their product may still be more than there is
+    memory for.
+    """
+    thread, built = get_ident(), 0
+
+    def register(module: nn.Module, name: str, parameter: Any) -> None:
+        nonlocal built
+        if parameter is None or get_ident() != thread:
+            return
+        built += parameter.numel()
+        if built > count:
+            raise InputError(
+                f"{CONFIG}: expected a network that fits the weights of {WEIGHTS}, got "
+                f"more than {count:,} parameters"
+            )
+
+    hook = register_module_parameter_registration_hook(register)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def _build(
     folder: Path, options: Mapping[str, Any], weights: dict[str, Any]
 ) -> SpecifiedPolicy:
@@ -218,7 +251,9 @@ def _build(
         found = resolve(cls, POLICIES, "policy", SpecifiedPolicy)
         if cls in POLICIES:
             check_sizes("policy", options)
-        policy: SpecifiedPolicy = found(spec, action_space, **options)
+        stored = sum(tensor.numel() for tensor in weights.values())
+        with _at_most(SPARE + 4 * stored):
+            policy: SpecifiedPolicy = found(spec, action_space, **options)
         # A default may have changed since: without it the network may be another one.
         missing = policy.config.keys() - {"spec", "action_space", *options}
         if missing:
