@@ -61,7 +61,7 @@ LIMITS: dict[str, int] = {
         ),
         TOKENS,
     ),
-    **dict.fromkeys(("num_envs", "population"), WORLDS),
+    **dict.fromkeys(("num_envs", "population", "episodes"), WORLDS),
     **dict.fromkeys(("num_samples", "num_test"), SAMPLES),
 }
 """By option: the largest number that it may be, or that a list in it may hold."""
