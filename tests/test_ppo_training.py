@@ -113,7 +113,8 @@ def test_every_head_trains_and_its_policy_loads(tmp_path, pooling):
     assert rows[-1]["env_steps"] == 256
     assert rows[-1]["episodes"] == 32
     assert all(math.isfinite(value) for value in rows[-1].values())
-    assert rows[0]["agent/first_ratio_error"] < 1e-5
+    # Rounding alone: the batches of sampling and of learning are of other sizes.
+    assert rows[0]["agent/first_ratio_error"] < 5e-5
     assert rows[0]["agent/first_kl"] < 1e-6
     assert load_policy(run.policy_dir).config["pooling"]["name"] == pooling
 
@@ -382,6 +383,7 @@ def test_a_damaged_checkpoint_is_one_clear_line(tmp_path):
     run = trained(tmp_path / "run", "total_steps=128")
     progress = run.latest_checkpoint() / "progress.json"
     progress.write_text(progress.read_text()[:5])
+    run = Run.open(run.path)
     run.config["total_steps"] = 256
     with pytest.raises(
         StoppedError, match=r"has no intact checkpoint: .*iter_000002: progress.json"
