@@ -35,6 +35,7 @@ from marl_pool.evaluation.results import (
 )
 from marl_pool.evaluation.statistics import Interval
 from marl_pool.evaluation.subject import Subject
+from marl_pool.manifest import sealed_json
 from marl_pool.runs import Run
 from tests.reported import (
     EPISODES,
@@ -131,7 +132,7 @@ def test_conditions_that_only_some_suites_have_are_gaps(tmp_path: Path) -> None:
     for row in content["results"]:
         if row["perturbation"] == "occlude":
             row["label"] = "occlude among=signal"
-    document.write_text(json.dumps(content))
+    document.write_text(json.dumps(sealed_json(content)))
     ada, most = study_of(runs).measured
     gap = "not in the suite of this evaluation"
     assert ada.gaps[area("occlude among=signal", 0.5, 1.0)] == gap
@@ -466,7 +467,8 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
         for row in content["results"]:
             if row["perturbation"] == "occlude":
                 row["label"] = f"occlude {HOSTILE}"
-        document.write_text(json.dumps({**content, "commit": HOSTILE}))
+        changed = sealed_json({**content, "commit": HOSTILE})
+        document.write_text(json.dumps(changed))
         diagnosed(run, {"group": f"fox {HOSTILE}", HOSTILE: 3.0, "gap": ""})
     html = written(runs, tmp_path)
     seen = Tags()
