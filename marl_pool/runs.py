@@ -491,6 +491,18 @@ class Run:
         """Where the best policy is, once there is one."""
         return self.path / "policy"
 
+    def policy_damage(self) -> str:
+        """What is wrong with the best policy of a run with checkpoints, or nothing."""
+        folder = standing(self.policy_dir)
+        if self.verb not in PARTS or POLICY_PARTS[0] not in PARTS[self.verb]:
+            return ""
+        if not (folder / BEST).is_file():
+            return f"{BEST} is missing, the next checkpoint counts as the best"
+        try:
+            return problem_of(folder) or ""
+        except FileNotFoundError:  # made by an earlier version
+            return ""
+
     @contextmanager
     def save_policy_dir(self, best: Best | None = None) -> Iterator[Path]:
         """Yield a folder that takes the place of `policy_dir` when left.

@@ -342,10 +342,13 @@ def check(verb: str, kind: str, name: str, told: Told, whole: Told) -> None:
     if verb == "report":
         assert gaps(told.result) != gaps(whole.result), "the page differs in silence"
     elif verb == "resume":
-        assert any("metrics" in line for line in lines), "the run differs in silence"
-        if kind != "sweep":
+        lost = "policy" if name.startswith("policy/") else "metrics"
+        assert any(lost in line for line in lines), "the run differs in silence"
+        if kind != "sweep" and lost == "metrics":
             told.result["rows"] = whole.result["rows"]
             assert told.result == whole.result
+        elif kind != "sweep":
+            assert told.result["rows"] == whole.result["rows"]
     else:
         raise AssertionError("the result is another in silence")
 
@@ -398,6 +401,8 @@ def campaign(
     assert not failed, "\n".join([f"{len(failed)} of {len(chosen)}", *failed])
 
 
+TRAINED = 20
+"""Cases of each damage to a run of `train`: one takes seconds."""
 QUICK = {"policy": 8, "evolve": 16, "clone": 8, "fit": 8}
 """How many cases of each kind the quick tests take."""
 
@@ -420,5 +425,8 @@ def test_every_damage_is_refused_or_harmless(
     kind, damage, tmp_path, folders, undamaged, capsys
 ):
     every = [case for case in cases(folders, kind) if case[2] == damage]
+    if kind == "train":  # ray starts in each of them; others are chosen than above
+        every.sort(key=lambda case: zlib.crc32(str(case).encode()))
+        every = every[-TRAINED:]
     fixtures = {"folders": folders, "undamaged": undamaged, "capsys": capsys}
     campaign(kind, every, tmp_path, **fixtures)

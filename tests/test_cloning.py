@@ -18,6 +18,7 @@ from marl_pool import InputError, cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.errors import StoppedError
+from marl_pool.manifest import MANIFEST
 from marl_pool.policies import make_agent
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy
@@ -1127,6 +1128,7 @@ def test_a_pong_player_that_reads_hints_goes_on_where_it_was_stopped(tmp_path):
         about = json.loads(path.read_text())
         assert about["hints"][0] == "crossing"
         path.write_text(json.dumps({**about, "hints": ["crossing"]}))
+        (path.parent / MANIFEST).unlink()
     given[-2] = "clone.auxiliary=1"
     with pytest.raises(InputError, match="striker gives other hints than crossing, or"):
         run_clone(tmp_path / "w", *given, "env.sticky_actions=0.25", "teacher=striker")

@@ -63,7 +63,9 @@ def checkpoint_to_resume(run: Run) -> Path | None:
         say(f"{run.path} has no checkpoint yet: it starts over, and its metrics too")
     elif damaged:
         say(f"{damaged}; going on from {found}")
-    elif found and not (found / MANIFEST).is_file():
+    if found and (lost := run.policy_damage()):
+        say(f"{run.policy_dir}: {lost}; its weights are those of a checkpoint, if kept")
+    if not damaged and found and not (found / MANIFEST).is_file():
         say(f"{found} has no {MANIFEST}, so its integrity cannot be checked")
     return found
 
