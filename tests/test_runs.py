@@ -14,7 +14,7 @@ from marl_pool import InputError, __version__, atomic, runs
 from marl_pool.errors import StoppedError
 from marl_pool.progress import Progress, duration
 from marl_pool.runs import Best, Run, default_path, iteration_of
-from marl_pool.training.stopping import checkpoint_to_resume
+from marl_pool.training.stopping import checkpoint_to_resume, trim_log
 
 CONFIG = {"env": {"name": "simple_centroid"}, "lr": 1e-05, "seed": 3, "limit": None}
 
@@ -290,8 +290,10 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(tmp_path, capsys, 
         run.log({"iteration": iteration})
     # Killed before its first checkpoint: that is logged, then saved.
     assert checkpoint_to_resume(run) is None
+    trim_log(run, 0)
     assert "starts over" in capsys.readouterr().err
-    run.log({"iteration": 3})
+    for iteration in (1, 2, 3):
+        run.log({"iteration": iteration})
     with pytest.raises(StoppedError, match=r"no checkpoint, but .* has 3 iterations"):
         checkpoint_to_resume(run)
     run.close()

@@ -59,9 +59,7 @@ def checkpoint_to_resume(run: Run) -> Path | None:
         raise StoppedError(
             f"{run.path} has no checkpoint, but {trace}; {START_ANOTHER}"
         )
-    if found is None and run.rows():
-        say(f"{run.path} has no checkpoint yet: it starts over, and its metrics too")
-    elif damaged:
+    if damaged:
         say(f"{damaged}; going on from {found}")
     if found and (lost := run.policy_damage()):
         say(f"{run.policy_dir}: {lost}; its weights are those of a checkpoint, if kept")
@@ -72,6 +70,8 @@ def checkpoint_to_resume(run: Run) -> Path | None:
 
 def trim_log(run: Run, iteration: int) -> None:
     """Drop what was logged after an iteration, and say if the rest is damaged."""
+    if not iteration and run.metrics_path.is_file():
+        say(f"{run.path} has no checkpoint yet: it starts over, and its metrics too")
     if lost := run.resume_at(iteration):
         say(lost)
 
