@@ -23,7 +23,7 @@ from marl_pool import InputError, cli
 from marl_pool.config import VERBS, check, compose, differences, plan_grid, plan_sweep
 from marl_pool.config.grid import STUDIES, refuse_other_runs
 from marl_pool.config.sections import CONFIGS, files_of
-from marl_pool.runs import Run
+from marl_pool.runs import Best, Run
 from marl_pool.sweeps import LONGEST_NAME, Sweep, Trial, read_table, trial_name
 from marl_pool.training.settings import StudySettings, SweepSettings
 
@@ -72,8 +72,10 @@ def saved_run(path: Path, config: dict, steps: list[int], **metrics: float) -> R
     for number, done in enumerate(steps, 1):
         run.log({"iteration": number, "env_steps": done, **metrics})
     run.close()
-    with run.checkpoint(len(steps)):
-        run.policy_dir.mkdir()
+    with run.checkpoint(len(steps)) as folder:
+        (folder / "progress.json").write_text("{}")
+    with run.save_policy_dir(Best(len(steps), 0.0)):
+        pass
     return run
 
 
@@ -449,7 +451,8 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         run.log({"iteration": number, "env_steps": 10 * number})
     run.close()
     assert saved(TRAIN, run) == 0  # killed before it saved itself
-    with run.checkpoint(2):
+    with run.checkpoint(2) as folder:
+        (folder / "progress.json").write_text("{}")
         run.policy_dir.mkdir()
     assert saved(TRAIN, run) == 20
     shutil.rmtree(run.checkpoints()[0])
