@@ -497,7 +497,7 @@ class Run:
         if self.verb not in PARTS or POLICY_PARTS[0] not in PARTS[self.verb]:
             return ""
         if not (folder / BEST).is_file():
-            return f"{BEST} is missing, the next checkpoint counts as the best"
+            return f"{BEST} is missing; the next checkpoint becomes the best"
         try:
             return problem_of(folder) or ""
         except FileNotFoundError:  # made by an earlier version

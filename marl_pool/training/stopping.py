@@ -62,7 +62,7 @@ def checkpoint_to_resume(run: Run) -> Path | None:
     if damaged:
         say(f"{damaged}; going on from {found}")
     if found and (lost := run.policy_damage()):
-        say(f"{run.policy_dir}: {lost}; its weights are those of a checkpoint, if kept")
+        say(f"{run.policy_dir} is damaged: {lost}")
     if not damaged and found and not (found / MANIFEST).is_file():
         say(f"{found} has no {MANIFEST}, so its integrity cannot be checked")
     return found
