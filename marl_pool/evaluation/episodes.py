@@ -16,8 +16,6 @@ from marl_pool.tokens import SELF_TYPE
 
 SIMULATORS = 32
 """Worlds that play at a time, where each is a simulator of its own."""
-FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
-"""An odd number whose multiples spread over all bits."""
 
 
 class Played(NamedTuple):
@@ -27,8 +25,6 @@ class Played(NamedTuple):
     """``(episodes,)`` float64, mean over the group's agents, in the worlds' order."""
     self_query_lost: dict[str, float | None]
     """Share of decisions in which AdaPool's self token was padded; None elsewhere."""
-    distinct: int
-    """How many of the episodes differ, in actions or rewards."""
 
 
 def play(
@@ -46,13 +42,7 @@ def play(
         perturbation: between the world and the policies.
         explore: sample actions; otherwise take the most likely.
     """
-    lost, courses = LostQueries(policies), Courses(world)
-
-    def look(moment: Moment) -> None:
-        lost(moment)
-        courses(moment)
-
-    parts = []
+    lost, parts = LostQueries(policies), []
     for rows in _turns(world):
         rollout = Rollout(
             world if len(rows) == world.num_envs else world.take(rows),
@@ -60,63 +50,19 @@ def play(
             perturbation=perturbation,
             explore=explore,
         )
-        parts.append(rollout.episodes(on_step=look).returns)
+        parts.append(rollout.episodes(on_step=lost).returns)
     returns = {
         name: torch.cat([part[name] for part in parts]).mean(1).cpu().numpy()
         for name in policies
     }
     shares = {name: lost.share(name) for name in policies}
-    return Played(returns, shares, courses.distinct)
+    return Played(returns, shares)
 
 
 def _turns(world: World) -> tuple[Tensor, ...]:
     """The rows that play together, not too many simulators at a time."""
     rows = torch.arange(world.num_envs, device=world.device)
     return rows.split(SIMULATORS) if world.simulated else (rows,)
-
-
-class Courses:
-    """Tell different episodes apart: a hook for `Rollout.episodes`.
-
-    Where neither world nor policy draws anything after the start, episodes that began
-    alike are one and the same, and a hundred of them say no more than one. Two count
-    as different if an action, in float32, or a reward is.
-
-    Args:
-        world: as it is at the start.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.first = int(world.worlds[0])
-        self.marks = torch.zeros_like(world.worlds)
-
-    def __call__(self, moment: Moment) -> None:
-        """Look at one step."""
-        rows = moment.world.worlds - self.first
-        marks = self.marks[rows]
-        seen = [decision.action for decision in moment.decisions.values()]
-        for numbers in (*seen, *moment.step.rewards.values()):
-            marks = _mix(marks[:, None] + _bits(numbers.flatten(1)), marks)
-        self.marks[rows] = marks
-
-    @property
-    def distinct(self) -> int:
-        """How many episodes differ."""
-        return len(self.marks.unique())
-
-
-def _bits(numbers: Tensor) -> Tensor:
-    """Numbers as int64, those of a float those of its float32."""
-    if numbers.dtype.is_floating_point:
-        return numbers.float().view(torch.int32).long()
-    return numbers.long()
-
-
-def _mix(numbers: Tensor, marks: Tensor) -> Tensor:
-    """Hash rows of int64 ``(E, k)`` into the marks ``(E,)``."""
-    odd = 2 * torch.arange(numbers.shape[1], device=numbers.device) + 1
-    mixed = (numbers ^ (numbers >> 31)) * (odd * FACTOR)
-    return marks * FACTOR + (mixed ^ (mixed >> 29)).sum(1)
 
 
 class LostQueries:

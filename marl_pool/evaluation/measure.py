@@ -217,7 +217,6 @@ def _rows(
             "episodes": summary.episodes,
             "std": summary.std,
             "self_query_lost": played.self_query_lost[name],
-            "distinct": played.distinct,
             **_columns("mean", summary.mean),
             **_columns("iqm", summary.iqm),
         }

@@ -73,8 +73,6 @@ class Result:
     """The group did not learn: it plays as in training, beside ``policy``."""
     world: dict[str, Any] = field(default_factory=dict)
     """Options of the env that differ in another world."""
-    distinct: int | None = None
-    """How many of the episodes differ, in actions or rewards."""
     published: float = NAN
     """The mean that a paper has for the same."""
     published_std: float = NAN
@@ -204,7 +202,6 @@ def print_table(results: Sequence[Result], title: str) -> None:
 
     groups = {result.group for result in results}
     loses = any(result.self_query_lost for result in results)
-    repeats = any(0 < (r.distinct or 0) < r.episodes for r in results)
     compared = any(not math.isnan(result.published) for result in results)
     table = Table(
         title=Text(printable(title)),
@@ -218,8 +215,6 @@ def print_table(results: Sequence[Result], title: str) -> None:
         table.add_column(name, justify="right")
     if loses:
         table.add_column("self lost", justify="right")
-    if repeats:
-        table.add_column("distinct", justify="right")
     if compared:
         table.add_column("published", justify="right")
     for result in results:
@@ -227,8 +222,6 @@ def print_table(results: Sequence[Result], title: str) -> None:
         cells = [prefix + result.who, result.label, *_numbers(result)]
         if loses:
             cells.append(f"{result.self_query_lost or 0:.0%}")
-        if repeats:
-            cells.append("" if result.distinct is None else str(result.distinct))
         if compared:
             cells.append(_published(result))
         table.add_row(*cells)

@@ -226,11 +226,11 @@ class Rounds:
             )
         }
         kept = played if number else {k: self._good(v) for k, v in played.items()}
-        validation = kept["validation"].distinct()
+        validation = kept["validation"].without_duplicates()
         known = [*validation.digests]
         known += () if self.validation is None else self.validation.digests
         known += () if self.train is None else self.train.digests
-        train = kept["train"].distinct(known)
+        train = kept["train"].without_duplicates(known)
         if not len(train) and not number:
             raise InputError(
                 f"env: all {len(kept['train'])} training trajectories are validation "
@@ -244,10 +244,9 @@ class Rounds:
             "hints": list(self.hint_names),
             "rollout_env": settings.rollout_env if number else {},
             "played": {name: len(part) for name, part in played.items()},
-            "distinct": {"train": len(train), "validation": len(validation)},
             "mean_return": float(played["train"].returns.mean()),
         }
-        self._report(number, about, train)
+        self._report(number, about, train, validation)
         return Round(train, validation, about)
 
     def _play(
@@ -294,13 +293,15 @@ class Rounds:
         return played.keep(good)
 
     def _report(
-        self, number: int, about: Mapping[str, Any], train: Trajectories
+        self,
+        number: int,
+        about: Mapping[str, Any],
+        train: Trajectories,
+        validation: Trajectories,
     ) -> None:
-        played, distinct = about["played"], about["distinct"]
         print(
-            f"round {number}: {distinct['train']} distinct trajectories of "
-            f"{played['train']} to learn from, {train.num_steps:,} steps; "
-            f"{distinct['validation']} of {played['validation']} for validation; "
+            f"round {number}: {len(train)} trajectories to learn from, "
+            f"{train.num_steps:,} steps; {len(validation)} for validation; "
             f"mean return {about['mean_return']:.2f}",
             file=sys.stderr,
         )

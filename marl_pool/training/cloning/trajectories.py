@@ -62,8 +62,8 @@ class Trajectories:
             tuple(d for d, keep in zip(self.digests, kept, strict=True) if keep),
         )
 
-    def distinct(self, known: Sequence[str] = ()) -> "Trajectories":
-        """Each of them once, and none whose digest is known."""
+    def without_duplicates(self, known: Sequence[str] = ()) -> "Trajectories":
+        """Keep the first of equal trajectories, and none whose digest is in `known`."""
         seen = set(known)
         chosen = []
         for digest in self.digests:
