@@ -97,9 +97,9 @@ Arguments of the form key=value set a key; group=option takes another file of a 
 
   {groups}
 
-teacher=… says who is cloned: the folder of a run or policy, heuristic, planner or
-returner (which read Pong's memory), or package.module:Class of a policy. It sees
-everything, what learns sees it through the perturbation. For env, policy and
+teacher=… is the policy to clone: the folder of a run or policy, heuristic, value_table
+(for Pong, reads the console's memory), or package.module:Class of a policy. It sees
+everything, the student sees it through the perturbation. For env, policy and
 perturbation the option may be package.module:Class, a class of your own.
 clone=sequences is for students with a memory, clone=steps for those without.
 `marl-pool clone --cfg` prints every key.
@@ -107,7 +107,7 @@ clone=sequences is for students with a memory, clone=steps for those without.
 examples:
   marl-pool clone teacher=heuristic perturbation=shuffle
   marl-pool clone teacher=runs/my-run policy=feed_forward clone=steps clone.rounds=4
-  marl-pool clone experiment=pong_clone teacher=runs/pong-teacher
+  marl-pool clone experiment=pong_clone_remembering
   marl-pool clone trajectories=runs/my-clone policy.hidden=[32] seed=1
 """
 FIT = """\

@@ -31,7 +31,7 @@ from marl_pool.training.cloning.batches import Batch, Disturbance, Sampler, piec
 from marl_pool.training.cloning.clone import Driver, clone
 from marl_pool.training.cloning.collect import PLAY_WORLDS, Cast, Games, collect
 from marl_pool.training.cloning.learner import Learner, Loss, losses
-from marl_pool.training.cloning.reader import HintReader, hint_errors
+from marl_pool.training.cloning.reader import AuxiliaryHead, auxiliary_errors
 from marl_pool.training.cloning.recorder import NO_ACTION, Rows
 from marl_pool.training.cloning.rounds import FOLDER
 from marl_pool.training.cloning.saving import load_learner, save_learner
@@ -312,20 +312,20 @@ class Bytes(Walk):
 BYTES = {"name": "tests.test_cloning:Bytes", "max_steps": 12}
 
 
-class Hinting(PolicyTeacher):
-    """A teacher that tells time and, in its first half, a place."""
+class TeacherWithTargets(PolicyTeacher):
+    """A teacher with the targets time and, in the first half, place."""
 
-    hint_names = ("time", "place")
+    target_names = ("time", "place")
 
     def answer(self, world, tokens, state, noise):
         time = world.steps[:, None].float()
         place = tokens.features[..., 0, 0].float().masked_fill(time > 5, torch.nan)
-        hints = torch.stack([time, place], -1)
-        return super().answer(world, tokens, state, noise)._replace(hints=hints)
+        answer = super().answer(world, tokens, state, noise)
+        return answer._replace(privileged_targets=torch.stack([time, place], -1))
 
 
-def hinting(teacher: Policy) -> Hinting:
-    return Hinting(teacher.eval(), "hinting")
+def with_targets(teacher: Policy) -> TeacherWithTargets:
+    return TeacherWithTargets(teacher.eval(), "with_targets")
 
 
 @pytest.mark.parametrize(
@@ -333,8 +333,8 @@ def hinting(teacher: Policy) -> Hinting:
     [
         (sensory(seed=7), CARTPOLE),
         (Left(), BYTES),
-        (hinting(sensory(seed=7)), CARTPOLE),
-        (hinting(Left()), BYTES),
+        (with_targets(sensory(seed=7)), CARTPOLE),
+        (with_targets(Left()), BYTES),
     ],
 )
 def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
@@ -356,7 +356,8 @@ def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
             part, found = rows.table()[part.long()], other.table()[found.long()]
         assert found.dtype == part.dtype
         torch.testing.assert_close(found, part, rtol=0, atol=0, equal_nan=True)
-    assert ("hints" in played.steps) == isinstance(teacher, Hinting)
+    found = "privileged_targets" in played.steps
+    assert found == isinstance(teacher, TeacherWithTargets)
 
 
 def test_damaged_trajectories_are_refused_in_one_line(tmp_path):
@@ -457,12 +458,12 @@ def test_a_pieces_first_steps_count_only_where_an_episode_begins() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_hints_go_along_with_their_steps(whole: bool) -> None:
-    played, rows = collected(hinting(Left()), BYTES)
+def test_targets_go_along_with_their_steps(whole: bool) -> None:
+    played, rows = collected(with_targets(Left()), BYTES)
     batches = sampler(played, rows, whole=whole, piece=5 if whole else None)
     batch = batches.batch(1, 0)
-    assert batch.hints is not None
-    time, place = batch.hints.unbind(-1)
+    assert batch.privileged_targets is not None
+    time, place = batch.privileged_targets.unbind(-1)
     assert torch.equal(place.isnan(), time > 5)
     # `Bytes` shows the time in all features.
     shown = batch.features[..., 0, 0].float()
@@ -472,8 +473,8 @@ def test_hints_go_along_with_their_steps(whole: bool) -> None:
     if whole:
         assert (time.diff() == 1)[batch.valid[:, 1:]].all()
     plain, rows = collected(Left(), BYTES)
-    assert sampler(plain, rows).batch(0, 0).hints is None
-    assert "hints" not in join([played, plain]).steps
+    assert sampler(plain, rows).batch(0, 0).privileged_targets is None
+    assert "privileged_targets" not in join([played, plain]).steps
 
 
 def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
@@ -640,7 +641,7 @@ def test_a_choice_is_learned_by_cross_entropy():
     torch.testing.assert_close(losses(outputs, batch, Loss(soft=True)), soft)
 
 
-def test_a_step_counts_by_what_depends_on_it_and_what_is_lost() -> None:
+def test_margin_weighting_and_expected_regret() -> None:
     logits = torch.tensor([[[0.0, -3.0, -1.0], [2.0, 2.0, 2.0], [5.0, -9.0, 0.0]]])
     outputs = torch.log(torch.tensor([[[0.5, 0.25, 0.25]] * 3]))
     label = torch.tensor([[0, 0, 0]])
@@ -649,73 +650,75 @@ def test_a_step_counts_by_what_depends_on_it_and_what_is_lost() -> None:
         torch.zeros(1, 3, 5, 1), None, torch.zeros(1, 3, 3), label, logits, valid
     )
     missed = torch.log(torch.tensor(2.0))
-    weighed = losses(outputs, batch, Loss(by_gap=6.0))[0]
+    weighed = losses(outputs, batch, Loss(margin_weighting=6.0))[0]
     torch.testing.assert_close(weighed, torch.tensor([0.6, 0.1, 1.1]) * missed)
     # 3 / 4 + 1 / 4, nothing, and 14 / 4 + 5 / 4.
     lost = torch.tensor([1.0, 0.0, 4.75])
-    found = losses(outputs, batch, Loss(regret=2.0))[0]
+    found = losses(outputs, batch, Loss(expected_regret=2.0))[0]
     torch.testing.assert_close(found, missed + 2 * lost)
-    both = losses(outputs, batch, Loss(by_gap=6.0, regret=2.0))[0]
+    both = losses(outputs, batch, Loss(margin_weighting=6.0, expected_regret=2.0))[0]
     torch.testing.assert_close(both, weighed + 2 * lost)
 
 
-def test_hints_that_are_not_known_count_nothing() -> None:
-    hints = torch.tensor([[[1.0, torch.nan], [2.0, -1.0], [5.0, 5.0]]])
-    read = torch.zeros(1, 3, 2, requires_grad=True)
-    errors = hint_errors(read, hints, torch.tensor([[True, True, False]]))
+def test_unknown_targets_have_no_error() -> None:
+    targets = torch.tensor([[[1.0, torch.nan], [2.0, -1.0], [5.0, 5.0]]])
+    predicted = torch.zeros(1, 3, 2, requires_grad=True)
+    valid = torch.tensor([[True, True, False]])
+    errors = auxiliary_errors(predicted, targets, valid)
     torch.testing.assert_close(errors, torch.tensor([[0.5, 2.5, 0.0]]))
     errors.sum().backward()
     expected = torch.tensor([[[-1.0, 0.0], [-2.0, 1.0], [0.0, 0.0]]])
-    torch.testing.assert_close(read.grad, expected)
+    torch.testing.assert_close(predicted.grad, expected)
 
 
 PATCHES = TokenSpec(4, 6, ("patch",), has_self=False, dtype="uint8")
 
 
-def reading(seed: int = 0, **options) -> Learner:
-    """A learner whose student shows a hidden layer, from which three hints are read."""
+def with_head(seed: int = 0, **options) -> Learner:
+    """A learner with an auxiliary head for three targets."""
     pooling = {"name": "vision_neuron", "num_codes": 4, "value_dim": 4, "frames": 2}
     layers = {"convolutions": [], "hidden": [6], "memory": 5, "readout": [7]}
     student = make_agent(
         PATCHES, spaces.Discrete(3), "vision", pooling=pooling, seed=seed, **layers
     )
-    return Learner(student, reader=HintReader(7, 3, seed), **options)
+    return Learner(student, auxiliary_head=AuxiliaryHead(7, 3, seed), **options)
 
 
-def hinted(seed: int = 0) -> Batch:
+def targeted(seed: int = 0) -> Batch:
     draw = torch.Generator().manual_seed(seed)
     valid = torch.ones(3, 4, dtype=torch.bool)
     label = torch.randint(3, (3, 4), generator=draw)
     features = torch.randint(255, (3, 4, 4, 6), generator=draw, dtype=torch.uint8)
-    hints = torch.rand(3, 4, 3, generator=draw)
-    return Batch(features, None, torch.zeros(3, 4, 3), label, None, valid, hints)
+    targets = torch.rand(3, 4, 3, generator=draw)
+    return Batch(features, None, torch.zeros(3, 4, 3), label, None, valid, targets)
 
 
-def test_hints_are_learned_beside_the_answers() -> None:
-    batch, learner = hinted(), reading(auxiliary=3.0)
+def test_targets_are_learned_beside_the_answers() -> None:
+    batch, learner = targeted(), with_head(auxiliary=3.0)
     outputs, hidden, _ = learner.student.unroll_hidden(
         batch.features, None, batch.before, learner.student.initial_memory(3, 4)
     )
-    missed = (learner.reader.linear(hidden) - batch.hints).square().mean()
+    predicted = learner.auxiliary_head.linear(hidden)
+    missed = (predicted - batch.privileged_targets).square().mean()
     answered = losses(outputs, batch, Loss()).mean()
     (answered + 3 * missed).backward()
     expected = [part.grad.clone() for part in learner.parameters]
     score = learner.learn(batch)
     torch.testing.assert_close([part.grad for part in learner.parameters], expected)
     torch.testing.assert_close(score.loss / 12, answered.detach())
-    torch.testing.assert_close(score.hint_error / 12, missed.detach())
+    torch.testing.assert_close(score.auxiliary_error / 12, missed.detach())
     for _ in range(300):
         learner.learn(batch, lr=0.01)
-    assert learner.measure(batch).hint_error < 0.1 * score.hint_error
+    assert learner.measure(batch).auxiliary_error < 0.1 * score.auxiliary_error
 
 
-def test_a_learner_that_reads_hints_goes_on_as_it_was_saved(tmp_path) -> None:
-    learner, other = reading(auxiliary=1.0), reading(seed=1, auxiliary=1.0)
-    learner.learn(hinted())
+def test_a_learner_with_an_auxiliary_head_resumes_exactly(tmp_path) -> None:
+    learner, other = with_head(auxiliary=1.0), with_head(seed=1, auxiliary=1.0)
+    learner.learn(targeted())
     save_learner(learner, tmp_path)
     load_learner(other, tmp_path)
     for each in (learner, other):
-        each.learn(hinted(1))
+        each.learn(targeted(1))
     torch.testing.assert_close(learner.parameters, other.parameters, rtol=0, atol=0)
 
 
@@ -956,17 +959,23 @@ LOOKING = [
     ("overrides", "message"),
     [
         ([], "teacher: expected one where trajectories is null"),
-        (["teacher=nobody"], "teacher: expected heuristic, planner, "),
-        (["teacher=planner"], "there is a planner for pong only, not for cartpole"),
+        (
+            ["teacher=nobody"],
+            "teacher: expected heuristic, value_table, .* got 'nobody'",
+        ),
+        (["teacher=value_table"], "teacher: expected env=pong .* got env=cartpole"),
         (["teacher=FOLDER", "env=boxworld"], "teacher: .* does not fit the group"),
         (["teacher=heuristic", "clone.min_length=99"], "none of 3 trajectories has 99"),
         (["teacher=heuristic", "clone.min_return=999"], "clone.min_return: none of 3"),
         (["teacher=heuristic", "clone.soft=true"], "the teacher heuristic has no log"),
         (
-            ["teacher=heuristic", "clone.by_gap=1"],
-            "clone.by_gap: expected null: the te",
+            ["teacher=heuristic", "clone.margin_weighting=1"],
+            "clone.margin_weighting: expected null: the te",
         ),
-        (["teacher=heuristic", "clone.regret=1"], "clone.regret: expected 0: the tea"),
+        (
+            ["teacher=heuristic", "clone.expected_regret=1"],
+            "clone.expected_regret: expected 0: the tea",
+        ),
         (
             ["teacher=heuristic", "clone.auxiliary=1"],
             "clone.auxiliary: expected 0 for a student that shows no hidden layer",
@@ -974,7 +983,7 @@ LOOKING = [
         (["teacher=heuristic", "clone.auxiliary=-1"], "clone.auxiliary: expected a nu"),
         (
             ["teacher=heuristic", "clone.auxiliary=1", *LOOKING],
-            "clone.auxiliary: expected 0: heuristic gives no hints",
+            "clone.auxiliary: expected 0, since heuristic has .* got 1",
         ),
         (
             ["teacher=heuristic", "clone.piece=4", "clone.burn_in=4"],
@@ -1085,7 +1094,7 @@ def test_the_command_resumes_and_knows_when_it_is_done(
 
 def test_random_policies_are_no_teachers(tmp_path):
     assert isinstance(RandomPolicy(FORCE), Policy)
-    with pytest.raises(InputError, match="teacher: expected heuristic, planner"):
+    with pytest.raises(InputError, match="teacher: expected heuristic, value_table"):
         run_clone(tmp_path / "run", "teacher=random")
 
 
@@ -1113,34 +1122,35 @@ PONG = [
 
 
 @pytest.mark.slow
-def test_a_pong_player_that_reads_hints_goes_on_where_it_was_stopped(tmp_path):
+def test_a_pong_student_with_an_auxiliary_head_resumes_exactly(tmp_path):
     pytest.importorskip("ale_py")
-    # No trajectory is taken to count nothing because another one is like it.
+    # Sticky actions, so that no trajectory is left out as a duplicate.
     sticky = ["env.sticky_actions=0.25", "policy.memory=5", "clone.auxiliary=1"]
-    overrides = [*PONG, *sticky, "teacher=striker", "clone.iteration_batches=1"]
+    overrides = [*PONG, *sticky, "teacher=value_table", "clone.iteration_batches=1"]
     straight = run_clone(tmp_path / "straight", *overrides)
     stopped = run_clone(tmp_path / "stopped", *overrides, stop_after=2)
     assert len(stopped.rows()) == 2
     same(straight, run_clone(tmp_path / "stopped"))
-    assert all(row["validation_hint_error"] > 0 for row in straight.rows())
+    assert all(row["validation_auxiliary_error"] > 0 for row in straight.rows())
     given = [*PONG, f"trajectories={straight.path}", "clone.rounds=0"]
     given += ["env.sticky_actions=0.25"]
     again = run_clone(tmp_path / "again", *given, "clone.auxiliary=1")
-    assert again.rows()[-1]["hint_error"] > 0
+    assert again.rows()[-1]["auxiliary_error"] > 0
     for path in (straight.path / FOLDER).glob("*/about.json"):
         about = json.loads(path.read_text())
-        assert about["hints"][0] == "crossing"
-        path.write_text(json.dumps({**about, "hints": ["crossing"]}))
+        assert about["privileged_targets"][0] == "crossing"
+        path.write_text(json.dumps({**about, "privileged_targets": ["crossing"]}))
         (path.parent / MANIFEST).unlink()
     given[-2] = "clone.auxiliary=1"
-    with pytest.raises(InputError, match="striker gives other hints than crossing, or"):
-        run_clone(tmp_path / "w", *given, "env.sticky_actions=0.25", "teacher=striker")
+    given += ["env.sticky_actions=0.25", "teacher=value_table"]
+    with pytest.raises(InputError, match="targets crossing, got .* from value_table"):
+        run_clone(tmp_path / "w", *given)
 
 
 @pytest.mark.slow
-def test_a_pong_player_is_cloned_from_the_planner(tmp_path):
+def test_a_pong_student_is_cloned_from_the_value_table(tmp_path):
     pytest.importorskip("ale_py")
-    overrides = [*PONG, "clone=steps", "perturbation=shuffle", "teacher=planner"]
+    overrides = [*PONG, "clone=steps", "perturbation=shuffle", "teacher=value_table"]
     run = run_clone(tmp_path / "run", *overrides)
     rows = Rows(144)
     found = load_round(tmp_path / "run/trajectories/round_000", rows).train

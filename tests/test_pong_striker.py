@@ -1,55 +1,66 @@
-"""Pong's striker: its tables against games, and its worth as a teacher."""
+"""Pong's value tables against games, and the teacher's logits and targets."""
 
 import numpy as np
 import pytest
 import torch
 
 from marl_pool.envs.pong import Pong
-from marl_pool.envs.pong_console import Console, Field
-from marl_pool.envs.pong_hints import HINTS, hints
-from marl_pool.envs.pong_planner import PongPlanner
-from marl_pool.envs.pong_player import DOWN, HIT, PUSH, UP, WALLS, Moment, Start
+from marl_pool.envs.pong_console import PUSH, Console, GameState
+from marl_pool.envs.pong_hints import (
+    PADDLE_COLUMN,
+    TARGET_NAMES,
+    WALLS,
+    privileged_targets,
+)
+from marl_pool.envs.pong_planner import ValueTableTeacher
 from marl_pool.envs.pong_simulator import NOOP
 from marl_pool.envs.pong_striker import (
     CELL,
-    HITS,
-    KEPT,
+    DOWN,
+    HALF_WIDTH,
+    HIT_RANGE,
     LAG,
-    MISSED,
-    PLACES,
-    SIDE,
-    Striker,
-    _end,
+    MISS_VALUE,
+    OFFSETS,
+    RETURN_VALUE,
+    SIGNS,
+    UP,
+    _arrival_values,
+    action_values,
     solve,
-    values,
-    wins,
+    winning_shots,
 )
-from marl_pool.training.cloning.teacher import PlannerTeacher
+from marl_pool.training.cloning.teacher import PrivilegedTeacher
 
 STAY, LOWER, HIGHER = range(3)
-SIGNS = (0, 1, -1)
 
 
-def test_what_ends_are_worth() -> None:
-    ends = {wins(row): _end(*wins(row)) for row in (60, 100, 140, 190)}
+def approaching(**changes: float) -> GameState:
+    state = GameState(170, 100, velocity_x=1, velocity_y=0, paddle_y=100, rest=100.0)
+    return state._replace(**changes)
+
+
+def test_values_at_arrival() -> None:
+    kinds = [winning_shots(row) for row in (60, 100, 140, 190)]
+    ends = {kind: _arrival_values(*kind) for kind in kinds}
     assert list(ends) == [(True, True), (True, False), (False, True), (False, False)]
-    middle, high, low = (SIDE + round(place / CELL) for place in (-7, -16, 1))
+    middle, high, low = (HALF_WIDTH + round(place / CELL) for place in (-7, -16, 1))
     for (down, up), worth in ends.items():
-        assert worth[middle] == pytest.approx(KEPT, abs=0.02)
-        assert (worth[high] > KEPT) == down
+        assert worth[middle] == pytest.approx(RETURN_VALUE, abs=0.02)
+        assert (worth[high] > RETURN_VALUE) == down
         assert (worth[low] > 0.5) == up
-        assert worth[0] == worth[-1] == pytest.approx(MISSED)
-    assert PLACES[0] < HITS[0] < HITS[1] < PLACES[-1]
+        assert worth[0] == worth[-1] == pytest.approx(MISS_VALUE)
+    assert OFFSETS[0] < HIT_RANGE[0] < HIT_RANGE[1] < OFFSETS[-1]
 
 
 @pytest.mark.parametrize("left", [3, 9])
-def test_tables_are_what_play_leads_to(left: int) -> None:
+def test_tables_agree_with_simulated_play(left: int) -> None:
     tables = solve(4, 0.25)
     kind, last, generator = 1, LOWER, np.random.default_rng(0)
-    end = _end(*tables.kinds[kind])
+    end = _arrival_values(*tables.shots[kind])
     for now in range(3):
         rest, paddle = -4, 5  # places beside the middle
-        worths = []
+        values = []
         for _ in range(4000):
             pressed, action, frames = last, now, left
             at, y = rest, paddle * CELL
@@ -62,56 +73,44 @@ def test_tables_are_what_play_leads_to(left: int) -> None:
                 frames -= min(frames, 4)
                 if not frames:
                     break
-                place = np.clip(y / CELL + SIDE, 0, 2 * SIDE - 0.001)
+                place = np.clip(y / CELL + HALF_WIDTH, 0, 2 * HALF_WIDTH - 0.001)
                 i = round(float(place))
-                table = tables.worth[frames, kind, pressed]
-                action = int(table[:, np.clip(at + SIDE, 0, 2 * SIDE), i].argmax())
-            worths.append(np.interp(y, PLACES, end))
+                table = tables.values[frames, kind, pressed]
+                row = np.clip(at + HALF_WIDTH, 0, 2 * HALF_WIDTH)
+                action = int(table[:, row, i].argmax())
+            values.append(np.interp(y, OFFSETS, end))
         cost = 0.01  # of presses, and of places between two of the table
-        expected = tables.worth[left, kind, last, now, SIDE + rest, SIDE + paddle]
-        error = 4 * np.std(worths) / len(worths) ** 0.5 + cost
-        assert abs(np.mean(worths) - expected) < error
+        start = HALF_WIDTH + rest, HALF_WIDTH + paddle
+        expected = tables.values[left, kind, last, now, *start]
+        error = 4 * np.std(values) / len(values) ** 0.5 + cost
+        assert abs(np.mean(values) - expected) < error
 
 
 def test_it_presses_towards_the_ball() -> None:
-    field = Field(ball_x=170, ball_y=100, across=1, along=0, paddle_y=100)
     for rest, best in ((60.0, LOWER), (160.0, HIGHER), (-10.0, LOWER)):
-        moment = Moment(field._replace(paddle_y=round(rest)), rest)
-        assert values(moment, NOOP, 4, 0.25).argmax() == best
-    for ball_x in range(100, 189):  # near enough: it lets the ball come
-        near = Moment(field._replace(ball_x=ball_x, paddle_y=93), 93.0)
-        assert values(near, NOOP, 4, 0.0)[STAY] > 0.4
+        state = approaching(paddle_y=round(rest), rest=rest)
+        assert action_values(state, NOOP, 4, 0.25).argmax() == best
+    for ball_x in range(100, 189):  # close enough to stay
+        near = approaching(ball_x=ball_x, paddle_y=93, rest=93.0)
+        assert action_values(near, NOOP, 4, 0.0)[STAY] > 0.4
 
 
-def test_a_press_that_may_stick_is_foreseen() -> None:
-    field = Field(ball_x=184, ball_y=190, across=1, along=0, paddle_y=184)
-    still = values(Moment(field, 184.0), NOOP, 4, 0.25)[STAY]
-    moving = values(Moment(field, 184.0), DOWN, 4, 0.25)[STAY]
+def test_sticky_presses_are_part_of_the_values() -> None:
+    state = approaching(ball_x=184, ball_y=190, paddle_y=184, rest=184.0)
+    still = action_values(state, NOOP, 4, 0.25)[STAY]
+    moving = action_values(state, DOWN, 4, 0.25)[STAY]
     assert moving != still
-    assert values(Moment(field, 184.0), DOWN, 4, 0.0)[STAY] == pytest.approx(
-        values(Moment(field, 184.0), NOOP, 4, 0.0)[STAY]
+    assert action_values(state, DOWN, 4, 0.0)[STAY] == pytest.approx(
+        action_values(state, NOOP, 4, 0.0)[STAY]
     )
 
 
-def test_it_is_ahead_in_a_sticky_game() -> None:
-    player, points = Striker(4, 0.25), 0
-    player.begin(Start(0, 0, 0, 7, game_seed=3))
-    for _ in range(1500):
-        before = player.console
-        action = player.action
-        player.played.append(action)
-        points += before.step(action)
-        player._now = player._see()
-        player._decide(departed=False)
-    assert points >= 1
-
-
-def test_the_teacher_says_how_much_depends_on_it() -> None:
+def test_logits_say_how_much_depends_on_the_action() -> None:
     world = Pong(3, sticky_actions=0.25, actions="moves", threads=1)
     world.reset()
-    planner = PongPlanner(world, striker=True)
-    teacher = PlannerTeacher(planner, "striker")
+    teacher = PrivilegedTeacher(ValueTableTeacher(), "value_table")
     assert teacher.has_logits
+    assert teacher.identity == "value_table"
     ranges = []
     for _ in range(90):
         answer = teacher.answer(world, world.observe()["agent"], (), None)
@@ -122,62 +121,59 @@ def test_the_teacher_says_how_much_depends_on_it() -> None:
         world.step({"agent": answer.action})
     spread = torch.stack(ranges)
     assert spread.max() > 5 * spread.median()
-    assert not PlannerTeacher(PongPlanner(world), "planner").has_logits
 
 
-def test_hints_are_what_is_known() -> None:
+def test_privileged_targets_are_scaled_and_nan_where_unknown() -> None:
     low, high = WALLS
-    field = Field(ball_x=HIT, ball_y=206, across=2, along=-4, paddle_y=45)
-    known = dict(zip(HINTS, hints(Moment(field, 125.75)), strict=True))
+    state = GameState(PADDLE_COLUMN, 206, 2, -4, paddle_y=45, rest=125.75)
+    known = dict(zip(TARGET_NAMES, privileged_targets(state), strict=True))
     expected = {"crossing": 1.0, "rest": 0.0, "paddle": -1.0, "ball_x": 1.0}
-    expected |= {"ball_y": 1.0, "across": 0.5, "along": -1.0}
+    expected |= {"ball_y": 1.0, "velocity_x": 0.5, "velocity_y": -1.0}
     assert known == pytest.approx(expected, abs=0.01)
-    away = hints(Moment(field._replace(across=-2), (low + high) / 2))
+    away = privileged_targets(state._replace(velocity_x=-2, rest=(low + high) / 2))
     assert np.isnan(away).tolist() == [True] + 6 * [False]
-    nothing = hints(Moment(field._replace(ball_y=0), high))
-    assert np.isnan(nothing).tolist() == [True, False, False] + 4 * [True]
-    assert nothing[1] == pytest.approx(1.0)
+    absent = privileged_targets(state._replace(ball_y=0, rest=high))
+    assert np.isnan(absent).tolist() == [True, False, False] + 4 * [True]
+    assert absent[1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("striker", [True, False])
-def test_the_teachers_hints_are_of_the_games(striker: bool) -> None:
+def test_the_teachers_targets_are_those_of_the_games() -> None:
     world = Pong(2, actions="moves", threads=1)
     world.reset()
-    teacher = PlannerTeacher(PongPlanner(world, striker=striker), "teacher")
-    assert teacher.hint_names == HINTS
+    teacher = PrivilegedTeacher(ValueTableTeacher(), "teacher")
+    assert teacher.target_names == TARGET_NAMES
     for _ in range(40):
         answer = teacher.answer(world, world.observe()["agent"], (), None)
         played = world.history[:, : int(world.steps[0])].tolist()
         world.step({"agent": answer.action})
-    assert answer.hints is not None
-    assert answer.hints.shape == (2, 1, len(HINTS))
+    targets = answer.privileged_targets
+    assert targets is not None
+    assert targets.shape == (2, 1, len(TARGET_NAMES))
     for row, actions in enumerate(played):
         console = Console(world.frame_skip)
         console.begin(int(world.noops[row]))
         for action in actions:
             console.step(action)
-        field = console.read()
-        assert field.ball_y > 0
-        told = dict(zip(HINTS, answer.hints[row, 0].tolist(), strict=True))
-        assert told["paddle"] == pytest.approx(_share(field.paddle_y), abs=1e-6)
-        assert told["ball_y"] == pytest.approx(_share(field.ball_y), abs=1e-6)
-        motion = [told["across"], told["along"]]
-        assert motion == [field.across / 4, field.along / 4]
+        state = console.read()
+        assert state.ball_y > 0
+        told = dict(zip(TARGET_NAMES, targets[row, 0].tolist(), strict=True))
+        assert told["paddle"] == pytest.approx(_share(state.paddle_y), abs=1e-6)
+        assert told["ball_y"] == pytest.approx(_share(state.ball_y), abs=1e-6)
+        velocity = [told["velocity_x"], told["velocity_y"]]
+        assert velocity == [state.velocity_x / 4, state.velocity_y / 4]
 
 
 def _share(row: int) -> float:
-    """A row between the walls as a number in [-1, 1]."""
+    """Map a row between the walls to [-1, 1]."""
     low, high = WALLS
     return 2 * (row - low) / (high - low) - 1
 
 
-def test_the_order_of_actions_is_the_worlds() -> None:
+def test_values_are_in_the_order_of_the_environments_actions() -> None:
     world = Pong(1, threads=1)
     world.reset()
-    planner = PongPlanner(world, striker=True)
-    planner.actions()
-    worth = planner.worth()[0, 0]
-    assert worth[NOOP] == worth[1]
-    assert worth[UP] == worth[4]
-    assert worth[DOWN] == worth[5]
+    values = ValueTableTeacher().answer(world).values[0, 0]
+    assert values[NOOP] == values[1]
+    assert values[UP] == values[4]
+    assert values[DOWN] == values[5]
     assert PUSH > CELL

@@ -1,49 +1,64 @@
-"""One game of Pong whose memory can be read, and which can be saved and loaded."""
+"""A single emulated game of Pong whose console memory can be read."""
 
 from typing import Any, NamedTuple
 
 from marl_pool.envs.pong_simulator import NOOP
 
-BALL_X, PADDLE_Y, BALL_Y, ALONG, ACROSS = 49, 51, 54, 56, 58
-"""Where the console keeps what it knows, as compared with the pixels."""
+# Addresses in the console's RAM, found by comparison with the pixels.
+BALL_X, PADDLE_Y, BALL_Y, VELOCITY_Y, VELOCITY_X = 49, 51, 54, 56, 58
 KNOB = slice(4)
-"""Where a serialized state keeps how far our paddle's knob is turned."""
-STARTS_AT, A_FRAME = 408_823, 23_000
-"""The knob when a game begins, and what pressing turns it in an emulated frame."""
+"""Bytes of a serialized emulator state that hold the position of our paddle's knob."""
+KNOB_START, KNOB_PER_FRAME = 408_823, 23_000
+"""The knob's position at the start, and its turn per emulated frame while pressed."""
+PUSH = 5.73
+"""Distance in rows by which one pressed frame moves the paddle's resting place."""
+FIRST_REST = 109.0
+"""Resting place of the paddle at the start of a game."""
 
 
-class Field(NamedTuple):
-    """What the console knows, in its own units, one a pixel of 210 × 160."""
+class GameState(NamedTuple):
+    """Ball and paddle in the console's units, one a pixel of 210 × 160.
+
+    The paddle is 16 rows high. It lags behind the knob: it moves on to its resting
+    place after the last press.
+    """
 
     ball_x: int
-    """49 more than the column of the ball's left edge on the screen."""
+    """The column of the ball's left edge on the screen, plus 49."""
     ball_y: int
-    """14 more than the row of its upper edge; 0 while there is no ball."""
-    across: int
-    """The ball's motion to the right, towards our paddle, a frame."""
-    along: int
-    """The ball's motion down, a frame. As the one across, it outlives the ball."""
+    """The row of the ball's upper edge plus 14; 0 while there is no ball."""
+    velocity_x: int
+    """Columns a frame, positive towards our paddle; kept while there is no ball."""
+    velocity_y: int
+    """Rows a frame, positive downwards; kept while there is no ball."""
     paddle_y: int
-    """13 more than the row of our paddle's upper edge; it is 16 high."""
+    """The row of our paddle's upper edge plus 13."""
+    rest: float
+    """The value of ``paddle_y`` at which the paddle comes to rest without presses."""
 
 
 class Console:
-    """An emulated console.
+    """An emulated console that plays one game of Pong.
 
-    Like the games of the native vector env, but one by one: the same seed, no-ops and
-    actions lead to the same screens.
+    The same seed, no-ops and actions lead to the same screens as in the games of the
+    native vector environment.
 
     Args:
-        frame_skip: emulated frames that an action lasts.
-        sticky: probability that a frame repeats the action before.
+        frame_skip: emulated frames of one action.
+        sticky: probability that a frame repeats the previous action.
 
     Raises:
         ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
     """
 
     def __init__(self, frame_skip: int, sticky: float = 0.0) -> None:
+        from ale_py import ALEInterface, LoggerMode
+
         self.frame_skip, self.sticky = frame_skip, sticky
-        self.emulator = make_emulator(sticky)
+        ALEInterface.setLoggerMode(LoggerMode.Error)
+        self.emulator = ALEInterface()
+        self.emulator.setFloat("repeat_action_probability", sticky)
+        self._load_game(seed=0)  # the default seed is the time
         self._actions = self.emulator.getMinimalActionSet()
 
     @property
@@ -55,81 +70,43 @@ class Console:
         """Start a game.
 
         Args:
-            noops: single frames of doing nothing that come first.
-            seed: of what sticky actions draw.
+            noops: number of idle frames at the start.
+            seed: of the emulator's random numbers, used by sticky actions only.
         """
-        if self.sticky:  # or there is nothing to draw, and to seed is slow
-            insert(self.emulator, seed)
+        if self.sticky:  # without sticky actions the slow seeding has no effect
+            self._load_game(seed)
         self.emulator.reset_game()
         for _ in range(noops):
             self.emulator.act(self._actions[NOOP])
 
     def step(self, action: int) -> int:
-        """Play one of Pong's six actions; return points won less points lost."""
-        act, chosen, points = self.emulator.act, self._actions[action], 0
+        """Play one of Pong's six actions; return points won minus points lost."""
+        chosen, points = self._actions[action], 0
         for _ in range(self.frame_skip):
-            points += act(chosen)
+            points += self.emulator.act(chosen)
         return points
 
-    def read(self) -> Field:
-        """Look into the console's memory."""
+    def read(self) -> GameState:
+        """Decode the console's memory."""
         ram = self.emulator.getRAM()
-        return Field(
-            int(ram[BALL_X]),
-            int(ram[BALL_Y]),
-            -_signed(ram[ACROSS]),
-            _signed(ram[ALONG]),
-            int(ram[PADDLE_Y]),
+        serialized = self.emulator.cloneState().serialize()
+        knob = int.from_bytes(serialized[KNOB], "little", signed=True)
+        return GameState(
+            ball_x=int(ram[BALL_X]),
+            ball_y=int(ram[BALL_Y]),
+            velocity_x=-_signed(ram[VELOCITY_X]),
+            velocity_y=_signed(ram[VELOCITY_Y]),
+            paddle_y=int(ram[PADDLE_Y]),
+            rest=FIRST_REST + PUSH * ((knob - KNOB_START) / KNOB_PER_FRAME),
         )
 
-    def turned(self) -> float:
-        """How far our paddle's knob is turned down from where it was at first.
+    def _load_game(self, seed: int) -> None:
+        """Rebuild the console, which is the only way to seed it."""
+        from ale_py import roms
 
-        The unit is what pressing turns it in an emulated frame, until it is at a stop.
-        The paddle follows with a delay.
-        """
-        state = self.emulator.cloneState().serialize()
-        knob = int.from_bytes(state[KNOB], "little", signed=True)
-        return (knob - STARTS_AT) / A_FRAME
-
-    def save(self) -> Any:
-        """The state, to be loaded into this or another console.
-
-        All of it, but for what sticky actions draw next.
-        """
-        return self.emulator.cloneState()
-
-    def load(self, state: Any) -> None:
-        """Go on where ``state`` was saved."""
-        self.emulator.restoreState(state)
-
-
-def make_emulator(sticky: float = 0.0) -> Any:
-    """An emulator with Pong in it, one frame an action.
-
-    Args:
-        sticky: probability that it repeats the action before.
-
-    Raises:
-        ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
-    """
-    from ale_py import ALEInterface, LoggerMode
-
-    ALEInterface.setLoggerMode(LoggerMode.Error)
-    made = ALEInterface()
-    made.setFloat("repeat_action_probability", sticky)
-    insert(made, seed=0)  # or it would be the time
-    return made
-
-
-def insert(emulator: Any, seed: int) -> None:
-    """Build the console anew; an emulator is seeded in no other way."""
-    from ale_py import roms
-
-    rom = roms.get_rom_path("pong")
-    assert rom is not None
-    emulator.setInt("random_seed", seed)
-    emulator.loadROM(rom)
+        rom: Any = roms.get_rom_path("pong")
+        self.emulator.setInt("random_seed", seed)
+        self.emulator.loadROM(rom)
 
 
 def _signed(byte: int) -> int:

@@ -59,8 +59,8 @@ class PongHeuristic(Policy):
     will lead to is not considered, so it is no ceiling and hardly an opponent. Without
     sticky actions all depends on the start: some of the 31 are lost 0 : 21 in some 760
     steps, from most it gets a few points ahead in long rallies, and no game that was
-    watched was won within 1500 steps. With sticky actions it loses. Who needs a teacher
-    takes `PongPlanner`, which reads the console's memory, plays ahead and wins.
+    watched was won within 1500 steps. With sticky actions it loses. A stronger
+    teacher is `ValueTableTeacher`, which reads the console's memory.
 
     The patches are put together by their order: under a shuffle it sees nonsense.
     Missing patches show it an empty field.

@@ -1,42 +1,77 @@
-"""What a player of Pong knows of the game, in numbers that are easy to learn."""
+"""Features of a Pong game: where the ball will arrive, and the privileged targets."""
 
 import math
 
 import numpy as np
 
-from marl_pool.envs.pong_player import HIT, WALLS, Moment, approaches, crossing
+from marl_pool.envs.pong_console import GameState
 
-HINTS = ("crossing", "rest", "paddle", "ball_x", "ball_y", "across", "along")
-"""What `hints` says: the row where the ball will cross, that where our paddle comes to
-rest and that where it is, the ball's place, and its motion to the right and down."""
-LEFTMOST = 65
-"""The column, in the console's units, where the ball meets the opponent's paddle."""
-FASTEST = 4.0
-"""Pixels a frame by which the ball's motion is divided."""
+PADDLE_COLUMN = 188
+"""The value of ``ball_x`` at which the ball meets our paddle."""
+OPPONENT_COLUMN = 65
+"""The value of ``ball_x`` at which the ball meets the opponent's paddle."""
+WALLS = (45.0, 206.5)
+"""Values of ``ball_y`` at which the walls reflect the ball."""
+SPEED_SCALE = 4.0
+"""Pixels a frame by which the ball's velocity is divided."""
+TARGET_NAMES = (
+    "crossing",
+    "rest",
+    "paddle",
+    "ball_x",
+    "ball_y",
+    "velocity_x",
+    "velocity_y",
+)
+"""Names of the privileged targets, in the order of `privileged_targets`."""
 
 
-def hints(moment: Moment) -> np.ndarray:
-    """What can be said of a moment, ``(7,)`` float32 in the order of `HINTS`.
+def approaches(state: GameState) -> bool:
+    """Tell if the ball moves towards our paddle and has not passed it."""
+    return state.ball_y > 0 and state.velocity_x > 0 and state.ball_x <= PADDLE_COLUMN
 
-    Rows and columns are between -1 and 1 where the ball can be. NaN is what is not
-    known: all of the ball where there is none, and where it will cross unless it
+
+def crossing(state: GameState) -> float:
+    r"""Predict the row at which an approaching ball meets the paddle.
+
+    A ball at column x and row y with velocity (u, v) crosses the paddle's column h at
+
+    .. math:: y + (h - x)\, v / u
+
+    reflected at the walls.
+    """
+    low, high = WALLS
+    frames = (PADDLE_COLUMN - state.ball_x) / state.velocity_x
+    unfolded = state.ball_y + state.velocity_y * frames - low
+    folded = unfolded % (2 * (high - low))
+    return low + min(folded, 2 * (high - low) - folded)
+
+
+def privileged_targets(state: GameState) -> np.ndarray:
+    """Compute the auxiliary head's targets, ``(7,)`` float32 named in `TARGET_NAMES`.
+
+    Positions are scaled to [-1, 1] over the range of the ball. Unknown targets are NaN:
+    the ball's position and velocity while there is no ball, and its crossing unless it
     approaches.
     """
-    field, nothing = moment.field, math.nan
-    there = field.ball_y > 0
-    known = (
-        _row(crossing(field)) if approaches(field) else nothing,
-        _row(moment.rest),
-        _row(field.paddle_y),
-        2 * (field.ball_x - LEFTMOST) / (HIT - LEFTMOST) - 1 if there else nothing,
-        _row(field.ball_y) if there else nothing,
-        field.across / FASTEST if there else nothing,
-        field.along / FASTEST if there else nothing,
+    known = state.ball_y > 0
+    width = PADDLE_COLUMN - OPPONENT_COLUMN
+    ball = (
+        2 * (state.ball_x - OPPONENT_COLUMN) / width - 1,
+        _scaled(state.ball_y),
+        state.velocity_x / SPEED_SCALE,
+        state.velocity_y / SPEED_SCALE,
     )
-    return np.array(known, np.float32)
+    targets = (
+        _scaled(crossing(state)) if approaches(state) else math.nan,
+        _scaled(state.rest),
+        _scaled(state.paddle_y),
+        *(ball if known else [math.nan] * len(ball)),
+    )
+    return np.array(targets, np.float32)
 
 
-def _row(row: float) -> float:
-    """From the console's rows between the walls to [-1, 1]."""
+def _scaled(row: float) -> float:
+    """Map rows between the walls to [-1, 1]."""
     low, high = WALLS
     return 2 * (row - low) / (high - low) - 1

@@ -1,189 +1,175 @@
-"""What to press in Pong so that a stroke wins, though some presses will stick."""
+"""Tables of action values for returning the ball in Pong, also with sticky actions."""
 
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
-from marl_pool.envs.pong_player import (
-    DOWN,
-    HIT,
-    PUSH,
-    PUSHES,
-    UP,
-    WAIT,
-    Moment,
-    Player,
-    approaches,
-    crossing,
-)
-from marl_pool.envs.pong_simulator import NOOP
+from marl_pool.envs.pong_console import PUSH, GameState
+from marl_pool.envs.pong_hints import PADDLE_COLUMN, crossing
 
+UP, DOWN = 2, 3
+"""Native actions."""
+DIRECTIONS = (0, 0, -1, 1, -1, 1)
+"""Direction of each native action: 1 is down, -1 is up and the index of the last."""
+SIGNS = (0, 1, -1)
+"""Directions of the moves: stay, down, up."""
+
+# The grid of the tables.
 CELL = PUSH / 3
-"""Pixels from one place in the tables to the next: a push is three of them."""
-SIDE = 40
-"""Places on each side of the ball's crossing."""
-PLACES = CELL * np.arange(-SIDE, SIDE + 1)
-"""Paddle less ball, in pixels."""
+"""Distance of neighbouring grid points in pixels."""
+HALF_WIDTH = 40
+"""Grid points on each side of the ball's crossing."""
+OFFSETS = CELL * np.arange(-HALF_WIDTH, HALF_WIDTH + 1)
+"""Grid points: paddle minus crossing, in pixels."""
 FRAMES = 40
-"""Emulated frames before the ball arrives that tables look ahead."""
+"""Largest number of emulated frames until the ball arrives."""
+
+# The console's dynamics, measured.
 LAG = 0.293
-"""The share of the way to its rest that the paddle moves in a frame."""
-HITS = (-19.5, 3.6)
-"""Between them the paddle hits the ball."""
-STEEP = (-13.0, -1.0)
-"""Above the one the ball leaves two rows a frame down, below the other two rows up."""
-FALLING = ((0, 127),)
-"""Rows from which a ball that leaves steeply downwards wins."""
-RISING = ((0, 69), (127, 165))
-"""Rows from which one that leaves steeply upwards wins."""
-KEPT, MISSED = 0.75, -1.0
-"""What a stroke is worth that does not win, and none, if one that wins is worth 1."""
-BLUR = 2.0
-"""Pixels by which places are uncertain, a standard deviation."""
-WAITING = 500.0
-"""Pixels from where the paddle waits that cost a point, while no ball approaches."""
-EFFORT = 0.004
-"""What a press costs."""
+"""Share of the distance to its resting place that the paddle moves in a frame."""
+HIT_RANGE = (-19.5, 3.6)
+"""Offsets at which the paddle returns the ball."""
+STEEP_OFFSETS = (-13.0, -1.0)
+"""Below the first the ball leaves two rows a frame downwards, above the second
+upwards."""
+DOWNWARD_WINS = ((0, 127),)
+"""Crossings from which a steep downward shot wins."""
+UPWARD_WINS = ((0, 69), (127, 165))
+"""Crossings from which a steep upward shot wins."""
+
+# Values in points, where a winning shot has 1.
+RETURN_VALUE, MISS_VALUE = 0.75, -1.0
+PRESS_COST = 0.004
+OFFSET_STD = 2.0
+"""Standard deviation of the offset when the ball arrives, in pixels."""
 
 
-CHOICES = (NOOP, DOWN, UP)
-"""What a striker chooses from, in the order of `PUSHES` modulo 3."""
+class ValueTables(NamedTuple):
+    """Action values of the last frames before the ball arrives."""
+
+    shots: tuple[tuple[bool, bool], ...]
+    """Kinds of crossings: does a steep shot win downwards, and upwards?"""
+    values: np.ndarray
+    """``(FRAMES + 1, shots, 3, 3, G, G)`` float32 by the frames left, the kind of
+    crossing, the previous and the present move, and the grid points of the resting
+    place and of the paddle."""
 
 
-class Striker(Player):
-    """A player who knows what each press is worth, and never plays ahead.
-
-    Against the console a ball that leaves the paddle two rows a frame wins from some
-    rows, and no other ball does. How likely a press is to bring the paddle where it
-    hits the ball like that, and how likely to miss it, follows from how the paddle
-    moves and how often presses stick: `solve`. All that counts can be seen.
-
-    Args:
-        frame_skip: emulated frames that an action lasts.
-        sticky: probability that a frame of the game repeats the action before.
-    """
-
-    def __init__(self, frame_skip: int, sticky: float = 0.0) -> None:
-        super().__init__(frame_skip, sticky)
-        self.worth = np.zeros(len(CHOICES))
-        """Of each of `CHOICES`, in points."""
-
-    def _decide(self, departed: bool) -> None:
-        self.worth = np.zeros(len(CHOICES))
-        if not self.console.over:
-            last = self.played[-1] if self.played else NOOP
-            if approaches(self._now.field):
-                frame_skip, sticky, _ = self.options
-                self.worth = values(self._now, last, frame_skip, sticky)
-            else:
-                rests = self._now.rest + self._push * np.array([0, 1, -1])
-                self.worth = -np.abs(rests - WAIT) / WAITING
-        self.action = CHOICES[int(self.worth.argmax())]
+def winning_shots(row: float) -> tuple[bool, bool]:
+    """Tell if steep shots downwards and upwards win from a crossing."""
+    down, up = (
+        any(low <= row < high for low, high in rows)
+        for rows in (DOWNWARD_WINS, UPWARD_WINS)
+    )
+    return down, up
 
 
-class Tables(NamedTuple):
-    """What each press is worth."""
-
-    kinds: tuple[tuple[bool, bool], ...]
-    """Rows by which shots win from there: downwards, upwards."""
-    worth: np.ndarray
-    """By frames left, kind, direction pressed last and now, rest and paddle."""
-
-
-def wins(row: float) -> tuple[bool, bool]:
-    """Whether steep shots downwards and upwards win from a row."""
-    return tuple(
-        any(low <= row < high for low, high in rows) for rows in (FALLING, RISING)
-    )  # type: ignore[return-value]
-
-
-def values(moment: Moment, last: int, frame_skip: int, sticky: float) -> np.ndarray:
-    """What staying, down and up are worth, ``(3,)``, while the ball approaches.
+def action_values(
+    state: GameState, last: int, frame_skip: int, sticky: float
+) -> np.ndarray:
+    """Look up the values of staying, down and up, ``(3,)``, for an approaching ball.
 
     Args:
-        moment: now.
-        last: the native action before.
-        frame_skip: emulated frames that an action lasts.
-        sticky: probability that a frame repeats the action before.
+        state: the present state.
+        last: the previous native action.
+        frame_skip: emulated frames of one action.
+        sticky: probability that a frame repeats the previous action.
     """
     tables = solve(frame_skip, sticky)
-    field, row = moment.field, crossing(moment.field)
-    left = max((HIT - field.ball_x) // field.across, 1)
+    row = crossing(state)
+    # Earlier than the tables begin, take their first entry of the same phase.
+    left = max((PADDLE_COLUMN - state.ball_x) // state.velocity_x, 1)
     if left > FRAMES:
         left -= -(-(left - FRAMES) // frame_skip) * frame_skip
-    kind = tables.kinds.index(wins(row))
-    table = tables.worth[left, kind, PUSHES[last] % 3]
-    rest, paddle = moment.rest - row, field.paddle_y - row
-    if abs(rest) > PLACES[-1]:
+    shot = tables.shots.index(winning_shots(row))
+    table = tables.values[left, shot, DIRECTIONS[last] % 3]
+    rest, paddle = state.rest - row, state.paddle_y - row
+    if abs(rest) > OFFSETS[-1]:  # beyond the grid: towards the ball
         return np.array([0.0, -rest, rest]) / 100
-    return _between(table, rest, paddle)
+    return _interpolate(table, rest, paddle)
 
 
-def _between(table: np.ndarray, rest: float, paddle: float) -> np.ndarray:
-    """Read a table ``(3, rest, paddle)`` between its places."""
-    places = np.clip(np.array([rest, paddle]) / CELL + SIDE, 0, 2 * SIDE - 0.001)
+def _interpolate(table: np.ndarray, rest: float, paddle: float) -> np.ndarray:
+    """Read a table ``(3, rest, paddle)`` bilinearly."""
+    places = np.array([rest, paddle]) / CELL + HALF_WIDTH
+    places = np.clip(places, 0, 2 * HALF_WIDTH - 0.001)
     (i, j), (x, y) = places.astype(int), places % 1
     near, far = ((1 - y) * table[:, k, j] + y * table[:, k, j + 1] for k in (i, i + 1))
     return (1 - x) * near + x * far
 
 
 @cache
-def solve(frame_skip: int, sticky: float) -> Tables:
-    """Work back from the moment when the ball arrives."""
-    kinds = tuple((down, up) for down in (False, True) for up in (False, True))
-    ends = np.stack([_end(*kind) for kind in kinds]).astype(np.float32)
-    count = len(PLACES)
-    worth = np.zeros((FRAMES + 1, len(kinds), 3, 3, count, count), np.float32)
-    rest, paddle = np.arange(count)[:, None], PLACES[None]
-    for left in range(1, FRAMES + 1):
-        frames = min(left, frame_skip)
-        for last in range(3):
-            for now in range(3):
-                total = worth[left, :, last, now]
-                for stuck in range(frames + 1):
-                    chance = sticky**stuck * (1 - sticky if stuck < frames else 1)
-                    moved, follow, lead, shift = _move(last, now, stuck, frames)
-                    place = follow * paddle + lead * PLACES[:, None] + shift
-                    place = np.clip(place / CELL + SIDE, 0, count - 1.001)
-                    i, x = place.astype(int), (place % 1).astype(np.float32)
-                    if left <= frame_skip:
-                        low, high = ends[:, i], ends[:, i + 1]
-                    else:
-                        kept = now if stuck < frames else last
-                        after = worth[left - frame_skip, :, kept].max(1)
-                        to = np.clip(rest + moved, 0, count - 1)
-                        low, high = after[:, to, i], after[:, to, i + 1]
-                    total += chance * ((1 - x) * low + x * high)
-                total -= EFFORT * (now > 0)
-    return Tables(kinds, worth)
+def solve(frame_skip: int, sticky: float) -> ValueTables:
+    r"""Solve for the action values by backward induction.
+
+    With n frames left, the previous move b, the resting place r and the paddle p
+
+    .. math::
+
+        Q_n(b, a, r, p) = \sum_k P(k)\, V_{n-m}(r', p') - c\, [a \ne 0]
+
+    for m = ``frame_skip`` frames of one action, of which the first k repeat b with
+    :math:`P(k) = s^k (1 - s)`, or :math:`s^m` for k = m; s is ``sticky``, c the cost of
+    a press, and :math:`V_n(r, p) = \max_a Q_n(b', a, r, p)` with the move b' that was
+    executed last. V at the ball's arrival is `_arrival_values`.
+    """
+    shots = tuple((down, up) for down in (False, True) for up in (False, True))
+    ends = np.stack([_arrival_values(*shot) for shot in shots]).astype(np.float32)
+    size = len(OFFSETS)
+    values = np.zeros((FRAMES + 1, len(shots), 3, 3, size, size), np.float32)
+    rest, paddle = np.arange(size)[:, None], OFFSETS[None]
+    for left, last, now in product(range(1, FRAMES + 1), range(3), range(3)):
+        frames, total = min(left, frame_skip), values[left, :, last, now]
+        for stuck in range(frames + 1):
+            # The dynamics are linear: paddle' = kept * paddle + gained * rest + shift.
+            chance = sticky**stuck * (1 - sticky if stuck < frames else 1)
+            moved, kept, gained, shift = _move(last, now, stuck, frames)
+            place = kept * paddle + gained * OFFSETS[:, None] + shift
+            place = np.clip(place / CELL + HALF_WIDTH, 0, size - 1.001)
+            i, x = place.astype(int), (place % 1).astype(np.float32)
+            if left <= frame_skip:
+                low, high = ends[:, i], ends[:, i + 1]
+            else:
+                executed = now if stuck < frames else last
+                after = values[left - frame_skip, :, executed].max(1)
+                to = np.clip(rest + moved, 0, size - 1)
+                low, high = after[:, to, i], after[:, to, i + 1]
+            total += chance * ((1 - x) * low + x * high)
+        total -= PRESS_COST * (now > 0)
+    return ValueTables(shots, values)
 
 
-def _end(down: bool, up: bool) -> np.ndarray:
-    """What the paddle's places are worth when the ball is there."""
+def _arrival_values(down: bool, up: bool) -> np.ndarray:
+    """Compute the value of each offset ``(G,)`` at the ball's arrival.
+
+    Args:
+        down: a steep shot downwards wins.
+        up: a steep shot upwards wins.
+    """
     errors = np.linspace(-4, 4, 33)
     weights = np.exp(-(errors**2) / 2)
-    places = PLACES[:, None] + BLUR * errors
-    worth = np.full_like(places, KEPT)
-    worth[(places <= STEEP[0]) & down] = 1.0
-    worth[(places >= STEEP[1]) & up] = 1.0
-    worth[(places < HITS[0]) | (places > HITS[1])] = MISSED
-    return np.asarray(worth @ weights / weights.sum())
+    offsets = OFFSETS[:, None] + OFFSET_STD * errors
+    values = np.full_like(offsets, RETURN_VALUE)
+    values[(offsets <= STEEP_OFFSETS[0]) & down] = 1.0
+    values[(offsets >= STEEP_OFFSETS[1]) & up] = 1.0
+    values[(offsets < HIT_RANGE[0]) | (offsets > HIT_RANGE[1])] = MISS_VALUE
+    return np.asarray(values @ weights / weights.sum())
 
 
 def _move(
     last: int, now: int, stuck: int, frames: int
 ) -> tuple[int, float, float, float]:
-    """How rest and paddle move while the first frames of a press stick.
+    """Compute the motion of the paddle if the first frames of an action stick.
 
     Returns:
-        Places that the rest moves; of the paddle's new place what its old one counts,
-        what the old rest counts, and a shift.
+        Grid points by which the resting place moves, and the coefficients of the new
+        paddle position: of the old position, of the old resting place, and a shift.
     """
-    signs = (0, 1, -1)
-    follow, lead, shift, moved = 1.0, 0.0, 0.0, 0
+    kept, gained, shift, moved = 1.0, 0.0, 0.0, 0
     for frame in range(frames):
-        follow, lead = (1 - LAG) * follow, (1 - LAG) * lead + LAG
+        kept, gained = (1 - LAG) * kept, (1 - LAG) * gained + LAG
         shift = (1 - LAG) * shift + LAG * moved * CELL
-        moved += 3 * signs[last if frame < stuck else now]
-    return moved, follow, lead, shift
+        moved += 3 * SIGNS[last if frame < stuck else now]
+    return moved, kept, gained, shift

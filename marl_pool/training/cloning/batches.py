@@ -39,8 +39,8 @@ class Batch(NamedTuple):
     """``(B, T, n)`` of the teacher's choices."""
     valid: Tensor
     """``(B, T)`` bool, False beyond a sequence's end."""
-    hints: Tensor | None = None
-    """``(B, T, K)`` of the teacher, NaN where one is not known."""
+    privileged_targets: Tensor | None = None
+    """``(B, T, K)`` of the teacher, NaN where unknown."""
 
     def to(self, device: str) -> "Batch":
         """The same on a device."""
@@ -234,8 +234,8 @@ class Sampler:
         if part != VALIDATE:
             before = self.disturbance.blur(self.actions, before, turn)
         padding = tokens.padding if tokens.padding.any() else None
-        logits, hints = (steps.get(name) for name in ("logits", "hints"))
-        return Batch(tokens.features, padding, before, label, logits, valid, hints)
+        logits, targets = (steps.get(name) for name in ("logits", "privileged_targets"))
+        return Batch(tokens.features, padding, before, label, logits, valid, targets)
 
     def _rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Steps ``(B, T)``, and which of them are within their trajectory."""

@@ -16,15 +16,12 @@ from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import WEIGHTS, load_modules
 from marl_pool.training.cloning.collect import Cast
-from marl_pool.training.cloning.teacher import PlannerTeacher, PolicyTeacher, Teacher
+from marl_pool.training.cloning.teacher import PolicyTeacher, PrivilegedTeacher, Teacher
 from marl_pool.training.fixed import build_fixed, check_fit, load_fixed, load_frozen
 
-PLANNER, RETURNER, STRIKER = "planner", "returner", "striker"
-STEADY = -8
-"""The returner's offset: by a point or so the best of a few in sticky games."""
+VALUE_TABLE = "value_table"
 NAMED = (
-    f"{HEURISTIC}, {PLANNER}, {RETURNER}, {STRIKER}, package.module:Class or the "
-    "folder of a policy or run"
+    f"{HEURISTIC}, {VALUE_TABLE}, package.module:Class or the folder of a policy or run"
 )
 
 
@@ -82,8 +79,8 @@ def _teacher(
     config: Mapping[str, Any], world: World, group: str, kept: Path
 ) -> Teacher:
     what, env, own = config["teacher"], config["env"]["name"], world.groups[group]
-    if what in (PLANNER, RETURNER, STRIKER):
-        return _planner(what, env, world)
+    if what == VALUE_TABLE:
+        return _value_table(env)
     if what == HEURISTIC or is_plug_in(what):
         policy = scripted_policy(what, env=env, role=group, group=own)
     else:
@@ -91,14 +88,13 @@ def _teacher(
     return PolicyTeacher(policy.to(config["device"]).eval(), what)
 
 
-def _planner(what: str, env: str, world: World) -> Teacher:
-    if env != "pong":  # whose module needs an extra
-        raise InputError(f"there is a {what} for pong only, not for {env}")
-    from marl_pool.envs.pong_planner import PongPlanner
+def _value_table(env: str) -> Teacher:
+    if env != "pong":
+        raise InputError(f"expected env=pong with {VALUE_TABLE}, got env={env}")
+    # Import here: the console needs an extra.
+    from marl_pool.envs.pong_planner import ValueTableTeacher
 
-    offset = STEADY if what == RETURNER else None
-    planner = PongPlanner(world, offset=offset, striker=what == STRIKER)  # type: ignore[arg-type]
-    return PlannerTeacher(planner, what)
+    return PrivilegedTeacher(ValueTableTeacher(), VALUE_TABLE)
 
 
 def _load(

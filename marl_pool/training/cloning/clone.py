@@ -27,7 +27,7 @@ from marl_pool.training.cloning.fitting import (
     logits_option,
 )
 from marl_pool.training.cloning.learner import NOTHING, Learner, Loss, Score
-from marl_pool.training.cloning.reader import HintReader
+from marl_pool.training.cloning.reader import AuxiliaryHead
 from marl_pool.training.cloning.rounds import FOLDER, Rounds
 from marl_pool.training.cloning.saving import load_learner, save_learner
 from marl_pool.training.cloning.settings import CloneSettings
@@ -98,7 +98,9 @@ class Driver:
         saved = latest and latest / "policy"
         self.cast = make_cast(config, world, run.path / TEACHER, saved)
         teacher = self.cast.teacher
-        self.loss = Loss(settings.soft, settings.by_gap, settings.regret)
+        self.loss = Loss(
+            settings.soft, settings.margin_weighting, settings.expected_regret
+        )
         if self.loss.needs_logits and teacher is not None and not teacher.has_logits:
             raise InputError(
                 f"{logits_option(settings)}: the teacher {config['teacher']} has no "
@@ -122,7 +124,7 @@ class Driver:
             truncate=settings.truncate,
             loss=self.loss,
             bfloat16=settings.bfloat16,
-            reader=self._reader(),
+            auxiliary_head=self._auxiliary_head(),
             auxiliary=settings.auxiliary,
         )
         self.round = self.batch = self.iteration = self.samples = 0
@@ -131,11 +133,11 @@ class Driver:
         self.validation_loss = math.inf
         self.ctrl_c = Interruptible()
 
-    def _reader(self) -> HintReader | None:
-        """Who reads the teacher's hints; None where nobody is asked to."""
+    def _auxiliary_head(self) -> AuxiliaryHead | None:
+        """Build the head for the teacher's privileged targets, if the config asks."""
         if not self.settings.auxiliary:
             return None
-        width, names = self.student.hidden_dim, self.rounds.hint_names
+        width, names = self.student.hidden_dim, self.rounds.target_names
         if not width:
             raise InputError(
                 "clone.auxiliary: expected 0 for a student that shows no hidden layer, "
@@ -144,9 +146,12 @@ class Driver:
             )
         if not names:
             source = self.config["teacher"] or self.config["trajectories"]
-            raise InputError(f"clone.auxiliary: expected 0: {source} gives no hints")
-        reader = HintReader(width, len(names), self.config["seed"])
-        return reader.to(self.config["device"])
+            raise InputError(
+                f"clone.auxiliary: expected 0, since {source} has no privileged "
+                f"targets, got {self.settings.auxiliary:g}"
+            )
+        head = AuxiliaryHead(width, len(names), self.config["seed"])
+        return head.to(self.config["device"])
 
     def loop(self) -> None:
         """Collect and learn, round by round; see `clone`."""
@@ -287,8 +292,9 @@ class Driver:
         found = {f"{prefix}loss": float(score.loss) / score.steps}
         if self.student.actions.discrete:
             found[f"{prefix}accuracy"] = float(score.right) / score.steps
-        if self.learner.reader is not None:
-            found[f"{prefix}hint_error"] = float(score.hint_error) / score.steps
+        if self.learner.auxiliary_head is not None:
+            error = float(score.auxiliary_error) / score.steps
+            found[f"{prefix}auxiliary_error"] = error
         return found
 
     def lr(self, batch: int) -> float:

@@ -58,12 +58,12 @@ def check_fit_together(config: Mapping[str, Any], settings: CloneSettings) -> No
 
 
 def logits_option(settings: CloneSettings) -> str:
-    """The option that takes the teacher's logits, and what to give in its place."""
+    """Return the option that needs the teacher's logits, and the value without them."""
     if settings.soft:
         return "clone.soft: expected false"
-    if settings.by_gap is not None:
-        return "clone.by_gap: expected null"
-    return "clone.regret: expected 0"
+    if settings.margin_weighting is not None:
+        return "clone.margin_weighting: expected null"
+    return "clone.expected_regret: expected 0"
 
 
 def disturbance_of(

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from marl_pool.policies.agent import Agent
 from marl_pool.pooling.memory import Memory
 from marl_pool.training.cloning.batches import Batch
-from marl_pool.training.cloning.reader import HintReader, hint_errors
+from marl_pool.training.cloning.reader import AuxiliaryHead, auxiliary_errors
 
 
 class Score(NamedTuple):
@@ -20,8 +20,8 @@ class Score(NamedTuple):
     """Sum of the steps' losses."""
     right: Tensor
     """How many choices were the teacher's; of a box nothing."""
-    hint_error: Tensor
-    """Sum of the steps' squared errors in reading hints; without a reader nothing."""
+    auxiliary_error: Tensor
+    """Sum of the auxiliary head's squared errors over steps; 0 without a head."""
     steps: int
     """How many steps."""
 
@@ -30,50 +30,54 @@ class Score(NamedTuple):
         return Score(
             self.loss + other.loss,
             self.right + other.right,
-            self.hint_error + other.hint_error,
+            self.auxiliary_error + other.auxiliary_error,
             self.steps + other.steps,
         )
 
 
-LEAST = 0.1
-"""Weight of a step in which all choices are worth the same."""
+LEAST_WEIGHT = 0.1
+"""Weight of a step in which all choices have the same logit."""
 NOTHING = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)
 
 
 class Loss(NamedTuple):
-    """What counts in a step; see `CloneSettings`."""
+    """The terms of the loss of a step; see `CloneSettings`."""
 
     soft: bool = False
-    """Learn the teacher's probabilities."""
-    by_gap: float | None = None
-    """Gap of the teacher's logits from which on a step has its full weight."""
-    regret: float = 0.0
-    """Weight of what the student is expected to lose."""
+    """Learn the teacher's probabilities instead of its choice."""
+    margin_weighting: float | None = None
+    """Margin of the teacher's logits from which on a step has its full weight."""
+    expected_regret: float = 0.0
+    """Weight of the student's expected regret."""
 
     @property
     def needs_logits(self) -> bool:
-        """Whether it takes a teacher that has logits."""
-        return self.soft or self.by_gap is not None or self.regret > 0
+        """Whether it needs a teacher that has logits."""
+        return (
+            self.soft or self.margin_weighting is not None or self.expected_regret > 0
+        )
 
 
 def losses(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
-    r"""Losses ``(B, T)``, zero where a step does not count.
+    r"""Compute losses ``(B, T)``, zero at steps that are not valid.
 
-    For a box it is the squared error, the mean over the action's numbers; for a choice
+    For a box the loss is the squared error, averaged over the action's components; for
+    a choice it is
 
     .. math:: w\, H(p, \pi) + \rho \sum_a \pi(a) (\max_b q_b - q_a)
 
-    with the student's probabilities :math:`\pi`, the teacher's choice or, where
-    ``soft``, its probabilities :math:`p`, its logits q, the weight
-    :math:`w = 0.1 + \min(1, (\max_b q_b - \min_b q_b) / g)`, or 1 without ``by_gap``
-    g, and ``regret`` :math:`\rho`. Where q is what actions are worth, the last term is
-    what is lost by not taking the best (as in Ross and Bagnell, Reinforcement and
-    imitation learning via interactive no-regret learning, 2014).
+    with the student's probabilities :math:`\pi`, the teacher's choice or, with
+    ``soft``, its probabilities :math:`p`, its logits q, and the weight
+    :math:`w = 0.1 + \min(1, (\max_b q_b - \min_b q_b) / g)` with the margin g of
+    ``margin_weighting``, or 1 without it. :math:`\rho` is ``expected_regret``: with
+    action values q the last term is the expected loss against the best action, as in
+    Ross and Bagnell, Reinforcement and imitation learning via interactive no-regret
+    learning (2014), https://arxiv.org/abs/1406.5979.
 
     Args:
         outputs: ``(B, T, L)`` of the student.
-        batch: what the teacher said.
-        loss: what counts.
+        batch: labels and logits of the teacher.
+        loss: the terms.
     """
     outputs = outputs.float()
     if batch.label.dim() == 3:
@@ -84,19 +88,20 @@ def losses(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
             assert batch.logits is not None
             target = batch.logits.softmax(-1).flatten(0, 1)
         each = cross_entropy(outputs.flatten(0, 1), target, reduction="none")
-        each = _by_worth(each.view_as(batch.valid), outputs, batch, loss)
+        each = _with_values(each.view_as(batch.valid), outputs, batch, loss)
     return each.masked_fill(~batch.valid, 0.0)
 
 
-def _by_worth(each: Tensor, outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
-    """Weigh losses by how much depends on the choice, and add what is lost."""
-    if loss.by_gap is None and not loss.regret:
+def _with_values(each: Tensor, outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
+    """Weight losses by the margin of the teacher's logits, and add expected regret."""
+    if loss.margin_weighting is None and not loss.expected_regret:
         return each
     assert batch.logits is not None
-    lost = batch.logits.amax(-1, keepdim=True) - batch.logits
-    if loss.by_gap is not None:
-        each = each * (LEAST + (lost.amax(-1) / loss.by_gap).clamp(max=1.0))
-    return each + loss.regret * (outputs.softmax(-1) * lost).sum(-1)
+    regret = batch.logits.amax(-1, keepdim=True) - batch.logits
+    if loss.margin_weighting is not None:
+        margin = regret.amax(-1) / loss.margin_weighting
+        each = each * (LEAST_WEIGHT + margin.clamp(max=1.0))
+    return each + loss.expected_regret * (outputs.softmax(-1) * regret).sum(-1)
 
 
 class Learner:
@@ -111,8 +116,8 @@ class Learner:
             from one to the next.
         loss: what counts.
         bfloat16: compute in bfloat16 where torch thinks that it is safe.
-        reader: reads hints from the student's hidden layer, and learns along; None:
-            nothing is read.
+        auxiliary_head: predicts privileged targets from the student's hidden layer,
+            and is trained along; None: no auxiliary loss.
         auxiliary: weight of its squared error.
     """
 
@@ -125,15 +130,16 @@ class Learner:
         truncate: int | None = None,
         loss: Loss = Loss(),  # noqa: B008 (it cannot change)
         bfloat16: bool = False,
-        reader: HintReader | None = None,
+        auxiliary_head: AuxiliaryHead | None = None,
         auxiliary: float = 0.0,
     ) -> None:
-        self.student, self.reader, self.auxiliary = student, reader, auxiliary
+        self.student, self.auxiliary_head = student, auxiliary_head
+        self.auxiliary = auxiliary
         self.grad_clip, self.truncate = grad_clip, truncate
         self.loss, self.bfloat16 = loss, bfloat16
         self.parameters = list(student.parameters())
-        if reader is not None:
-            self.parameters += reader.parameters()
+        if auxiliary_head is not None:
+            self.parameters += auxiliary_head.parameters()
         self.optimizer = torch.optim.Adam(self.parameters, lr=lr)
         self.gradient_norm = torch.zeros(())
 
@@ -153,7 +159,7 @@ class Learner:
             if not score.steps:
                 continue
             self.optimizer.zero_grad(set_to_none=True)
-            wrong = score.loss + self.auxiliary * score.hint_error
+            wrong = score.loss + self.auxiliary * score.auxiliary_error
             (wrong / score.steps).backward()
             limit = torch.inf if self.grad_clip is None else self.grad_clip
             self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
@@ -173,23 +179,25 @@ class Learner:
             memory = self.student.initial_memory(size, num_tokens)
         outputs, hidden, memory = self._unroll(batch, memory)
         each = losses(outputs, batch, self.loss)
-        right = hint_error = each.new_zeros(())
+        right = auxiliary_error = each.new_zeros(())
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
-        if self.reader is not None:
-            assert batch.hints is not None
-            read = self.reader(hidden)
-            hint_error = hint_errors(read, batch.hints, batch.valid).sum()
-        return Score(each.sum(), right, hint_error, int(batch.valid.sum())), memory
+        if self.auxiliary_head is not None:
+            targets = batch.privileged_targets
+            assert targets is not None
+            predicted = self.auxiliary_head(hidden)
+            auxiliary_error = auxiliary_errors(predicted, targets, batch.valid).sum()
+        steps = int(batch.valid.sum())
+        return Score(each.sum(), right, auxiliary_error, steps), memory
 
     def _unroll(
         self, batch: Batch, memory: Memory
     ) -> tuple[Tensor, Tensor | None, Memory]:
-        """Answers, the hidden layer if it is read, and the memory."""
+        """Return answers, the hidden layer for an auxiliary head, and the memory."""
         seen = (batch.features, batch.padding, batch.before, memory)
         device = batch.features.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.bfloat16):
-            if self.reader is not None:
+            if self.auxiliary_head is not None:
                 return self.student.unroll_hidden(*seen)
             outputs, memory = self.student(*seen)
         return outputs, None, memory

@@ -1,4 +1,4 @@
-"""What the student's hidden layer says of what the teacher knows."""
+"""The auxiliary head: privileged targets from the student's hidden layer."""
 
 import torch
 from torch import Tensor, nn
@@ -6,42 +6,44 @@ from torch import Tensor, nn
 from marl_pool.networks import seeded
 
 
-class HintReader(nn.Module):
-    """A linear function of the student's hidden layer, that is to give the hints.
+class AuxiliaryHead(nn.Module):
+    """Predict the teacher's privileged targets from the student's hidden layer.
 
-    To learn it the student has to work out what the teacher's answers depend on, which
-    the answers alone say little of. When the student plays it is not there.
+    A linear layer, trained along with the student and dropped afterwards. It makes the
+    student represent the state that the teacher's actions depend on, which the actions
+    alone reveal slowly.
 
-    Source: auxiliary targets that are known in training only, as in Lample and
-    Chaplot, Playing FPS games with deep reinforcement learning (2017), section 3.2.
+    Source: auxiliary targets known in training only, as in Lample and Chaplot, Playing
+    FPS games with deep reinforcement learning (2017), section 3.2,
+    https://arxiv.org/abs/1609.05521.
 
     Args:
         width: H, of the hidden layer.
-        count: K, of hints.
+        count: K, number of targets.
         seed: of the initial weights.
     """
 
     def __init__(self, width: int, count: int, seed: int | None = None) -> None:
         super().__init__()
-        with seeded(seed, "hints"):
+        with seeded(seed, "hints"):  # the name of a random stream: another changes it
             self.linear = nn.Linear(width, count)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hints ``(B, T, K)`` from hidden layers ``(B, T, H)``."""
-        # In full precision: half of it would move a place by a pixel.
-        hints: Tensor = self.linear(hidden.to(self.linear.weight.dtype))
-        return hints
+        """Map hidden layers ``(B, T, H)`` to predictions ``(B, T, K)``."""
+        # Full precision: bfloat16 would move a position by a pixel.
+        predicted: Tensor = self.linear(hidden.to(self.linear.weight.dtype))
+        return predicted
 
 
-def hint_errors(read: Tensor, hints: Tensor, valid: Tensor) -> Tensor:
-    """Squared errors ``(B, T)``, the mean over the hints.
+def auxiliary_errors(predicted: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    """Compute squared errors ``(B, T)``, averaged over the targets.
 
     Args:
-        read: ``(B, T, K)`` of the reader.
-        hints: ``(B, T, K)`` of the teacher; NaN is not known, and counts nothing.
-        valid: ``(B, T)`` bool, False where a step counts nothing.
+        predicted: ``(B, T, K)``.
+        targets: ``(B, T, K)``; NaN is unknown and has no error.
+        valid: ``(B, T)`` bool; steps that are not valid have no error.
     """
-    unknown = hints.isnan()
-    # Not masked afterwards: the gradient of a square of NaN is NaN.
-    error = torch.where(unknown, 0.0, read - hints.nan_to_num())
+    unknown = targets.isnan()
+    # Replace NaN before the square: masking afterwards leaves a NaN gradient.
+    error = torch.where(unknown, 0.0, predicted - targets.nan_to_num())
     return error.square().mean(-1).masked_fill(~valid, 0.0)

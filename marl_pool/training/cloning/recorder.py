@@ -109,8 +109,8 @@ class Recorder:
         }
         if answer.logits is not None:
             step["logits"] = answer.logits.float()
-        if answer.hints is not None:
-            step["hints"] = answer.hints.float()
+        if answer.privileged_targets is not None:
+            step["privileged_targets"] = answer.privileged_targets.float()
         for name, part in step.items():
             living = part.to("cpu", copy=True)[active.cpu()]
             self.parts.setdefault(name, []).append(living)

@@ -49,7 +49,7 @@ class Rounds:
 
     Attributes:
         rows: the distinct features, where they are bytes.
-        hint_names: of the hints that each step has; () where they have none.
+        target_names: of the privileged targets of each step; () without any.
         train: what has been read or collected so far.
         validation: the same, which nobody is trained on.
     """
@@ -76,17 +76,17 @@ class Rounds:
         self.about: dict[str, Any] = json.loads(json.dumps(about))
         bytes_ = group.tokens.dtype == "uint8"
         self.rows = Rows(group.tokens.num_features) if bytes_ else None
-        self.hint_names = self._hint_names()
+        self.target_names = self._target_names()
         self.train: Trajectories | None = None
         self.validation: Trajectories | None = None
         self._games: dict[str, Games] = {}
         self._check_student_world()
 
-    def _hint_names(self) -> tuple[str, ...]:
-        """Those of the trajectories that are given or, without any, the teacher's."""
+    def _target_names(self) -> tuple[str, ...]:
+        """Return those of the given trajectories or, without any, of the teacher."""
         if self.config["trajectories"] is not None:
-            return _hints_of(self._given_paths()[0])
-        return () if self.cast.teacher is None else self.cast.teacher.hint_names
+            return _target_names_of(self._given_paths()[0])
+        return () if self.cast.teacher is None else self.cast.teacher.target_names
 
     def _check_student_world(self) -> None:
         """Refuse other worlds for the student that are of another kind."""
@@ -157,17 +157,18 @@ class Rounds:
             )
         return found
 
-    def _refuse_other_hints(self, found: list[Path]) -> None:
-        """Refuse rounds, past and to come, whose hints are not of one kind."""
-        named = {str(path): _hints_of(path) for path in found}
+    def _refuse_other_targets(self, found: list[Path]) -> None:
+        """Reject past and future rounds with different privileged targets."""
+        named = {str(path): _target_names_of(path) for path in found}
         if self.settings.rounds and self.cast.teacher is not None:
             teacher = self.cast.teacher
-            named[str(teacher.identity)] = teacher.hint_names
+            named[str(teacher.identity)] = teacher.target_names
         for source, names in named.items():
-            if self.settings.auxiliary and names != self.hint_names:
+            if self.settings.auxiliary and names != self.target_names:
                 raise InputError(
-                    f"clone.auxiliary: expected 0: {source} gives other hints than "
-                    f"{', '.join(self.hint_names)}, or none"
+                    f"clone.auxiliary: expected 0, got {self.settings.auxiliary:g}: "
+                    f"expected the privileged targets {', '.join(self.target_names)}, "
+                    f"got {', '.join(names) or 'none'} from {source}"
                 )
 
     def _given(self, found: list[Path]) -> list[Round]:
@@ -183,12 +184,14 @@ class Rounds:
             )
         rounds = [load_round(each, self.rows) for each in found]
         settings = self.settings
-        needed = Loss(settings.soft, settings.by_gap, settings.regret).needs_logits
-        if needed and any("logits" not in part.train.steps for part in rounds):
+        loss = Loss(settings.soft, settings.margin_weighting, settings.expected_regret)
+        if loss.needs_logits and any(
+            "logits" not in part.train.steps for part in rounds
+        ):
             raise InputError(
                 f"{logits_option(settings)}: {path} holds no logits of the teacher"
             )
-        self._refuse_other_hints(found)
+        self._refuse_other_targets(found)
         count = sum(len(part.train) for part in rounds)
         if not count or not any(len(part.validation) for part in rounds):
             raise InputError(
@@ -241,7 +244,7 @@ class Rounds:
             **self.about,
             "round": number,
             "learned": learned,
-            "hints": list(self.hint_names),
+            "privileged_targets": list(self.target_names),
             "rollout_env": settings.rollout_env if number else {},
             "played": {name: len(part) for name, part in played.items()},
             "mean_return": float(played["train"].returns.mean()),
@@ -307,6 +310,6 @@ class Rounds:
         )
 
 
-def _hints_of(path: Path) -> tuple[str, ...]:
-    """Names of the hints in a round's trajectories; earlier versions had none."""
-    return tuple(read_about(path).get("hints", ()))
+def _target_names_of(path: Path) -> tuple[str, ...]:
+    """Read the names of the privileged targets in a round's trajectories."""
+    return tuple(read_about(path).get("privileged_targets", ()))

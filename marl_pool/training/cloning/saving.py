@@ -15,7 +15,7 @@ from marl_pool.training.state import (
 )
 
 FILE = "learner.safetensors"
-STUDENT, READER, ADAM = "student", "reader", "adam"
+STUDENT, AUXILIARY_HEAD, ADAM = "student", "auxiliary_head", "adam"
 
 
 def save_learner(learner: Learner, folder: Path) -> None:
@@ -38,6 +38,6 @@ def load_learner(learner: Learner, folder: Path) -> None:
 def _modules(learner: Learner) -> dict[str, nn.Module]:
     """What learns, by what it is called in the file."""
     found: dict[str, nn.Module] = {STUDENT: learner.student}
-    if learner.reader is not None:
-        found[READER] = learner.reader
+    if learner.auxiliary_head is not None:
+        found[AUXILIARY_HEAD] = learner.auxiliary_head
     return found

@@ -69,16 +69,15 @@ class CloneSettings:
     memory holds too little then."""
     soft: bool = False
     """Learn the probabilities of the teacher's choices, not only its choice."""
-    by_gap: PositiveFloat | None = None
-    """Weigh a step by how far the teacher's logits are apart, the best from the worst:
-    from 0.1 where all are equal to 1.1 where they are so far apart or farther. None:
-    all steps weigh 1."""
-    regret: NonNegativeFloat = 0.0
-    """Times what the student's choice is expected to lose in the teacher's logits is
-    added to each step's loss."""
+    margin_weighting: PositiveFloat | None = None
+    """Weight steps by the margin between the teacher's best and worst logit: from 0.1
+    at margin 0 to 1.1 at this margin and above. None: all steps have weight 1."""
+    expected_regret: NonNegativeFloat = 0.0
+    """Weight of the expected-regret loss: the margin between the teacher's best logit
+    and that of the student's choice, in expectation over the student's choices."""
     auxiliary: NonNegativeFloat = 0.0
-    """Weight of the squared error with which the teacher's hints, what it knows of the
-    state, can be read from the student's last hidden layer. 0: nothing is read."""
+    """Weight of the auxiliary head's squared error: it predicts the teacher's
+    privileged targets from the student's last hidden layer. 0: no auxiliary head."""
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam at the start."""
     lr_end: NonNegativeFloat = 1e-5
@@ -142,9 +141,8 @@ class CloneRunSettings:
     """What belongs to the run itself, not to one of its parts."""
 
     teacher: str | None = None
-    """Who is cloned: the folder of a run or policy, heuristic, Pong's planner,
-    returner or striker, or package.module:Class of a policy. None: only with
-    ``trajectories``."""
+    """Teacher: the folder of a run or policy, heuristic, value_table (Pong only), or
+    package.module:Class of a policy. None: only with ``trajectories``."""
     trajectories: str | None = None
     """Folder of an earlier cloning run, or of its trajectories, to learn from in
     place of new ones; None: the teacher plays."""

@@ -12,7 +12,7 @@ from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens
 
 if TYPE_CHECKING:
-    from marl_pool.envs.pong_planner import PongPlanner
+    from marl_pool.envs.pong_planner import ValueTableTeacher
 
 
 class Answer(NamedTuple):
@@ -24,9 +24,9 @@ class Answer(NamedTuple):
     """``(E, A, n)`` of its choices; None where it has none."""
     state: State
     """Its memory for the next step."""
-    hints: Tensor | None = None
-    """``(E, A, K)``, what it knows of the state in K numbers, about between -1 and 1;
-    NaN where one is not known. None where it does not tell."""
+    privileged_targets: Tensor | None = None
+    """``(E, A, K)`` numbers about the state that the teacher knows and the student has
+    to infer, about in [-1, 1] and NaN where unknown. None if it provides none."""
 
 
 class Teacher(ABC):
@@ -35,12 +35,12 @@ class Teacher(ABC):
     Attributes:
         noise_size: uniform numbers that one answer takes.
         has_logits: whether its answers have logits.
-        hint_names: of the K hints in its answers; () where they have none.
+        target_names: of the K privileged targets in its answers; () without any.
     """
 
     noise_size: int = 0
     has_logits: bool = False
-    hint_names: tuple[str, ...] = ()
+    target_names: tuple[str, ...] = ()
 
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
         """The memory at an episode's start."""
@@ -105,23 +105,24 @@ class PolicyTeacher(Teacher):
 
 
 TEMPERATURE = 0.015
-"""In points: what a striker's actions are worth, divided by it, is its logits."""
+"""In points: action values divided by it are logits."""
 
 
-class PlannerTeacher(Teacher):
-    """The planner of `Pong`, which reads the console and not the screen.
+class PrivilegedTeacher(Teacher):
+    """The value-table teacher of `Pong`, which reads the console and not the screen.
 
-    A striker has logits: they say how much depends on the choice.
+    Its logits are action values, so they say how much depends on the choice.
 
     Args:
-        planner: of any world; it is shown others.
-        identity: what it is called.
+        source: labels the states of any Pong environment.
+        identity: name of the teacher.
     """
 
-    def __init__(self, planner: "PongPlanner", identity: str) -> None:
-        self.planner, self._identity = planner, identity
-        self.has_logits = planner.striker
-        self.hint_names = planner.hint_names
+    has_logits = True
+
+    def __init__(self, source: "ValueTableTeacher", identity: str) -> None:
+        self.source, self._identity = source, identity
+        self.target_names = source.target_names
 
     @property
     def identity(self) -> str:
@@ -131,9 +132,7 @@ class PlannerTeacher(Teacher):
     def answer(
         self, world: World, tokens: Tokens, state: State, noise: Stream | None
     ) -> Answer:
-        """Let it look at the console; see `Teacher.answer`."""
-        self.planner.world = world  # type: ignore[assignment]
-        actions, logits = self.planner.actions(), None
-        if self.has_logits:
-            logits = self.planner.worth() / TEMPERATURE
-        return Answer(actions, logits, (), self.planner.hints())
+        """Label the present states; see `Teacher.answer`."""
+        labels = self.source.answer(world)  # type: ignore[arg-type]
+        logits = labels.values / TEMPERATURE
+        return Answer(labels.actions, logits, (), labels.targets)

@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-STEP_PARTS = ("features", "types", "padding", "before", "label", "logits", "hints")
+STEP_PARTS = (
+    *("features", "types", "padding", "before", "label"),
+    *("logits", "privileged_targets"),
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Trajectories:
             ``padding`` bool, ``before`` (the action before as a vector, or the number
             of the choice, -1 for none), ``label`` (what should be done: in [-1, 1],
             or the number of the choice) and perhaps the teacher's ``logits`` and
-            ``hints``.
+            ``privileged_targets``.
         lengths: ``(n,)`` int64 steps.
         returns: ``(n,)`` float64 undiscounted, of whoever played.
         worlds: ``(n,)`` int64 numbers of the worlds.
