@@ -274,6 +274,7 @@ def test_a_game_ends_at_21_and_then_stands_still(finished: Pong) -> None:
     assert not torch.equal(finished.screens[1], before[1])
 
 
+@pytest.mark.slow
 def test_a_lost_game_costs_21_points_and_the_next_one_is_another() -> None:
     world = begun(2, seed=7)
     total = torch.zeros(2, 1)
@@ -330,6 +331,7 @@ def test_an_ended_world_is_reset_without_the_others(finished: Pong) -> None:
     assert torch.equal(run(world, 5), run(begun(first_episode=1), 5))
 
 
+@pytest.mark.slow
 def test_a_saved_state_is_continued_exactly_past_an_end(finished: Pong) -> None:
     state = finished.state_dict()
     other = make(2)
@@ -505,6 +507,7 @@ def test_the_heuristic_rests_without_a_paddle_and_takes_what_is_lost_for_field()
     assert policy.act(lost).action.item() == 0
 
 
+@pytest.mark.slow
 def test_the_heuristic_beats_random_play() -> None:
     def points(explore: bool) -> float:
         world = make(2, seed=1, actions="moves", max_steps=300)
@@ -565,8 +568,8 @@ def test_a_missing_simulator_is_missed_before_a_process_starts(tmp_path: Path) -
         "import sys; sys.modules['ale_py'] = None\n"
         "from marl_pool.cli import main\n"
         f"status = main(['train', 'env=pong', '--run-dir', {str(path)!r}])\n"
-        "import ray\n"
-        "assert not ray.is_initialized()\n"
+        "ray = sys.modules.get('ray')\n"
+        "assert ray is None or not ray.is_initialized()\n"
         "sys.exit(status)\n"
     )
     done = subprocess.run(
