@@ -1,7 +1,7 @@
 """Pong: frames against Gymnasium's, patches, starts, exact replays, the heuristic.
 
-``python tests/test_pong.py`` writes the golden file anew; a change in it is a change of
-the dynamics, which asks for a higher ``Pong.version``.
+``python tests/test_pong.py`` rewrites the golden file; a change in it is a change of
+the dynamics, which requires a higher ``Pong.version``.
 """
 
 import json
@@ -44,7 +44,7 @@ def begun(num_envs: int = 1, **options: Any) -> Pong:
 
 
 def actions_for(world: Pong) -> dict[str, Tensor]:
-    """Some actions that depend on world, episode and step alone; up to 8 in a row."""
+    """Actions that depend on world, episode and step only, up to 8 equal in a row."""
     turn = world.steps // (1 + world.worlds % 8)
     mixed = (world.worlds * 7 + world.episodes * 5 + turn * turn * 3) % 6
     return {"agent": mixed[:, None]}
@@ -72,7 +72,7 @@ def oracle(frame_skip: int = 4) -> AtariPreprocessing:
 
 @pytest.fixture(scope="module")
 def finished() -> Pong:
-    """World 0 has lost a whole game and stood 300 steps since; world 1 is young."""
+    """World 0 lost a whole game 300 steps ago; world 1 is at its start."""
     world = begun(2)
     for _ in range(1100):
         world.step(idle(world))
@@ -81,7 +81,7 @@ def finished() -> Pong:
     return world
 
 
-# What is seen
+# Observations
 
 
 def test_names() -> None:
@@ -202,7 +202,7 @@ def test_starts_are_those_after_up_to_noop_max_no_ops() -> None:
     for _ in range(40):
         world.reset()
         met.add(world.screens[0, -1].numpy().tobytes())
-    # The ball is not there yet, so a few of them may look alike.
+    # There is no ball yet, so a few of them may be equal.
     assert met == set(starts)
 
 
@@ -255,7 +255,7 @@ def test_a_seed_serves_several_episodes_and_then_another_does(sticky: float) -> 
     assert torch.equal(run(world, 30), run(expected, 30))
 
 
-def test_sticky_actions_make_every_episode_another_one() -> None:
+def test_sticky_actions_make_episodes_differ() -> None:
     plain, sticky = begun(noop_max=0), begun(noop_max=0, sticky_actions=0.25)
     first = run(sticky, 60)
     assert not torch.equal(run(plain, 60), first)
@@ -282,7 +282,7 @@ def test_a_lost_game_costs_21_points_and_the_next_one_is_another() -> None:
         total += world.step(idle(world)).rewards["agent"]
     assert total.flatten().tolist() == [-21, -21]
     assert (world.steps < 1000).all()
-    # One of them was stepped after its end: that must not show in what follows.
+    # One was stepped after its end, which must not change the next game.
     world.step(idle(world))
     world.reset()
     assert not world.over.any()
@@ -295,7 +295,7 @@ def test_truncation_is_counted_in_steps() -> None:
     assert ends == [False, False, True]
 
 
-# Worlds that go on from others
+# Copies and saved states
 
 
 @pytest.mark.parametrize("rows", [[1], [1, 0], [1, 1]])
@@ -308,7 +308,7 @@ def test_what_is_taken_goes_on_like_the_whole(rows: list[int]) -> None:
     assert torch.equal(taken.screens, world.screens[index])
     expected = run(world, 20)
     assert torch.equal(run(taken, 20), expected[:, index])
-    # The one that it was taken from can still go on, by playing its games again.
+    # The original can still be stepped, by replaying its games.
     assert torch.equal(run(twin, 20), expected)
     twin.reset(torch.tensor([True, False]))
     world.reset(torch.tensor([True, False]))
@@ -373,7 +373,7 @@ def test_a_state_that_does_not_replay_is_refused() -> None:
     run(world, 3)
     state = world.state_dict()
     state["tensors"]["screens"][0, -1, 50, 50] ^= 1
-    with pytest.raises(InputError, match="expected the version of ale-py that played"):
+    with pytest.raises(InputError, match="expected the screens .* got others"):
         make().load_state_dict(state)
 
 
@@ -455,7 +455,7 @@ def test_the_heuristic_puts_the_patches_together(patch: int, num_frames: int) ->
 
 
 def drawn(ball: tuple[int, int], before: tuple[int, int], paddle: int) -> Tokens:
-    """A field with the ball at (row, column), before elsewhere, and the paddle."""
+    """A field with the ball at (row, column), before at another place, and a paddle."""
     screens = torch.full((4, 84, 84), 87, dtype=torch.uint8)
     screens[:, paddle - 3 : paddle + 4, 73:76] = 147
     screens[3][ball] = screens[2][before] = 236
@@ -468,10 +468,10 @@ def drawn(ball: tuple[int, int], before: tuple[int, int], paddle: int) -> Tokens
 @pytest.mark.parametrize(
     ("ball", "before", "target"),
     [
-        # It comes straight: 10 steps of 3 columns are left, and 0.5.
+        # It comes straight: 10 steps of 3 columns and half a column are left.
         ((40, 42), (40, 39), 40),
         ((40, 42), (39, 39), 40 + 30.5 / 3),
-        # It would cross 61 rows below, and so comes back from the wall at 75.5.
+        # It would cross 61 rows below, so the wall at 75.5 reflects it.
         ((40, 42), (34, 39), 75.5 - (40 + 61 - 75.5)),
         # It moves away, or stands: to the middle.
         ((40, 42), (40, 45), 45),
@@ -484,8 +484,8 @@ def test_the_heuristic_goes_where_the_ball_will_cross(
     policy = PongHeuristic(make().groups["agent"], offset=0.0)
     for paddle, action in ((round(target) - 9, 3), (round(target) + 9, 2)):
         tokens = drawn(ball, before, paddle)
-        way = policy.way(tokens)
-        assert way.item() == pytest.approx(target - paddle, abs=1e-3)
+        distance = policy.distance(tokens)
+        assert distance.item() == pytest.approx(target - paddle, abs=1e-3)
         assert policy.act(tokens).action.tolist() == [[action]]
     near = drawn(ball, before, round(target))
     assert policy.act(near).action.tolist() == [[0]]
@@ -497,9 +497,7 @@ def test_reflection_stays_between_the_walls() -> None:
     torch.testing.assert_close(_reflect(rows), expected)
 
 
-def test_the_heuristic_rests_without_a_paddle_and_takes_what_is_lost_for_field() -> (
-    None
-):
+def test_the_heuristic_rests_without_a_paddle_and_reads_padding_as_background() -> None:
     policy = PongHeuristic(make().groups["agent"])
     tokens = drawn((40, 42), (40, 39), 60)
     assert policy.act(tokens).action.item() != 0
@@ -562,7 +560,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         make(**options)
 
 
-def test_a_missing_simulator_is_missed_before_a_process_starts(tmp_path: Path) -> None:
+def test_a_missing_emulator_is_an_error_before_a_process_starts(tmp_path: Path) -> None:
     path = tmp_path / "run"
     program = (
         "import sys; sys.modules['ale_py'] = None\n"
@@ -582,7 +580,7 @@ def test_a_missing_simulator_is_missed_before_a_process_starts(tmp_path: Path) -
     assert not path.exists()
 
 
-def test_the_package_and_its_listings_do_without_the_simulator(
+def test_the_package_and_its_listings_work_without_the_emulator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ale_py.vector_env", None)

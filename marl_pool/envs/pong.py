@@ -1,4 +1,4 @@
-"""Atari Pong as a set of patches that do not say where on the screen they are."""
+"""Atari Pong as a set of screen patches without positions."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from marl_pool.envs.pong_simulator import (
     NOOP,
     SCREEN,
     UNKNOWN,
-    Simulator,
+    BatchedEmulator,
     vector_env,
 )
 from marl_pool.errors import InputError
@@ -24,74 +24,76 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import NonNegativeInt, PositiveInt, Probability
 
 NATIVE_ACTIONS = {"minimal": (0, 1, 2, 3, 4, 5), "moves": (0, 2, 3)}
-"""Each choice's number among no-op, fire, up, down, up and fire, down and fire."""
+"""Native actions by option: no-op, fire, up, down, up and fire, down and fire."""
 EPISODES_PER_SEED = 16
-"""Of the simulator, without sticky actions: seeding is slow, and rarely needed."""
+"""Episodes of one emulator seed without sticky actions, since seeding is slow."""
 SEEDS = 2**31 - 2
-"""How many seeds the emulator takes, from 1 on."""
+"""Number of seeds of the emulator, counted from 1."""
 STALE = -1
-"""The turn of a world whose games the simulator does not hold."""
+"""Turn of an environment whose games are not in the emulator."""
 
 
 class Pong(World):
-    """Play Atari Pong against the console, seeing the screen as loose patches.
+    """Play Atari Pong against the console from a set of screen patches.
 
     A frame is the maximum of an action's last two emulated frames, in grey, resized
-    from 210 × 160 to 84 × 84 pixels. The last ``num_frames`` of them are cut into
+    from 210 × 160 to 84 × 84 pixels. The last ``num_frames`` frames are cut into
     patches of 6 × 6 pixels: 196 tokens of 4 × 36 = 144 bytes. A token's features are
     frame-major: the 36 pixels of the oldest frame, row by row, then those of the next
-    one; the newest comes last. Tokens come in rows from the upper left. After a reset
-    the first frame stands for those before it.
+    frame; the newest comes last. Tokens are ordered by rows from the upper left. After
+    a reset the first frame is repeated in place of earlier ones.
 
-    All tokens are of one type, none is the agent itself, and none carries its place on
-    the screen. So a policy that does not care for their order and has no memory cannot
-    play: it cannot tell where the ball is. The order never changes here: a permutation
-    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations.
-    Orders that change within an episode are the paper's test with
+    All tokens have the same type, none represents the agent, and none contains its
+    position on the screen. A permutation-invariant policy without a memory therefore
+    cannot locate the ball. The environment keeps the order: permutations
+    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
+    paper's test with orders that change within an episode needs
     ``perturbation.scope=frame``. The features are bytes; the embedding divides them by
     255.
 
-    The reward is 1 for a point won and -1 for a point lost; the game is over
-    (terminated) at 21. An episode is truncated after ``max_steps``: 27 000 steps of
-    four frames are the usual limit of 108 000 frames. A world whose game is over stands
-    still until it is reset.
+    The reward is 1 for a point won and -1 for a point lost; the game ends (terminated)
+    at 21 points. An episode is truncated after ``max_steps``: 27 000 steps of four
+    frames are the usual limit of 108 000 frames. After the end of a game its screen
+    and reward stay constant until the next reset.
 
-    Without sticky actions an episode's only random number is that of the no-ops before
-    its first observation, uniform in 0, …, ``noop_max``: there are 31 starts, and what
-    follows is the same for the same actions, so that a policy can learn it by heart.
-    With ``sticky_actions`` every episode is another one, and a reset takes some twenty
-    times as long, since the emulator is seeded by building it anew.
+    Without sticky actions the only random number of an episode is the number of no-ops
+    before its first observation, uniform in 0, …, ``noop_max``. The game then depends
+    on the actions only, so a policy can memorise the 31 starts. With
+    ``sticky_actions`` episodes differ, and a reset takes some twenty times as long,
+    since seeding rebuilds the emulator.
 
-    The simulator cannot save games. A world keeps its episodes' actions, and plays them
-    again when a state is loaded, or when a world made by `take` and the one that it was
-    taken from both go on. Games that `take` leaves out run on idly.
+    The vectorised emulator cannot save games. The environment records the actions of
+    its episodes, and replays them after a state was loaded, or when both an environment
+    and one made from it by `take` are stepped. Games that `take` leaves out continue
+    with no-ops.
 
     Source: PuzzlePong in Tang and Ha, The sensory neuron as a transformer (2021),
-    section 4.3, on the Arcade Learning Environment (Bellemare et al., 2013) through
-    ale-py; six actions, no sticky ones and the 10 rows with the score black are the
-    published code's, and so is the first frame that stands for those before it. Frames
-    and rewards are those of Gymnasium's ``AtariPreprocessing`` of
-    ``PongNoFrameskip-v4``, whose no-ops are 1 to 30.
+    section 4.3, https://arxiv.org/abs/2109.02869, on the Arcade Learning Environment
+    (Bellemare et al., 2013, https://arxiv.org/abs/1207.4708) through ale-py. As in the
+    published code there are six actions and no sticky ones, the 10 rows with the score
+    are black, and the first frame is repeated. Frames and rewards are those of
+    Gymnasium's ``AtariPreprocessing`` of ``PongNoFrameskip-v4``, whose no-ops are 1 to
+    30.
 
     Args:
         num_envs: games in the batch.
-        frame_skip: emulated frames that an action lasts, at least 1.
-        num_frames: frames of a token, at least 1.
+        frame_skip: emulated frames of one action, at least 1.
+        num_frames: frames in a token, at least 1.
         patch: height and width of a patch in pixels, a divisor of 84.
-        noop_max: most no-ops before an episode's first observation, at least 0.
-        sticky_actions: probability in [0, 1) that an emulated frame repeats the action
-            before, whatever was chosen; 0.25 is the usual value other than 0.
-        zero_rows: rows of pixels at the top that are black, 0 to 84. The 10 of the
-            published code hold the score.
+        noop_max: largest number of no-ops before the first observation, at least 0.
+        sticky_actions: probability in [0, 1) that an emulated frame repeats the
+            previous action; the usual values are 0 and 0.25.
+        zero_rows: rows of pixels at the top that are made black, 0 to 84; the first 10
+            contain the score.
         actions: ``"minimal"`` for Pong's six (no-op, fire, up, down, up and fire, down
             and fire), ``"moves"`` for no-op, up and down, which suffice.
-        threads: CPU threads that emulate; 0 for one a core. Take 1 where processes fill
-            the cores.
+        threads: CPU threads of the emulator; 0 for one a core. Use 1 where other
+            processes occupy the cores.
         max_steps: steps until truncation.
         seed: of the run.
-        first_world: number of the first world.
+        first_world: number of the first environment.
         first_episode: number of the first episode.
-        device: where the tensors live; the games run on the CPU.
+        device: of the tensors; the games run on the CPU.
         dtype: of the rewards.
 
     Raises:
@@ -106,9 +108,9 @@ class Pong(World):
     over: Tensor
     """``(num_envs,)`` bool: the game has ended."""
     history: Tensor
-    """``(num_envs, at least steps)`` uint8: native actions since the episode began."""
+    """``(num_envs, at least steps)`` uint8: native actions of the present episodes."""
     noops: Tensor
-    """``(num_envs,)`` int64: how many no-ops came before the episode's actions."""
+    """``(num_envs,)`` int64: number of no-ops before the first observation."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class Pong(World):
         require("threads", threads, threads >= 0, "at least 0")
         if actions not in NATIVE_ACTIONS:
             raise InputError(f"env.actions: expected minimal or moves, got {actions}")
-        vector_env()  # what is missing is to be missed now, not when a game begins
+        vector_env()  # fail here if ale-py is missing
         super().__init__(
             num_envs,
             max_steps=max_steps,
@@ -162,8 +164,8 @@ class Pong(World):
         self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
         self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
         self._groups = {"agent": self._describe()}
-        self._simulator: Simulator | None = None
-        self._games = np.arange(num_envs)  # this world's among the simulator's
+        self._emulator: BatchedEmulator | None = None
+        self._games = np.arange(num_envs)  # indices into the emulator's games
         self._turn = STALE
         shape = (num_envs, num_frames, SCREEN, SCREEN)
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
@@ -178,9 +180,9 @@ class Pong(World):
 
     @property
     def game_seeds(self) -> Tensor:
-        """What the episodes' emulators are seeded with, ``(num_envs,)`` int64.
+        """Seeds ``(num_envs,)`` int64 of the emulator, by episode.
 
-        With sticky actions every episode has a seed of its own.
+        With sticky actions every episode has its own.
         """
         blocks = self.episodes // self._starts_per_seed
         keys = stream_keys(self.seed, self.worlds, blocks, Purpose.RESET)
@@ -196,35 +198,37 @@ class Pong(World):
         return {"agent": Tokens(features, types, types.bool())}
 
     def take(self, indices: Tensor) -> "Pong":
-        """Return a world of the rows ``indices``, where they stand now.
+        """Return an environment of the rows ``indices`` in their present states.
 
-        One of the two can go on at once; the other one plays its games again first.
+        The first of the two to be stepped continues at once, the other replays its
+        games first.
         """
         taken = super().take(indices)
         assert isinstance(taken, Pong)
         taken._games = self._games[indices.cpu().numpy()]
         if len(np.unique(taken._games)) < len(taken._games):
-            taken._turn = STALE  # one game cannot be played in two ways
+            taken._turn = STALE  # a game cannot be continued in two ways
         return taken
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken, by playing its games again.
+        """Continue from a saved state by replaying its games.
 
         Raises:
-            InputError: they went otherwise, under another version of ale-py, say.
+            InputError: the replayed screens differ, e.g. with another version of
+                ale-py.
         """
         super().load_state_dict(state)
         saved, self._turn = self.screens, STALE
-        if not saved.any():  # no game had begun
+        if not saved.any():  # saved before the first reset
             return
-        simulator = self._simulator
-        if simulator is None or simulator.num_games != self.num_envs:
+        emulator = self._emulator
+        if emulator is None or emulator.num_games != self.num_envs:
             self._build()
         self._replay()
         if not torch.equal(saved, self.screens):
             raise InputError(
-                "env pong: the saved games take another course here: expected the "
-                "version of ale-py that played them"
+                "env pong: expected the screens of the saved state after a replay, got "
+                "others: use the version of ale-py that saved it"
             )
 
     def frame(
@@ -236,9 +240,9 @@ class Pong(World):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw the newest frame of world ``index``; see `World.frame`.
+        """Draw the newest frame of environment ``index``; see `World.frame`.
 
-        It is what the agent sees. Attention tints the patches.
+        It is the screen without perturbations. Attention tints the patches.
         """
         screen = self.screens[index, -1].cpu().numpy()
         return draw(screen, attention, patch=self.patch, stride=self.patch, size=size)
@@ -281,19 +285,19 @@ class Pong(World):
         return Group(1, spec, spaces.Discrete(len(self.native_actions)))
 
     def _build(self) -> None:
-        """Get games that no other world plays, not yet begun."""
-        self._simulator = Simulator(self.num_envs, **self._options)
+        """Create an emulator that no other environment uses."""
+        self._emulator = BatchedEmulator(self.num_envs, **self._options)
         self._games = np.arange(self.num_envs)
 
     def _catch_up(self) -> None:
-        """See that the simulator's games stand where this world's do."""
-        if self._simulator is None or self._simulator.turn != self._turn:
+        """Bring the emulator's games to the states of this environment."""
+        if self._emulator is None or self._emulator.turn != self._turn:
             self._build()
             self._replay()
 
     def _replay(self) -> None:
-        """Play the episodes again, up to where they stand."""
-        # No game can wait, and all must arrive at once: the longest begins first.
+        """Replay the episodes up to the present."""
+        # Games cannot pause, so each begins as many steps before the end as it has.
         self.over = torch.zeros_like(self.over)
         total = int(self.steps.max())
         for time in range(total + 1):
@@ -304,31 +308,31 @@ class Pong(World):
                 self._play(self.history.gather(1, places[:, None])[:, 0].long())
 
     def _begin(self, rows: Tensor) -> None:
-        """Begin the episodes that the worlds ``rows`` have come to."""
+        """Start the present episodes of ``rows``."""
         if not len(rows):
             return
-        simulator = self._simulator
-        assert simulator is not None
+        emulator = self._emulator
+        assert emulator is not None
         numbers = self.episodes[rows] % self._starts_per_seed
         seeds = self.game_seeds[rows]
         games = self._games[rows.cpu().numpy()]
-        frames = simulator.begin(games, seeds.cpu().numpy(), numbers.cpu().numpy())
-        self._turn = simulator.turn
+        frames = emulator.begin(games, seeds.cpu().numpy(), numbers.cpu().numpy())
+        self._turn = emulator.turn
         fresh = torch.zeros_like(self.over)
         fresh[rows] = True
         self.over = self.over & ~fresh
-        noops = torch.from_numpy(simulator.noops[self._games]).to(self.device)
+        noops = torch.from_numpy(emulator.noops[self._games]).to(self.device)
         self.noops = torch.where(fresh, noops, self.noops)
         self._show(frames, fresh, first=True)
 
     def _play(self, chosen: Tensor) -> Tensor:
         """Step the games by native actions ``(num_envs,)``; return the rewards."""
-        simulator = self._simulator
-        assert simulator is not None
-        moves = np.full(simulator.num_games, NOOP)
+        emulator = self._emulator
+        assert emulator is not None
+        moves = np.full(emulator.num_games, NOOP)
         moves[self._games] = chosen.cpu().numpy()
-        played = simulator.step(moves)
-        self._turn = simulator.turn
+        played = emulator.step(moves)
+        self._turn = emulator.turn
         running = ~self.over
         self._show(played.frames, running, first=False)
         over = torch.from_numpy(played.over[self._games]).to(self.device)
@@ -337,12 +341,12 @@ class Pong(World):
         return rewards.to(self.dtype).mul_(running)
 
     def _show(self, frames: np.ndarray, where: Tensor, first: bool) -> None:
-        """Push the frames of the worlds ``where``; the others keep their stacks.
+        """Push frames onto the stacks in ``where``; the other stacks stay.
 
         Args:
-            frames: ``(games, 1, 84, 84)`` of all the simulator's games.
+            frames: ``(games, 1, 84, 84)`` of all games in the emulator.
             where: ``(num_envs,)`` bool.
-            first: whether episodes begin with them.
+            first: the frames are the first of an episode and fill the stack.
         """
         if not np.array_equal(self._games, np.arange(len(frames))):
             frames = frames[self._games]

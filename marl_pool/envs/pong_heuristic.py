@@ -1,4 +1,4 @@
-"""A scripted Pong player that reads ball and paddle from the pixels."""
+"""A scripted Pong policy that finds ball and paddle in the pixels."""
 
 import math
 from typing import Any, NamedTuple
@@ -16,60 +16,61 @@ from marl_pool.tokens import Tokens
 BACKGROUND = 87
 """Grey level of the field; ball and paddles are lighter."""
 MARGIN = 8
-"""How many levels lighter a pixel has to be in order to count."""
+"""Grey levels above the background from which on a pixel is bright."""
 FIELD = slice(14, 77)
 """Rows of the field, in pixels of a frame."""
 BALL_COLUMNS = slice(12, 72)
 """Between the paddles."""
 PADDLE_COLUMNS = slice(73, 76)
 HIT = 72.5
-"""The column at which the ball meets the paddle."""
+"""Column at which the ball meets the paddle."""
 WALLS = (14.5, 75.5)
-"""Rows between which the centre of the ball is reflected."""
+"""Rows at which the walls reflect the centre of the ball."""
 MIDDLE = 45.0
-"""The row where the paddle waits."""
+"""Row of the waiting paddle."""
 SLOWEST = 0.3
-"""Pixels a step below which a ball is not taken to approach."""
+"""Pixels a step above which a ball approaches."""
 FARTHEST = 60.0
-"""Steps that the prediction looks ahead at most."""
+"""Horizon of the prediction in steps."""
 UP_AND_DOWN = {3: (1, 2), 6: (2, 3)}
-"""The two actions, by how many there are."""
+"""The actions up and down, by the number of actions."""
 
 
-class Seen(NamedTuple):
-    """Where something light is; each ``(*B,)``."""
+class BrightSpot(NamedTuple):
+    """Centre of the bright pixels in a region; each ``(*B,)``."""
 
     column: Tensor
     row: Tensor
     present: Tensor
-    """bool; the other two mean nothing where it is False."""
+    """bool; without bright pixels the centre is undefined."""
 
 
 class PongHeuristic(Policy):
-    r"""Go to where the ball will cross, judging by the last two frames.
+    r"""Move the paddle to the predicted crossing of the ball, from the last two frames.
 
     A ball at column x and row y that moves by (u, v) pixels a step crosses the
     paddle's column h at the row
 
     .. math:: y + (h - x)\, v / u
 
-    reflected at the walls. The paddle is pressed towards it when its centre, with its
-    own last motion added since it has inertia, is more than ``dead_zone`` away. While
-    the ball moves away or is not seen, the paddle goes to the middle. What a stroke
-    will lead to is not considered, so it is no ceiling and hardly an opponent. Without
-    sticky actions all depends on the start: some of the 31 are lost 0 : 21 in some 760
-    steps, from most it gets a few points ahead in long rallies, and no game that was
-    watched was won within 1500 steps. With sticky actions it loses. A stronger
-    teacher is `ValueTableTeacher`, which reads the console's memory.
+    reflected at the walls. The paddle is pressed towards the crossing if its centre,
+    plus its last motion on account of its inertia, is more than ``dead_zone`` away.
+    While the ball moves away or is not visible, the paddle goes to the middle.
 
-    The patches are put together by their order: under a shuffle it sees nonsense.
-    Missing patches show it an empty field.
+    The policy ignores the angle at which the ball leaves the paddle, so it is a weak
+    opponent. Without sticky actions the result depends on the start: some of the 31
+    are lost 0 : 21 in some 760 steps; from most others it is a few points ahead in long
+    rallies, and no observed game was won within 1500 steps. With sticky actions it
+    loses. `ValueTableTeacher`, which reads the console's memory, is stronger.
+
+    The patches are assembled by their order, so a shuffle makes the frames
+    meaningless. Missing patches are background.
 
     Args:
         group: the agents' group, for its patches and actions.
-        offset: pixels below the crossing at which the paddle's centre aims, so that
-            the ball comes off at an angle.
-        dead_zone: pixels.
+        offset: of the paddle's centre below the crossing in pixels, so that the ball
+            leaves at an angle.
+        dead_zone: in pixels.
     """
 
     def __init__(
@@ -89,27 +90,27 @@ class PongHeuristic(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide; ``logits`` are the way to go, in pixels. See `Policy.act`."""
-        way = self.way(tokens)
-        action = torch.zeros_like(way, dtype=torch.int64)
-        action = action.masked_fill(way < -self.dead_zone, self.up)
-        action = action.masked_fill(way > self.dead_zone, self.down)
-        none = torch.zeros_like(way)
-        return Decision(action, none, none, way[..., None], state)
+        """Choose actions; ``logits`` are the distances. See `Policy.act`."""
+        distance = self.distance(tokens)
+        action = torch.zeros_like(distance, dtype=torch.int64)
+        action = action.masked_fill(distance < -self.dead_zone, self.up)
+        action = action.masked_fill(distance > self.dead_zone, self.down)
+        none = torch.zeros_like(distance)
+        return Decision(action, none, none, distance[..., None], state)
 
-    def way(self, tokens: Tokens) -> Tensor:
-        """Pixels ``(*B,)`` from the paddle down to where it should be."""
+    def distance(self, tokens: Tokens) -> Tensor:
+        """Compute the signed distance ``(*B,)`` of the paddle to its target."""
         before, now = self.frames(tokens)
         ball, paddle = _find(now, BALL_COLUMNS), _find(now, PADDLE_COLUMNS)
         old_ball = _find(before, BALL_COLUMNS)
         old_paddle = _find(before, PADDLE_COLUMNS)
         seen_twice = paddle.present & old_paddle.present
         motion = torch.where(seen_twice, paddle.row - old_paddle.row, 0.0)
-        way = self._target(ball, old_ball) - paddle.row - motion
-        return torch.where(paddle.present, way, 0.0)
+        distance = self._target(ball, old_ball) - paddle.row - motion
+        return torch.where(paddle.present, distance, 0.0)
 
     def frames(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """The last two frames ``(*B, 84, 84)``; the same one twice if there is one."""
+        """Assemble the last two frames ``(*B, 84, 84)``; a single frame is repeated."""
         pixels = SCREEN // self.side
         features = tokens.features.masked_fill(tokens.padding[..., None], BACKGROUND)
         shape = (self.side, self.side, -1, pixels, pixels)
@@ -120,16 +121,16 @@ class PongHeuristic(Policy):
         before, now = stacked.unbind(-3)
         return before, now
 
-    def _target(self, ball: Seen, old: Seen) -> Tensor:
-        across, along = ball.column - old.column, ball.row - old.row
-        steps = (HIT - ball.column) / across.clamp(min=SLOWEST)
-        crossing = _reflect(ball.row + along * steps.clamp(0, FARTHEST))
-        approaching = ball.present & old.present & (across > SLOWEST)
+    def _target(self, ball: BrightSpot, old: BrightSpot) -> Tensor:
+        velocity_x, velocity_y = ball.column - old.column, ball.row - old.row
+        steps = (HIT - ball.column) / velocity_x.clamp(min=SLOWEST)
+        crossing = _reflect(ball.row + velocity_y * steps.clamp(0, FARTHEST))
+        approaching = ball.present & old.present & (velocity_x > SLOWEST)
         return torch.where(approaching, crossing + self.offset, MIDDLE)
 
 
-def _find(frames: Tensor, columns: slice) -> Seen:
-    """The centre of what is light in some columns of the field, weighed by light."""
+def _find(frames: Tensor, columns: slice) -> BrightSpot:
+    """Compute the centre of the bright pixels in some columns, weighted by light."""
     part = frames[..., FIELD, columns].float() - BACKGROUND
     light = torch.where(part > MARGIN, part, 0.0)
     by_row, by_column = light.sum(-1), light.sum(-2)
@@ -137,7 +138,7 @@ def _find(frames: Tensor, columns: slice) -> Seen:
     rows = torch.arange(FIELD.start, FIELD.stop, device=light.device).float()
     places = torch.arange(columns.start, columns.stop, device=light.device).float()
     share = total.clamp(min=1.0)
-    return Seen(by_column @ places / share, by_row @ rows / share, total > 0)
+    return BrightSpot(by_column @ places / share, by_row @ rows / share, total > 0)
 
 
 def _reflect(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Games of Pong in ale-py's native vector env, each started by number."""
+"""Batched games of Pong in ale-py's native vector environment."""
 
 from typing import Any, NamedTuple
 
@@ -9,36 +9,37 @@ SCREEN = 84
 NOOP = 0
 """The native action that does nothing."""
 NEVER = 2**31 - 1
-"""Emulated frames after which the native env would truncate."""
+"""Truncation limit of the native environment, in emulated frames."""
 UNKNOWN = -1
+"""Seed or number of no-ops of a game before its first start."""
 
 
-class Played(NamedTuple):
-    """What a step of all games returns."""
+class EmulatorStep(NamedTuple):
+    """Results of a step of all games."""
 
     frames: np.ndarray
     """``(games, 1, 84, 84)`` uint8; the caller's own."""
     rewards: np.ndarray
-    """``(games,)`` points won less points lost."""
+    """``(games,)`` points won minus points lost."""
     over: np.ndarray
     """``(games,)`` bool: one side has 21 points."""
 
 
-class Simulator:
-    """Games that step together and start from a (seed, number) of one's choice.
+class BatchedEmulator:
+    """Games that are stepped together and start from any (seed, start number).
 
-    The native env draws how many no-ops a game begins with from a generator of each
-    game. To seed it takes some twenty times as long as to start a game, since the
-    console is built anew, and so a seed serves for several starts: start ``number`` is
-    the game's start after ``number`` others from the same seed. Without sticky actions
-    it does not depend on how those were played.
+    The native environment samples the number of no-ops at a start from a generator of
+    each game. Seeding it takes some twenty times as long as a start, since it rebuilds
+    the console, so one seed is used for several starts: start number n is the start
+    after n others from the same seed. Without sticky actions it does not depend on how
+    those games were played.
 
     Args:
-        num_games: how many.
-        frame_skip: emulated frames that an action lasts.
-        noop_max: most no-ops at a start.
-        sticky_actions: probability that a frame repeats the action before.
-        threads: that emulate; 0 for one a core.
+        num_games: games in the batch.
+        frame_skip: emulated frames of one action.
+        noop_max: largest number of no-ops at a start.
+        sticky_actions: probability that a frame repeats the previous action.
+        threads: CPU threads of the emulator; 0 for one a core.
     """
 
     def __init__(
@@ -52,28 +53,28 @@ class Simulator:
     ) -> None:
         self.num_games = num_games
         self.turn = 0
-        """Counts the calls that moved a game."""
+        """Number of calls that changed a game."""
         self.noops = np.zeros(num_games, np.int64)
-        """How many no-ops each game began with."""
+        """Number of no-ops at the start of each game."""
         self._native = vector_env()(
             "pong",
             num_games,
             num_threads=threads,
             max_num_frames_per_episode=NEVER,
             repeat_action_probability=sticky_actions,
-            # It resets a game that is over only if that game is stepped once more.
+            # A finished game is reset by the native environment at its next step.
             autoreset_mode="NextStep",
             img_height=SCREEN,
             img_width=SCREEN,
-            # Stacks are the world's own: these would begin with black frames.
+            # `Pong` stacks frames itself: native stacks begin with black frames.
             stack_num=1,
             frameskip=frame_skip,
-            # The native env stops one short of its maximum.
+            # The native maximum is exclusive.
             noop_max=noop_max + 1,
             reward_clipping=False,
             use_fire_reset=False,
         )
-        # Single games can be reset only after all were.
+        # Single games can be reset only after a reset of all.
         self._native.reset()
         self._seeds = np.full(num_games, UNKNOWN)
         self._starts = np.zeros(num_games, np.int64)
@@ -82,41 +83,43 @@ class Simulator:
     def begin(
         self, games: np.ndarray, seeds: np.ndarray, numbers: np.ndarray
     ) -> np.ndarray:
-        """Start some games; the others stay where they are.
+        """Start some games; the others keep their states.
 
         Args:
-            games: ``(n,)`` which ones, at least one.
+            games: ``(n,)`` indices, at least one.
             seeds: ``(n,)`` in ``[1, 2^31)``.
-            numbers: ``(n,)`` of the starts from their seeds, at least 0.
+            numbers: ``(n,)`` start numbers for these seeds, at least 0.
 
         Returns:
-            ``(games, 1, 84, 84)`` uint8, what all games show.
+            ``(games, 1, 84, 84)`` uint8 frames of all games.
         """
         self.turn += 1
         wanted = np.full(self.num_games, UNKNOWN)
         wanted[games] = numbers
+        # Reseed games with another seed, or past the wanted start.
         passed = np.zeros(self.num_games, bool)
         passed[games] = (self._seeds[games] != seeds) | (self._starts[games] > numbers)
         self._seeds[games] = seeds
         if passed.any():
             frames = self._reset(passed, self._seeds[passed])
         self._starts[passed] = 1
+        # Start over and over until each game is at its start number.
         while (behind := self._starts <= wanted).any():
             frames = self._reset(behind)
             self._starts[behind] += 1
         self._over[games] = False
         return frames
 
-    def step(self, actions: np.ndarray) -> Played:
-        """Move every game; one that is over begins a game that counts for nothing.
+    def step(self, actions: np.ndarray) -> EmulatorStep:
+        """Step every game; a finished one starts a game that is discarded later.
 
         Args:
-            actions: ``(games,)`` int64, of Pong's six.
+            actions: ``(games,)`` int64 among Pong's six.
         """
         self.turn += 1
-        self._seeds[self._over] = UNKNOWN  # the native env draws a start of its own
+        self._seeds[self._over] = UNKNOWN  # they start from an unknown number
         frames, rewards, self._over, _, _ = self._native.step(actions)
-        return Played(frames, rewards, self._over)
+        return EmulatorStep(frames, rewards, self._over)
 
     def _reset(self, games: np.ndarray, seeds: np.ndarray | None = None) -> np.ndarray:
         chosen = {"reset_mask": games}
@@ -127,7 +130,7 @@ class Simulator:
 
 
 def vector_env() -> Any:
-    """Import the native vector env.
+    """Import the native vector environment.
 
     Raises:
         ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.

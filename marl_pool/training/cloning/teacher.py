@@ -126,7 +126,7 @@ class PrivilegedTeacher(Teacher):
 
     @property
     def identity(self) -> str:
-        """Its name."""
+        """The name given."""
         return self._identity
 
     def answer(
