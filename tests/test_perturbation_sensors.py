@@ -110,6 +110,17 @@ def test_errors_of_images_are_in_units_of_their_range() -> None:
         build("bias", scale=-1.0)
 
 
+@pytest.mark.parametrize("name", ["bias", "jitter", "scale"])
+def test_bytes_are_rounded_to_the_nearest(name: str) -> None:
+    tokens = images()
+    precise = tokens._replace(features=tokens.features / 255)
+    made = build(name, severity=0.1)
+    for seen, exact in zip(play(made, tokens), play(made, precise), strict=True):
+        levels = exact.features.clamp(0, 1) * 255
+        # Halves may fall to either side: the two are computed in different orders.
+        assert float((seen.features - levels).abs().max()) <= 0.5 + 1e-4
+
+
 # Freeze
 
 
