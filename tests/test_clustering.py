@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.pictures import read_picture, share_beside_background, share_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from helpers.pictures import read_picture, share_beside_background, share_of
 from marl_pool.cli import main
 from marl_pool.config import compose
 from marl_pool.datasets.clustering import (

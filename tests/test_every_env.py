@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("ray")
 
 from helpers.pictures import read_video, share_beside_background
-
 from marl_pool.cli import main
 from marl_pool.envs import env_names
 

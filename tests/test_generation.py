@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.pictures import read_picture, share_of
 from scipy import stats
 from torch import Tensor
 
+from helpers.pictures import read_picture, share_of
 from marl_pool.cli import main
 from marl_pool.datasets.images import Images
 from marl_pool.encoders.swarm import SwarmLayer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.pictures import read_picture, share_of
 from torch import Tensor, nn
 
+from helpers.pictures import read_picture, share_of
 from marl_pool.config import compose
 from marl_pool.datasets.images import Images
 from marl_pool.errors import InputError
