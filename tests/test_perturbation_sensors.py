@@ -134,6 +134,17 @@ def test_frozen_sensors_repeat_their_reading(seed: int, severity: float) -> None
         assert same(seen, now._replace(features=expected))
 
 
+def test_a_frozen_reading_is_a_copy() -> None:
+    tokens = make_tokens(0)
+    now = tokens._replace(features=tokens.features.clone())
+    perturbation = build("freeze", severity=1.0)
+    state = perturbation.start(now, keys())
+    now.features.add_(1.0)  # a world that writes its next step in place
+    seen, state = perturbation(now, state)
+    frozen = state["frozen"]
+    assert torch.equal(seen.features[frozen], tokens.features[frozen])
+
+
 def test_others_freeze_every_k_steps_with_a_new_reading() -> None:
     tokens = make_tokens(0)
     made = build("freeze", severity=0.5, every=3)
