@@ -224,6 +224,7 @@ def _scaled_dot_product(
 
 def _keep(padding: Tensor) -> Tensor:
     # torch's attention wants True = attend: turned round here and nowhere else.
-    # Rows without a key keep them all, so that no NaN enters the gradient.
+    # Rows without a key keep them all, so that no NaN enters the gradient. torch's CPU
+    # kernels have given such rows zeros since 2.5; CUDA's are not tested here.
     keep = ~padding | padding.all(-1, keepdim=True)
     return keep[:, None, None, :]

@@ -1,6 +1,5 @@
 """AttentionNeuron, and policies that remember, from one step to a training sequence."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from ray.rllib.core.columns import Columns
 from torch import Tensor, nn
 
+from helpers.paths import GOLDEN_FILES
 from marl_pool.errors import InputError
 from marl_pool.policies import make_policy
 from marl_pool.policies.token_policy import TokenPolicy
@@ -25,9 +25,7 @@ from marl_pool.training.ppo.module import TokenRLModule
 from tests.toy import FoxAndHens
 
 B, T, N, D, A = 3, 5, 4, 2, 2
-PUBLISHED = (
-    Path(__file__).parents[2] / "shared/reference/attention_neuron/golden_cartpole.npz"
-)
+PUBLISHED = GOLDEN_FILES / "attention_neuron" / "golden_cartpole.npz"
 
 
 def make(**options: Any) -> AttentionNeuron:
@@ -77,7 +75,6 @@ def test_one_code_by_hand() -> None:
         torch.testing.assert_close(codes[1, 2, D * row : D * row + D], expected)
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="no published codes here")
 @pytest.mark.parametrize(
     ("seen", "acted", "codes"),
     [("obs", "f64_action", "f64_latent"), ("obs7", "n7_action", "n7_latent")],

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.cartpole import CHANNELS, CartPole
 from marl_pool.envs.cartpole_heuristic import (
@@ -31,9 +32,7 @@ from marl_pool.rollout import Episodes, Rollout
 from marl_pool.tokens import Tokens
 
 GOLDEN = Path(__file__).parent / "golden" / "cartpole.json"
-PUBLISHED = (
-    Path(__file__).parents[2] / "shared/reference/attention_neuron/golden_cartpole.npz"
-)
+PUBLISHED = GOLDEN_FILES / "attention_neuron" / "golden_cartpole.npz"
 ALL = {"duplicates": 2, "noise_channels": 2, "num_frames": 3, "channel_ids": True}
 VARIANTS = [{}, {"noise_channels": 1}, {"num_frames": 4}, ALL]
 
@@ -129,7 +128,6 @@ def test_the_world_is_the_same_in_a_mirror(start, actions):
     np.testing.assert_allclose(where_it_is(world), -where_it_is(mirror), atol=1e-9)
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="no published trajectory here")
 @pytest.mark.parametrize(
     ("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 2e-4)]
 )

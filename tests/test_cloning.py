@@ -420,6 +420,34 @@ def test_an_epoch_takes_each_step_once_in_an_order_of_the_seed():
     assert not torch.equal(other.batch(0, 0).label.flatten(), first[:5].flatten())
 
 
+def test_validation_takes_steps_evenly_spread():
+    played, _ = collected(sensory(seed=7), CARTPOLE)
+    played.steps["label"] = torch.arange(played.num_steps).float()[:, None]
+    batches = sampler(played, size=5)
+    taken = torch.cat([batch.label for batch in batches.all(12)]).flatten()
+    assert taken[0] == 0
+    assert taken[-1] == played.num_steps - 1
+    gap = (played.num_steps - 1) / 11
+    assert ((taken.diff() - gap).abs() < 1).all()
+    for limit in (played.num_steps, 10**6):
+        whole = torch.cat([batch.label for batch in batches.all(limit)]).flatten()
+        assert torch.equal(whole, torch.arange(played.num_steps).float())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_validation_leaves_previous_actions_alone_and_repeats_itself(whole: bool):
+    played, _ = collected(sensory(seed=7), CARTPOLE)
+    noise = {"before_noise": 0.5, "before_dropout": 0.5}
+    batches = sampler(played, whole=whole, perturbation={"name": "occlude"}, **noise)
+    first, again = (list(batches.all(10**6)) for _ in range(2))
+    before = torch.cat([batch.before[batch.valid] for batch in first])
+    assert torch.equal(before, played.steps["before"])
+    hidden = [[batch.padding for batch in batches] for batches in (first, again)]
+    assert all(map(torch.equal, *hidden))
+    blurred = batches.take(torch.arange(batches.count), 0)
+    assert not torch.equal(blurred.before[blurred.valid], before)
+
+
 def test_whole_trajectories_are_padded_at_their_ends():
     parts = [collected(sensory(seed=7), {**CARTPOLE, "max_steps": n}) for n in (4, 9)]
     played = join([part for part, _ in parts])
@@ -551,6 +579,26 @@ def test_previous_actions_are_blurred_and_dropped():
     gone = Disturbance(CHANNELS, before_dropout=0.25).blur(choice, taken, 0)
     assert abs(float((gone.sum(-1) == 0).float().mean()) - 0.25) < 0.05
     assert Disturbance(CHANNELS).blur(choice, taken, 0) is taken
+
+
+def test_a_noisy_choice_is_any_with_equal_probability_and_dropped_apart():
+    choice, taken = ActionSpec(n=4), torch.eye(4)[torch.ones(2000, 5).long()]
+    noisy = Disturbance(CHANNELS, before_noise=0.4, before_dropout=0.5)
+    changed = noisy.blur(choice, taken, 0)
+    kept = changed[changed.sum(-1) == 1]
+    assert len(kept) == pytest.approx(5000, abs=250)  # five standard deviations
+    shares = torch.tensor([0.1, 0.7, 0.1, 0.1])
+    torch.testing.assert_close(kept.mean(0), shares, rtol=0, atol=0.025)
+
+
+def test_noise_falls_on_an_absent_action_of_a_box_and_not_on_an_absent_choice():
+    """In a box, 0 is an action like any other; no choice is not a choice."""
+    none = torch.zeros(500, 1, 3)
+    noisy = Disturbance(CHANNELS, before_noise=0.1)
+    box = ActionSpec.of(spaces.Box(-1, 1, (3,)))
+    assert float(noisy.blur(box, none, 0).std()) == pytest.approx(0.1, rel=0.1)
+    certain = Disturbance(CHANNELS, before_noise=1.0)
+    assert (certain.blur(ActionSpec(n=3), none, 0) == 0).all()
 
 
 # Learning

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from helpers.pictures import read_picture, share_beside_background, share_of
 from marl_pool.cli import main
 from marl_pool.config import compose
 from marl_pool.datasets.clustering import (
@@ -338,7 +339,11 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         "probabilities.png",
         "orders.png",
     ]
-    assert all(file.stat().st_size > 5000 for file in files)
+    clusters, probabilities, orders = map(read_picture, files)
+    assert all(share_of(color, clusters) > 3e-4 for color in ("C0", "C1"))
+    assert share_beside_background(probabilities) > 0.5
+    assert share_of("C0", orders) > 1e-3  # medians
+    assert share_of("#bcd6e8", orders) > 0.01  # violins, most of them transparent
 
 
 def test_a_matched_output_has_its_clusters_color() -> None:
@@ -546,4 +551,5 @@ def test_the_study_stands_beside_published_numbers(tmp_path: Path) -> None:
     assert "| lstm_sorted |" in lines[4]
     assert "0.582 ± 0.006 (64-3)" in lines[4]
     study.draw(runs, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 5000
+    picture = read_picture(tmp_path / "figure.png")
+    assert all(share_of(color, picture) > 1e-4 for color in ("C0", "C1"))

@@ -27,6 +27,7 @@ from marl_pool.evaluation.results import (
 )
 from marl_pool.evaluation.robustness import evaluate_run
 from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.evaluation.statistics import bootstrap, paired_drop
 from marl_pool.evaluation.subject import Subject, cpu_threads, in_double
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
@@ -489,6 +490,25 @@ def test_the_seed_chooses_the_worlds(run: Run) -> None:
         for seed in (0, 0, 1)
     ]
     assert means[0] == means[1] != means[2]
+
+
+def test_the_seed_reaches_the_intervals(run: Run) -> None:
+    settings = {**SETTINGS, "episodes": 16, "seed": 3}
+    _, document, returns, _ = evaluate_run(run, settings)
+    rows, played = read(document)["results"], read_returns(returns)
+    (clean,) = [
+        values
+        for row, values in zip(rows, played, strict=True)
+        if (row["policy"], row["perturbation"]) == ("trained", "clean")
+    ]
+    for row, values in zip(rows, played, strict=True):
+        intervals = {"mean": bootstrap(values, seed=3)}
+        if row["perturbation"] == "inject":
+            intervals["drop"] = paired_drop(clean, values, seed=3)
+        for name, interval in intervals.items():
+            got = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+            # Drops are from clean episodes in float32, which no row shows.
+            assert got == pytest.approx(list(interval), abs=1e-7)
 
 
 def test_evaluation_worlds_are_none_that_training_meets(run: Run) -> None:

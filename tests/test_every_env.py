@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+from helpers.pictures import read_video, share_beside_background
 from marl_pool.cli import main
 from marl_pool.envs import env_names
 
@@ -49,5 +50,7 @@ def test_it_trains_evaluates_and_renders(name, tmp_path, capsys):
     assert (run / "evaluation").is_dir()
     assert main(["render", str(run), "size=96", "threads=1", *plugins]) == 0
     (video,) = (run / "videos").iterdir()
-    assert video.stat().st_size > 1000
+    frames = read_video(video)
+    assert frames
+    assert all(share_beside_background(frame, 30) > 0.02 for frame in frames)
     assert str(video) in capsys.readouterr().out

@@ -193,6 +193,32 @@ def test_cma_keeps_its_floor_and_decays_its_mean():
     torch.testing.assert_close(decayed.favourite, 0.75 * plain.favourite)
 
 
+def test_cma_moves_its_mean_by_the_learning_rate():
+    start = torch.full((4,), 0.5)
+    whole, part = (CMAES(start, population=8, mean_lr=rate) for rate in (1.0, 0.25))
+    for strategy in (whole, part):
+        search(strategy, 1, 1)
+    moved = whole.favourite - start
+    assert moved.abs().max() > 0.01
+    torch.testing.assert_close(part.favourite - start, 0.25 * moved)
+
+
+def test_cma_draws_each_number_of_a_generation_once(monkeypatch):
+    """Two-point step-size adaptation draws further numbers than the population's."""
+    places = []
+
+    def counted(self, generation, rows, first):
+        places.extend((generation, first + row) for row in range(rows))
+        return gaussian(self, generation, rows, first)
+
+    gaussian = CMAES.gaussian
+    monkeypatch.setattr(CMAES, "gaussian", counted)
+    search(STRATEGIES["diagonal"](torch.zeros(310)), 1, 4)
+    assert len(places) == len(set(places))
+    # 14 new vectors a generation, and at least one draw besides.
+    assert max(row for _, row in places) > 14
+
+
 def test_pgpe_draws_mirrored_pairs():
     strategy = STRATEGIES["pgpe"](torch.ones(5))
     plus, minus = strategy.ask(1).chunk(2)

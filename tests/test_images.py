@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.shared_data import shared_data
 from marl_pool.cli import main
 from marl_pool.config import compose
 from marl_pool.datasets.cifar import ARCHIVES, read_cifar
@@ -35,8 +36,6 @@ from marl_pool.errors import InputError
 from marl_pool.pooling import pooling_names
 from marl_pool.tokens import Tokens
 from marl_pool.training.supervised.fit import make_task
-
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -191,10 +190,9 @@ def test_images_and_labels_must_fit(tmp_path):
         load_images("mnist", tmp_path)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real images")
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
 def test_the_real_files_are_read(dataset):
-    images = load_images(dataset, SHARED)
+    images = load_images(dataset, shared_data("data"))
     assert images.train.shape == (60_000, 28, 28, 1)
     assert images.test.shape == (10_000, 28, 28, 1)
     assert images.train_labels.unique().equal(torch.arange(10))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given
+from scipy import stats
 from torch import Tensor
 
 from marl_pool.config import compose
@@ -86,6 +87,31 @@ def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> Non
     distances = (seen.features[0, 0, 4:, None] - others).abs().amax(-1).amin(-1)
     assert (distances == 0).all()
     assert not seen.padding.any()
+
+
+def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> None:
+    tokens, _ = moving_world(0)
+    alone = tokens._replace(types=torch.tensor([[[SELF_TYPE, 1, 1, 2]]]))
+    beside = Tokens(*map(torch.cat, zip(tokens, alone, strict=True)))
+    seen = play(build("inject", spread=0.0), beside)[0]
+    assert not seen.padding.any()
+    others = beside.features[1, 0, 1:]
+    distances = (seen.features[1, 0, 4:, None] - others).abs().amax(-1).amin(-1)
+    assert (distances == 0).all()
+
+
+@pytest.mark.parametrize("place", ["alike", "near"])
+def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
+    tokens, _ = moving_world(0)
+    hidden = torch.tensor([[[False, False, True, True]]])  # one anchor for all
+    many = tokens._replace(padding=hidden).map(
+        lambda part: part.expand(50, *part.shape[1:])
+    )
+    made = build("inject", place=place, spread=0.4, count=32)
+    anchor = tokens.features[0, 0, 1 if place == "alike" else 0, :2]
+    offsets = play(made, many, steps=1)[0].features[:, 0, 4:, :2] - anchor
+    for axis in offsets.flatten(0, 1).double().T:
+        assert stats.kstest(axis.numpy(), "uniform", (-0.4, 0.8)).pvalue > 0.01
 
 
 def test_without_any_anchor_the_distractors_are_padded() -> None:

@@ -473,4 +473,8 @@ def test_predators_against_prey(tmp_path, cluster, prey, capsys):
     settings = compose("evaluate", ["episodes=3", "perturbations=[]"])
     evaluate_run(run, settings)
     pytest.importorskip("cv2")
-    assert render_run(run, compose("render", ["size=64"])).stat().st_size > 0
+    from helpers.pictures import read_video, share_beside_background
+
+    frames = read_video(render_run(run, compose("render", ["size=64"])))
+    assert frames
+    assert all(share_beside_background(frame, 30) > 0.02 for frame in frames)

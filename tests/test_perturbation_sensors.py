@@ -110,6 +110,17 @@ def test_errors_of_images_are_in_units_of_their_range() -> None:
         build("bias", scale=-1.0)
 
 
+@pytest.mark.parametrize("name", ["bias", "jitter", "scale"])
+def test_bytes_are_rounded_to_the_nearest(name: str) -> None:
+    tokens = images()
+    precise = tokens._replace(features=tokens.features / 255)
+    made = build(name, severity=0.1)
+    for seen, exact in zip(play(made, tokens), play(made, precise), strict=True):
+        levels = exact.features.clamp(0, 1) * 255
+        # Halves may fall to either side: the two are computed in different orders.
+        assert float((seen.features - levels).abs().max()) <= 0.5 + 1e-4
+
+
 # Freeze
 
 
@@ -121,6 +132,17 @@ def test_frozen_sensors_repeat_their_reading(seed: int, severity: float) -> None
         now, frozen = at_time(tokens, time), state["frozen"]
         expected = torch.where(frozen[..., None], tokens.features, now.features)
         assert same(seen, now._replace(features=expected))
+
+
+def test_a_frozen_reading_is_a_copy() -> None:
+    tokens = make_tokens(0)
+    now = tokens._replace(features=tokens.features.clone())
+    perturbation = build("freeze", severity=1.0)
+    state = perturbation.start(now, keys())
+    now.features.add_(1.0)  # a world that writes its next step in place
+    seen, state = perturbation(now, state)
+    frozen = state["frozen"]
+    assert torch.equal(seen.features[frozen], tokens.features[frozen])
 
 
 def test_others_freeze_every_k_steps_with_a_new_reading() -> None:

@@ -190,6 +190,23 @@ def test_more_of_it_touches_the_same_tokens_and_more(
         assert not (mask & ~present).any()
 
 
+@pytest.mark.parametrize("name", ["confuse", "occlude"])
+@given(seed=seeds, severity=severities)
+def test_the_count_follows_tokens_that_come_and_go(
+    name: str, seed: int, severity: float
+) -> None:
+    tokens, padding = make_tokens(seed), make_tokens(seed + 1).padding
+    perturbation = build(name, severity=severity)
+    state = perturbation.start(tokens, keys())
+    now = tokens._replace(padding=padding)
+    seen, _ = perturbation(now, state)
+    taken = (seen.types != now.types) | (seen.padding != now.padding)
+    present = ~padding & (tokens.types != SELF_TYPE)
+    expected = (present.sum(-1) * torch.tensor(severity).double()).round()
+    assert torch.equal(taken.sum(-1), expected.long())
+    assert not (taken & ~present).any()
+
+
 def test_more_distractors_are_the_same_ones_and_more() -> None:
     tokens = make_tokens(0)
     less, more = (

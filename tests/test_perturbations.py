@@ -15,6 +15,7 @@ from marl_pool.perturbations import (
     make_perturbation,
     perturbation_names,
 )
+from marl_pool.perturbations.draws import uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens
 from tests.perturbed import (
     SPEC,
@@ -331,6 +332,12 @@ def test_more_occlusion_takes_the_same_tokens_and_more() -> None:
 
 
 # Jitter
+
+
+def test_successive_draws_share_no_number() -> None:
+    turns = torch.arange(4).repeat(3, 1)
+    drawn = [uniform_like(keys(), turn, (2, 5)) for turn in turns.T]
+    assert torch.stack(drawn).unique().numel() == 4 * 3 * 2 * 5
 
 
 def test_jitter_is_gaussian_and_fresh_at_each_step() -> None:

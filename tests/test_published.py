@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.paths import GOLDEN_FILES
 from marl_pool import InputError, arguments, cli
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
@@ -28,8 +29,8 @@ from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from tests import published_forward
 
-SHARED = Path(__file__).parents[2] / "shared/reference/attention_neuron"
-WEIGHTS, GOLDEN = SHARED / "cartpole_pi.npz", SHARED / "golden_cartpole.npz"
+FILES = GOLDEN_FILES / "attention_neuron"
+WEIGHTS, GOLDEN = FILES / "cartpole_pi.npz", FILES / "golden_cartpole.npz"
 SIZES = {
     "cartpole_pi": 913,
     "ant_pi": 2504,
@@ -37,9 +38,6 @@ SIZES = {
     "carracing": 3667,
     "carracing_pi": 7212,
 }
-needs_weights = pytest.mark.skipif(
-    not WEIGHTS.exists(), reason="no published weights here"
-)
 needs_box2d = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("Box2D", "pygame")),
     reason="no Box2D here",
@@ -264,7 +262,6 @@ def replay(
     return {key: torch.stack(part).numpy() for key, part in parts.items()}
 
 
-@needs_weights
 @pytest.mark.parametrize(
     ("run", "seen", "dtype", "atol"),
     [
@@ -284,7 +281,6 @@ def test_cartpoles_inner_values_are_the_published_ones(
         )
 
 
-@needs_weights
 @pytest.mark.parametrize("case", ["f32", "n7", "perm", "dup10", "resh"])
 def test_cartpole_acts_as_published(case: str, golden: Any) -> None:
     """By itself: with noise, permuted, doubled, and reshuffled in mid-episode.
@@ -303,7 +299,6 @@ def test_cartpole_acts_as_published(case: str, golden: Any) -> None:
     np.testing.assert_allclose(got, golden[f"{case}_action"], atol=1e-4, rtol=0)
 
 
-@needs_weights
 def test_doubled_channels_at_half_the_size_change_nothing(golden: Any) -> None:
     policy = load_published(WEIGHTS, "cartpole_pi").double()
     seen = torch.from_numpy(golden["obs"])[..., None]
@@ -329,7 +324,6 @@ def score(
     return float(play({"agent": policy}, world, perturbation).returns["agent"].mean())
 
 
-@needs_weights
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "shuffle", "expected", "within"),
@@ -372,7 +366,6 @@ class PublishedStarts(CartPole):
         self.put(rows, self.starts[rows])
 
 
-@needs_weights
 @pytest.mark.slow
 def test_cartpole_scores_as_published_from_the_published_starts(golden: Any) -> None:
     world = PublishedStarts(EPISODES)

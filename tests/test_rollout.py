@@ -527,6 +527,40 @@ def test_moments_tell_what_the_policies_saw() -> None:
                 assert torch.equal(got, expected)
 
 
+# Agents and episodes that begin in the middle
+
+
+class Absent(Pond):
+    """A pond whose second frog is away in the second and third step of an episode."""
+
+    @property
+    def active(self) -> dict[str, Tensor]:
+        heron = torch.ones(self.num_envs, 1, dtype=torch.bool)
+        there = (self.steps < 1) | (self.steps >= 3)
+        return {"heron": heron, "frog": torch.stack([heron[:, 0], there], dim=1)}
+
+
+def test_an_agent_that_appears_in_mid_episode_starts_with_a_fresh_memory() -> None:
+    world = Absent(NUM_ENVS)
+    parts = Rollout(world, counting_policies(world)).steps(STEPS)
+    heron, frogs = (parts[name].states["calls"][..., 0] for name in ("heron", "frog"))
+    # The memory counts calls: the heron's are the steps of the episode so far.
+    time = heron[..., 0]
+    assert time.max() >= 4
+    assert torch.equal(frogs[..., 0], time)
+    assert torch.equal(frogs[..., 1], torch.where(time >= 3, time - 3, time))
+
+
+def test_a_ramp_counts_the_episodes_of_each_world_by_itself() -> None:
+    ramped = make_perturbation("occlude", severity=1.0, ramp=50)
+    together = rollout(perturbation=ramped)
+    part = together.steps(STEPS)["heron"]
+    episodes = (part.terminated | part.truncated).sum(0)
+    assert len(episodes.unique()) > 1
+    for state in together.perturbed.values():
+        torch.testing.assert_close(state["severity"], episodes.double() / 50)
+
+
 # Randomness
 
 

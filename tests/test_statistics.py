@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from marl_pool.evaluation.statistics import (
+    around,
     bootstrap,
     interquartile_mean,
     interquartile_score,
@@ -68,6 +69,35 @@ def test_bootstrap_of_a_statistic_of_ones_own() -> None:
     assert interval.low < 4.0 < interval.high
 
 
+def test_an_interval_is_between_the_percentiles_2_5_and_97_5() -> None:
+    drawn = np.random.default_rng(0).permutation(np.arange(1001.0))
+    assert around(400.0, drawn) == pytest.approx((400.0, 25.0, 975.0))
+    assert around(400.0, drawn, 0.5) == pytest.approx((400.0, 250.0, 750.0))
+    sample = np.arange(9.0)
+    assert bootstrap(sample) == bootstrap(sample, confidence=0.95)
+
+
+@pytest.mark.parametrize("unknown", [np.nan, np.inf])
+def test_an_interval_of_resamples_without_a_value_is_unknown(unknown: float) -> None:
+    interval = around(1.0, np.array([0.0, unknown, 2.0, 3.0]))
+    np.testing.assert_array_equal(interval, [1.0, np.nan, np.nan])
+
+
+def test_resamples_are_of_n_observations_each_equally_likely() -> None:
+    seen = []
+
+    def watched(values: np.ndarray) -> np.ndarray:
+        seen.append(values)
+        return values.mean(-1)
+
+    bootstrap(np.arange(5.0), watched, resamples=10_000)
+    resamples = seen[-1]
+    assert resamples.shape == (10_000, 5)
+    shares = np.bincount(resamples.ravel().astype(int), minlength=5) / 50_000
+    # The standard error of a share is 0.0018.
+    np.testing.assert_allclose(shares, 0.2, atol=0.01)
+
+
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     generator = np.random.default_rng(3)
     covered = []
@@ -81,6 +111,17 @@ def test_a_seed_fixes_the_interval_and_another_moves_it() -> None:
     sample = np.random.default_rng(0).normal(size=30)
     assert bootstrap(sample, seed=5) == bootstrap(sample, seed=5)
     assert bootstrap(sample, seed=5) != bootstrap(sample, seed=6)
+
+
+def test_the_seed_reaches_the_intervals_of_a_summary_and_of_a_drop() -> None:
+    sample = np.random.default_rng(0).normal(size=30)
+    one, again, other = (summarize(sample, seed=seed) for seed in (5, 5, 6))
+    assert one == again
+    assert one.mean == bootstrap(sample, seed=5) != other.mean
+    assert one.iqm == bootstrap(sample, interquartile_mean, seed=5) != other.iqm
+    drop = paired_drop(sample, sample**2, seed=5)
+    assert drop == bootstrap(sample - sample**2, seed=5)
+    assert drop != paired_drop(sample, sample**2, seed=6)
 
 
 def test_more_confidence_is_a_wider_interval() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from helpers.shared_data import shared_data
 from marl_pool.attention import MultiHeadAttention
 from marl_pool.config import compose
 from marl_pool.datasets.augmentation import random_crops, random_flips
@@ -43,7 +44,6 @@ from tests.test_images import cifar_contents, write_cifar
 
 ARCHIVE = OWN_ARCHIVES["cifar10"]
 GOLDEN = Path(__file__).parent / "golden" / "vision_transformer.json"
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 PUBLISHED = VisionOptions(
     dropout=0.1,
     attention_dropout=0.1,
@@ -418,10 +418,13 @@ def test_cifar_is_normalized_by_the_published_constants(dataset, mean, std):
     assert task.normalization == (mean, std)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real images")
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
 def test_other_sets_are_normalized_by_their_own_pixels(dataset):
-    values = load_images(dataset, SHARED).train.flatten().bincount(minlength=256)
+    values = (
+        load_images(dataset, shared_data("data"))
+        .train.flatten()
+        .bincount(minlength=256)
+    )
     shares, levels = values.double() / values.sum(), torch.arange(256) / 255
     mean = (shares * levels).sum()
     std = (shares * (levels - mean).square()).sum().sqrt()

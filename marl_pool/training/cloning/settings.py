@@ -91,8 +91,9 @@ class CloneSettings:
     severities: tuple[Probability, Probability] | None = None
     """Bounds between which the perturbation's severity is drawn; None: it is fixed."""
     before_noise: NonNegativeFloat = 0.0
-    """Of the previous action: for a box the standard deviation of Gaussian noise, for
-    a choice the share that is replaced by a random one."""
+    """Noise on the previous action: for a box the standard deviation of Gaussian noise,
+    also on the zeros at an episode's start; for a choice the share that is replaced by
+    a random one, except at an episode's start, where there is none."""
     before_dropout: UnitInterval = 0.0
     """Share of previous actions that are replaced by none, as at an episode's start."""
     iteration_batches: PositiveInt = 100

@@ -154,7 +154,6 @@ class CMAES(Strategy):
         setattr(self.search, INJECTED, injected)
         # Only the very first `ask` makes one.
         self.search.timer = ElapsedWCTime()
-        self.search._updateBDfromSM(self.search.sm)
 
     def _holders(self) -> Iterator[tuple[str, Any]]:
         yield "", self.search
