@@ -2,19 +2,18 @@
 
     SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
     SWEEP/trials/NAME/      an ordinary run folder for each trial: `marl_pool.runs`
-    SWEEP/table.csv         or table.parquet: a row for each iteration of each trial
+    SWEEP/table.csv         a row for each logged iteration of each trial
 
 A crash leaves the old content of a file or the new.
 """
 
 import json
-import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import yaml
@@ -23,7 +22,6 @@ from marl_pool.atomic import (
     discard_leftovers,
     locked,
     make_folder,
-    new_binary_file,
     new_file,
     refuse_link_out,
 )
@@ -34,13 +32,13 @@ from marl_pool.runs import TRAIN, Run
 from marl_pool.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
-CONTENT, LOCK, VERSION = "sweep.yaml", ".lock", "package_version"
+CONTENT, TABLE = "sweep.yaml", "table.csv"
+LOCK, VERSION = ".lock", "package_version"
 STUDIED = (TRAIN, "fit")
 """Verbs whose runs a sweep may consist of."""
 LONGEST_NAME = 200
 """Characters; most file systems take 255 bytes."""
 
-Format = Literal["csv", "parquet"]
 Grid = dict[str, list[Any]]
 """Key → values, in the order in which a trial's name has them."""
 
@@ -175,75 +173,52 @@ class Sweep:
         path = self.run_path(trial)
         return Run.open(path) if (path / "config.yaml").is_file() else None
 
-    def strangers(self, trials: Iterable[Trial]) -> list[str]:
-        """Folders beside those of the trials."""
-        folder = self.path / "trials"
-        found = {item.name for item in folder.iterdir()} if folder.is_dir() else set()
-        return sorted(found - {trial.name for trial in trials})
+    @property
+    def table_path(self) -> Path:
+        """CSV file of the results."""
+        return self.path / TABLE
 
-    def table_path(self, form: Format) -> Path:
-        """Of the table of results."""
-        return self.path / f"table.{form}"
+    def write_table(self, trials: Sequence[Trial], status: Mapping[str, str]) -> None:
+        """Rewrite the table: one row for each logged iteration of each trial.
 
-    def write_table(
-        self, trials: Sequence[Trial], status: Mapping[str, str], form: Format
-    ) -> None:
-        """Write the table anew: a row for each logged iteration of each trial.
-
-        Its columns are ``trial``, ``status``, the swept keys, and all metrics that
-        any of the trials has; a missing number is empty, and NaN when read. It has the
-        rows of a damaged ``metrics.csv`` that can be read.
+        Its columns are ``trial``, ``status``, the swept keys, and every metric that
+        any trial has; a missing metric is an empty cell, which `read_table` returns as
+        NaN. Of a damaged ``metrics.csv`` the readable rows are used.
 
         Args:
             trials: in the order of the rows.
-            status: by trial's name.
-            form: "csv" or "parquet".
+            status: by trial name.
         """
         rows = []
         for trial in trials:
             own = {"trial": trial.name, "status": status[trial.name]}
-            own |= {key: _plain(value) for key, value in trial.values.items()}
+            own |= {key: _cell(value) for key, value in trial.values.items()}
             run = self.run(trial)
             rows += [own | row for row in run.metrics.readable_rows()] if run else []
         keys = dict.fromkeys(key for trial in trials for key in trial.values)
         metrics = dict.fromkeys(key for row in rows for key in row)
         columns = list(dict.fromkeys(("trial", "status", *keys, *metrics)))
-        if form == "csv":
-            cells = ({key: _cell(value) for key, value in row.items()} for row in rows)
-            write_csv(self.table_path(form), columns, cells)
-            return
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        table = pa.table({key: _column(rows, key) for key in columns})
-        with new_binary_file(self.table_path(form)) as out:
-            parquet.write_table(table, out)
+        write_csv(self.table_path, columns, rows)
 
 
 def read_table(path: str | Path) -> list[dict[str, Any]]:
     """Read the table of a sweep.
 
     Args:
-        path: of a ``table.csv``, a ``table.parquet`` or the sweep's folder.
+        path: a ``table.csv``, or the folder of a sweep.
 
     Returns:
-        The rows. A metric is a number, NaN where it is missing. A swept key's value
-        is a number, true or false, None, or text; a list is text in JSON's form.
+        One dict for each row. A metric is a number, NaN where it is missing. The value
+        of a swept key is a number, a bool, None, or text; a list is its JSON text.
 
     Raises:
         InputError: there is no such table.
     """
     path = Path(path)
-    if path.is_dir():
-        tables = [path / f"table.{form}" for form in ("csv", "parquet")]
-        path = next(filter(Path.is_file, tables), path / "table.csv")
-    if not path.is_file():
-        raise InputError(f"{path}: no such table")
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return list(parquet.read_table(path).to_pylist())
-    return [{key: _value(text) for key, text in row.items()} for row in read_csv(path)]
+    file = path / TABLE if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"{file}: no such table")
+    return [{key: _value(text) for key, text in row.items()} for row in read_csv(file)]
 
 
 def trial_name(values: Mapping[str, Any]) -> str:
@@ -270,12 +245,10 @@ def _label(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
-    return _label(value) if isinstance(value, list | dict) else value
-
-
 def _cell(value: Any) -> Any:
-    return json.dumps(value) if value is None or isinstance(value, bool) else value
+    """Format a swept value for the table: JSON, except for numbers and plain text."""
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if numeric else _label(value)
 
 
 def _value(text: str) -> Any:
@@ -287,12 +260,3 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    """A column in one type, as parquet wants it: numbers, or else text."""
-    values = [row.get(key, math.nan) for row in rows]
-    known = [value for value in values if value is not None]
-    if len({isinstance(value, bool | str) for value in known}) > 1:
-        return [None if value is None else _label(value) for value in values]
-    return values

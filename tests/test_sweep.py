@@ -20,8 +20,8 @@ from scipy import stats
 
 import marl_pool
 from marl_pool import InputError, cli
-from marl_pool.config import VERBS, check, compose, differences, plan_grid, plan_sweep
-from marl_pool.config.grid import STUDIES, refuse_other_runs
+from marl_pool.config import VERBS, check, compose, plan_grid, plan_sweep
+from marl_pool.config.grid import STUDIES, differences
 from marl_pool.config.sections import CONFIGS, files_of
 from marl_pool.runs import Best, Run
 from marl_pool.sweeps import LONGEST_NAME, Sweep, Trial, read_table, trial_name
@@ -225,7 +225,6 @@ def test_the_reduced_form_in_a_presets_comment_works(name):
         (["threads=1,2"], "threads: a sweep sets it; use --cpus-per-trial"),
         (["seed=0,1", "resources.address=auto"], "a sweep sets it; use --address"),
         (["seed=0,1", "--concurrency", "0"], "sweep.concurrency: expected an integer"),
-        (["seed=0,1", "--format", "xlsx"], "sweep.format: expected csv or parquet"),
         (["seed=0,1", "--concurency", "2"], "Did you mean --concurrency?"),
         (["seed=0,1", "sweep.sedd_sd=2"], "sweep.sedd_sd: unknown key 'sedd_sd'"),
     ],
@@ -348,6 +347,12 @@ def test_a_new_sweep_does_not_touch_an_earlier_one(refused, tmp_path):
     assert "s exists; choose another --sweep-dir or `marl-pool resume s`" in line
 
 
+def test_a_new_sweep_needs_a_folder_without_runs(refused, tmp_path):
+    (tmp_path / "s" / "trials" / "seed=0").mkdir(parents=True)
+    line = refused("sweep", "seed=0,1", "--sweep-dir", "s")
+    assert "s/trials: expected an empty folder for a new sweep, got seed=0" in line
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -373,32 +378,17 @@ def plan():
     return plan_sweep([*SWEPT, "total_steps=100"])
 
 
-def old_form(config: dict) -> dict:
-    """As a version wrote it that knew fewer keys, and one that is gone."""
-    config = json.loads(json.dumps(config))
-    numbers = map(int, config["env"].pop("counts").split("-"))
-    kinds = ("num_agents", "num_signal", "num_noise")
-    config["env"].update(zip(kinds, numbers, strict=True))
-    del config["ppo"]["max_seq_len"], config["fixed"]
-    config["ppo"]["fragment_steps"] = 3
-    return config
-
-
-def test_runs_of_an_earlier_version_are_adopted(plan, capsys):
+def test_finished_trials_are_not_trained_again(plan, capsys):
     sweep = Sweep("s", plan.grid, plan.overrides)
     for trial in plan.trials:
-        config = old_form(trial.config) | {"threads": 7, "time_limit": 5}
+        config = trial.config | {"threads": 7, "time_limit": 5}
         saved_run(
             sweep.run_path(trial), config, [64, 128], return_mean=trial.values["seed"]
         )
-    refuse_other_runs(sweep, plan)
-    (Path("s") / "trials" / "other").mkdir()
-    command = ["sweep", *SWEPT, "total_steps=100", "--sweep-dir", "s"]
+    sweep.write()
     written = {f: f.read_bytes() for f in Path("s").rglob("*") if f.is_file()}
-    assert cli.main(command) == 0
-    out = capsys.readouterr().out
-    assert "4 finished, 0 to go on with, 0 to begin" in out
-    assert "1 other folders in trials/" in out
+    assert cli.main(["resume", "s"]) == 0
+    assert "4 finished, 0 to go on with, 0 to begin" in capsys.readouterr().out
     table = read_table("s")
     assert len(table) == 8
     assert {row["status"] for row in table} == {FINISHED}
@@ -409,38 +399,39 @@ def test_runs_of_an_earlier_version_are_adopted(plan, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ppo": {"lr": 0.25}}, "ppo.lr=0.25 instead of 0.005"),
-        ({"env": {"num_noise": 5}}, "env.num_noise=5 instead of 0"),
-        ({"seed": 9}, "seed=9 instead of 0"),
-        ({"pooling": {"name": "cls"}}, "pooling.name='cls' instead of 'max'"),
-        ({"ppo": {"lr": -1}}, "ppo.lr: expected a number > 0, got -1"),
+        ({"ppo": {"lr": 0.25}}, "ppo.lr: expected 0.005, got 0.25"),
+        ({"seed": 9}, "seed: expected 0, got 9"),
+        ({"pooling": {"name": "cls"}}, "pooling.name: expected 'max', got 'cls'"),
+        ({"ppo": {"fragment_steps": 3}}, "ppo.fragment_steps: expected null, got 3"),
     ],
 )
-def test_another_run_in_a_trials_place_is_refused(plan, change, message):
+def test_a_sweep_whose_settings_changed_is_not_resumed(refused, plan, change, message):
     sweep = Sweep("s", plan.grid, plan.overrides)
-    config = old_form(plan.trials[0].config)
+    trial = plan.trials[0]
+    config = dict(trial.config)
     for key, value in change.items():
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
-    saved_run(sweep.run_path(plan.trials[0]), config, [64])
-    with pytest.raises(InputError) as caught:
-        refuse_other_runs(sweep, plan)
-    assert message in str(caught.value)
-    assert str(sweep.run_path(plan.trials[0])) in str(caught.value)
+    saved_run(sweep.run_path(trial), config, [64])
+    sweep.write()
+    line = refused("resume", "s")
+    assert message in line
+    assert str(sweep.run_path(trial)) in line
 
 
-def test_a_run_that_went_further_is_refused(plan):
+def test_a_sweep_of_another_verbs_runs_is_not_resumed(refused, plan):
     sweep = Sweep("s", plan.grid, plan.overrides)
-    saved_run(sweep.run_path(plan.trials[0]), plan.trials[0].config, [64, 128, 192])
-    with pytest.raises(InputError, match="192 steps instead of 100"):
-        refuse_other_runs(sweep, plan)
+    trial = plan.trials[0]
+    Run.create(sweep.run_path(trial), trial.config, "evolve")
+    sweep.write()
+    assert "expected a run of train, got one of evolve" in refused("resume", "s")
 
 
-def test_run_control_counts_only_where_it_is_swept():
-    config = compose("train")
-    longer = {**config, "total_steps": 5}
-    assert differences(config, longer, ["seed"]) == []
-    assert differences(config, longer, ["total_steps"]) == [
-        "total_steps=5 instead of 1000000"
+def test_run_control_is_no_difference_between_a_trial_and_its_run(plan):
+    config = plan.trials[0].config
+    longer = {**config, "total_steps": 5, "threads": 7}
+    assert differences(config, longer, {"total_steps", "threads"}) == []
+    assert differences(config, longer, {"threads"}) == [
+        "total_steps: expected 100, got 5"
     ]
 
 
@@ -478,11 +469,10 @@ def sweep_with_runs():
     return sweep, trials, status
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs, form):
+def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs):
     sweep, trials, status = sweep_with_runs
-    sweep.write_table(trials, status, form)
-    table = read_table(sweep.table_path(form))
+    sweep.write_table(trials, status)
+    table = read_table(sweep.table_path)
     assert len(read_table(sweep.path)) == 3
     assert [row["trial"] for row in table] == [
         *(trials[0].name, trials[0].name, trials[3].name)
@@ -503,10 +493,9 @@ def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs, f
 def test_a_table_of_nothing_has_its_columns(tmp_path):
     sweep = Sweep(tmp_path, {"seed": [0]}, [])
     trial = Trial("seed=0", {"seed": 0}, {})
-    for form in ("csv", "parquet"):
-        sweep.write_table([trial], {"seed=0": "waiting"}, form)
-        assert read_table(sweep.table_path(form)) == []
-    assert sweep.table_path("csv").read_text() == "trial,status,seed\n"
+    sweep.write_table([trial], {"seed=0": "waiting"})
+    assert read_table(sweep.table_path) == []
+    assert sweep.table_path.read_text() == "trial,status,seed\n"
 
 
 def test_a_missing_table_is_refused(tmp_path):

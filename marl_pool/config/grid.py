@@ -1,7 +1,7 @@
 """The trials of a sweep: a grid of values, composed and checked one by one."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from marl_pool import names
 from marl_pool.config.checks import check, check_settings, show
 from marl_pool.config.compose import (
     compose_only,
@@ -31,11 +30,8 @@ OWN = ("grid", "sweep")
 """Keys of a study that its trials don't have."""
 SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and what it sets them from."""
-RUN_CONTROL = (
-    *("total_steps", "time_limit", "checkpoint", "resources", "threads"),
-    *("data_dir", "download"),
-)
-"""Keys, with those below them, that change how far a run goes, not what it is."""
+RUN_CONTROL = ("threads", "data_dir", "download")
+"""Keys that a resumed trial may change, besides its verb's `Work.controls`."""
 
 
 class Plan(NamedTuple):
@@ -101,75 +97,49 @@ def plan_grid(
     return Plan(grid, list(fixed), trials, settings)
 
 
-def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
-    """Refuse a folder in which a trial's place is taken by another run.
+def validate_runs(sweep: Sweep, plan: Plan) -> None:
+    """Reject a plan whose settings are not those of the runs that the sweep has made.
 
-    Runs of the same settings are adopted, also those that `marl-pool train` made.
+    Defaults and presets may have changed since; a run must not be continued with
+    other settings.
 
     Raises:
-        InputError: a run's settings are not those of the trial, or it went further.
+        InputError: a run was made by another verb, or with other settings.
     """
+    ignored = {*RUN_CONTROL, *WORKS[sweep.verb].controls}
     for trial in plan.trials:
         run = sweep.run(trial)
         if run is None:
             continue
         if run.verb != sweep.verb:
-            raise InputError(f"{run.path} is no run of {sweep.verb} but of {run.verb}")
-        try:
-            # The run's own configuration may name no class that the trial's does not.
-            with names.trust(names.texts_in(trial.config), run.path):
-                differing = differences(
-                    trial.config, run.config, list(plan.grid), sweep.verb
-                )
-        except names.UntrustedError:
-            raise
-        except InputError as error:
-            raise InputError(f"{run.path}: {error}") from error
-        work = WORKS[sweep.verb]
-        rows = [] if run.metrics_problem() else run.metrics.readable_rows()
-        limit = work.total(trial.config)
-        counts = [work.count(row, trial.config) for row in rows[-2:]]
-        if len(counts) > 1 and counts[0] >= limit:
-            differing.append(f"{counts[1]} {work.unit} instead of {limit}")
-        if differing:
             raise InputError(
-                f"{run.path} is another run than the sweep's: {'; '.join(differing)}"
+                f"{run.path}: expected a run of {sweep.verb}, got one of {run.verb}"
             )
+        if changed := differences(trial.config, run.config, ignored):
+            raise InputError(f"{run.path}: {'; '.join(changed)}")
+
+
+def differences(
+    wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Container[str]
+) -> list[str]:
+    """List the settings in which a trial and its run differ.
+
+    Args:
+        wanted: configuration of the trial.
+        found: configuration of the run, as stored.
+        ignored: top-level keys that may differ.
+    """
+    left, right = dict(_flat(wanted)), dict(_flat(found))
+    return [
+        f"{key}: expected {show(left.get(key))}, got {show(right.get(key))}"
+        for key in left | right
+        if key.split(".")[0] not in ignored and left.get(key) != right.get(key)
+    ]
 
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
     """A checked configuration in the one form that all its spellings share."""
     return {**config, "env": counted(config["env"])} if "env" in config else {**config}
-
-
-def differences(
-    wanted: Mapping[str, Any],
-    found: Mapping[str, Any],
-    swept: Sequence[str],
-    verb: str = "train",
-) -> list[str]:
-    """How a run that exists differs from the trial that it should be.
-
-    Args:
-        wanted: the trial's configuration, checked.
-        found: the run's, as it was written, maybe by an earlier version.
-        swept: keys of the grid, which always count; of others, run control does not.
-        verb: whose runs they are.
-
-    Returns:
-        One text for each key that differs; keys that only one of them knows don't
-        count, unless a default of today gives them another value.
-    """
-    known = check(verb, _known(found, wanted))
-    left, right = dict(_flat(canonical(known))), dict(_flat(canonical(wanted)))
-    tops = {key.split(".")[0] for key in swept}
-    controls = (*RUN_CONTROL, *WORKS[verb].controls)
-    control = [key for key in controls if key not in tops]
-    return [
-        f"{key}={show(left.get(key))} instead of {show(value)}"
-        for key, value in right.items()
-        if key.split(".")[0] not in control and left.get(key) != value
-    ]
 
 
 class _Compositions(dict[tuple[str, ...], DictConfig]):
@@ -277,17 +247,6 @@ def _refuse_twins(trials: Sequence[Trial]) -> None:
                 f"the trials {seen[content]} and {trial.name} are the same run"
             )
         seen[content] = trial.name
-
-
-def _known(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """``found`` without the keys that ``wanted`` has not heard of."""
-    return {
-        key: _known(value, wanted[key])
-        if isinstance(value, Mapping) and isinstance(wanted[key], Mapping)
-        else value
-        for key, value in found.items()
-        if key in wanted
-    }
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -69,8 +69,6 @@ def run_sweep(
             _refuse_missing_data(left)
         _say(size_of(sweep.grid, trials, done, work))
         _say(detectable(sweep.grid, settings.seed_sd))
-        if others := sweep.strangers(trials):
-            _say(f"{len(others)} other folders in trials/ are no part of it")
         with _resources(left, settings) as concurrency:
             _say(_duration(left, done, concurrency, work))
             if not dry_run:
@@ -93,7 +91,7 @@ def _run(
 
     def write_table() -> None:
         status = {name: line.state for name, line in board.lines.items()}
-        sweep.write_table(trials, status, settings.format)
+        sweep.write_table(trials, status)
 
     with sweep.lock():
         sweep.write()
