@@ -230,7 +230,7 @@ def test_suites_inject_what_is_noise_in_a_world(
     chosen = [entry for entry in listed if entry["name"] == "inject"]
     made = WORLDS[world]()
     (spec, *_) = (group.tokens for group in made.groups.values())
-    built = conditions(chosen, made, {})
+    built = conditions(chosen, made)
     assert len(built) >= len(chosen) > 0
     for case in built:
         if expected in spec.type_names:

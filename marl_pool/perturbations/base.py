@@ -81,22 +81,6 @@ class Perturbation(ABC):
     ) -> tuple[Tokens, PerturbationState]:
         """Perturb one step's tokens; return them and the memory for the next."""
 
-    def moved(
-        self, before: PerturbationState, after: PerturbationState
-    ) -> Tensor | None:
-        """Say where a policy's memories of single tokens have to go.
-
-        Args:
-            before: the memory before a call.
-            after: the memory that it returned.
-
-        Returns:
-            ``(num_envs, agents, N)`` int64: for each token that the policy sees, the
-            place at which it saw the same one a step ago; None to leave memories
-            where they are.
-        """
-        return None
-
 
 class DrawnPerturbation(Perturbation):
     """A perturbation that is drawn at reset, and perhaps every few steps anew.

@@ -19,8 +19,9 @@ class Shuffle(TokenShare):
     """Permute tokens: features, types and padding move together.
 
     With ``scope="token"`` whole tokens move. The set stays the same, so a
-    permutation-invariant policy notices nothing, at least if it has no memory of
-    single tokens.
+    permutation-invariant policy notices nothing, unless it has a memory for each
+    position, as `AttentionNeuron` has: that memory stays in its place and is paired
+    with another token.
 
     With ``scope="frame"`` each frame is permuted before it is stacked, as a sensor
     array would be whose wires are exchanged while it runs: after a new order, and until
@@ -41,8 +42,6 @@ class Shuffle(TokenShare):
         scope: what is permuted, ``"token"`` or ``"frame"``.
         held: seed of one permutation that all worlds, agents and episodes share, now
             and in any other run; None draws a new one for each.
-        carry_memory: what a policy remembers of a token by itself goes with it to its
-            new place; else it stays, as published, and meets another token there.
         protect_self: leave the observer's own token in its place.
         ramp: episodes of a world in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
@@ -50,8 +49,8 @@ class Shuffle(TokenShare):
 
     Raises:
         UnfitTokensError: ``scope="frame"`` for tokens that show a single frame.
-        InputError: ``held`` together with ``every``, ``carry_memory`` without it, an
-            unknown scope, or a number out of range.
+        InputError: ``held`` together with ``every``, an unknown scope, or a number out
+            of range.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class Shuffle(TokenShare):
         every: PositiveInt | None = None,
         scope: Literal["token", "frame"] = "token",
         held: Seed | None = None,
-        carry_memory: bool = False,
         protect_self: bool = False,
         ramp: PositiveInt | None = None,
         has_self: bool = True,
@@ -84,11 +82,6 @@ class Shuffle(TokenShare):
                 f"perturbation.held: expected null or an integer in [0, 2**63), "
                 f"got {held}"
             )
-        if carry_memory and every is None:
-            raise InputError(
-                "perturbation.carry_memory: expected false where perturbation.every is "
-                f"null, got {carry_memory}"
-            )
         if scope not in ("token", "frame"):
             raise InputError(
                 f"perturbation.scope: expected token or frame, got {scope!r}"
@@ -98,18 +91,9 @@ class Shuffle(TokenShare):
                 "perturbation.scope: expected token, since these tokens show a single "
                 "frame, got frame"
             )
-        self.held, self.carry_memory = held, carry_memory
-        self.scope, self.num_frames = scope, num_frames
+        self.held, self.scope, self.num_frames = held, scope, num_frames
         # Frames that change places at different times make other tokens.
         self.reorders = scope == "token" or every is None
-
-    def moved(
-        self, before: PerturbationState, after: PerturbationState
-    ) -> Tensor | None:
-        """The places, if memories are carried; see `Perturbation.moved`."""
-        if not self.carry_memory or after["origin"] is before["origin"]:
-            return None
-        return before["origin"].argsort(-1).gather(-1, after["origin"])
 
     def eligible(self, tokens: Tokens) -> Tensor:
         """All slots, or all but the observer's own, ``(num_envs, agents, N)`` bool."""
