@@ -1,6 +1,6 @@
 """The encoder: one merging layer, applied until few tokens are left.
 
-It is no `marl_pool.encoders.base.Encoder`, which returns as many vectors as it is given.
+It is no `marl_pool.encoders.base.Encoder`, which returns one vector for each given.
 """
 
 from collections.abc import Sequence
