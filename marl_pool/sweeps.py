@@ -1,10 +1,10 @@
-"""Sweep folders, and the table of results that a sweep leaves.
+"""Sweep folders and the table of their results.
 
     SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
-    SWEEP/trials/NAME/      an ordinary run folder for each trial: `marl_pool.runs`
+    SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs`
     SWEEP/table.csv         a row for each logged iteration of each trial
 
-A crash leaves the old content of a file or the new.
+Files are replaced atomically: a crash leaves the old content or the new.
 """
 
 import json
@@ -35,12 +35,12 @@ from marl_pool.version import __version__
 CONTENT, TABLE = "sweep.yaml", "table.csv"
 LOCK, VERSION = ".lock", "package_version"
 STUDIED = (TRAIN, "fit")
-"""Verbs whose runs a sweep may consist of."""
+"""Verbs whose runs can be trials."""
 LONGEST_NAME = 200
-"""Characters; most file systems take 255 bytes."""
+"""Characters of a trial name; most file systems allow 255 bytes."""
 
 Grid = dict[str, list[Any]]
-"""Key → values, in the order in which a trial's name has them."""
+"""Key → values, in the order of the keys in a trial's name."""
 
 
 class Trial(NamedTuple):
@@ -48,8 +48,8 @@ class Trial(NamedTuple):
 
     Attributes:
         name: of its folder.
-        values: by swept key, in the grid's order.
-        config: the checked configuration.
+        values: by swept key, in the order of the grid.
+        config: checked configuration of the run.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Trial(NamedTuple):
 
 
 class Sweep:
-    """One sweep's folder.
+    """Folder of a sweep.
 
     Args:
-        path: of the folder; it need not exist.
+        path: of the folder, which need not exist.
         grid: key → values.
-        overrides: of every trial.
-        config_dir: the user's own YAML files.
-        verb: whose runs the trials are: train or fit.
+        overrides: common to all trials, as typed.
+        config_dir: folder of the user's YAML files.
+        verb: train or fit, the command that makes each run.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Sweep:
 
     @classmethod
     def open(cls, path: str | Path) -> "Sweep":
-        """Read what an earlier `write` wrote.
+        """Read the ``sweep.yaml`` of an earlier `write`.
 
         Raises:
             InputError: ``sweep.yaml`` is missing or broken.
@@ -90,7 +90,7 @@ class Sweep:
         file = Path(path) / CONTENT
         try:
             content = read_yaml(file)
-            # The version stands last, so a file that was cut short lacks it.
+            # The version comes last, so a truncated file lacks it.
             del content[VERSION]
             if not is_intact_text(file.read_text(encoding="utf-8")):
                 raise ValueError(
@@ -109,13 +109,15 @@ class Sweep:
         return found
 
     def _check(self, file: Path) -> None:
-        """Refuse contents that `write` would not have written."""
+        """Reject contents that `write` does not produce."""
         grid, overrides, folder = self.grid, self.overrides, self.config_dir
         fitting = {
             "grid: expected lists by key": isinstance(grid, dict)
             and all(isinstance(key, str) for key in grid)
             and all(isinstance(own, list) and own for own in grid.values()),
-            "overrides: expected texts": all(isinstance(t, str) for t in overrides),
+            "overrides: expected a list of texts": all(
+                isinstance(t, str) for t in overrides
+            ),
             "config_dir: expected a folder": isinstance(folder, str | None),
             f"verb: expected one of {', '.join(STUDIED)}": self.verb in STUDIED,
         }
@@ -127,7 +129,7 @@ class Sweep:
 
     @staticmethod
     def is_at(path: str | Path) -> bool:
-        """Whether there is a sweep in that folder."""
+        """Return whether the folder holds a sweep."""
         return (Path(path) / CONTENT).is_file()
 
     def write(self) -> None:
@@ -136,7 +138,7 @@ class Sweep:
             "grid": self.grid,
             "overrides": self.overrides,
             "config_dir": self.config_dir,
-            # Sweeps of `train` name no verb, as those of earlier versions did.
+            # A sweep of `train` names no verb.
             **({} if self.verb == TRAIN else {"verb": self.verb}),
             VERSION: __version__,
         }
@@ -146,11 +148,11 @@ class Sweep:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the folder, and keep other processes from running the same sweep.
+        """Create the folder and lock it against other processes.
 
         Raises:
-            InputError: it cannot be made, a part of it is a link that leads out of it,
-                or another process holds the lock.
+            InputError: it cannot be created, a part of it is a link that leads out of
+                it, or another process holds the lock.
         """
         trials = self.path / "trials"
         for folder in (self.path, trials):
@@ -165,11 +167,11 @@ class Sweep:
             yield
 
     def run_path(self, trial: Trial) -> Path:
-        """Of the trial's run folder."""
+        """Return the run folder of a trial."""
         return self.path / "trials" / trial.name
 
     def run(self, trial: Trial) -> Run | None:
-        """The trial's run; None if it has not begun."""
+        """Open the run of a trial; None if it was not started."""
         path = self.run_path(trial)
         return Run.open(path) if (path / "config.yaml").is_file() else None
 
@@ -222,10 +224,10 @@ def read_table(path: str | Path) -> list[dict[str, Any]]:
 
 
 def trial_name(values: Mapping[str, Any]) -> str:
-    """Name a trial's folder by its swept values: ``pooling=ada,seed=0``.
+    """Name the folder of a trial after its swept values: ``pooling=ada,seed=0``.
 
-    What a path should not hold is written as in a URL, so that names stay distinct;
-    of a very long name the end is a checksum.
+    Characters that are unsafe in a path are percent-encoded, so that names stay
+    distinct; a long name is truncated and ends in a checksum.
     """
     texts = (f"{key}={_label(value)}" for key, value in values.items())
     name = quote(",".join(texts), safe="=,+:[]")
@@ -235,7 +237,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
 
 
 def default_path(label: str) -> Path:
-    """``sweeps/<date-time>-<label>`` for a new sweep."""
+    """Return ``sweeps/<date-time>-<label>`` for a new sweep."""
     return Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
 
 

@@ -29,10 +29,10 @@ from marl_pool.training.settings import StudySettings, SweepSettings
 
 pytest.importorskip("ray")
 
-from marl_pool.training.sweep.board import FAILED, FINISHED, RUNNING, Board
+from marl_pool.training.sweep.board import FAILED, FINISHED, RUNNING, TrialTable
 from marl_pool.training.sweep.power import smallest_difference
-from marl_pool.training.sweep.probe import Pace
-from marl_pool.training.sweep.run import _tell_damage
+from marl_pool.training.sweep.probe import Throughput
+from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import JOB, REASON, _Watch, bundles, saved
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
 from marl_pool.training.verbs import WORKS
@@ -212,7 +212,7 @@ def test_the_reduced_form_in_a_presets_comment_works(name):
         (["pooling=ada,adda"], "unknown pooling 'adda': choose from"),
         (["pooling=ada,max", "pooling.num_heads=2"], "(trial pooling=max)"),
         (["pooling=ada,{name: max}"], "pooling: expected the name of an option"),
-        (["seed=0,1,0"], "seed: a value stands twice in the grid: [0, 1, 0]"),
+        (["seed=0,1,0"], "seed: expected distinct values, got [0, 1, 0]"),
         (["env.num_noise=28,null", "seed=0"], "env.num_noise=null are the same run"),
         (["total_steps=1e6,1000000"], "are the same run"),
         (["pooling=ada"], "sweep: expected a grid, such as seed=0,1,2"),
@@ -388,7 +388,7 @@ def test_finished_trials_are_not_trained_again(plan, capsys):
     sweep.write()
     written = {f: f.read_bytes() for f in Path("s").rglob("*") if f.is_file()}
     assert cli.main(["resume", "s"]) == 0
-    assert "4 finished, 0 to go on with, 0 to begin" in capsys.readouterr().out
+    assert "4 finished, 0 to resume, 0 to start" in capsys.readouterr().out
     table = read_table("s")
     assert len(table) == 8
     assert {row["status"] for row in table} == {FINISHED}
@@ -528,7 +528,7 @@ def test_a_simulated_study_finds_it_as_often_as_it_says(seeds):
 def test_one_seed_shows_nothing():
     assert math.isinf(smallest_difference(1))
     for grid in ({"seed": [3]}, {"pooling": ["ada", "max"]}):
-        assert "no difference between cells can be tested" in detectable(grid, 0.1)
+        assert "differences between cells cannot be tested" in detectable(grid, 0.1)
 
 
 def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
@@ -543,16 +543,16 @@ def test_the_size_of_the_study_is_told(plan):
     done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
     assert size_of(plan.grid, plan.trials, done, TRAIN).splitlines() == [
         "4 runs: pooling (2) x env.counts (1) x seed (2)",
-        "1 finished, 1 to go on with, 2 to begin",
-        "400 steps in all, 240 to do",
+        "1 finished, 1 to resume, 2 to start",
+        "400 steps in total, 240 remaining",
     ]
 
 
-def test_time_is_reckoned_from_whole_iterations_and_whole_runs():
-    assert Pace(steps=64, seconds=2.0).seconds_for(65) == 4.0
+def test_time_is_estimated_from_whole_iterations_and_whole_runs():
+    assert Throughput(steps=64, seconds=2.0).seconds_for(65) == 4.0
     assert "about 2.0 h with 2 at a time" in duration_of([3600.0] * 4, 0, 2)
     assert "about 2.0 h with 4 at a time" in duration_of([7200.0, 60.0], 0, 4)
-    assert "3 that could not be measured" in duration_of([60.0], 3, 1)
+    assert "without 3 runs that could not be timed" in duration_of([60.0], 3, 1)
     assert duration_of([], 0, 1) == "nothing to do"
 
 
@@ -564,27 +564,27 @@ def test_a_trial_takes_what_its_processes_take():
     assert runners == [{"CPU": 1.0, "GPU": 0.0}] * 2
 
 
-# The board
+# The table of trials
 
 
-def test_the_board_tells_what_changes_and_how_long_the_rest_takes():
+def test_the_table_shows_changes_and_the_remaining_time():
     stream, now = io.StringIO(), [0.0]
-    board = Board(
+    table = TrialTable(
         {"a": 100, "b": 100, "c": 100},
         {"a": 128, "b": 0, "c": 0},
         stream=stream,
         clock=lambda: now[0],
     )
-    with board:
-        board.change("b", RUNNING)
+    with table:
+        table.change("b", RUNNING)
         now[0] = 10.0
-        board.advance({"b": 50})
+        table.advance({"b": 50})
         now[0] = 40.0
-        board.advance({"b": 80})
-        board.change("c", FAILED, "no memory")
-        assert board.named(FAILED) == ["c"]
-        board.advance({"b": 128})
-        board.change("b", FINISHED)
+        table.advance({"b": 80})
+        table.change("c", FAILED, "no memory")
+        assert table.named(FAILED) == ["c"]
+        table.advance({"b": 128})
+        table.change("b", FINISHED)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "running  b  0 / 100"
     assert lines[1].startswith("1 waiting, 1 running, 1 finished; 180 / 300 steps")
@@ -602,16 +602,16 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     sweep = Sweep("s", plan.grid, plan.overrides)
     elsewhere, here = plan.trials[:2]
     totals = {trial.name: 100 for trial in plan.trials}
-    board = Board(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
+    table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
     jobs = {trial.name: trial for trial in plan.trials}
-    watch = _Watch(sweep, jobs, board, lambda: None, Path("s", ".stop"))
+    watch = _Watch(sweep, jobs, table, lambda: None, Path("s", ".stop"))
     saved_run(sweep.run_path(here), here.config, [64, 128])
     for trial in (elsewhere, here):
         ended = SimpleNamespace(config={JOB: trial.name}, last_result={REASON: ""})
         watch.on_trial_complete(0, [], ended)
-    assert board.lines[elsewhere.name].state == FAILED
-    assert "its folder is not on this machine" in board.lines[elsewhere.name].note
-    assert board.lines[here.name].state == FINISHED
+    assert table.rows[elsewhere.name].state == FAILED
+    assert "its folder is not on this machine" in table.rows[elsewhere.name].note
+    assert table.rows[here.name].state == FINISHED
 
 
 def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
@@ -624,7 +624,7 @@ def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
     log = sweep.run_path(first) / "metrics.csv"
     log.write_text(log.read_text().replace("64", "65"))
     (sweep.run_path(second) / "checkpoints/iter_000002/progress.json").write_text("3")
-    _tell_damage(sweep, plan.trials, plan.trials)
+    _report_damage(sweep, plan.trials, plan.trials)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert first.name in lines[0]

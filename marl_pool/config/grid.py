@@ -25,11 +25,11 @@ from marl_pool.training.settings import SweepSettings
 from marl_pool.training.verbs import WORKS
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
-"""What a study of a verb's runs is composed as."""
+"""Primary configuration of a sweep, by the verb of its runs."""
 OWN = ("grid", "sweep")
-"""Keys of a study that its trials don't have."""
+"""Keys of a sweep that its trials do not have."""
 SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
-"""Keys of a trial that a sweep sets, and what it sets them from."""
+"""Keys of a trial that a sweep sets, and the flags that it sets them from."""
 RUN_CONTROL = ("threads", "data_dir", "download")
 """Keys that a resumed trial may change, besides its verb's `Work.controls`."""
 
@@ -39,9 +39,9 @@ class Plan(NamedTuple):
 
     Attributes:
         grid: key → values.
-        overrides: of every trial, as they were typed.
-        trials: every combination of the grid, the last key varying fastest.
-        settings: of the sweep itself, keyword arguments of ``SweepSettings``.
+        overrides: common to all trials, as typed.
+        trials: all combinations of the grid, the last key varying fastest.
+        settings: of the sweep, keyword arguments of `SweepSettings`.
     """
 
     grid: Grid
@@ -59,14 +59,14 @@ def plan_sweep(
 
     Args:
         overrides: ``key=value`` for all trials, ``key=value,value`` for the grid, in
-            Hydra's syntax. A preset may hold a grid of its own; an override of one of
-            its keys takes the place of the key's values.
-        config_dir: a folder of the user's own YAML files.
-        verb: whose runs the trials are, a key of `STUDIES`.
+            Hydra's syntax. A preset may have a grid; an override of one of its keys
+            replaces the values of that key.
+        config_dir: folder of the user's YAML files.
+        verb: a key of `STUDIES`, the command that makes each run.
 
     Raises:
         InputError: bad syntax, no grid, or a trial with an unknown key or a wrong
-            value, or one that equals another. The message names key and trial.
+            value, or two equal trials. The message names key and trial.
     """
     fixed, swept = _split(overrides)
     composed, _ = compose_only(STUDIES[verb], fixed, config_dir)
@@ -93,7 +93,7 @@ def plan_grid(
     for combination in product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
         trials.append(_trial(values, compositions, settings))
-    _refuse_twins(trials)
+    _validate_distinct(trials)
     return Plan(grid, list(fixed), trials, settings)
 
 
@@ -138,12 +138,12 @@ def differences(
 
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked configuration in the one form that all its spellings share."""
+    """Return a checked configuration in a form that is the same for all spellings."""
     return {**config, "env": counted(config["env"])} if "env" in config else {**config}
 
 
 class _Compositions(dict[tuple[str, ...], DictConfig]):
-    """What the overrides and a choice of groups compose to, each made once.
+    """Cache of compositions, by the chosen options of the swept groups.
 
     Hydra takes a tenth of a second, and a grid of a hundred trials has few choices.
     """
@@ -160,7 +160,7 @@ class _Compositions(dict[tuple[str, ...], DictConfig]):
 
 
 def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
-    """Fixed overrides, and the grid of the others."""
+    """Split overrides into those with one value and a grid of the others."""
     fixed, swept = [], {}
     for text in overrides:
         override = parse_any(text)
@@ -183,7 +183,7 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
 def _whole_grid(
     composed: Mapping[str, Any], fixed: list[str], swept: Grid, verb: str
 ) -> Grid:
-    """The preset's grid, with the keys that the command sets in place of its own."""
+    """Return the grid of the preset, updated by the overrides of the command."""
     grid = composed["grid"]
     if not isinstance(grid, Mapping):
         raise InputError(f"grid: expected a mapping of keys to lists, got {show(grid)}")
@@ -195,7 +195,7 @@ def _whole_grid(
         if not isinstance(values, list) or not values:
             raise InputError(f"grid.{key}: expected a list, got {show(values)}")
         if len({json.dumps(value) for value in values}) < len(values):
-            raise InputError(f"{key}: a value stands twice in the grid: {values}")
+            raise InputError(f"{key}: expected distinct values, got {values}")
     if not whole:
         preset = "figure4" if verb == "fit" else "figure5"
         raise InputError(
@@ -224,7 +224,7 @@ def _trial(
 
 
 def _resolved(config: dict[str, Any]) -> dict[str, Any]:
-    """Folders of frozen policies in full, as training writes them."""
+    """Make the folders of frozen policies absolute, as training stores them."""
     if config.get("fixed"):
         from marl_pool.training.fixed import with_absolute_folders
 
@@ -238,7 +238,7 @@ def _choice(group: str, option: Any) -> str:
     return f"{group}={option}"
 
 
-def _refuse_twins(trials: Sequence[Trial]) -> None:
+def _validate_distinct(trials: Sequence[Trial]) -> None:
     seen: dict[str, str] = {}
     for trial in trials:
         content = json.dumps(canonical(trial.config), sort_keys=True)
