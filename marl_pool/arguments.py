@@ -32,7 +32,6 @@ SWEEP_FLAGS = {
     "concurrency": "trials at a time",
     "cpus_per_trial": "CPUs, and threads of torch, of each trial",
     "gpus_per_trial": "GPUs of each trial",
-    "format": "of the table, csv or parquet",
     "seed_sd": "standard deviation of the return between seeds, if known",
     "address": "existing Ray cluster, host:port or auto",
 }
@@ -74,7 +73,7 @@ of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key.
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
   marl-pool sweep experiment=figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
-  marl-pool sweep experiment=figure5 --concurrency 8 --format parquet
+  marl-pool sweep experiment=figure5 --concurrency 8 --cpus-per-trial 2
   marl-pool sweep --verb fit task=knn_centroid pooling=ada,avg,max,cls task.k=1,4,16
 """
 EVOLVE = """\

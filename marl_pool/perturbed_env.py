@@ -267,11 +267,6 @@ def _made(
             'perturbation: expected one that was made, a name, or {"name": …, '
             f"**options}}, got {perturbation!r}"
         )
-    if getattr(perturbation, "carry_memory", False):
-        raise InputError(
-            "perturbation.carry_memory: expected false, since an env knows no policy's "
-            "memory, got true"
-        )
     return perturbation
 
 

@@ -342,13 +342,9 @@ class Rollout:
         tokens = self.world.observe()
         if self.perturbation is not None:
             for name in tokens:
-                before = self.perturbed[name]
-                tokens[name], after = self.perturbation(tokens[name], before)
-                self.perturbed[name] = after
-                moved = self.perturbation.moved(before, after)
-                if moved is not None:
-                    state = self.states[name]
-                    self.states[name] = self.policies[name].carry(state, moved)
+                tokens[name], self.perturbed[name] = self.perturbation(
+                    tokens[name], self.perturbed[name]
+                )
         self.tokens = tokens
 
     def _begin(self, where: Tensor | None) -> None:

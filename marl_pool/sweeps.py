@@ -1,20 +1,19 @@
-"""Sweep folders, and the table of results that a sweep leaves.
+"""Sweep folders and the table of their results.
 
     SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
-    SWEEP/trials/NAME/      an ordinary run folder for each trial: `marl_pool.runs`
-    SWEEP/table.csv         or table.parquet: a row for each iteration of each trial
+    SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs`
+    SWEEP/table.csv         a row for each logged iteration of each trial
 
-A crash leaves the old content of a file or the new.
+Files are replaced atomically: a crash leaves the old content or the new.
 """
 
 import json
-import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import yaml
@@ -23,7 +22,6 @@ from marl_pool.atomic import (
     discard_leftovers,
     locked,
     make_folder,
-    new_binary_file,
     new_file,
     refuse_link_out,
 )
@@ -34,15 +32,15 @@ from marl_pool.runs import TRAIN, Run
 from marl_pool.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
-CONTENT, LOCK, VERSION = "sweep.yaml", ".lock", "package_version"
+CONTENT, TABLE = "sweep.yaml", "table.csv"
+LOCK, VERSION = ".lock", "package_version"
 STUDIED = (TRAIN, "fit")
-"""Verbs whose runs a sweep may consist of."""
+"""Verbs whose runs can be trials."""
 LONGEST_NAME = 200
-"""Characters; most file systems take 255 bytes."""
+"""Characters of a trial name; most file systems allow 255 bytes."""
 
-Format = Literal["csv", "parquet"]
 Grid = dict[str, list[Any]]
-"""Key → values, in the order in which a trial's name has them."""
+"""Key → values, in the order of the keys in a trial's name."""
 
 
 class Trial(NamedTuple):
@@ -50,8 +48,8 @@ class Trial(NamedTuple):
 
     Attributes:
         name: of its folder.
-        values: by swept key, in the grid's order.
-        config: the checked configuration.
+        values: by swept key, in the order of the grid.
+        config: checked configuration of the run.
     """
 
     name: str
@@ -60,14 +58,14 @@ class Trial(NamedTuple):
 
 
 class Sweep:
-    """One sweep's folder.
+    """Folder of a sweep.
 
     Args:
-        path: of the folder; it need not exist.
+        path: of the folder, which need not exist.
         grid: key → values.
-        overrides: of every trial.
-        config_dir: the user's own YAML files.
-        verb: whose runs the trials are: train or fit.
+        overrides: common to all trials, as typed.
+        config_dir: folder of the user's YAML files.
+        verb: train or fit, the command that makes each run.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class Sweep:
 
     @classmethod
     def open(cls, path: str | Path) -> "Sweep":
-        """Read what an earlier `write` wrote.
+        """Read the ``sweep.yaml`` of an earlier `write`.
 
         Raises:
             InputError: ``sweep.yaml`` is missing or broken.
@@ -92,7 +90,7 @@ class Sweep:
         file = Path(path) / CONTENT
         try:
             content = read_yaml(file)
-            # The version stands last, so a file that was cut short lacks it.
+            # The version comes last, so a truncated file lacks it.
             del content[VERSION]
             if not is_intact_text(file.read_text(encoding="utf-8")):
                 raise ValueError(
@@ -111,13 +109,15 @@ class Sweep:
         return found
 
     def _check(self, file: Path) -> None:
-        """Refuse contents that `write` would not have written."""
+        """Reject contents that `write` does not produce."""
         grid, overrides, folder = self.grid, self.overrides, self.config_dir
         fitting = {
             "grid: expected lists by key": isinstance(grid, dict)
             and all(isinstance(key, str) for key in grid)
             and all(isinstance(own, list) and own for own in grid.values()),
-            "overrides: expected texts": all(isinstance(t, str) for t in overrides),
+            "overrides: expected a list of texts": all(
+                isinstance(t, str) for t in overrides
+            ),
             "config_dir: expected a folder": isinstance(folder, str | None),
             f"verb: expected one of {', '.join(STUDIED)}": self.verb in STUDIED,
         }
@@ -129,7 +129,7 @@ class Sweep:
 
     @staticmethod
     def is_at(path: str | Path) -> bool:
-        """Whether there is a sweep in that folder."""
+        """Return whether the folder holds a sweep."""
         return (Path(path) / CONTENT).is_file()
 
     def write(self) -> None:
@@ -138,7 +138,7 @@ class Sweep:
             "grid": self.grid,
             "overrides": self.overrides,
             "config_dir": self.config_dir,
-            # Sweeps of `train` name no verb, as those of earlier versions did.
+            # A sweep of `train` names no verb.
             **({} if self.verb == TRAIN else {"verb": self.verb}),
             VERSION: __version__,
         }
@@ -148,11 +148,11 @@ class Sweep:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the folder, and keep other processes from running the same sweep.
+        """Create the folder and lock it against other processes.
 
         Raises:
-            InputError: it cannot be made, a part of it is a link that leads out of it,
-                or another process holds the lock.
+            InputError: it cannot be created, a part of it is a link that leads out of
+                it, or another process holds the lock.
         """
         trials = self.path / "trials"
         for folder in (self.path, trials):
@@ -167,90 +167,67 @@ class Sweep:
             yield
 
     def run_path(self, trial: Trial) -> Path:
-        """Of the trial's run folder."""
+        """Return the run folder of a trial."""
         return self.path / "trials" / trial.name
 
     def run(self, trial: Trial) -> Run | None:
-        """The trial's run; None if it has not begun."""
+        """Open the run of a trial; None if it was not started."""
         path = self.run_path(trial)
         return Run.open(path) if (path / "config.yaml").is_file() else None
 
-    def strangers(self, trials: Iterable[Trial]) -> list[str]:
-        """Folders beside those of the trials."""
-        folder = self.path / "trials"
-        found = {item.name for item in folder.iterdir()} if folder.is_dir() else set()
-        return sorted(found - {trial.name for trial in trials})
+    @property
+    def table_path(self) -> Path:
+        """CSV file of the results."""
+        return self.path / TABLE
 
-    def table_path(self, form: Format) -> Path:
-        """Of the table of results."""
-        return self.path / f"table.{form}"
+    def write_table(self, trials: Sequence[Trial], status: Mapping[str, str]) -> None:
+        """Rewrite the table: one row for each logged iteration of each trial.
 
-    def write_table(
-        self, trials: Sequence[Trial], status: Mapping[str, str], form: Format
-    ) -> None:
-        """Write the table anew: a row for each logged iteration of each trial.
-
-        Its columns are ``trial``, ``status``, the swept keys, and all metrics that
-        any of the trials has; a missing number is empty, and NaN when read. It has the
-        rows of a damaged ``metrics.csv`` that can be read.
+        Its columns are ``trial``, ``status``, the swept keys, and every metric that
+        any trial has; a missing metric is an empty cell, which `read_table` returns as
+        NaN. Of a damaged ``metrics.csv`` the readable rows are used.
 
         Args:
             trials: in the order of the rows.
-            status: by trial's name.
-            form: "csv" or "parquet".
+            status: by trial name.
         """
         rows = []
         for trial in trials:
             own = {"trial": trial.name, "status": status[trial.name]}
-            own |= {key: _plain(value) for key, value in trial.values.items()}
+            own |= {key: _cell(value) for key, value in trial.values.items()}
             run = self.run(trial)
             rows += [own | row for row in run.metrics.readable_rows()] if run else []
         keys = dict.fromkeys(key for trial in trials for key in trial.values)
         metrics = dict.fromkeys(key for row in rows for key in row)
         columns = list(dict.fromkeys(("trial", "status", *keys, *metrics)))
-        if form == "csv":
-            cells = ({key: _cell(value) for key, value in row.items()} for row in rows)
-            write_csv(self.table_path(form), columns, cells)
-            return
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        table = pa.table({key: _column(rows, key) for key in columns})
-        with new_binary_file(self.table_path(form)) as out:
-            parquet.write_table(table, out)
+        write_csv(self.table_path, columns, rows)
 
 
 def read_table(path: str | Path) -> list[dict[str, Any]]:
     """Read the table of a sweep.
 
     Args:
-        path: of a ``table.csv``, a ``table.parquet`` or the sweep's folder.
+        path: a ``table.csv``, or the folder of a sweep.
 
     Returns:
-        The rows. A metric is a number, NaN where it is missing. A swept key's value
-        is a number, true or false, None, or text; a list is text in JSON's form.
+        One dict for each row. A metric is a number, NaN where it is missing. The value
+        of a swept key is a number, a bool, None, or text; a list is its JSON text.
 
     Raises:
         InputError: there is no such table.
     """
     path = Path(path)
-    if path.is_dir():
-        tables = [path / f"table.{form}" for form in ("csv", "parquet")]
-        path = next(filter(Path.is_file, tables), path / "table.csv")
-    if not path.is_file():
-        raise InputError(f"{path}: no such table")
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return list(parquet.read_table(path).to_pylist())
-    return [{key: _value(text) for key, text in row.items()} for row in read_csv(path)]
+    file = path / TABLE if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"{file}: no such table")
+    return [{key: _value(text) for key, text in row.items()} for row in read_csv(file)]
 
 
 def trial_name(values: Mapping[str, Any]) -> str:
-    """Name a trial's folder by its swept values: ``pooling=ada,seed=0``.
+    """Name the folder of a trial after its swept values: ``pooling=ada,seed=0``.
 
-    What a path should not hold is written as in a URL, so that names stay distinct;
-    of a very long name the end is a checksum.
+    Characters that are unsafe in a path are percent-encoded, so that names stay
+    distinct; a long name is truncated and ends in a checksum.
     """
     texts = (f"{key}={_label(value)}" for key, value in values.items())
     name = quote(",".join(texts), safe="=,+:[]")
@@ -260,7 +237,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
 
 
 def default_path(label: str) -> Path:
-    """``sweeps/<date-time>-<label>`` for a new sweep."""
+    """Return ``sweeps/<date-time>-<label>`` for a new sweep."""
     return Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
 
 
@@ -270,12 +247,10 @@ def _label(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
-    return _label(value) if isinstance(value, list | dict) else value
-
-
 def _cell(value: Any) -> Any:
-    return json.dumps(value) if value is None or isinstance(value, bool) else value
+    """Format a swept value for the table: JSON, except for numbers and plain text."""
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if numeric else _label(value)
 
 
 def _value(text: str) -> Any:
@@ -287,12 +262,3 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    """A column in one type, as parquet wants it: numbers, or else text."""
-    values = [row.get(key, math.nan) for row in rows]
-    known = [value for value in values if value is not None]
-    if len({isinstance(value, bool | str) for value in known}) > 1:
-        return [None if value is None else _label(value) for value in values]
-    return values

@@ -236,14 +236,13 @@ def test_weights_are_shares_of_the_tokens(kind: str) -> None:
     assert not weights[..., 3].any()
 
 
-def test_lstms_of_tokens_are_carried_along() -> None:
+def test_tokens_permuted_with_their_lstms_give_the_same_answer() -> None:
     agent, x = make("lstm"), sets()
-    assert agent.remembers_tokens
-    assert not make("alone").remembers_tokens
     order = [*range(1, N), 0]
     state = agent.act(tokens(x[:, 0])).state
     expected = agent.act(tokens(x[:, 1]), state).logits
-    carried = agent.carry(state, torch.tensor(order).expand(2, 1, N))
+    sensor = tuple(part[:, :, order] for part in state["memory"]["sensor"])
+    carried = {**state, "memory": {**state["memory"], "sensor": sensor}}
     moved = tokens(x[:, 1][:, order])
     torch.testing.assert_close(agent.act(moved, carried).logits, expected)
     assert not torch.isclose(agent.act(moved, state).logits, expected).all()

@@ -11,8 +11,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
@@ -36,7 +34,6 @@ from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.evaluation.subject import Subject, in_double, misfit, rescaled
 from marl_pool.evaluation.video import with_top
 from marl_pool.perturbations import make_perturbation
-from marl_pool.perturbations.shuffle import Shuffle
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.feed_forward import FeedForward
@@ -98,47 +95,16 @@ def population() -> Policy:
 
 
 @pytest.mark.parametrize("make", [sensory, token_policy, population])
-def test_a_reshuffle_harms_memories_that_stay_and_not_those_that_go_along(
-    make: Any,
-) -> None:
+def test_a_reshuffle_harms_a_policy_with_a_memory_for_each_token(make: Any) -> None:
     policy = make()
-    assert policy.remembers_tokens
-    plain = returns(policy)
-    stay = returns(policy, make_perturbation("shuffle", every=4))
-    along = returns(policy, make_perturbation("shuffle", every=4, carry_memory=True))
-    assert (stay != plain).all()
-    np.testing.assert_array_equal(along, plain)
+    reshuffled = returns(policy, make_perturbation("shuffle", every=4))
+    assert (reshuffled != returns(policy)).all()
 
 
-def test_a_policy_without_such_memories_is_left_as_it_is() -> None:
+def test_a_reshuffle_leaves_a_policy_without_a_memory_as_it_is() -> None:
     policy = sensory(memory="none")
-    assert not policy.remembers_tokens
-    assert not feed_forward().remembers_tokens
-    every, carried = (
-        returns(policy, make_perturbation("shuffle", every=4, carry_memory=carry))
-        for carry in (False, True)
-    )
-    np.testing.assert_array_equal(every, carried)
-
-
-@given(st.permutations(range(6)), st.permutations(range(6)))
-def test_places_are_those_at_which_the_same_token_was_seen(
-    before: Sequence[int], after: Sequence[int]
-) -> None:
-    shuffle = Shuffle(every=2, carry_memory=True)
-    origins = [{"origin": torch.tensor([[order]])} for order in (before, after)]
-    moved = shuffle.moved(*origins)
-    assert moved is not None
-    torch.testing.assert_close(
-        origins[0]["origin"].gather(-1, moved), origins[1]["origin"]
-    )
-    assert Shuffle(every=2).moved(*origins) is None
-    assert shuffle.moved(origins[0], origins[0]) is None
-
-
-def test_to_carry_memories_takes_a_period() -> None:
-    with pytest.raises(InputError, match="carry_memory: expected false where"):
-        make_perturbation("shuffle", carry_memory=True)
+    reshuffled = returns(policy, make_perturbation("shuffle", every=4))
+    np.testing.assert_array_equal(reshuffled, returns(policy))
 
 
 # More tokens than in training
@@ -246,8 +212,7 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
         ),
         "background sunset": "env cartpole has no background",
     }
-    for name in ("shuffle", "shuffle every=25 carry_memory=True"):
-        assert rows[name]["drop"] == pytest.approx(0, abs=1e-4)
+    assert rows["shuffle"]["drop"] == pytest.approx(0, abs=1e-4)
     twice, clean = rows["two of each channel"], rows["clean"]
     assert twice["mean"] == pytest.approx(clean["mean"], abs=1e-4)
     assert twice["drop"] is None  # another world is another task
@@ -265,10 +230,6 @@ def test_what_a_feed_forward_agent_cannot_do_is_a_gap(tmp_path: Path) -> None:
     rows = rows_of(evaluate_run(make_run(tmp_path / "run", feed_forward()), suite()))
     for name in ("two of each channel", "five noise channels"):
         assert "at most 5 tokens, got 10" in rows[name]["gap"]
-    assert (
-        "no memory of single tokens"
-        in rows["shuffle every=50 carry_memory=True"]["gap"]
-    )
     assert rows["shuffle"]["drop"] != 0
 
 

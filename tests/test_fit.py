@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_pool.cli import main
-from marl_pool.config import check, compose, differences
+from marl_pool.config import check, compose, plan_sweep
+from marl_pool.config.grid import validate_runs
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep
@@ -704,12 +705,16 @@ def test_a_trial_on_a_gpu_asks_for_one():
     assert bundles(config_of(), SweepSettings()) == [{"CPU": 1, "GPU": 0}]
 
 
-def test_what_a_resumed_run_may_change_makes_no_other_run():
-    config = config_of()
-    changed = {**config, "device": "cuda", "data_dir": "there", "threads": 7}
-    assert differences(changed, config, [], "fit") == []
-    assert differences(changed, config, ["device"], "fit") != []
-    assert differences({**config, "seed": 3}, config, [], "fit") != []
+def test_a_resumed_sweep_may_move_its_trials_but_not_change_them(tmp_path):
+    plan = plan_sweep(["task.k=1,2", "seed=3"], verb="fit")
+    sweep = Sweep(tmp_path, plan.grid, plan.overrides, verb="fit")
+    trial = plan.trials[0]
+    moved = {"device": "cuda", "data_dir": "there", "threads": 7, "download": True}
+    run = Run.create(sweep.run_path(trial), trial.config | moved, "fit")
+    validate_runs(sweep, plan)
+    run.write_config({**trial.config, "seed": 4})
+    with pytest.raises(InputError, match="seed: expected 3, got 4"):
+        validate_runs(sweep, plan)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

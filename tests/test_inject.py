@@ -151,8 +151,8 @@ def test_a_type_by_name() -> None:
         (("self",), "noise"),
         (("self", "signal"), "noise"),
         (("self", "signal", "noise"), "agent"),
-        ((), "nothing says which types"),
-        (TYPE_NAMES, "none of these tokens' is noise.*choose from self, agent"),
+        ((), "expected a type.*got null"),
+        (TYPE_NAMES, "no type of noise.*choose from self, agent"),
     ],
 )
 def test_noise_is_injected_where_no_type_is_named(
@@ -213,7 +213,7 @@ def test_an_offset_moves_the_position_and_nothing_else(
 
 def test_tokens_without_a_known_position_take_no_distractors() -> None:
     for positions, message in (
-        (None, "nothing says which features of these tokens are a position"),
+        (None, "these tokens do not say which of their features are a position"),
         ((), "these tokens have no position"),
     ):
         spec = replace(SPEC, positions=positions)
@@ -245,7 +245,7 @@ WORLDS: dict[str, Callable[..., World]] = {
     [
         ("simple_centroid", "noise"),
         ("simple_tag", "obstacle"),
-        ("boxworld", "nothing says which types of these tokens are noise"),
+        ("boxworld", "these tokens do not say which of their types are noise"),
         ("cartpole", "these tokens have no position"),
     ],
 )
@@ -256,7 +256,7 @@ def test_suites_inject_what_is_noise_in_a_world(
     chosen = [entry for entry in listed if entry["name"] == "inject"]
     made = WORLDS[world]()
     (spec, *_) = (group.tokens for group in made.groups.values())
-    built = conditions(chosen, made, {})
+    built = conditions(chosen, made)
     assert len(built) >= len(chosen) > 0
     for case in built:
         if expected in spec.type_names:

@@ -219,11 +219,6 @@ def test_someones_own_env_of_tokens() -> None:
         (lambda: make_env("simple_centroid"), "oclude", "unknown perturbation"),
         (
             lambda: make_env("simple_centroid"),
-            {"name": "shuffle", "every": 2, "carry_memory": True},
-            "carry_memory: expected false",
-        ),
-        (
-            lambda: make_env("simple_centroid"),
             {"severity": 0.2},
             r"perturbation: expected {\"name\": …, .*got {'severity': 0.2}; choose",
         ),

@@ -20,8 +20,8 @@ from scipy import stats
 
 import marl_pool
 from marl_pool import InputError, cli
-from marl_pool.config import VERBS, check, compose, differences, plan_grid, plan_sweep
-from marl_pool.config.grid import STUDIES, refuse_other_runs
+from marl_pool.config import VERBS, check, compose, plan_grid, plan_sweep
+from marl_pool.config.grid import STUDIES, differences
 from marl_pool.config.sections import CONFIGS, files_of
 from marl_pool.runs import Best, Run
 from marl_pool.sweeps import LONGEST_NAME, Sweep, Trial, read_table, trial_name
@@ -29,10 +29,10 @@ from marl_pool.training.settings import StudySettings, SweepSettings
 
 pytest.importorskip("ray")
 
-from marl_pool.training.sweep.board import FAILED, FINISHED, RUNNING, Board
+from marl_pool.training.sweep.board import FAILED, FINISHED, RUNNING, TrialTable
 from marl_pool.training.sweep.power import smallest_difference
-from marl_pool.training.sweep.probe import Pace
-from marl_pool.training.sweep.run import _tell_damage
+from marl_pool.training.sweep.probe import Throughput
+from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import JOB, REASON, _Watch, bundles, saved
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
 from marl_pool.training.verbs import WORKS
@@ -212,7 +212,7 @@ def test_the_reduced_form_in_a_presets_comment_works(name):
         (["pooling=ada,adda"], "unknown pooling 'adda': choose from"),
         (["pooling=ada,max", "pooling.num_heads=2"], "(trial pooling=max)"),
         (["pooling=ada,{name: max}"], "pooling: expected the name of an option"),
-        (["seed=0,1,0"], "seed: a value stands twice in the grid: [0, 1, 0]"),
+        (["seed=0,1,0"], "seed: expected distinct values, got [0, 1, 0]"),
         (["env.num_noise=28,null", "seed=0"], "env.num_noise=null are the same run"),
         (["total_steps=1e6,1000000"], "are the same run"),
         (["pooling=ada"], "sweep: expected a grid, such as seed=0,1,2"),
@@ -225,7 +225,6 @@ def test_the_reduced_form_in_a_presets_comment_works(name):
         (["threads=1,2"], "threads: a sweep sets it; use --cpus-per-trial"),
         (["seed=0,1", "resources.address=auto"], "a sweep sets it; use --address"),
         (["seed=0,1", "--concurrency", "0"], "sweep.concurrency: expected an integer"),
-        (["seed=0,1", "--format", "xlsx"], "sweep.format: expected csv or parquet"),
         (["seed=0,1", "--concurency", "2"], "Did you mean --concurrency?"),
         (["seed=0,1", "sweep.sedd_sd=2"], "sweep.sedd_sd: unknown key 'sedd_sd'"),
     ],
@@ -348,6 +347,12 @@ def test_a_new_sweep_does_not_touch_an_earlier_one(refused, tmp_path):
     assert "s exists; choose another --sweep-dir or `marl-pool resume s`" in line
 
 
+def test_a_new_sweep_needs_a_folder_without_runs(refused, tmp_path):
+    (tmp_path / "s" / "trials" / "seed=0").mkdir(parents=True)
+    line = refused("sweep", "seed=0,1", "--sweep-dir", "s")
+    assert "s/trials: expected an empty folder for a new sweep, got seed=0" in line
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -373,32 +378,17 @@ def plan():
     return plan_sweep([*SWEPT, "total_steps=100"])
 
 
-def old_form(config: dict) -> dict:
-    """As a version wrote it that knew fewer keys, and one that is gone."""
-    config = json.loads(json.dumps(config))
-    numbers = map(int, config["env"].pop("counts").split("-"))
-    kinds = ("num_agents", "num_signal", "num_noise")
-    config["env"].update(zip(kinds, numbers, strict=True))
-    del config["ppo"]["max_seq_len"], config["fixed"]
-    config["ppo"]["fragment_steps"] = 3
-    return config
-
-
-def test_runs_of_an_earlier_version_are_adopted(plan, capsys):
+def test_finished_trials_are_not_trained_again(plan, capsys):
     sweep = Sweep("s", plan.grid, plan.overrides)
     for trial in plan.trials:
-        config = old_form(trial.config) | {"threads": 7, "time_limit": 5}
+        config = trial.config | {"threads": 7, "time_limit": 5}
         saved_run(
             sweep.run_path(trial), config, [64, 128], return_mean=trial.values["seed"]
         )
-    refuse_other_runs(sweep, plan)
-    (Path("s") / "trials" / "other").mkdir()
-    command = ["sweep", *SWEPT, "total_steps=100", "--sweep-dir", "s"]
+    sweep.write()
     written = {f: f.read_bytes() for f in Path("s").rglob("*") if f.is_file()}
-    assert cli.main(command) == 0
-    out = capsys.readouterr().out
-    assert "4 finished, 0 to go on with, 0 to begin" in out
-    assert "1 other folders in trials/" in out
+    assert cli.main(["resume", "s"]) == 0
+    assert "4 finished, 0 to resume, 0 to start" in capsys.readouterr().out
     table = read_table("s")
     assert len(table) == 8
     assert {row["status"] for row in table} == {FINISHED}
@@ -409,38 +399,39 @@ def test_runs_of_an_earlier_version_are_adopted(plan, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ppo": {"lr": 0.25}}, "ppo.lr=0.25 instead of 0.005"),
-        ({"env": {"num_noise": 5}}, "env.num_noise=5 instead of 0"),
-        ({"seed": 9}, "seed=9 instead of 0"),
-        ({"pooling": {"name": "cls"}}, "pooling.name='cls' instead of 'max'"),
-        ({"ppo": {"lr": -1}}, "ppo.lr: expected a number > 0, got -1"),
+        ({"ppo": {"lr": 0.25}}, "ppo.lr: expected 0.005, got 0.25"),
+        ({"seed": 9}, "seed: expected 0, got 9"),
+        ({"pooling": {"name": "cls"}}, "pooling.name: expected 'max', got 'cls'"),
+        ({"ppo": {"fragment_steps": 3}}, "ppo.fragment_steps: expected null, got 3"),
     ],
 )
-def test_another_run_in_a_trials_place_is_refused(plan, change, message):
+def test_a_sweep_whose_settings_changed_is_not_resumed(refused, plan, change, message):
     sweep = Sweep("s", plan.grid, plan.overrides)
-    config = old_form(plan.trials[0].config)
+    trial = plan.trials[0]
+    config = dict(trial.config)
     for key, value in change.items():
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
-    saved_run(sweep.run_path(plan.trials[0]), config, [64])
-    with pytest.raises(InputError) as caught:
-        refuse_other_runs(sweep, plan)
-    assert message in str(caught.value)
-    assert str(sweep.run_path(plan.trials[0])) in str(caught.value)
+    saved_run(sweep.run_path(trial), config, [64])
+    sweep.write()
+    line = refused("resume", "s")
+    assert message in line
+    assert str(sweep.run_path(trial)) in line
 
 
-def test_a_run_that_went_further_is_refused(plan):
+def test_a_sweep_of_another_verbs_runs_is_not_resumed(refused, plan):
     sweep = Sweep("s", plan.grid, plan.overrides)
-    saved_run(sweep.run_path(plan.trials[0]), plan.trials[0].config, [64, 128, 192])
-    with pytest.raises(InputError, match="192 steps instead of 100"):
-        refuse_other_runs(sweep, plan)
+    trial = plan.trials[0]
+    Run.create(sweep.run_path(trial), trial.config, "evolve")
+    sweep.write()
+    assert "expected a run of train, got one of evolve" in refused("resume", "s")
 
 
-def test_run_control_counts_only_where_it_is_swept():
-    config = compose("train")
-    longer = {**config, "total_steps": 5}
-    assert differences(config, longer, ["seed"]) == []
-    assert differences(config, longer, ["total_steps"]) == [
-        "total_steps=5 instead of 1000000"
+def test_run_control_is_no_difference_between_a_trial_and_its_run(plan):
+    config = plan.trials[0].config
+    longer = {**config, "total_steps": 5, "threads": 7}
+    assert differences(config, longer, {"total_steps", "threads"}) == []
+    assert differences(config, longer, {"threads"}) == [
+        "total_steps: expected 100, got 5"
     ]
 
 
@@ -478,11 +469,10 @@ def sweep_with_runs():
     return sweep, trials, status
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs, form):
+def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs):
     sweep, trials, status = sweep_with_runs
-    sweep.write_table(trials, status, form)
-    table = read_table(sweep.table_path(form))
+    sweep.write_table(trials, status)
+    table = read_table(sweep.table_path)
     assert len(read_table(sweep.path)) == 3
     assert [row["trial"] for row in table] == [
         *(trials[0].name, trials[0].name, trials[3].name)
@@ -503,10 +493,9 @@ def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs, f
 def test_a_table_of_nothing_has_its_columns(tmp_path):
     sweep = Sweep(tmp_path, {"seed": [0]}, [])
     trial = Trial("seed=0", {"seed": 0}, {})
-    for form in ("csv", "parquet"):
-        sweep.write_table([trial], {"seed=0": "waiting"}, form)
-        assert read_table(sweep.table_path(form)) == []
-    assert sweep.table_path("csv").read_text() == "trial,status,seed\n"
+    sweep.write_table([trial], {"seed=0": "waiting"})
+    assert read_table(sweep.table_path) == []
+    assert sweep.table_path.read_text() == "trial,status,seed\n"
 
 
 def test_a_missing_table_is_refused(tmp_path):
@@ -539,7 +528,7 @@ def test_a_simulated_study_finds_it_as_often_as_it_says(seeds):
 def test_one_seed_shows_nothing():
     assert math.isinf(smallest_difference(1))
     for grid in ({"seed": [3]}, {"pooling": ["ada", "max"]}):
-        assert "no difference between cells can be tested" in detectable(grid, 0.1)
+        assert "differences between cells cannot be tested" in detectable(grid, 0.1)
 
 
 def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
@@ -554,16 +543,16 @@ def test_the_size_of_the_study_is_told(plan):
     done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
     assert size_of(plan.grid, plan.trials, done, TRAIN).splitlines() == [
         "4 runs: pooling (2) x env.counts (1) x seed (2)",
-        "1 finished, 1 to go on with, 2 to begin",
-        "400 steps in all, 240 to do",
+        "1 finished, 1 to resume, 2 to start",
+        "400 steps in total, 240 remaining",
     ]
 
 
-def test_time_is_reckoned_from_whole_iterations_and_whole_runs():
-    assert Pace(steps=64, seconds=2.0).seconds_for(65) == 4.0
+def test_time_is_estimated_from_whole_iterations_and_whole_runs():
+    assert Throughput(steps=64, seconds=2.0).seconds_for(65) == 4.0
     assert "about 2.0 h with 2 at a time" in duration_of([3600.0] * 4, 0, 2)
     assert "about 2.0 h with 4 at a time" in duration_of([7200.0, 60.0], 0, 4)
-    assert "3 that could not be measured" in duration_of([60.0], 3, 1)
+    assert "without 3 runs that could not be timed" in duration_of([60.0], 3, 1)
     assert duration_of([], 0, 1) == "nothing to do"
 
 
@@ -575,27 +564,27 @@ def test_a_trial_takes_what_its_processes_take():
     assert runners == [{"CPU": 1.0, "GPU": 0.0}] * 2
 
 
-# The board
+# The table of trials
 
 
-def test_the_board_tells_what_changes_and_how_long_the_rest_takes():
+def test_the_table_shows_changes_and_the_remaining_time():
     stream, now = io.StringIO(), [0.0]
-    board = Board(
+    table = TrialTable(
         {"a": 100, "b": 100, "c": 100},
         {"a": 128, "b": 0, "c": 0},
         stream=stream,
         clock=lambda: now[0],
     )
-    with board:
-        board.change("b", RUNNING)
+    with table:
+        table.change("b", RUNNING)
         now[0] = 10.0
-        board.advance({"b": 50})
+        table.advance({"b": 50})
         now[0] = 40.0
-        board.advance({"b": 80})
-        board.change("c", FAILED, "no memory")
-        assert board.named(FAILED) == ["c"]
-        board.advance({"b": 128})
-        board.change("b", FINISHED)
+        table.advance({"b": 80})
+        table.change("c", FAILED, "no memory")
+        assert table.named(FAILED) == ["c"]
+        table.advance({"b": 128})
+        table.change("b", FINISHED)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "running  b  0 / 100"
     assert lines[1].startswith("1 waiting, 1 running, 1 finished; 180 / 300 steps")
@@ -613,16 +602,16 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     sweep = Sweep("s", plan.grid, plan.overrides)
     elsewhere, here = plan.trials[:2]
     totals = {trial.name: 100 for trial in plan.trials}
-    board = Board(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
+    table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
     jobs = {trial.name: trial for trial in plan.trials}
-    watch = _Watch(sweep, jobs, board, lambda: None, Path("s", ".stop"))
+    watch = _Watch(sweep, jobs, table, lambda: None, Path("s", ".stop"))
     saved_run(sweep.run_path(here), here.config, [64, 128])
     for trial in (elsewhere, here):
         ended = SimpleNamespace(config={JOB: trial.name}, last_result={REASON: ""})
         watch.on_trial_complete(0, [], ended)
-    assert board.lines[elsewhere.name].state == FAILED
-    assert "its folder is not on this machine" in board.lines[elsewhere.name].note
-    assert board.lines[here.name].state == FINISHED
+    assert table.rows[elsewhere.name].state == FAILED
+    assert "its folder is not on this machine" in table.rows[elsewhere.name].note
+    assert table.rows[here.name].state == FINISHED
 
 
 def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
@@ -635,7 +624,7 @@ def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
     log = sweep.run_path(first) / "metrics.csv"
     log.write_text(log.read_text().replace("64", "65"))
     (sweep.run_path(second) / "checkpoints/iter_000002/progress.json").write_text("3")
-    _tell_damage(sweep, plan.trials, plan.trials)
+    _report_damage(sweep, plan.trials, plan.trials)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert first.name in lines[0]

@@ -132,15 +132,15 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     assert {row["status"] for row in read_table(tmp_path / "s")} <= {"stopped"}
 
     more = f"total_steps={32 * (done + 2)}"
-    third = start(tmp_path, "resume", "s", more, "sweep.format=parquet", *allowed)
+    third = start(tmp_path, "resume", "s", more, *allowed)
     output, _ = third.communicate(timeout=240)
     assert third.returncode == 1, output
-    assert "0 finished, 1 to go on with, 1 to begin" in output
+    assert "0 finished, 1 to resume, 1 to start" in output
     assert "marl-pool: pooling=own_heads:Fails,seed=5 failed: " in output
     assert "no such sum" in output
     assert "no such sum" in (bad / "error.txt").read_text()
     assert iterations(good) == list(range(1, done + 3))
-    table = read_table(tmp_path / "s" / "table.parquet")
+    table = read_table(tmp_path / "s" / "table.csv")
     assert [row["iteration"] for row in table] == list(range(1, done + 3))
     assert {(row["status"], row["pooling"], row["seed"]) for row in table} == {
         ("finished", "max", 5)
@@ -161,7 +161,7 @@ def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
     assert main([*command, "--dry-run", "--seed-sd", "2"]) == 0
     told = capsys.readouterr().out
     assert "2 runs: seed (2)" in told
-    assert "128 steps in all, 128 to do" in told
+    assert "128 steps in total, 128 remaining" in told
     assert "in the return (two-sided t test" in told
     assert "about 1 min with" in told
     assert told.splitlines()[-1].split() == ["0", "steps", "seed=1"]

@@ -100,6 +100,11 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         raise InputError(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
         )
+    trials = Path(path) / "trials"
+    if trials.is_dir() and (found := sorted(item.name for item in trials.iterdir())):
+        raise InputError(
+            f"{trials}: expected an empty folder for a new sweep, got {found[0]}"
+        )
     new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb)
     return _run_sweep(new, plan, arguments.dry_run)
 
@@ -115,9 +120,9 @@ def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
 
 
 def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
-    from marl_pool.config.grid import refuse_other_runs
+    from marl_pool.config.grid import validate_runs
 
-    refuse_other_runs(sweep, plan)
+    validate_runs(sweep, plan)
     require_ray()
     from marl_pool.training.settings import SweepSettings
     from marl_pool.training.sweep.run import run_sweep
@@ -130,7 +135,7 @@ def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
             raise
         return stopped(sweep.path, *(trial.config for trial in plan.trials))
     if not dry_run:
-        print_paths([sweep.path, sweep.table_path(settings.format)])
+        print_paths([sweep.path, sweep.table_path])
     for name, reason in failed.items():
         print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
     return 1 if failed else 0

@@ -3,7 +3,7 @@
 from marl_pool.config.checks import check
 from marl_pool.config.compose import assign, compose, compose_only, parse
 from marl_pool.config.describe import commented
-from marl_pool.config.grid import STUDIES, differences, plan_grid, plan_sweep
+from marl_pool.config.grid import STUDIES, plan_grid, plan_sweep
 from marl_pool.config.sections import VERBS, files_of, registry
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "commented",
     "compose",
     "compose_only",
-    "differences",
     "files_of",
     "parse",
     "plan_grid",

@@ -1,7 +1,7 @@
 """The trials of a sweep: a grid of values, composed and checked one by one."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from marl_pool import names
 from marl_pool.config.checks import check, check_settings, show
 from marl_pool.config.compose import (
     compose_only,
@@ -26,16 +25,13 @@ from marl_pool.training.settings import SweepSettings
 from marl_pool.training.verbs import WORKS
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
-"""What a study of a verb's runs is composed as."""
+"""Primary configuration of a sweep, by the verb of its runs."""
 OWN = ("grid", "sweep")
-"""Keys of a study that its trials don't have."""
+"""Keys of a sweep that its trials do not have."""
 SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
-"""Keys of a trial that a sweep sets, and what it sets them from."""
-RUN_CONTROL = (
-    *("total_steps", "time_limit", "checkpoint", "resources", "threads"),
-    *("data_dir", "download"),
-)
-"""Keys, with those below them, that change how far a run goes, not what it is."""
+"""Keys of a trial that a sweep sets, and the flags that it sets them from."""
+RUN_CONTROL = ("threads", "data_dir", "download")
+"""Keys that a resumed trial may change, besides its verb's `Work.controls`."""
 
 
 class Plan(NamedTuple):
@@ -43,9 +39,9 @@ class Plan(NamedTuple):
 
     Attributes:
         grid: key → values.
-        overrides: of every trial, as they were typed.
-        trials: every combination of the grid, the last key varying fastest.
-        settings: of the sweep itself, keyword arguments of ``SweepSettings``.
+        overrides: common to all trials, as typed.
+        trials: all combinations of the grid, the last key varying fastest.
+        settings: of the sweep, keyword arguments of `SweepSettings`.
     """
 
     grid: Grid
@@ -63,14 +59,14 @@ def plan_sweep(
 
     Args:
         overrides: ``key=value`` for all trials, ``key=value,value`` for the grid, in
-            Hydra's syntax. A preset may hold a grid of its own; an override of one of
-            its keys takes the place of the key's values.
-        config_dir: a folder of the user's own YAML files.
-        verb: whose runs the trials are, a key of `STUDIES`.
+            Hydra's syntax. A preset may have a grid; an override of one of its keys
+            replaces the values of that key.
+        config_dir: folder of the user's YAML files.
+        verb: a key of `STUDIES`, the command that makes each run.
 
     Raises:
         InputError: bad syntax, no grid, or a trial with an unknown key or a wrong
-            value, or one that equals another. The message names key and trial.
+            value, or two equal trials. The message names key and trial.
     """
     fixed, swept = _split(overrides)
     composed, _ = compose_only(STUDIES[verb], fixed, config_dir)
@@ -97,83 +93,57 @@ def plan_grid(
     for combination in product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
         trials.append(_trial(values, compositions, settings))
-    _refuse_twins(trials)
+    _validate_distinct(trials)
     return Plan(grid, list(fixed), trials, settings)
 
 
-def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
-    """Refuse a folder in which a trial's place is taken by another run.
+def validate_runs(sweep: Sweep, plan: Plan) -> None:
+    """Reject a plan whose settings are not those of the runs that the sweep has made.
 
-    Runs of the same settings are adopted, also those that `marl-pool train` made.
+    Defaults and presets may have changed since; a run must not be continued with
+    other settings.
 
     Raises:
-        InputError: a run's settings are not those of the trial, or it went further.
+        InputError: a run was made by another verb, or with other settings.
     """
+    ignored = {*RUN_CONTROL, *WORKS[sweep.verb].controls}
     for trial in plan.trials:
         run = sweep.run(trial)
         if run is None:
             continue
         if run.verb != sweep.verb:
-            raise InputError(f"{run.path} is no run of {sweep.verb} but of {run.verb}")
-        try:
-            # The run's own configuration may name no class that the trial's does not.
-            with names.trust(names.texts_in(trial.config), run.path):
-                differing = differences(
-                    trial.config, run.config, list(plan.grid), sweep.verb
-                )
-        except names.UntrustedError:
-            raise
-        except InputError as error:
-            raise InputError(f"{run.path}: {error}") from error
-        work = WORKS[sweep.verb]
-        rows = [] if run.metrics_problem() else run.metrics.readable_rows()
-        limit = work.total(trial.config)
-        counts = [work.count(row, trial.config) for row in rows[-2:]]
-        if len(counts) > 1 and counts[0] >= limit:
-            differing.append(f"{counts[1]} {work.unit} instead of {limit}")
-        if differing:
             raise InputError(
-                f"{run.path} is another run than the sweep's: {'; '.join(differing)}"
+                f"{run.path}: expected a run of {sweep.verb}, got one of {run.verb}"
             )
-
-
-def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked configuration in the one form that all its spellings share."""
-    return {**config, "env": counted(config["env"])} if "env" in config else {**config}
+        if changed := differences(trial.config, run.config, ignored):
+            raise InputError(f"{run.path}: {'; '.join(changed)}")
 
 
 def differences(
-    wanted: Mapping[str, Any],
-    found: Mapping[str, Any],
-    swept: Sequence[str],
-    verb: str = "train",
+    wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Container[str]
 ) -> list[str]:
-    """How a run that exists differs from the trial that it should be.
+    """List the settings in which a trial and its run differ.
 
     Args:
-        wanted: the trial's configuration, checked.
-        found: the run's, as it was written, maybe by an earlier version.
-        swept: keys of the grid, which always count; of others, run control does not.
-        verb: whose runs they are.
-
-    Returns:
-        One text for each key that differs; keys that only one of them knows don't
-        count, unless a default of today gives them another value.
+        wanted: configuration of the trial.
+        found: configuration of the run, as stored.
+        ignored: top-level keys that may differ.
     """
-    known = check(verb, _known(found, wanted))
-    left, right = dict(_flat(canonical(known))), dict(_flat(canonical(wanted)))
-    tops = {key.split(".")[0] for key in swept}
-    controls = (*RUN_CONTROL, *WORKS[verb].controls)
-    control = [key for key in controls if key not in tops]
+    left, right = dict(_flat(wanted)), dict(_flat(found))
     return [
-        f"{key}={show(left.get(key))} instead of {show(value)}"
-        for key, value in right.items()
-        if key.split(".")[0] not in control and left.get(key) != value
+        f"{key}: expected {show(left.get(key))}, got {show(right.get(key))}"
+        for key in left | right
+        if key.split(".")[0] not in ignored and left.get(key) != right.get(key)
     ]
 
 
+def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checked configuration in a form that is the same for all spellings."""
+    return {**config, "env": counted(config["env"])} if "env" in config else {**config}
+
+
 class _Compositions(dict[tuple[str, ...], DictConfig]):
-    """What the overrides and a choice of groups compose to, each made once.
+    """Cache of compositions, by the chosen options of the swept groups.
 
     Hydra takes a tenth of a second, and a grid of a hundred trials has few choices.
     """
@@ -190,7 +160,7 @@ class _Compositions(dict[tuple[str, ...], DictConfig]):
 
 
 def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
-    """Fixed overrides, and the grid of the others."""
+    """Split overrides into those with one value and a grid of the others."""
     fixed, swept = [], {}
     for text in overrides:
         override = parse_any(text)
@@ -213,7 +183,7 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
 def _whole_grid(
     composed: Mapping[str, Any], fixed: list[str], swept: Grid, verb: str
 ) -> Grid:
-    """The preset's grid, with the keys that the command sets in place of its own."""
+    """Return the grid of the preset, updated by the overrides of the command."""
     grid = composed["grid"]
     if not isinstance(grid, Mapping):
         raise InputError(f"grid: expected a mapping of keys to lists, got {show(grid)}")
@@ -225,7 +195,7 @@ def _whole_grid(
         if not isinstance(values, list) or not values:
             raise InputError(f"grid.{key}: expected a list, got {show(values)}")
         if len({json.dumps(value) for value in values}) < len(values):
-            raise InputError(f"{key}: a value stands twice in the grid: {values}")
+            raise InputError(f"{key}: expected distinct values, got {values}")
     if not whole:
         preset = "figure4" if verb == "fit" else "figure5"
         raise InputError(
@@ -254,7 +224,7 @@ def _trial(
 
 
 def _resolved(config: dict[str, Any]) -> dict[str, Any]:
-    """Folders of frozen policies in full, as training writes them."""
+    """Make the folders of frozen policies absolute, as training stores them."""
     if config.get("fixed"):
         from marl_pool.training.fixed import with_absolute_folders
 
@@ -268,7 +238,7 @@ def _choice(group: str, option: Any) -> str:
     return f"{group}={option}"
 
 
-def _refuse_twins(trials: Sequence[Trial]) -> None:
+def _validate_distinct(trials: Sequence[Trial]) -> None:
     seen: dict[str, str] = {}
     for trial in trials:
         content = json.dumps(canonical(trial.config), sort_keys=True)
@@ -277,17 +247,6 @@ def _refuse_twins(trials: Sequence[Trial]) -> None:
                 f"the trials {seen[content]} and {trial.name} are the same run"
             )
         seen[content] = trial.name
-
-
-def _known(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """``found`` without the keys that ``wanted`` has not heard of."""
-    return {
-        key: _known(value, wanted[key])
-        if isinstance(value, Mapping) and isinstance(wanted[key], Mapping)
-        else value
-        for key, value in found.items()
-        if key in wanted
-    }
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,6 @@ from marl_pool.names import resolve
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.severity import refuse_ramp
-from marl_pool.perturbations.shuffle import Shuffle
 from marl_pool.policies.base import Policy
 
 
@@ -93,7 +92,7 @@ def cases_of(
     Raises:
         InputError: a wrong perturbation, or the same row twice.
     """
-    perturbed = conditions(perturbations, world, policies)
+    perturbed = conditions(perturbations, world)
     _refuse_twice([(label(c["name"], c["options"]), c["severity"]) for c in perturbed])
     _refuse_twice([(other.label, None) for other in others])
     return [
@@ -131,14 +130,11 @@ def perturb(options: Mapping[str, Any], world: World) -> Perturbation:
 
 
 def conditions(
-    perturbations: Sequence[Mapping[str, Any]],
-    world: World,
-    policies: Mapping[str, Policy],
+    perturbations: Sequence[Mapping[str, Any]], world: World
 ) -> list[dict[str, Any]]:
     """Build each perturbation at each of its severities.
 
-    One for a type of token that the world lacks is a gap, and so is a shuffle that
-    carries memories along where no policy has any.
+    One that does not fit the tokens of the world is a gap, with its reason.
 
     Raises:
         InputError: an unknown name, a wrong option, no severities.
@@ -163,18 +159,10 @@ def conditions(
             case = {"name": name, "options": options, "severity": severity}
             try:
                 made = perturb({"name": name, **options, "severity": severity}, world)
-                gap = _without_memory(made, policies)
-                built.append({**case, "perturbation": made, "gap": gap})
+                built.append({**case, "perturbation": made, "gap": ""})
             except UnfitTokensError as error:
                 built.append({**case, "gap": str(error)})
     return built
-
-
-def _without_memory(made: Perturbation, policies: Mapping[str, Policy]) -> str:
-    carries = isinstance(made, Shuffle) and made.carry_memory
-    if carries and not any(policy.remembers_tokens for policy in policies.values()):
-        return "the policy has no memory of single tokens to carry along"
-    return ""
 
 
 def label(name: str, options: Mapping[str, Any]) -> str:

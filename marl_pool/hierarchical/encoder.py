@@ -1,4 +1,7 @@
-"""The encoder: one merging layer, applied until few tokens are left."""
+"""The encoder: one merging layer, applied until few tokens are left.
+
+It is no `marl_pool.encoders.base.Encoder`, which returns one vector for each given.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Perturbations: what a policy observes, changed on the way."""
+"""Perturbations of the tokens that a policy observes."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,11 @@ CONTEXT = (
     "positions",
     "num_frames",
 )
-"""What the tokens' spec says, to a constructor that has such a parameter."""
+"""Attributes of `TokenSpec` that constructors with such a parameter receive."""
 
 
 def perturbation_names() -> list[str]:
-    """The registered perturbations."""
+    """List the registered perturbations."""
     return sorted(PERTURBATIONS)
 
 
@@ -46,9 +46,9 @@ def make_perturbation(
     """Build a perturbation.
 
     Args:
-        name: one of `perturbation_names`, or ``package.module:Class`` of your own.
-        specs: of the tokens that it will see, one for each group of agents. What
-            `CONTEXT` lists is taken from them where they agree.
+        name: one of `perturbation_names`, or ``package.module:Class``.
+        specs: of the perturbed tokens, one for each group of agents. The attributes in
+            `CONTEXT` are taken from them where they agree.
         **options: of its constructor; all of them take ``severity``, in [0, 1].
 
     Raises:

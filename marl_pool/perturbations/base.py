@@ -1,12 +1,13 @@
-"""The contract of a perturbation: tokens in, tokens out, with a memory of its own."""
+"""Base classes of perturbations: tokens in, tokens out, with a state of their own."""
 
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.errors import InputError
-from marl_pool.perturbations.severity import check_severity, draw_severities
+from marl_pool.perturbations.severity import check_severity, sample_severities
 from marl_pool.tokens import Tokens
 from marl_pool.types import PositiveInt, Severity
 
@@ -14,31 +15,31 @@ PerturbationState = dict[str, Tensor]
 """Tensors with the leading dimension ``num_envs``.
 
 A perturbation that moves or adds tokens keeps ``origin`` among them, int64 of
-``(num_envs, agents, N)``: for each token that the policy sees, the place in the
-world's observation that its features come from, -1 for none.
+``(num_envs, agents, N)``: for each token that the policy sees, the index of the token
+of the environment that its features come from, -1 for none.
 """
 
 
 class Perturbation(ABC):
-    """Change what agents observe, never the world.
+    """Change what agents observe, never the environment itself.
 
     At severity 0 it is the identity, bit for bit.
 
     Args:
-        severity: how strong it is, in [0, 1]; or two such numbers, between which each
-            world's episode draws its own, uniformly.
-        ramp: episodes of a world in which its severity grows linearly from 0, a
-            curriculum for training; None: it is there from the first one on.
+        severity: strength in [0, 1]; or a pair ``[low, high]``, between which a
+            severity is sampled uniformly for each episode of each environment.
+        ramp: number of episodes of an environment over which its severity grows
+            linearly from 0, a curriculum for training; None: full severity at once.
 
     Raises:
         InputError: a number out of range.
     """
 
     reorders: bool = False
-    """Whether tokens only change places, which some policies must not notice."""
+    """Whether tokens only change places, which an invariant policy must not notice."""
 
     ramp: int | None = None
-    """`start` is told the numbers of episodes only where this is given."""
+    """With a ramp, `start` also receives ``episodes``."""
 
     def __init__(
         self, *, severity: Severity = 1.0, ramp: PositiveInt | None = None
@@ -52,7 +53,7 @@ class Perturbation(ABC):
 
     @property
     def varies(self) -> bool:
-        """Whether worlds differ in severity."""
+        """Whether the severity differs between environments."""
         return self.low < self.high or self.ramp is not None
 
     @abstractmethod
@@ -63,51 +64,42 @@ class Perturbation(ABC):
         state: PerturbationState | None = None,
         where: Tensor | None = None,
     ) -> PerturbationState:
-        """Return the memory at an episode's start.
+        """Return the state at the start of an episode.
 
-        With a `ramp` it is also given ``episodes``, ``(num_envs,)`` int64: how many
-        each world has played before.
+        A perturbation has no access to the environment, so the keys of its random
+        streams are arguments. With a `ramp` it also receives ``episodes``,
+        ``(num_envs,)`` int64: the number of episodes that each environment has played.
 
         Args:
             tokens: the first observation, batch dimensions ``(num_envs, agents)``.
-            keys: ``(num_envs,)`` keys of the worlds' own random streams.
-            state: the memory of the worlds that go on; None at the first start.
-            where: ``(num_envs,)`` bool, the worlds that begin anew; None for all.
+            keys: ``(num_envs,)`` keys of the environments' random streams.
+            state: current state of the environments that are not reset; None at the
+                first start.
+            where: ``(num_envs,)`` bool, the environments that are reset; None for all.
         """
 
     @abstractmethod
     def __call__(
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
-        """Perturb one step's tokens; return them and the memory for the next."""
-
-    def moved(
-        self, before: PerturbationState, after: PerturbationState
-    ) -> Tensor | None:
-        """Say where a policy's memories of single tokens have to go.
-
-        Args:
-            before: the memory before a call.
-            after: the memory that it returned.
-
-        Returns:
-            ``(num_envs, agents, N)`` int64: for each token that the policy sees, the
-            place at which it saw the same one a step ago; None to leave memories
-            where they are.
-        """
-        return None
+        """Perturb the tokens of one step; return them and the next state."""
 
 
-class DrawnPerturbation(Perturbation):
-    """A perturbation that is drawn at reset, and perhaps every few steps anew.
+class SampledPerturbation(Perturbation):
+    """A perturbation whose randomness is sampled at reset and held for some steps.
 
-    A family writes `draw`, random numbers that hold until the next draw; `settle`,
-    what follows from them and the severity; and `apply`.
+    A subclass implements
+
+    - `sample`: random numbers that do not depend on the severity, so that a higher
+      severity perturbs the same tokens and some more;
+    - `apply_severity`: whatever follows from these numbers and the severity, computed
+      once after each sampling;
+    - `apply`: the perturbation of one step, the only cost of an ordinary step.
 
     Args:
-        severity: how strong it is; see `Perturbation`.
-        every: steps from one draw to the next; None draws at reset only.
-        ramp: episodes in which the severity grows; see `Perturbation`.
+        severity: see `Perturbation`.
+        every: steps between resamplings; None: at reset only.
+        ramp: see `Perturbation`.
 
     Raises:
         InputError: a number out of range.
@@ -128,35 +120,41 @@ class DrawnPerturbation(Perturbation):
         self.every = every
 
     @abstractmethod
-    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Draw what holds until the next draw, whatever the severity.
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+        """Sample what holds until the next resampling, independent of the severity.
 
         Args:
             tokens: of batch ``(num_envs, agents)``.
             keys: ``(num_envs,)`` of the random streams.
-            turn: ``(num_envs,)`` int64, how many draws came before in the episode.
+            turn: ``(num_envs,)`` int64, number of earlier samplings in the episode.
         """
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """What follows from a draw and ``state["severity"]``; by default nothing.
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
+        """Derive entries of the state from the sample and ``state["severity"]``.
 
         Args:
-            tokens: those at the draw.
-            state: the draw, with ``severity`` ``(num_envs,)`` float64.
+            tokens: those at the sampling.
+            state: the sample, with ``severity`` ``(num_envs,)`` float64.
+
+        Returns:
+            The new entries; none by default.
         """
         return {}
 
-    def follow(self, state: PerturbationState) -> PerturbationState:
-        """Update the memory at every step, after a draw if one is due; by default not.
+    def update(self, state: PerturbationState) -> PerturbationState:
+        """Update the state at every step, after a resampling if one is due.
 
-        For what depends on the draws of several steps.
+        Override it where an observation depends on the samples of several steps.
         """
         return state
 
     @abstractmethod
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Perturb ``tokens`` as ``state``, the last draw, says."""
+        """Perturb ``tokens`` by the latest sample in ``state``."""
 
+    @override
     def start(
         self,
         tokens: Tokens,
@@ -165,47 +163,47 @@ class DrawnPerturbation(Perturbation):
         where: Tensor | None = None,
         episodes: Tensor | None = None,
     ) -> PerturbationState:
-        """Draw for the episodes that begin; see `Perturbation.start`."""
-        severity = draw_severities((self.low, self.high), keys, self.ramp, episodes)
+        severity = sample_severities((self.low, self.high), keys, self.ramp, episodes)
         first = {"keys": keys, "steps": torch.zeros_like(keys), "severity": severity}
         if where is None or state is None:
-            return self._renew(tokens, first)
-        return self._renew_rows(where, tokens, {**state, **choose(where, first, state)})
+            return self._resample(tokens, first)
+        state = {**state, **choose(where, first, state)}
+        return self._resample_rows(where, tokens, state)
 
+    @override
     def __call__(
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
-        """Perturb one step's tokens; see `Perturbation.__call__`."""
         if self.high == 0:
             return tokens, state
         steps = state["steps"]
         if self.every is not None:
             due = (steps > 0) & (steps % self.every == 0)
-            state = self._renew_rows(due, tokens, state)
-        state = self.follow(state)
+            state = self._resample_rows(due, tokens, state)
+        state = self.update(state)
         seen = self.apply(tokens, state)
         if self.varies and seen.num_tokens == tokens.num_tokens:
-            # What adds 0 changes the sign of -0; who drew 0 is to see no change.
-            spared = state["severity"] == 0
-            seen = Tokens(**choose(spared, tokens._asdict(), seen._asdict()))
+            # Adding 0 turns -0 into 0; severity 0 must be the identity bit for bit.
+            unperturbed = state["severity"] == 0
+            seen = Tokens(**choose(unperturbed, tokens._asdict(), seen._asdict()))
         return seen, {**state, "steps": steps + 1}
 
-    def _renew(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Draw anew for all worlds of ``state``."""
+    def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+        """Resample all environments of ``state``."""
         keys, turn = state["keys"], state["steps"] // (self.every or 1)
-        drawn = {**state, **self.draw(tokens, keys, turn)}
-        return {**drawn, **self.settle(tokens, drawn)}
+        sampled = {**state, **self.sample(tokens, keys, turn)}
+        return {**sampled, **self.apply_severity(tokens, sampled)}
 
-    def _renew_rows(
+    def _resample_rows(
         self, where: Tensor, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
-        """Draw anew for the worlds ``where``, and for them alone: a draw is dear."""
+        """Resample only the environments in ``where``; sampling is expensive."""
         rows = where.nonzero()[:, 0]
         if len(rows) in (0, len(where)):
-            return self._renew(tokens, state) if len(rows) else state
+            return self._resample(tokens, state) if len(rows) else state
         own = {name: tensor[rows] for name, tensor in state.items()}
-        fresh = self._renew(tokens.at(rows), own)
-        # What is not drawn stays the same tensor.
+        fresh = self._resample(tokens.at(rows), own)
+        # Entries that were not resampled stay the same tensor.
         return {
             name: tensor
             if fresh[name] is own[name]
@@ -217,7 +215,7 @@ class DrawnPerturbation(Perturbation):
 def choose(
     where: Tensor, fresh: PerturbationState, old: PerturbationState
 ) -> PerturbationState:
-    """Take the rows ``where`` of ``fresh`` and the others of ``old``."""
+    """Select the rows of ``fresh`` in ``where`` and those of ``old`` elsewhere."""
     return {
         name: torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old[name])
         for name, new in fresh.items()

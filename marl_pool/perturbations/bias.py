@@ -1,26 +1,30 @@
-"""Bias: sensors read too much or too little, by a constant."""
+"""Bias: constant sensor offsets."""
 
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.perturbations.readings import DisturbedReadings, check_size
 from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Severity
 
 
 class Bias(DisturbedReadings):
-    """Add a constant offset, Gaussian, of its own to each token and feature.
+    """Add a Gaussian offset to each feature of each token, as a miscalibrated sensor.
 
-    It holds for the episode: a badly calibrated sensor. Images (uint8) count from 0 to
-    1 here; what comes out is rounded and kept in [0, 255].
+    ``x + severity * scale * ε`` with ``ε ~ N(0, 1)``, independent for each token and
+    feature and constant until it is resampled.
 
     Args:
         severity: standard deviation of the offsets in units of ``scale``.
-        scale: the standard deviation at severity 1, in the features' own units.
-        features: numbers of the features that are disturbed, from 0; None: all.
-        protect_self: leave the observer's own token alone.
-        every: steps after which offsets are drawn anew; None draws at reset only.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+        scale: standard deviation at severity 1, in the units of the features; see
+            `DisturbedReadings` for images. In simple-centroid these are the lengths of
+            the environment divided by 5.
+        features: indices of the disturbed features, from 0; None: all.
+        protect_self: leave the observer's own token unchanged. Its relative features
+            are 0 in any state, so an offset there would be no measurement error.
+        every: steps between resamplings of the offsets; None: at reset only.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
-        num_features: of a token; None: not known before there are tokens.
+        num_features: of a token; None: not known before the first tokens.
 
     Raises:
         InputError: a number out of range.
@@ -49,6 +53,6 @@ class Bias(DisturbedReadings):
             num_features=num_features,
         )
 
+    @override
     def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:
-        """Add the offsets; see `DisturbedReadings.disturb`."""
         return readings + errors

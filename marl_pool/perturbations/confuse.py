@@ -1,9 +1,10 @@
-"""Confuse: some tokens are taken for something else."""
+"""Confuse: wrong token types."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.errors import UnfitTokensError
 from marl_pool.perturbations.base import PerturbationState
@@ -14,22 +15,23 @@ from marl_pool.types import PositiveInt, Severity
 
 
 class Confuse(TokenShare):
-    """Show another type, uniformly among the others but self; features stay.
+    """Replace the type of a share of the tokens by another one; features stay.
 
-    A policy without a type embedding notices nothing.
+    The new type is uniform among the others except self. A policy without a type
+    embedding is not affected.
 
     Args:
         severity: share of the tokens present, without a protected one, whose type is
-            taken for another.
-        protect_self: leave the observer's own token alone; without it, no token may
-            say *self*.
-        every: steps from one draw to the next; None draws at reset only.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+            replaced.
+        protect_self: leave the observer's own token unchanged; otherwise no token
+            may remain marked as self.
+        every: steps between resamplings; None: at reset only.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
-        type_names: of the types that the policy knows.
+        type_names: names of the types known to the policy.
 
     Raises:
-        UnfitTokensError: types without names, or fewer than two that can be confused.
+        UnfitTokensError: types without names, or fewer than two besides self.
     """
 
     def __init__(
@@ -57,15 +59,15 @@ class Confuse(TokenShare):
                 f"got {', '.join(type_names[self.first :]) or 'none'}"
             )
 
-    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Draw the queue, and a number that chooses; see `DrawnPerturbation.draw`."""
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         numbers = uniform_like(keys, turn, (2, *tokens.types.shape[1:]))
         return {"scores": numbers[:, 0], "choice": numbers[:, 1]}
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Change the types; see `DrawnPerturbation.apply`."""
         own = tokens.types - self.first
-        # The observer's own type, at -1, is none of those chosen from.
+        # Self, at -1 here, is not among the types to choose from.
         others = torch.where(own < 0, self.count, self.count - 1)
         other = (state["choice"] * others).long()
         other = other + ((own >= 0) & (other >= own)) + self.first

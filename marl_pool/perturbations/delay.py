@@ -1,25 +1,26 @@
-"""Delay: readings come late."""
+"""Delay: outdated features."""
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.errors import InputError
-from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
+from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import PositiveInt, Severity
 
 
-class Delay(DrawnPerturbation):
-    """Show the features of some steps ago; types and padding are those of now.
+class Delay(SampledPerturbation):
+    """Show the features of an earlier step with the current types and padding.
 
-    In its first steps, a token shows its first reading. So does one that comes back
-    after it was padded: what lay under the padding is never shown.
+    Until enough steps have passed, a token shows its first features. The same holds
+    after it was padded: values under the padding are never shown.
 
     Args:
         severity: share of ``steps``.
-        steps: how late readings are at severity 1; halves round to even.
-        protect_self: leave the observer's own token alone.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+        steps: delay at severity 1; halves round to even.
+        protect_self: leave the observer's own token unchanged.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
 
     Raises:
@@ -40,21 +41,23 @@ class Delay(DrawnPerturbation):
             raise InputError(f"perturbation.steps: expected at least 1, got {steps}")
         self.steps, self.protects = steps, protect_self and has_self
 
-    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Nothing is random but the severity; see `DrawnPerturbation.draw`."""
-        return {}
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+        return {}  # only the severity is random
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Begin with the first reading; see `DrawnPerturbation.settle`."""
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         longest = round(self.high * self.steps)
         first = tokens.features[:, None].expand(-1, 1 + longest, -1, -1, -1)
         late = (state["severity"] * self.steps).round().long()
         return {"late": late, "readings": first, "absent": tokens.padding.clone()}
 
+    @override
     def __call__(
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
-        """Remember the newest readings, then show old ones; see `Perturbation`."""
         if self.high == 0:
             return tokens, state
         newest = tokens.features[:, None]
@@ -65,11 +68,11 @@ class Delay(DrawnPerturbation):
         remembered = {"readings": readings, "absent": tokens.padding.clone()}
         return super().__call__(tokens, {**state, **remembered})
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Show old readings; see `DrawnPerturbation.apply`."""
         late, readings = state["late"], state["readings"]
-        worlds = torch.arange(len(late), device=late.device)
-        features = readings[worlds, late]
+        envs = torch.arange(len(late), device=late.device)
+        features = readings[envs, late]
         if self.protects:
             own = (tokens.types == SELF_TYPE)[..., None]
             features = torch.where(own, tokens.features, features)

@@ -1,4 +1,4 @@
-"""Random numbers of a perturbation, for one turn of each world's stream."""
+"""Random numbers of a perturbation for one turn of each environment's stream."""
 
 import math
 
@@ -9,27 +9,27 @@ from marl_pool.randomness import uniform
 
 
 def uniform_like(keys: Tensor, turn: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Draw ``(num_envs, *shape)`` float64 numbers in (0, 1) for one turn.
+    """Sample ``(num_envs, *shape)`` float64 numbers in (0, 1) for one turn.
 
     Args:
         keys: ``(num_envs,)`` of the random streams.
-        turn: ``(num_envs,)`` int64; each turn has numbers of its own.
-        shape: of one world's numbers.
+        turn: ``(num_envs,)`` int64; each turn has separate numbers.
+        shape: of the numbers of one environment.
     """
     size = torch.Size(shape).numel()
     return uniform(keys, size, turn[:, None] * size).view(len(keys), *shape)
 
 
 def normal_like(keys: Tensor, turn: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Draw ``(num_envs, *shape)`` float32 numbers of N(0, 1); see `uniform_like`."""
+    """Sample ``(num_envs, *shape)`` float32 numbers of N(0, 1); see `uniform_like`."""
     return normal(uniform_like(keys, turn, shape))
 
 
 def normal(numbers: Tensor) -> Tensor:
-    """Turn float64 numbers, uniform in (0, 1), into float32 ones of N(0, 1).
+    """Transform float64 numbers, uniform in (0, 1), to float32 numbers of N(0, 1).
 
-    By the inverse distribution function, in float32, which is several times faster
-    than in float64 and ends at 5.4 standard deviations.
+    Inverse transform sampling in float32, which is several times faster than in
+    float64 and ends at 5.4 standard deviations.
     """
     largest = 1 - torch.finfo(torch.float32).eps / 2
     centered = (2 * numbers - 1).float().clamp_(-largest, largest)

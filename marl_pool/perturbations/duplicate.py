@@ -1,6 +1,7 @@
-"""Duplicate: some tokens are there twice."""
+"""Duplicate: repeated tokens."""
 
 import torch
+from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.selection import (
@@ -15,20 +16,20 @@ from marl_pool.types import PositiveInt, Severity
 
 
 class Duplicate(TokenShare):
-    """Append a second copy of a share of the tokens, which follows the first.
+    """Append a second copy of a share of the tokens.
 
-    A maximum doesn't notice, a mean does: what is there twice weighs twice. Once its
-    token vanishes, a copy is padded.
+    A maximum is not affected, a mean is. A copy shows the current features of its
+    token, and is padded when the token vanishes.
 
-    N grows by ``round(severity * N)``, with the larger severity of two; slots that are
-    not used are padded. So a head for a fixed N cannot be measured under it.
+    N grows by ``round(severity * N)``, with the larger of two severities; unused slots
+    are padded. A pooling head for a fixed N cannot be evaluated under it.
 
     Args:
-        severity: share of the tokens present, without a protected one, that are there
-            twice.
-        protect_self: leave the observer's own token alone.
-        every: steps from one draw to the next; None draws at reset only.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+        severity: share of the tokens present, without a protected one, that are
+            duplicated.
+        protect_self: leave the observer's own token unchanged.
+        every: steps between resamplings; None: at reset only.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
     """
 
@@ -49,8 +50,10 @@ class Duplicate(TokenShare):
             has_self=has_self,
         )
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Choose what each new slot copies; see `DrawnPerturbation.settle`."""
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         slots = torch.arange(
             round(self.high * tokens.num_tokens), device=tokens.types.device
         )
@@ -60,8 +63,8 @@ class Duplicate(TokenShare):
         copied = queue[..., : len(slots)].masked_fill(unused, -1)
         return {"origin": torch.cat([own_places(tokens), copied], -1)}
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Append the copies; see `DrawnPerturbation.apply`."""
         copied = state["origin"][..., tokens.num_tokens :]
         source = copied.clamp(min=0)
         features = take_features(tokens.features, source)

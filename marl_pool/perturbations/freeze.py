@@ -1,6 +1,7 @@
-"""Freeze: some sensors repeat what they read last."""
+"""Freeze: stuck sensors."""
 
 import torch
+from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.share import TokenShare
@@ -9,17 +10,17 @@ from marl_pool.types import PositiveInt, Severity
 
 
 class Freeze(TokenShare):
-    """Sensors repeat the reading that they had when they froze; types stay live.
+    """Hold the features of a share of the token slots; types and padding stay current.
 
-    A token's slot stands for a sensor. Those that freeze do so at reset, or others at
-    each draw, with the reading of that moment. A frozen sensor whose token vanishes is
-    padded as it would be; if one comes back to it, it shows the old reading.
+    A slot stands for a sensor. The slots are selected at reset, and again at each
+    resampling, with the features of that step. If the token of a frozen slot vanishes,
+    the slot is padded as usual; a token that appears there shows the held features.
 
     Args:
         severity: share of the tokens present, without a protected one, that freeze.
-        protect_self: leave the observer's own token alone.
-        every: steps after which others freeze; None: those of the reset stay frozen.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+        protect_self: leave the observer's own token unchanged.
+        every: steps between resamplings of the frozen slots; None: at reset only.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
     """
 
@@ -40,13 +41,15 @@ class Freeze(TokenShare):
             has_self=has_self,
         )
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Keep the readings; see `DrawnPerturbation.settle`."""
-        chosen = super().settle(tokens, state)["chosen"]
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
+        chosen = super().apply_severity(tokens, state)["chosen"]
         return {"frozen": chosen, "readings": tokens.features.clone()}
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Repeat the readings; see `DrawnPerturbation.apply`."""
         frozen = state["frozen"][..., None]
         features = torch.where(frozen, state["readings"], tokens.features)
         return tokens._replace(features=features)

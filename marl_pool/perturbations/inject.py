@@ -1,14 +1,15 @@
-"""Inject: there are more things to see than matter."""
+"""Inject: additional distractor tokens."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.names import unknown
-from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
+from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.perturbations.draws import normal, uniform_like
 from marl_pool.perturbations.readings import check_numbers, check_size
 from marl_pool.perturbations.selection import append, own_places, take_features
@@ -18,49 +19,48 @@ from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Sever
 PLACES = ("alike", "far", "near")
 
 
-class Inject(DrawnPerturbation):
-    """Append distractors of a stated type that move as the world does.
+class Inject(SampledPerturbation):
+    """Append distractor tokens that move consistently with the environment.
 
-    A perturbation doesn't see the world, so a distractor takes its motion from an
-    *anchor*: a token, drawn at reset. It copies the anchor's features at every step
-    and stands at a fixed offset from it. Since an offset between two entities doesn't
-    depend on who looks at them, the distractor obeys the world's relative coordinates:
-    it stands still where its anchor does and approaches when the observer does.
+    A perturbation has no access to the environment, so a distractor takes its motion
+    from an *anchor*, a token that is sampled at reset: at every step it copies the
+    features of its anchor and stands at a fixed offset from it. An offset between two
+    entities does not depend on the observer, so relative positions stay consistent: the
+    distractor rests where its anchor rests and comes closer as the observer approaches.
 
-    - ``"alike"``: anchors are tokens of the type that the distractor pretends to be.
-      Many distractors spread like the tokens of their type, each blurred by
-      ``spread``.
-    - ``"far"``: the same anchors, at the stated ``distance`` in a random direction.
-    - ``"near"``: the anchor is the observer's own token, blurred by ``spread``. What
-      stands where the query does is the hardest to ignore.
+    - ``"alike"``: anchors are tokens of the distractor's type, with an offset within
+      ``spread``, so that distractors are distributed like the tokens of their type.
+    - ``"far"``: the same anchors, at ``distance`` in a random direction.
+    - ``"near"``: the anchor is the observer's own token, with an offset within
+      ``spread``: the hardest distractors to ignore.
 
-    Where no token of the type is present, anchors are any tokens but self, and the
-    distractor moves as they do. Where there is none either, or the anchor vanishes,
-    the distractor is padded. Each agent is shown distractors of its own.
+    Where no token of the type is present, anchors are any tokens but self. Without any
+    anchor, or once it vanishes, the distractor is padded. Each agent sees separate
+    distractors.
 
-    N grows by ``round(severity * count)``, halves rounded to even, so a head for a
-    fixed N cannot be measured under it. Of two severities the larger one says by how
-    much; slots that are not used are padded.
+    N grows by ``round(severity * count)``, halves rounded to even and with the larger
+    of two severities; unused slots are padded. A pooling head for a fixed N cannot be
+    evaluated under it.
 
     Args:
-        token_type: number of the type, or its name if ``type_names`` are given; None:
-            the last of those that are not signal.
+        token_type: index of the type, or its name if ``type_names`` are given; None:
+            the last type that is not signal.
         severity: share of ``count``.
-        count: how many distractors there are at severity 1.
+        count: number of distractors at severity 1.
         place: ``"alike"``, ``"far"`` or ``"near"``.
-        spread: half side of the square that offsets are uniform in, in the features'
-            own units (in simple-centroid the world's lengths divided by 5).
-        distance: of those that are far, from their anchors, in the same units.
-        position_features: numbers of the features, from 0, that are a position; None:
-            those that ``positions`` tells.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
-        type_names: of the types that the policy knows.
-        signal_types: names of those that matter for the task; empty: not known.
+        spread: half side of the square of uniform offsets, in the units of the
+            features (in simple-centroid the lengths of the environment divided by 5).
+        distance: from the anchors with ``"far"``, in the same units.
+        position_features: indices of the features, from 0, that are a position; None:
+            as in ``positions``.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
+        type_names: names of the types known to the policy.
+        signal_types: names of the types that matter for the task; empty: not known.
         has_self: whether tokens of type 0 are the observer's own.
         dtype: of the features. A distractor needs a position, and image patches
             (uint8) have none.
-        num_features: of a token; None: not known before there are tokens.
-        positions: numbers of the features that are a position, () if none is; None:
+        num_features: of a token; None: not known before the first tokens.
+        positions: indices of the features that are a position, () if none is; None:
             not known.
 
     Raises:
@@ -102,8 +102,8 @@ class Inject(DrawnPerturbation):
             )
         if place == "near" and not has_self:
             raise UnfitTokensError(
-                "perturbation.place: near what? These tokens have no token of the "
-                "observer's own"
+                "perturbation.place: expected alike or far, since these tokens include "
+                "none of the observer, got near"
             )
         self.token_type = (
             _type_of_noise(type_names, signal_types)
@@ -118,8 +118,8 @@ class Inject(DrawnPerturbation):
         if num_features is not None:
             self._check(num_features)
 
-    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Draw anchors and offsets; see `DrawnPerturbation.draw`."""
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         if not tokens.features.dtype.is_floating_point:
             raise InputError("perturbation inject: expected features with positions")
         self._check(tokens.features.shape[-1])
@@ -132,16 +132,18 @@ class Inject(DrawnPerturbation):
             "offset": self._offset(offset).to(tokens.features.dtype),
         }
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Pad what is beyond a world's count; see `DrawnPerturbation.settle`."""
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         anchor = state["anchor"]
         slots = torch.arange(self.count, device=anchor.device)
         beyond = slots >= (state["severity"] * self.most).round().view(-1, 1, 1)
         origin = torch.cat([own_places(tokens), torch.full_like(anchor, -1)], -1)
         return {"anchor": anchor.masked_fill(beyond, -1), "origin": origin}
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Append the distractors; see `DrawnPerturbation.apply`."""
         anchor = state["anchor"].clamp(min=0)
         features = take_features(tokens.features, anchor)
         places = torch.tensor(self.positions, device=anchor.device)
@@ -152,14 +154,14 @@ class Inject(DrawnPerturbation):
         return append(tokens, Tokens(features, types, padding))
 
     def _offset(self, numbers: Tensor) -> Tensor:
-        """Offsets from the anchors, by ``numbers`` uniform in (0, 1)."""
+        """Transform ``numbers``, uniform in (0, 1), to offsets from the anchors."""
         if self.place != "far":
             return (2 * numbers - 1) * self.spread
         # Gaussian numbers have no preferred direction.
         return self.distance * torch.nn.functional.normalize(normal(numbers), dim=-1)
 
     def _candidates(self, tokens: Tokens) -> Tensor:
-        """Tokens that may be anchors, ``(num_envs, agents, N)`` bool."""
+        """Select the possible anchors, ``(num_envs, agents, N)`` bool."""
         present = ~tokens.padding
         if self.place == "near":
             return present & (tokens.types == SELF_TYPE)
@@ -172,14 +174,14 @@ class Inject(DrawnPerturbation):
 
 
 def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
-    """Draw candidates with replacement.
+    """Sample candidates with replacement.
 
     Args:
         candidates: ``(*B, N)`` bool.
         choice: ``(*B, C)`` uniform in (0, 1).
 
     Returns:
-        ``(*B, C)`` int64 places in N, -1 where the row has no candidate.
+        ``(*B, C)`` int64 indices in N, -1 where the row has no candidate.
     """
     first = (~candidates).byte().argsort(dim=-1, stable=True)
     number = candidates.sum(-1, keepdim=True)
@@ -188,7 +190,7 @@ def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
 
 
 def _positions(chosen: Sequence[int] | None, known: Sequence[int] | None) -> list[int]:
-    """The features that an offset moves: the user's word, else the tokens' own."""
+    """Return the features that an offset moves, by default those in the spec."""
     if chosen is not None:
         if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
             raise InputError(
@@ -200,7 +202,7 @@ def _positions(chosen: Sequence[int] | None, known: Sequence[int] | None) -> lis
         raise UnfitTokensError(
             "perturbation.position_features: expected numbers of features, since "
             + (
-                "nothing says which features of these tokens are a position"
+                "these tokens do not say which of their features are a position"
                 if known is None
                 else "these tokens have no position"
             )
@@ -210,17 +212,17 @@ def _positions(chosen: Sequence[int] | None, known: Sequence[int] | None) -> lis
 
 
 def _type_of_noise(type_names: Sequence[str], signal_types: Sequence[str]) -> int:
-    """The last type that is not signal: before it come those that act, if any."""
+    """Return the last type that is not signal; acting types come before it."""
     if not signal_types:
         raise UnfitTokensError(
-            "perturbation.token_type: expected a type, since nothing says which types "
-            "of these tokens are noise, got null"
+            "perturbation.token_type: expected a type, since these tokens do not say "
+            "which of their types are noise, got null"
         )
     noise = [i for i, name in enumerate(type_names) if name not in signal_types]
     if not noise:
         raise UnfitTokensError(
-            "perturbation.token_type: expected a type, since none of these tokens' is "
-            f"noise, got null: choose from {', '.join(type_names)}"
+            "perturbation.token_type: expected a type, since these tokens have no type "
+            f"of noise, got null: choose from {', '.join(type_names)}"
         )
     return noise[-1]
 

@@ -1,10 +1,11 @@
-"""Occlude: some tokens are not seen."""
+"""Occlude: missing tokens."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.names import unknown
@@ -17,30 +18,29 @@ ANY, SIGNAL, NOISE = "any", "signal", "noise"
 
 
 class Occlude(TokenShare):
-    """Take away exactly ``round(severity * n)`` of n tokens, in each row.
+    """Remove exactly ``round(severity * n)`` of n tokens in each row.
 
-    n counts the tokens present of the kind that is meant, without the protected one.
-    The same tokens are missing until the next draw; when one of those present vanishes
-    from the world in between, the count is taken anew.
+    n counts the tokens present of the kinds in ``among``, without a protected one. The
+    same tokens are missing until the next resampling; when a token present vanishes
+    from the environment in between, the number is computed again.
 
     Args:
-        severity: share of the tokens that is taken away. Halves round to even.
-        mode: ``"drop"`` pads them: they are known to be missing. ``"zero"`` sets
-            their features to 0 and lets them stand, as a dead sensor does. Where
-            features are relative to the observer, 0 says *an entity on top of me*:
-            a lie, not an absence.
-        among: which tokens are meant: ``"any"``, ``"signal"`` (those of the types that
-            matter for the task), ``"noise"`` (the others), or names of types.
-        protect_self: leave the observer's own token alone.
-        every: steps from one draw to the next; None draws at reset only.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+        severity: share of the removed tokens; halves round to even.
+        mode: ``"drop"`` pads them, so that the policy knows that they are missing.
+            ``"zero"`` sets their features to 0, as a dead sensor does. Where features
+            are relative to the observer, 0 is the position of the observer.
+        among: kinds of tokens: ``"any"``, ``"signal"`` (types that matter for the
+            task), ``"noise"`` (the other types), or names of types.
+        protect_self: leave the observer's own token unchanged.
+        every: steps between resamplings; None: at reset only.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
-        type_names: of the types that the policy knows.
-        signal_types: names of those that matter for the task.
+        type_names: names of the types known to the policy.
+        signal_types: names of the types that matter for the task.
 
     Raises:
-        UnfitTokensError: a type that the tokens lack, or types that don't tell signal
-            from noise.
+        UnfitTokensError: a type that the tokens lack, or types without a distinction
+            between signal and noise.
         InputError: an unknown mode or a number out of range.
     """
 
@@ -69,16 +69,16 @@ class Occlude(TokenShare):
         self.mode = mode
         self.kinds = _type_numbers(among, type_names, signal_types)
 
+    @override
     def eligible(self, tokens: Tokens) -> Tensor:
-        """The tokens that may be missing, ``(num_envs, agents, N)`` bool."""
         eligible = super().eligible(tokens)
         if self.kinds is None:
             return eligible
         kinds = torch.tensor(self.kinds, device=tokens.types.device)
         return eligible & torch.isin(tokens.types, kinds)
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Take the tokens away; see `DrawnPerturbation.apply`."""
         features, types, padding = tokens
         missing = self.chosen(tokens, state)
         if self.mode == "drop":
@@ -90,7 +90,7 @@ class Occlude(TokenShare):
 def _type_numbers(
     among: str | Sequence[str], type_names: Sequence[str], signal_types: Sequence[str]
 ) -> list[int] | None:
-    """The types that are meant, None for all."""
+    """Return the types in ``among``, None for all."""
     if among == ANY:
         return None
     if isinstance(among, str):
@@ -117,11 +117,11 @@ def _signal_or_noise(
         )
     if not signal_types:
         raise UnfitTokensError(
-            f"perturbation.among: {among} is unknown here: the types of these tokens "
-            "don't tell signal from noise"
+            "perturbation.among: expected any or names of types, since these tokens do "
+            f"not distinguish signal from noise, got {among}"
         )
     kinds = [n for n in type_names if (n in signal_types) == (among == SIGNAL)]
-    # Nothing but the observer's own token would be no occlusion at all.
+    # The observer's own token alone leaves nothing to occlude.
     if not set(kinds) - {type_names[SELF_TYPE]}:
         raise UnfitTokensError(f"perturbation.among: no type of tokens here is {among}")
     return kinds

@@ -1,36 +1,37 @@
-"""What disturbs readings: a Gaussian number for each token and feature."""
+"""Base class of sensor errors: a Gaussian number for each token and feature."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.errors import InputError
-from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
+from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.perturbations.draws import normal_like
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import PositiveInt, Severity
 
 WHITE = 255
-"""The largest value of an image's features, which count from 0 to 1 here."""
+"""Largest value of an image, which is scaled to [0, 1]."""
 
 
-class DisturbedReadings(DrawnPerturbation):
-    """Readings with errors, of N(0, 1) times ``severity * size`` until the next draw.
+class DisturbedReadings(SampledPerturbation):
+    """Features with errors ``severity * size * N(0, 1)``, held until resampled.
 
-    Images (uint8) count from 0 to 1 here, as they do for a policy's embedding; what
-    comes out is rounded and kept in [0, 255]. A family writes `disturb`.
+    Images (uint8) are scaled to [0, 1], as in the embedding of a policy; the result is
+    scaled back, rounded and clipped to [0, 255]. A subclass implements `disturb`.
 
     Args:
         severity: standard deviation in units of ``size``.
         size: the standard deviation at severity 1.
-        features: numbers of the features that are disturbed; None: all.
-        protect_self: leave the observer's own token alone.
-        every: steps from one draw to the next; None draws at reset only.
-        ramp: episodes in which the severity grows.
+        features: indices of the disturbed features; None: all.
+        protect_self: leave the observer's own token unchanged.
+        every: steps between resamplings; None: at reset only.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
-        num_features: of a token; None: not known before there are tokens.
+        num_features: of a token; None: not known before the first tokens.
 
     Raises:
         InputError: a number out of range.
@@ -61,20 +62,22 @@ class DisturbedReadings(DrawnPerturbation):
 
     @abstractmethod
     def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:
-        """Readings with errors, both ``(num_envs, agents, N, F)`` floats."""
+        """Apply errors to readings, both ``(num_envs, agents, N, F)`` floats."""
 
-    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Draw the errors; see `DrawnPerturbation.draw`."""
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         self._check(tokens.features.shape[-1])
         return {"errors": normal_like(keys, turn, tokens.features.shape[1:])}
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Scale the errors; see `DrawnPerturbation.settle`."""
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         deviation = (state["severity"] * self.size).float().view(-1, 1, 1, 1)
         return {"errors": state["errors"] * deviation}
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Disturb the readings; see `DrawnPerturbation.apply`."""
         features, errors = tokens.features, state["errors"]
         if features.dtype.is_floating_point:
             seen = self.disturb(features, errors).to(features.dtype)
@@ -95,7 +98,7 @@ class DisturbedReadings(DrawnPerturbation):
 
 
 def check_numbers(name: str, numbers: Sequence[int], num_features: int) -> None:
-    """Raise InputError if the option ``name`` lists features that there are not."""
+    """Raise InputError if the option ``name`` lists a feature that does not exist."""
     if numbers and max(numbers) >= num_features:
         raise InputError(
             f"perturbation.{name}: expected numbers below {num_features}, "

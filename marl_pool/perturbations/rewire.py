@@ -1,4 +1,6 @@
-"""Rewire: wires are crossed, so that a token shows what belongs to another."""
+"""Rewire: features of one token shown by another."""
+
+from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.selection import permutation, take_features
@@ -10,15 +12,14 @@ from marl_pool.types import PositiveInt, Severity
 class Rewire(TokenShare):
     """Permute the features of the tokens present; types and padding stay.
 
-    Unlike a shuffle this changes the set, and no policy without memory can undo it. A
-    token that vanishes in mid-episode leaves the one wired to it without content: that
-    one is padded too.
+    Unlike a shuffle this changes the set, and no policy without memory can undo it.
+    When a token vanishes, the token that shows its features is padded too.
 
     Args:
-        severity: share of the tokens present whose wires are crossed at random.
-        every: steps from one wiring to the next; None wires at reset only.
-        protect_self: leave the observer's own token alone.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+        severity: share of the tokens present that take part in the permutation.
+        every: steps between permutations; None: at reset only.
+        protect_self: leave the observer's own token unchanged.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
     """
 
@@ -39,13 +40,15 @@ class Rewire(TokenShare):
             has_self=has_self,
         )
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Make a wiring for each agent; see `DrawnPerturbation.settle`."""
-        crossed = super().settle(tokens, state)["chosen"]
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
+        crossed = super().apply_severity(tokens, state)["chosen"]
         return {"origin": permutation(state["scores"], crossed)}
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Cross the wires; see `DrawnPerturbation.apply`."""
         features, types, padding = tokens
         origin = state["origin"]
         dead = padding | padding.gather(-1, origin)

@@ -1,27 +1,28 @@
-"""Scale: sensors read too much or too little, by a constant factor."""
+"""Scale: constant sensor gains."""
 
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.perturbations.readings import DisturbedReadings, check_size
 from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Severity
 
 
 class Scale(DisturbedReadings):
-    """Multiply each token's features by factors of their own, log-normal around 1.
+    """Multiply each feature of each token by a log-normal factor around 1.
 
-    A factor is exp(severity * spread * N(0, 1)) and holds for the episode: a badly
-    calibrated sensor. What reads 0 is not disturbed. Images (uint8) are rounded and
-    kept in [0, 255].
+    ``x exp(severity * spread * ε)`` with ``ε ~ N(0, 1)``, independent for each token
+    and feature and constant until it is resampled: a miscalibrated sensor. A feature
+    of 0 stays 0. Images (uint8) are rounded and clipped to [0, 255].
 
     Args:
-        severity: standard deviation of the factors' logarithm in units of ``spread``.
+        severity: standard deviation of log factors in units of ``spread``.
         spread: the standard deviation at severity 1.
-        features: numbers of the features that are disturbed, from 0; None: all.
-        protect_self: leave the observer's own token alone.
-        every: steps after which factors are drawn anew; None draws at reset only.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+        features: indices of the disturbed features, from 0; None: all.
+        protect_self: leave the observer's own token unchanged.
+        every: steps between resamplings of the factors; None: at reset only.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
-        num_features: of a token; None: not known before there are tokens.
+        num_features: of a token; None: not known before the first tokens.
 
     Raises:
         InputError: a number out of range.
@@ -50,6 +51,6 @@ class Scale(DisturbedReadings):
             num_features=num_features,
         )
 
+    @override
     def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:
-        """Multiply by the factors; see `DisturbedReadings.disturb`."""
         return readings * errors.exp()

@@ -1,4 +1,4 @@
-"""Choosing, permuting and appending slots of a row."""
+"""Selecting, permuting and appending slots of a row."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from marl_pool.tokens import Tokens
 
 
 def lowest(scores: Tensor, eligible: Tensor, share: float | Tensor) -> Tensor:
-    """Choose ``round(share * n)`` of each row's n eligible slots.
+    """Select ``round(share * n)`` of each row's n eligible slots.
 
-    Halves round to even. With the same scores, a larger share chooses the same slots
+    Halves round to even. With the same scores, a larger share selects the same slots
     and some more.
 
     Args:
-        scores: ``(*B, N)``, finite and without ties; the lowest are chosen.
+        scores: ``(*B, N)``, finite and without ties; the lowest are selected.
         eligible: ``(*B, N)`` bool.
         share: in [0, 1]; or ``(*B', 1, …)`` float64, one for each leading index.
 
@@ -27,22 +27,21 @@ def lowest(scores: Tensor, eligible: Tensor, share: float | Tensor) -> Tensor:
 
 
 def counted(eligible: Tensor, share: float | Tensor) -> Tensor:
-    """``round(share * n)`` of each row's n eligible slots, ``(*B, 1)`` int64."""
+    """Count ``round(share * n)`` of each row's n eligible slots, ``(*B, 1)`` int64."""
     return (eligible.sum(-1, keepdim=True).double() * share).round().long()
 
 
 def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:
-    """Permute the slots that take part among themselves; the others stay.
+    """Permute the slots that take part; the others stay.
 
-    For scores that are exchangeable, all permutations are equally likely, the
-    identity too.
+    With exchangeable scores all permutations are equally likely, the identity included.
 
     Args:
         scores: ``(*B, N)``, without ties.
         taking_part: ``(*B, N)`` bool.
 
     Returns:
-        ``(*B, N)`` int64: for each slot, the one whose content comes to it.
+        ``(*B, N)`` int64: for each slot, the index of the slot whose content it gets.
     """
     by_score = scores.masked_fill(~taking_part, torch.inf).argsort(-1)
     by_place = (~taking_part).byte().argsort(dim=-1, stable=True)
@@ -60,11 +59,11 @@ def take_features(features: Tensor, origin: Tensor) -> Tensor:
 
 
 def append(tokens: Tokens, added: Tokens) -> Tokens:
-    """Append slots: N becomes the sum of both."""
+    """Append the slots of ``added`` to those of ``tokens``."""
     return Tokens(*map(torch.cat, zip(tokens, added, strict=True), (-2, -1, -1)))
 
 
 def own_places(tokens: Tokens) -> Tensor:
-    """Each slot's own place, as ``origin`` has it: ``(num_envs, agents, N)``."""
+    """Return the identity as an ``origin``: ``(num_envs, agents, N)``."""
     places = torch.arange(tokens.num_tokens, device=tokens.types.device)
     return places.expand_as(tokens.types)

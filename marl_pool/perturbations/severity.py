@@ -1,4 +1,4 @@
-"""How strong a perturbation is: the same everywhere, or drawn for each episode."""
+"""Severity of a perturbation: fixed, or sampled for each episode."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -11,11 +11,11 @@ from marl_pool.errors import InputError
 from marl_pool.randomness import uniform
 
 PLACE = -1
-"""In a perturbation's stream; its other numbers begin at 0."""
+"""Position in a perturbation's stream; its other numbers begin at 0."""
 
 
 def check_severity(severity: float | Sequence[float]) -> tuple[float, float]:
-    """The bounds that ``severity``, a number or a pair, stands for.
+    """Return the bounds of ``severity``, a number or a pair.
 
     Raises:
         InputError: no number, one out of range, or a pair in the wrong order.
@@ -41,14 +41,14 @@ def _is_number(value: object) -> bool:
 
 
 def refuse_ramp(options: Mapping[str, Any], why: str) -> None:
-    """Refuse a perturbation with a ramp where it could not grow.
+    """Reject a ramp where environments do not play one episode after another.
 
     Args:
         options: of the perturbation.
-        why: what there is instead of one episode after another.
+        why: reason for the message.
 
     Raises:
-        InputError: it has a ramp.
+        InputError: the perturbation has a ramp.
     """
     if options.get("ramp") is not None:
         raise InputError(
@@ -56,32 +56,33 @@ def refuse_ramp(options: Mapping[str, Any], why: str) -> None:
         )
 
 
-def draw_severities(
+def sample_severities(
     bounds: tuple[float, float],
     keys: Tensor,
     ramp: int | None = None,
     episodes: Tensor | None = None,
 ) -> Tensor:
-    """Draw each world's severity, uniform between the bounds.
+    """Sample the severity of each environment, uniform between the bounds.
 
-    It is a number of the world's own stream, so that a world draws the same one alone
-    and among others, and what else is drawn does not change with the bounds.
+    It comes from the environment's own stream, so that an environment has the same
+    severity alone and in a batch, and other random numbers do not depend on the bounds.
 
     Args:
         bounds: low and high, in [0, 1].
         keys: ``(num_envs,)`` of the random streams.
-        ramp: episodes of a world in which its severity grows from 0 to what was drawn.
-        episodes: ``(num_envs,)`` how many episodes each world has played before; None
-            for severities that have grown already.
+        ramp: episodes of an environment in which its severity grows from 0 to the
+            sampled one.
+        episodes: ``(num_envs,)`` number of episodes that each environment has played;
+            None: the ramp is over.
 
     Returns:
         ``(num_envs,)`` float64.
     """
     low, high = bounds
     if low == high:
-        drawn = torch.full(keys.shape, low, dtype=torch.float64, device=keys.device)
+        sampled = torch.full(keys.shape, low, dtype=torch.float64, device=keys.device)
     else:
-        drawn = low + (high - low) * uniform(keys, 1, PLACE)[:, 0]
+        sampled = low + (high - low) * uniform(keys, 1, PLACE)[:, 0]
     if ramp is None or episodes is None:
-        return drawn
-    return drawn * (episodes.double() / ramp).clamp(max=1)
+        return sampled
+    return sampled * (episodes.double() / ramp).clamp(max=1)

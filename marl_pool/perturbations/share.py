@@ -1,26 +1,27 @@
-"""What befalls a share of the tokens, the observer's own spared or not."""
+"""Base class of perturbations of a share of the tokens."""
 
 from torch import Tensor
+from typing_extensions import override
 
-from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
+from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.perturbations.draws import uniform_like
 from marl_pool.perturbations.selection import lowest
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import PositiveInt, Severity
 
 
-class TokenShare(DrawnPerturbation):
+class TokenShare(SampledPerturbation):
     """A perturbation of ``round(severity * n)`` of the n tokens of each row.
 
-    n counts the tokens present that are not protected. Halves round to even. The
-    tokens are drawn once for all severities, so that a higher one takes the same
-    tokens and some more.
+    n counts the tokens present that are not protected; halves round to even. The same
+    random numbers serve all severities, so that a higher one selects the same tokens
+    and some more.
 
     Args:
-        severity: the share.
-        protect_self: leave the observer's own token alone.
-        every: steps from one draw to the next; None draws at reset only.
-        ramp: episodes in which the severity grows.
+        severity: share of the selected tokens.
+        protect_self: leave the observer's own token unchanged.
+        every: steps between resamplings; None: at reset only.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
     """
 
@@ -37,24 +38,26 @@ class TokenShare(DrawnPerturbation):
         self.protects = protect_self and has_self
 
     def eligible(self, tokens: Tokens) -> Tensor:
-        """The tokens that may be taken, ``(num_envs, agents, N)`` bool."""
+        """Tokens that may be selected, ``(num_envs, agents, N)`` bool."""
         present = ~tokens.padding
         return present & (tokens.types != SELF_TYPE) if self.protects else present
 
-    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Draw each slot's place in the queue; see `DrawnPerturbation.draw`."""
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         return {"scores": uniform_like(keys, turn, tokens.types.shape[1:])}
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Choose the tokens; see `DrawnPerturbation.settle`."""
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         eligible = self.eligible(tokens)
         return {"eligible": eligible, "chosen": self._choose(eligible, state)}
 
     def chosen(self, tokens: Tokens, state: PerturbationState) -> Tensor:
-        """The tokens taken now, ``(num_envs, agents, N)`` bool.
+        """Currently selected tokens, ``(num_envs, agents, N)`` bool.
 
-        They are those of the last draw; where a token came or went since, the count is
-        taken anew.
+        The selection of the last resampling; where a token has appeared or vanished
+        since, the same random numbers select among the tokens present now.
         """
         eligible = self.eligible(tokens)
         if eligible.equal(state["eligible"]):

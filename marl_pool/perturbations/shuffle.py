@@ -1,9 +1,10 @@
-"""Shuffle: tokens change places."""
+"""Shuffle: another order of the tokens."""
 
 from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.perturbations.base import PerturbationState
@@ -19,39 +20,38 @@ class Shuffle(TokenShare):
     """Permute tokens: features, types and padding move together.
 
     With ``scope="token"`` whole tokens move. The set stays the same, so a
-    permutation-invariant policy notices nothing, at least if it has no memory of
-    single tokens.
+    permutation-invariant policy notices nothing, unless it has a memory for each
+    position, as `AttentionNeuron` has: that memory stays in its place and is paired
+    with another token.
 
-    With ``scope="frame"`` each frame is permuted before it is stacked, as a sensor
-    array would be whose wires are exchanged while it runs: after a new order, and until
-    the stack holds no older frame, a token joins frames of different places, and even
-    an invariant policy without a memory notices. Frames before the first one have its
-    order. So with ``every=None`` both scopes are the same, and ``num_frames - 1`` steps
-    after a new order they agree again. Types and padding move with the newest frame.
+    With ``scope="frame"`` each frame is permuted before it is stacked, as in a sensor
+    array that is rewired while it runs: until the stack holds no frame from before the
+    last permutation, a token combines frames of different places, and even an invariant
+    policy without a memory is affected. Frames before the first one have its order. So
+    with ``every=None`` both scopes are the same, and ``num_frames - 1`` steps after a
+    permutation they agree again. Types and padding move with the newest frame.
 
-    Source: the shuffle tests of AttentionNeuron (Tang and Ha, 2021, section 4.1 and
-    Table 6), whose sensors carry no type. There Pong's and CarRacing's screens are
-    permuted frame by frame: the published code permutes a frame, then stacks it. What
-    changes the order within an episode is not published.
+    Source: the shuffle tests of AttentionNeuron (Tang and Ha, 2021,
+    https://arxiv.org/abs/2109.02869, section 4.1 and Table 6), whose sensors carry no
+    type. Its published code permutes the screens of Pong and CarRacing frame by frame,
+    then stacks them; the code that changes the order within an episode is not public.
 
     Args:
         severity: share of the slots, padded ones included, that take part in the
             permutation.
-        every: steps from one permutation to the next; None permutes at reset only.
+        every: steps between permutations; None: at reset only.
         scope: what is permuted, ``"token"`` or ``"frame"``.
-        held: seed of one permutation that all worlds, agents and episodes share, now
-            and in any other run; None draws a new one for each.
-        carry_memory: what a policy remembers of a token by itself goes with it to its
-            new place; else it stays, as published, and meets another token there.
+        held: seed of one permutation that all environments, agents and episodes share,
+            in this run and any other; None: a new permutation for each.
         protect_self: leave the observer's own token in its place.
-        ramp: episodes of a world in which the severity grows from 0; None: none.
+        ramp: episodes of an environment in which the severity grows from 0; None: none.
         has_self: whether tokens of type 0 are the observer's own.
         num_frames: observations that a token's features stack; see `TokenSpec`.
 
     Raises:
         UnfitTokensError: ``scope="frame"`` for tokens that show a single frame.
-        InputError: ``held`` together with ``every``, ``carry_memory`` without it, an
-            unknown scope, or a number out of range.
+        InputError: ``held`` together with ``every``, an unknown scope, or a number out
+            of range.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class Shuffle(TokenShare):
         every: PositiveInt | None = None,
         scope: Literal["token", "frame"] = "token",
         held: Seed | None = None,
-        carry_memory: bool = False,
         protect_self: bool = False,
         ramp: PositiveInt | None = None,
         has_self: bool = True,
@@ -84,11 +83,6 @@ class Shuffle(TokenShare):
                 f"perturbation.held: expected null or an integer in [0, 2**63), "
                 f"got {held}"
             )
-        if carry_memory and every is None:
-            raise InputError(
-                "perturbation.carry_memory: expected false where perturbation.every is "
-                f"null, got {carry_memory}"
-            )
         if scope not in ("token", "frame"):
             raise InputError(
                 f"perturbation.scope: expected token or frame, got {scope!r}"
@@ -98,62 +92,56 @@ class Shuffle(TokenShare):
                 "perturbation.scope: expected token, since these tokens show a single "
                 "frame, got frame"
             )
-        self.held, self.carry_memory = held, carry_memory
-        self.scope, self.num_frames = scope, num_frames
-        # Frames that change places at different times make other tokens.
+        self.held, self.scope, self.num_frames = held, scope, num_frames
+        # Frames that are permuted at different times make new tokens.
         self.reorders = scope == "token" or every is None
 
-    def moved(
-        self, before: PerturbationState, after: PerturbationState
-    ) -> Tensor | None:
-        """The places, if memories are carried; see `Perturbation.moved`."""
-        if not self.carry_memory or after["origin"] is before["origin"]:
-            return None
-        return before["origin"].argsort(-1).gather(-1, after["origin"])
-
+    @override
     def eligible(self, tokens: Tokens) -> Tensor:
-        """All slots, or all but the observer's own, ``(num_envs, agents, N)`` bool."""
         if self.protects:
             return (tokens.types != SELF_TYPE) | tokens.padding
         return torch.ones_like(tokens.padding)
 
-    def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        """Draw a number for each slot; see `DrawnPerturbation.draw`."""
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         if self.held is None:
-            return super().draw(tokens, keys, turn)
+            return super().sample(tokens, keys, turn)
         only = torch.zeros_like(keys[:1])
         key = stream_keys(self.held, only, only, Purpose.PERTURBATION)
         scores = uniform_like(key, only, (1, tokens.num_tokens))
         return {"scores": scores.expand_as(tokens.types).contiguous()}
 
-    def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Make a permutation for each agent; see `DrawnPerturbation.settle`."""
-        moving = super().settle(tokens, state)["chosen"]
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
+        moving = super().apply_severity(tokens, state)["chosen"]
         origin = permutation(state["scores"], moving)
         if self.scope == "token":
             return {"origin": origin}
         stack = origin[:, :, None].repeat(1, 1, self.num_frames, 1)
         if "origins" in state:
-            # In the middle of an episode, older frames keep the order they came in.
+            # Within an episode, older frames keep their order.
             begins = (state["steps"] == 0).view(-1, 1, 1, 1)
             stack = torch.where(begins, stack, state["origins"])
         return {"origin": origin, "origins": stack}
 
-    def follow(self, state: PerturbationState) -> PerturbationState:
+    @override
+    def update(self, state: PerturbationState) -> PerturbationState:
         """Push the newest frame's order onto the stack of orders."""
         if self.scope == "token":
             return state
-        # (num_envs, agents, num_frames, N), oldest first like the frames themselves.
+        # (num_envs, agents, num_frames, N), oldest first like the frames.
         newest = state["origin"][:, :, None]
         return {**state, "origins": torch.cat([state["origins"][:, :, 1:], newest], 2)}
 
+    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        """Permute; see `DrawnPerturbation.apply`."""
         origin = state["origin"]
         if self.scope == "token":
             features = take_features(tokens.features, origin)
         else:
-            # A slot that is padded now may have an older frame of a token.
+            # A slot that is padded now may hold an older frame of a token.
             known = tokens.features.masked_fill(tokens.padding[..., None], 0)
             frames = known.unflatten(-1, (self.num_frames, -1))
             moved = take_features(frames.transpose(-3, -2), state["origins"])

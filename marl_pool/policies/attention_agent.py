@@ -148,19 +148,6 @@ class AttentionAgent(Agent):
             memory |= {"codes": codes, "begun": zeros.new_zeros(batch, 1)}
         return memory
 
-    @property
-    def remembers_tokens(self) -> bool:
-        """Whether its sensory layer does."""
-        return self.sensor is not None and self.sensor.remembers_tokens
-
-    def carry(self, state: State, origin: Tensor) -> State:
-        """See `Policy.carry`."""
-        if self.sensor is None:
-            return state
-        memory = state["memory"]
-        sensed = self.sensor.carry(memory["sensor"], origin)
-        return {**state, "memory": {**memory, "sensor": sensed}}
-
     def unroll(
         self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:

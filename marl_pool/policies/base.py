@@ -39,11 +39,6 @@ class Policy(nn.Module, ABC):
 
     noise_size: int = 0
 
-    @property
-    def remembers_tokens(self) -> bool:
-        """Whether its memory holds something of each token by itself."""
-        return False
-
     @abstractmethod
     def act(
         self,
@@ -65,16 +60,6 @@ class Policy(nn.Module, ABC):
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
         """The memory at an episode's start; () for a policy without memory."""
         return ()
-
-    def carry(self, state: State, origin: Tensor) -> State:
-        """The state after the memories of single tokens have changed places.
-
-        Args:
-            state: the memory.
-            origin: ``(num_envs, agents, N)`` int64: for each token's place, the place
-                whose memory comes to it.
-        """
-        return state
 
     def value(self, tokens: Tokens, state: State = ()) -> Tensor:
         """Estimated returns ``(*B,)`` of what is seen, without a decision."""

@@ -120,15 +120,6 @@ class Population(Policy):
         own = {"member": state["member"], "agent": decision.state}
         return decision._replace(state=own)
 
-    @property
-    def remembers_tokens(self) -> bool:
-        """As the agent does."""
-        return self.agent.remembers_tokens
-
-    def carry(self, state: State, origin: Tensor) -> State:
-        """As the agent does."""
-        return {**state, "agent": self.agent.carry(state["agent"], origin)}
-
     def scale(self, action: Tensor) -> Tensor:
         """As the agent does."""
         return self.agent.scale(action)

@@ -94,15 +94,6 @@ class Sensory(Agent):
         """That of the sensory layer."""
         return self.sensor.initial_memory(batch, num_tokens)
 
-    @property
-    def remembers_tokens(self) -> bool:
-        """Whether its sensory layer does."""
-        return self.sensor.remembers_tokens
-
-    def carry(self, state: State, origin: Tensor) -> State:
-        """See `Policy.carry`."""
-        return {**state, "memory": self.sensor.carry(state["memory"], origin)}
-
     def unroll(
         self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:

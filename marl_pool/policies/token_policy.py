@@ -139,23 +139,6 @@ class TokenPolicy(SpecifiedPolicy):
         """Whether its decisions depend on the state."""
         return self.network.memory_head is not None
 
-    @property
-    def remembers_tokens(self) -> bool:
-        """Whether its pooling head remembers each token by itself."""
-        head = self.network.memory_head
-        return head is not None and head.remembers_tokens
-
-    def carry(self, state: State, origin: Tensor) -> State:
-        """See `Policy.carry`."""
-        if not self.remembers_tokens:
-            return state
-        memories = tuple(
-            head.carry(memory, origin)
-            for network, memory in zip(self._networks, state["memories"], strict=True)
-            if (head := network.memory_head) is not None
-        )
-        return {**state, "memories": memories}
-
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
         """``{"action", "memories"}`` of zeros, or () if it does not remember."""
         if not self.remembers:

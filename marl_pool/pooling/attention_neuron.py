@@ -117,19 +117,6 @@ class AttentionNeuron(MemoryPooling):
         zeros = self.key.weight.new_zeros(batch, num_tokens, self.cell.hidden_size)
         return zeros, zeros
 
-    @property
-    def remembers_tokens(self) -> bool:
-        """Whether there is an LSTM."""
-        return self.cell is not None
-
-    def carry(self, memory: Memory, origin: Tensor) -> Memory:
-        """Give the LSTMs' states other places; see `MemoryPooling.carry`."""
-        places = origin[..., None]
-        return tuple(
-            part.gather(-2, places.expand(*origin.shape, part.shape[-1]))
-            for part in memory
-        )
-
     def unroll(
         self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:

@@ -89,7 +89,10 @@ class Pooling(nn.Module, ABC):
         padding: Tensor | None = None,
         types: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Put the extra tokens before ``x``, for the encoder; without any, a no-op."""
+        """Put the extra tokens before ``x``, for the encoder; without any, a no-op.
+
+        Their type is -1: 0 stands for the observer and any other for an entity.
+        """
         count = self.extra_tokens
         if not count:
             return x, padding, types

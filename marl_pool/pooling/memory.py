@@ -30,21 +30,6 @@ class MemoryPooling(Pooling):
         super().__init__(dim, dim_out=dim_out)
         self.action_dim = action_dim
 
-    @property
-    def remembers_tokens(self) -> bool:
-        """Whether each token has a memory of its own."""
-        return False
-
-    def carry(self, memory: Memory, origin: Tensor) -> Memory:
-        """Give the tokens' own memories other places.
-
-        Args:
-            memory: of any batch dimensions ``B``.
-            origin: ``(*B, N)`` int64: for each token's place, the place whose memory
-                comes to it.
-        """
-        return memory
-
     @abstractmethod
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """The memory at an episode's start, ``(batch, …)``."""

@@ -1,7 +1,7 @@
 """What a training run can be told, as typed dataclasses without torch or RLlib."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from marl_pool.errors import InputError
 from marl_pool.types import (
@@ -206,8 +206,6 @@ class SweepSettings:
     """CPUs, and threads of torch, of each trial's main process."""
     gpus_per_trial: NonNegativeFloat = 0
     """GPUs of each trial's main process; a share is allowed."""
-    format: Literal["csv", "parquet"] = "csv"
-    """Of the table of results."""
     seed_sd: PositiveFloat | None = None
     """Standard deviation of the return between seeds, if known from earlier runs."""
     address: str | None = None

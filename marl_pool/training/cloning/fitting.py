@@ -50,11 +50,6 @@ def check_fit_together(config: Mapping[str, Any], settings: CloneSettings) -> No
             "perturbation.severity: expected a share in [0, 1) of tokens that the "
             f"student misses, got {largest:g}"
         )
-    if perturbation.get("carry_memory"):
-        raise InputError(
-            "perturbation.carry_memory: expected false: sequences are learned as "
-            "published, memories stay in their place, got true"
-        )
 
 
 def logits_option(settings: CloneSettings) -> str:

@@ -70,12 +70,6 @@ class Player(Policy):
             "student": () if student is None else student,
         }
 
-    def carry(self, state: State, origin: Tensor) -> State:
-        """See `Policy.carry`; only the student sees tokens change places."""
-        if self.student is None:
-            return state
-        return {**state, "student": self.student.carry(state["student"], origin)}
-
     def act(
         self,
         tokens: Tokens,

@@ -71,6 +71,7 @@ class BatchedPPO(PPO):
         return restored
 
     def _setup_logdir(self) -> None:
+        # RLlib would make a folder in ~/ray_results; runs write their own logs.
         self._logdir = tempfile.gettempdir()
 
 

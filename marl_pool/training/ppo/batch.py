@@ -30,8 +30,10 @@ class TrainBatch(ConnectorV2):
     It takes the place of RLlib's whole default pipeline, which loops over single
     steps, adds a phantom step to each chunk and runs the value function again.
 
-    A policy that remembers is trained on sequences: its rows are ``(B, T)`` steps,
-    with the state before the first of them and a mask of the steps that exist.
+    A recurrent policy is trained on sequences: its rows are ``(B, T)`` steps, with the
+    state before the first of them and a mask of the steps that exist. Every step of an
+    episode chunk carries its state, because RLlib may cut a chunk anywhere to share it
+    among learners.
 
     Args:
         normalize_value_loss: scale values and targets in the loss, so that it starts

@@ -1,4 +1,4 @@
-"""Which trials run, how far they are, and how long the rest will take."""
+"""Progress display of a sweep: states of the trials, steps done, time left."""
 
 import sys
 import time
@@ -20,37 +20,38 @@ STOPPED, FAILED = "stopped", "failed"
 
 
 @dataclass
-class Line:
-    """What is shown of one trial.
+class TrialProgress:
+    """One row of a `TrialTable`.
 
     Attributes:
-        total: steps after which it ends.
-        steps: that are done.
+        total: steps of the finished trial.
+        steps: steps done.
         state: one of the constants of this module.
-        note: why it failed.
-        began: clock and steps at which this process saw it begin.
+        note: reason of a failure.
+        started: clock and steps when this process started the trial.
     """
 
     total: int
     steps: int
     state: str
     note: str = ""
-    began: tuple[float, int] = (0.0, 0)
+    started: tuple[float, int] = (0.0, 0)
 
 
-class Board:
-    """A line for each trial that runs or failed, and one for all of them.
+class TrialTable:
+    """Table of the running and failed trials, with a summary line of all trials.
 
-    On a terminal they move. Elsewhere a line is printed when a trial changes its
-    state, and the last one now and then. Use it as a context manager.
+    A terminal shows it live. Any other stream gets a line whenever the state of a
+    trial changes, and the summary every ``interval`` seconds. Use it as a context
+    manager.
 
     Args:
-        totals: steps of each trial, by name.
-        done: steps that are done, by name.
-        unit: what a step is called.
-        interval: seconds between two lines of the whole, where there is no terminal.
-        stream: written to; None: stderr.
-        clock: tells the seconds; for tests.
+        totals: steps of each finished trial, by name.
+        done: steps done, by name.
+        unit: name of the steps.
+        interval: seconds between two summaries where there is no terminal.
+        stream: output; None: stderr.
+        clock: returns seconds; tests replace it.
     """
 
     def __init__(
@@ -63,13 +64,15 @@ class Board:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lines = {
-            name: Line(total, done[name], FINISHED if done[name] >= total else WAITING)
+        self.rows = {
+            name: TrialProgress(
+                total, done[name], FINISHED if done[name] >= total else WAITING
+            )
             for name, total in totals.items()
         }
         self.interval, self.clock = interval, clock
         self._stream = sys.stderr if stream is None else stream
-        self._whole = Progress(
+        self._total = Progress(
             sum(totals.values()),
             unit=unit,
             done=self._done(),
@@ -81,7 +84,7 @@ class Board:
         self._live: Live | None = None
         self._last = clock()
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "TrialTable":
         if self._console.is_terminal:
             self._live = Live(self._table(), console=self._console, transient=True)
             self._live.start()
@@ -98,41 +101,43 @@ class Board:
         print(self.summary(), file=self._stream, flush=True)
 
     def change(self, name: str, state: str, note: str = "") -> None:
-        """Give a trial another state."""
-        line = self.lines[name]
-        line.state, line.note = state, note
+        """Set the state of a trial."""
+        row = self.rows[name]
+        row.state, row.note = state, note
         if state == RUNNING:
-            line.began = (self.clock(), line.steps)
+            row.started = (self.clock(), row.steps)
         if self._live is None:
             print(self._describe(name), file=self._stream, flush=True)
         self._refresh()
 
     def advance(self, steps: Mapping[str, int]) -> None:
-        """Say how many steps some trials have done in all."""
+        """Set the steps done, by trial name."""
         for name, count in steps.items():
-            self.lines[name].steps = count
+            self.rows[name].steps = count
         self._refresh()
 
     def named(self, state: str) -> list[str]:
-        """The trials in that state."""
-        return [name for name, line in self.lines.items() if line.state == state]
+        """Names of the trials in a state."""
+        return [name for name, row in self.rows.items() if row.state == state]
 
     def summary(self) -> str:
-        """How many trials are in each state, and the steps and the time of all."""
-        count = Counter(line.state for line in self.lines.values())
+        """Count the trials in each state; add steps, rate and remaining time."""
+        count = Counter(row.state for row in self.rows.values())
         states = (WAITING, RUNNING, FINISHED, STOPPED, FAILED)
-        told = ", ".join(f"{count[state]} {state}" for state in states if count[state])
-        # What failed is not waited for.
-        self._whole.total = sum(
-            line.steps if line.state == FAILED else line.total
-            for line in self.lines.values()
+        counts = ", ".join(
+            f"{count[state]} {state}" for state in states if count[state]
         )
-        self._whole.done = self._done()
-        return f"{told}; {self._whole.line()}"
+        # The remaining steps of failed trials take no time.
+        self._total.total = sum(
+            row.steps if row.state == FAILED else row.total
+            for row in self.rows.values()
+        )
+        self._total.done = self._done()
+        return f"{counts}; {self._total.line()}"
 
     def _done(self) -> int:
         # The last iteration may overshoot.
-        return sum(min(line.steps, line.total) for line in self.lines.values())
+        return sum(min(row.steps, row.total) for row in self.rows.values())
 
     def _refresh(self) -> None:
         if self._live is not None:
@@ -142,19 +147,19 @@ class Board:
             print(self.summary(), file=self._stream, flush=True)
 
     def _table(self) -> Group:
-        rows = Table.grid(padding=(0, 2))
+        shown = Table.grid(padding=(0, 2))
         for name in (*self.named(FAILED), *self.named(RUNNING)):
-            rows.add_row(Text(self._describe(name)))
-        return Group(rows, Text(self.summary()))
+            shown.add_row(Text(self._describe(name)))
+        return Group(shown, Text(self.summary()))
 
     def _describe(self, name: str) -> str:
-        line = self.lines[name]
-        seconds = self.clock() - line.began[0]
-        taken = line.steps - line.began[1]
+        row = self.rows[name]
+        seconds = self.clock() - row.started[0]
+        steps = row.steps - row.started[1]
         rate = ""
-        if taken and seconds > 0:
-            pace = taken / seconds
-            rate = f"  {pace:,.0f}" if pace >= 1 else f"  {pace:.2g}"
+        if steps and seconds > 0:
+            speed = steps / seconds
+            rate = f"  {speed:,.0f}" if speed >= 1 else f"  {speed:.2g}"
             rate += f" {self.unit}/s"
-        note = f": {line.note}" if line.note else ""
-        return f"{line.state}  {name}  {line.steps:,} / {line.total:,}{rate}{note}"
+        note = f": {row.note}" if row.note else ""
+        return f"{row.state}  {name}  {row.steps:,} / {row.total:,}{rate}{note}"

@@ -1,4 +1,4 @@
-"""How long a trial takes, from a short piece of its own training."""
+"""Timing: the duration of a trial, estimated from a short part of its training."""
 
 import contextlib
 import copy
@@ -19,61 +19,61 @@ from marl_pool.training.ppo.runner import SAMPLE_SECONDS
 from marl_pool.training.supervised.fit import price
 
 STEPS = 32
-"""Steps of each world in the piece that is measured; an iteration has more."""
+"""Timed steps of each environment; an iteration has more."""
 IRRELEVANT = ("seed", "total_steps", "time_limit", "checkpoint")
-"""Keys that leave the speed of a trial as it is."""
+"""Keys that do not affect the throughput of a trial."""
 
 
-class Pace(NamedTuple):
-    """How fast a trial trains.
+class Throughput(NamedTuple):
+    """Training speed of a trial.
 
     Attributes:
-        steps: of one iteration, over all worlds.
-        seconds: that it takes.
+        steps: of one iteration, over all environments.
+        seconds: duration of one iteration.
     """
 
     steps: int
     seconds: float
 
     def seconds_for(self, steps: int) -> float:
-        """Seconds for the iterations that take at least ``steps`` steps."""
+        """Duration of the iterations that complete ``steps`` steps."""
         return math.ceil(steps / self.steps) * self.seconds
 
 
 def cell_of(config: Mapping[str, Any]) -> str:
-    """A text that is the same for configurations of the same speed."""
+    """Return a text that is equal for configurations of the same throughput."""
     kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
     return json.dumps(kept, sort_keys=True)
 
 
-def measure(config: Mapping[str, Any]) -> Pace | None:
-    """Measure how fast a trial trains; None if it cannot be trained.
+def measure(config: Mapping[str, Any]) -> Throughput | None:
+    """Measure the throughput of a trial; None if it cannot be trained.
 
-    What keeps it from training is for the trial to report; the others go on.
+    The trial itself reports the failure later, and the other trials continue.
 
     Args:
-        config: of the trial, checked. Ray runs already.
+        config: of the trial, checked. Ray must be initialized.
     """
     try:
-        return _priced(config) if "task" in config else _measure(config)
+        return _time_fit(config) if "task" in config else _time_ppo(config)
     except Exception:
         return None
 
 
-def _priced(config: Mapping[str, Any]) -> Pace:
-    """How long an epoch of a supervised run takes, its share of the tests included."""
+def _time_fit(config: Mapping[str, Any]) -> Throughput:
+    """Estimate the duration of an epoch, with its share of the tests."""
     with _threads(config["threads"]), tempfile.TemporaryDirectory() as folder:
         cost = price(config, Path(folder))
     epochs = cost.folds * cost.epochs
-    return Pace(1, cost.seconds / epochs)
+    return Throughput(1, cost.seconds / epochs)
 
 
-def _measure(config: Mapping[str, Any]) -> Pace:
-    """Train a small piece of an iteration, and reckon how long a whole one takes.
+def _time_ppo(config: Mapping[str, Any]) -> Throughput:
+    """Train for a short iteration and extrapolate to a whole one.
 
-    The piece has `STEPS` steps of every world and one pass over them, on the same
-    path as training. Sampling is scaled by steps and learning by rows and passes; the
-    rest of the iteration's time is taken as it is.
+    The short iteration has `STEPS` steps of every environment and one pass over them.
+    Sampling time is scaled by the steps, learning time by the rows and passes; the
+    remaining time of an iteration is constant.
     """
     whole = algorithm_config(config)
     length = whole.rollout_fragment_length
@@ -86,10 +86,10 @@ def _measure(config: Mapping[str, Any]) -> Pace:
     with _threads(config["threads"]):
         algo = algorithm_config(piece).build_algo()
         try:
-            algo.train()  # the first one is slower
-            began = time.perf_counter()
+            algo.train()  # the first iteration is slower
+            start = time.perf_counter()
             result = algo.train()
-            elapsed = time.perf_counter() - began
+            elapsed = time.perf_counter() - start
         finally:
             algo.stop()
     sampling = float(result[ENV_RUNNER_RESULTS][SAMPLE_SECONDS])
@@ -97,14 +97,14 @@ def _measure(config: Mapping[str, Any]) -> Pace:
     rest = max(elapsed - sampling - learning, 0.0)
     seconds = (sampling + learning * passes) * length / part + rest
     runners = max(1, config["resources"]["num_env_runners"])
-    return Pace(length * ppo["num_envs"] * runners, seconds)
+    return Throughput(length * ppo["num_envs"] * runners, seconds)
 
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)

@@ -1,4 +1,4 @@
-"""A sweep from its plan to its table."""
+"""Execution of a sweep, from its plan to its table."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from marl_pool.training.supervised.fit import (
     refuse_missing_data,
     refuse_missing_gpu,
 )
-from marl_pool.training.sweep.board import FAILED, WAITING, Board
+from marl_pool.training.sweep.board import FAILED, WAITING, TrialTable
 from marl_pool.training.sweep.probe import cell_of, measure
 from marl_pool.training.sweep.schedule import (
     WORKER_ENV,
@@ -33,44 +33,42 @@ ASSEMBLE: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "train": algorithm_config,
     "fit": make_task,
 }
-"""By verb, what refuses a configuration whose parts don't fit each other."""
+"""By verb, the function that rejects parts which do not fit each other."""
 DEVICES = {"train": refuse_missing_device, "fit": refuse_missing_gpu}
-"""By verb, what refuses a device that this machine lacks."""
+"""By verb, the function that rejects a device which this machine lacks."""
 DATA = ("task", "data_dir", "download")
-"""Keys that say which data a supervised run reads."""
+"""Keys that determine the data of a supervised run."""
 
 
 def run_sweep(
     sweep: Sweep, trials: Sequence[Trial], settings: SweepSettings, dry_run: bool
 ) -> dict[str, str]:
-    """Print what the study is; run what is left of it; write the table.
+    """Print a summary of the sweep, run its unfinished trials, and write the table.
 
     Args:
-        sweep: its folder is made here, unless it is a dry run.
+        sweep: its folder is created here, except in a dry run.
         trials: composed and checked.
-        settings: how they are run.
-        dry_run: stop after printing.
+        settings: of the sweep.
+        dry_run: stop after the summary.
 
     Returns:
-        Why trials failed, by name.
+        Reasons of failed trials, by name.
 
     Raises:
-        InputError: a trial whose parts don't fit each other, or more CPUs or GPUs
-            than there are; raised before a trial starts.
+        InputError: before any trial starts: parts of a trial do not fit each other, or
+            there are too few CPUs or GPUs.
         KeyboardInterrupt: Ctrl-C; the sweep can be resumed.
     """
     with quiet():
-        _refuse_misfits(sweep.verb, trials, settings)
+        _validate_parts(sweep.verb, trials, settings)
         work = WORKS[sweep.verb]
         done = {trial.name: saved(work, sweep.run(trial)) for trial in trials}
         left = [t for t in trials if done[t.name] < work.total(t.config)]
-        # A cluster's machines may have what this one lacks.
+        # The machines of a cluster may have data that this one lacks.
         if sweep.verb == "fit" and settings.address is None:
-            _refuse_missing_data(left)
+            _validate_data(left)
         _say(size_of(sweep.grid, trials, done, work))
         _say(detectable(sweep.grid, settings.seed_sd))
-        if others := sweep.strangers(trials):
-            _say(f"{len(others)} other folders in trials/ are no part of it")
         with _resources(left, settings) as concurrency:
             _say(_duration(left, done, concurrency, work))
             if not dry_run:
@@ -88,46 +86,49 @@ def _run(
     concurrency: int,
 ) -> dict[str, str]:
     work = WORKS[sweep.verb]
-    board = Board({t.name: work.total(t.config) for t in trials}, done, unit=work.unit)
-    left = [trial for trial in trials if trial.name in board.named(WAITING)]
+    totals = {trial.name: work.total(trial.config) for trial in trials}
+    table = TrialTable(totals, done, unit=work.unit)
+    left = [trial for trial in trials if trial.name in table.named(WAITING)]
 
     def write_table() -> None:
-        status = {name: line.state for name, line in board.lines.items()}
-        sweep.write_table(trials, status, settings.format)
+        status = {name: row.state for name, row in table.rows.items()}
+        sweep.write_table(trials, status)
 
     with sweep.lock():
         sweep.write()
-        _tell_damage(sweep, trials, left)
+        _report_damage(sweep, trials, left)
         try:
             if left:
-                with board:
-                    run_trials(sweep, left, settings, concurrency, board, write_table)
+                with table:
+                    run_trials(sweep, left, settings, concurrency, table, write_table)
         finally:
             write_table()
-    return {name: board.lines[name].note for name in board.named(FAILED)}
+    return {name: table.rows[name].note for name in table.named(FAILED)}
 
 
-def _tell_damage(sweep: Sweep, trials: Sequence[Trial], left: Sequence[Trial]) -> None:
-    """Say what of the trials is damaged: what their own processes say, nobody sees."""
+def _report_damage(
+    sweep: Sweep, trials: Sequence[Trial], left: Sequence[Trial]
+) -> None:
+    """Print which trials are damaged; the output of their processes is not shown."""
     for trial in trials:
         run = sweep.run(trial)
         if run is None:
             continue
         if trial in left:
-            # The trial itself fails if none is whole, and the others go on.
+            # Without an intact checkpoint only this trial fails, later.
             with contextlib.suppress(StoppedError):
                 checkpoint_to_resume(run)
         if problem := run.metrics_problem():
             say(f"{run.path}: {problem}")
 
 
-def _refuse_misfits(
+def _validate_parts(
     verb: str, trials: Sequence[Trial], settings: SweepSettings
 ) -> None:
-    """Refuse what only shows when parts meet, once for each kind of trial."""
+    """Reject parts that do not fit each other, once for each kind of trial."""
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
         try:
-            # A cluster's machines may have what this one lacks.
+            # The machines of a cluster may have devices that this one lacks.
             if settings.address is None:
                 DEVICES[verb](trial.config)
             ASSEMBLE[verb](trial.config)
@@ -135,8 +136,8 @@ def _refuse_misfits(
             raise InputError(f"{error} (trial {trial.name})") from error
 
 
-def _refuse_missing_data(trials: Sequence[Trial]) -> None:
-    """Refuse data that are not there, once for all trials that read the same."""
+def _validate_data(trials: Sequence[Trial]) -> None:
+    """Reject missing data, once for all trials that share them."""
     readers = {str([t.config[key] for key in DATA]): t for t in trials}
     for trial in readers.values():
         try:
@@ -149,21 +150,21 @@ def _duration(
     left: Sequence[Trial], done: Mapping[str, int], concurrency: int, work: Work
 ) -> str:
     kinds = {cell_of(trial.config): trial.config for trial in left}
-    paces = {cell: measure(config) for cell, config in kinds.items()}
-    known = [(t, pace) for t in left if (pace := paces[cell_of(t.config)])]
+    measured = {cell: measure(config) for cell, config in kinds.items()}
+    known = [(t, speed) for t in left if (speed := measured[cell_of(t.config)])]
     seconds = [
-        pace.seconds_for(work.total(trial.config) - done[trial.name])
-        for trial, pace in known
+        speed.seconds_for(work.total(trial.config) - done[trial.name])
+        for trial, speed in known
     ]
     return duration_of(seconds, len(left) - len(known), concurrency)
 
 
 @contextlib.contextmanager
 def _resources(trials: Sequence[Trial], settings: SweepSettings) -> Iterator[int]:
-    """Start or join ray if there is a trial to run; yield how many run at a time.
+    """Start or join ray if there is a trial to run; yield the concurrency.
 
     Raises:
-        InputError: not even one trial would get what it asks for.
+        InputError: there are too few resources for a single trial.
     """
     if not trials:
         yield 1
@@ -183,8 +184,8 @@ def _resources(trials: Sequence[Trial], settings: SweepSettings) -> Iterator[int
         for kind, wanted in largest.items():
             if wanted > there.get(kind, 0):
                 raise InputError(
-                    f"a trial asks for {wanted:g} {kind}s; ray has "
-                    f"{there.get(kind, 0):g}"
+                    f"sweep: expected at least {wanted:g} {kind}s for a trial, "
+                    f"got {there.get(kind, 0):g} in ray"
                 )
         yield settings.concurrency or max(1, int(there["CPU"]) // each)
 

@@ -1,4 +1,4 @@
-"""Ray Tune runs the trials; this tells it which, with what, and when to stop."""
+"""Scheduling of the trials by Ray Tune."""
 
 import contextlib
 import json
@@ -20,19 +20,19 @@ from marl_pool.training.sweep.board import (
     FINISHED,
     RUNNING,
     STOPPED,
-    Board,
+    TrialTable,
 )
 from marl_pool.training.sweep.trial import JOB, REASON, run_trial
 from marl_pool.training.verbs import WORKS, Work
 
 MAX_DEATHS = 2
-"""How often a trial whose process died begins again, from its last checkpoint."""
-ELSEWHERE = "its folder is not on this machine: nodes of a cluster must share the disk"
-"""Why a trial failed that ended well, but on another disk than this one."""
+"""Restarts of a trial whose process died, from its last checkpoint."""
+NOT_SHARED = "its folder is not on this machine: nodes of a cluster must share the disk"
+"""Reason of a failure: the trial ended well, but on another disk."""
 POLL_SECONDS = 1.0
-"""Between two looks at the metrics of the trials that run."""
+"""Interval at which the metrics of the running trials are read."""
 DRIVER_ENV = {
-    # Our handler lets trials finish their iteration.
+    # `_Watch` lets trials finish their iteration.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # Runs log their own metrics.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -41,7 +41,7 @@ DRIVER_ENV = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 WORKER_ENV = {
-    # A user's own modules are found from where the command is given.
+    # Plug-ins are imported from the working directory of the command.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
@@ -51,22 +51,22 @@ def run_trials(
     trials: Sequence[Trial],
     settings: SweepSettings,
     concurrency: int,
-    board: Board,
+    table: TrialTable,
     on_end: Callable[[], None],
 ) -> None:
-    """Run trials, or go on with them, until each has finished or failed.
+    """Start or resume trials, until each has finished or failed.
 
     Args:
-        sweep: whose folder takes their runs.
-        trials: those to run.
-        settings: CPUs and GPUs of each.
-        concurrency: trials at a time.
-        board: is told what happens.
-        on_end: called whenever a trial has ended.
+        sweep: whose folder holds the runs.
+        trials: unfinished trials.
+        settings: CPUs and GPUs of each trial.
+        concurrency: simultaneous trials.
+        table: progress display.
+        on_end: called after the end of each trial.
 
     Raises:
-        KeyboardInterrupt: after the first Ctrl-C, once the trials that ran have
-            finished their iteration and saved themselves; at once after a second one.
+        KeyboardInterrupt: after the first Ctrl-C, once the running trials have finished
+            their iteration and saved a checkpoint; at once after a second one.
     """
     root = sweep.path.absolute()
     stop, scratch = root / ".stop", root / ".tune"
@@ -81,7 +81,7 @@ def run_trials(
         ): trial
         for trial in trials
     }
-    watch = _Watch(sweep, jobs, board, on_end, stop)
+    watch = _Watch(sweep, jobs, table, on_end, stop)
     _clear(stop, scratch)
     try:
         with _environment(DRIVER_ENV), watch.interruptible():
@@ -111,11 +111,11 @@ def run_trials(
 def bundles(
     config: Mapping[str, Any], settings: SweepSettings
 ) -> list[dict[str, float]]:
-    """What a trial takes: its main process, its runners, its learners."""
+    """List the resources of a trial: its main process, its runners, its learners."""
     gpus = settings.gpus_per_trial
     resources = config.get("resources")
     if resources is None:
-        # Ray hides the GPUs from a process that asks for none.
+        # Ray hides the GPUs from a process that requests none.
         gpus = gpus or (config["device"] != "cpu")
         return [{"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}]
     if not resources["num_learners"]:
@@ -144,85 +144,85 @@ def _bundles(given: Mapping[str, Any], settings: SweepSettings) -> Any:
 
 
 class _Watch(tune.Callback, tune.Stopper):
-    """Sees what Tune does: tells the board, and ends the experiment on Ctrl-C.
+    """Update the progress display, and end the experiment after Ctrl-C.
 
     Attributes:
-        awaited: trials that ran when Ctrl-C was pressed and have not ended since;
-            None: it was not pressed.
+        awaited: trials that were running at Ctrl-C and have not ended since; None
+            before Ctrl-C.
     """
 
     def __init__(
         self,
         sweep: Sweep,
         jobs: Mapping[str, Trial],
-        board: Board,
+        table: TrialTable,
         on_end: Callable[[], None],
         stop: Path,
     ) -> None:
-        self.sweep, self.jobs, self.board = sweep, jobs, board
+        self.sweep, self.jobs, self.table = sweep, jobs, table
         self.on_end, self.stop = on_end, stop
         self.awaited: set[str] | None = None
         self.work = WORKS[sweep.verb]
-        self._looked = 0.0
+        self._last_poll = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its callbacks, to restore an experiment, which we never do.
+        # Tune pickles its callbacks to restore experiments, a feature not used here.
         return {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """No result ends a trial."""
+        """Return False: no result ends a trial."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether Ctrl-C was pressed and nothing has to be waited for any more."""
+        """Return whether all trials have ended after Ctrl-C."""
         return self.awaited is not None and not self.awaited
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let the first Ctrl-C finish the iterations; a second one stops at once."""
+        """Let trials finish their iteration at Ctrl-C; stop at once at the second."""
 
         def press(number: int, frame: FrameType | None) -> None:
             if self.awaited is not None:
                 raise KeyboardInterrupt
-            self.awaited = set(self.board.named(RUNNING))
+            self.awaited = set(self.table.named(RUNNING))
             self.stop.touch()
 
         try:
-            before = signal.signal(signal.SIGINT, press)
-        except ValueError:  # not the main thread: signals are someone else's
+            previous = signal.signal(signal.SIGINT, press)
+        except ValueError:  # only the main thread may handle signals
             yield
             return
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous)
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-        """Mark it."""
+        """Mark the trial as running."""
         if self.awaited is None:
-            self.board.change(self._ours(trial).name, RUNNING)
+            self.table.change(self._trial_of(trial).name, RUNNING)
 
     def on_trial_complete(
         self, iteration: int, trials: Any, trial: Any, **_: Any
     ) -> None:
-        """Mark how it ended."""
+        """Record the end of a trial."""
         reason = (trial.last_result or {}).get(REASON, "")
-        self._end(self._ours(trial), reason)
+        self._end(self._trial_of(trial), reason)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-        """Mark a trial whose process died too often."""
+        """Record a trial whose process died too often."""
         self._end(
-            self._ours(trial),
-            f"its process died {MAX_DEATHS + 1} times, as it does without memory",
+            self._trial_of(trial),
+            f"its process died {MAX_DEATHS + 1} times, perhaps for lack of memory",
         )
 
     def on_step_end(self, iteration: int, trials: Any, **_: Any) -> None:
-        """Look how far the trials are, now and then."""
-        if self.board.clock() - self._looked < POLL_SECONDS:
+        """Read the progress of the running trials every `POLL_SECONDS`."""
+        if self.table.clock() - self._last_poll < POLL_SECONDS:
             return
-        self._looked = self.board.clock()
-        running = set(self.board.named(RUNNING))
-        self.board.advance(
+        self._last_poll = self.table.clock()
+        running = set(self.table.named(RUNNING))
+        self.table.advance(
             {
                 trial.name: self.work.logged(self.sweep.run(trial))
                 for trial in self.jobs.values()
@@ -233,27 +233,27 @@ class _Watch(tune.Callback, tune.Stopper):
     def _end(self, trial: Trial, reason: str) -> None:
         run = self.sweep.run(trial)
         if run is None:
-            reason = reason or ELSEWHERE
+            reason = reason or NOT_SHARED
         steps = self.work.logged(run)
-        self.board.advance({trial.name: steps})
+        self.table.advance({trial.name: steps})
         state = FAILED if reason else STOPPED
         if not reason and steps >= self.work.total(trial.config):
             state = FINISHED
-        self.board.change(trial.name, state, reason)
+        self.table.change(trial.name, state, reason)
         if self.awaited is not None:
             self.awaited.discard(trial.name)
         self.on_end()
 
-    def _ours(self, trial: Any) -> Trial:
+    def _trial_of(self, trial: Any) -> Trial:
         return self.jobs[trial.config[JOB]]
 
 
 def saved(work: Work, run: Run | None) -> int:
-    """What a run has done when it goes on: up to its last checkpoint.
+    """Return the progress from which a run resumes, that of its last checkpoint.
 
-    A run that was killed after its last iteration, before it saved itself, is not
-    finished. One whose checkpoints somebody removed, but not its policy or result, is
-    what its metrics say.
+    A run that was killed between its last iteration and its last checkpoint is not
+    finished. For a run with a policy whose checkpoints were deleted it is the progress
+    in its metrics.
     """
     if run is None:
         return 0
@@ -269,12 +269,12 @@ def _clear(stop: Path, scratch: Path) -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
+    previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             if value is None:
                 del os.environ[name]
             else:

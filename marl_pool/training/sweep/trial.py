@@ -1,4 +1,4 @@
-"""One trial, in a process that Ray Tune gives it."""
+"""One trial, in a process of Ray Tune."""
 
 import json
 import shutil
@@ -13,22 +13,21 @@ from marl_pool.runs import CONFIG, Run, is_unused
 from marl_pool.training.verbs import WORKS
 
 JOB = "job"
-"""The key under which Tune hands over a job, as JSON: Tune would read meaning into
-some mappings."""
+"""Key of a job in Tune's configuration; a JSON text, since Tune interprets some
+mappings."""
 REASON = "reason"
-"""What a trial reports at its end: why it failed, or nothing."""
+"""Key of a trial's result: the reason of its failure, or an empty text."""
 
 
 def run_trial(given: dict[str, Any]) -> None:
-    """Begin a run or go on with it, and report how it ended.
+    """Start or resume a run, and report how it ended.
 
-    An exception is reported, not raised: Tune would begin the trial again. What it
-    begins again is a trial whose process died, and then training goes on from the
-    last checkpoint.
+    An exception is reported, not raised, because Tune would restart the trial. Only a
+    trial whose process died is restarted; it resumes from its last checkpoint.
 
     Args:
-        given: `JOB`: the ``verb``, ``path`` of the run folder, ``config``, and the
-            file ``stop`` that ends training when it exists.
+        given: `JOB` with the ``verb``, the ``path`` of the run folder, the ``config``,
+            and the path of a file ``stop`` whose existence ends training.
     """
     job = json.loads(given[JOB])
     tune.report({REASON: _train(job)})
@@ -50,7 +49,7 @@ def _train_run(run: Run, job: dict[str, Any]) -> str:
     except InputError:
         raise
     except Exception as error:
-        # Whatever it is, the other trials go on.
+        # Whatever the failure is, the other trials continue.
         file = run.write_error(traceback.format_exc())
         first = str(error).strip().partition("\n")[0]
         return f"{type(error).__name__}: {first}; traceback in {file}"
@@ -62,7 +61,7 @@ def _train_run(run: Run, job: dict[str, Any]) -> str:
 def _open_or_create(path: Path, config: dict[str, Any], verb: str) -> Run:
     if (path / CONFIG).is_file():
         return Run.open(path)
-    # Killed before it wrote its configuration, a run left at most these behind.
+    # A run that was killed before it wrote its configuration may be created again.
     if path.is_dir() and is_unused(path):
         shutil.rmtree(path)
     return Run.create(path, config, verb)
