@@ -250,7 +250,7 @@ def test_someones_own_env_of_tokens() -> None:
         (
             lambda: TokenCrowd(horizon=30),
             {"name": "inject", "token_type": 1},
-            "position_features: expected numbers of features, since nothing says",
+            "position_features: expected numbers of features, since these tokens",
         ),
     ],
 )
