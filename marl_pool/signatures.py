@@ -22,6 +22,7 @@ from typing import (
     Literal,
     NamedTuple,
     Union,
+    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -71,12 +72,14 @@ def _options_of(cls: type) -> dict[str, Option]:
         signature = inspect.signature(cls, eval_str=True)
     except NameError:  # an annotation that only type checkers import
         signature = inspect.signature(cls)
-    options = {}
+    options: dict[str, Option] = {}
     for parameter in signature.parameters.values():
         written = parameter.annotation
         untyped = written is parameter.empty or isinstance(written, str)
         annotation = Any if untyped else written
-        if parameter.kind is parameter.VAR_KEYWORD:
+        if get_origin(annotation) is Unpack:
+            options |= _passed_on(cls, *get_args(annotation))
+        elif parameter.kind is parameter.VAR_KEYWORD:
             options[ANY_OTHER] = Option(annotation, None)
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             options[parameter.name] = Option(annotation, parameter.default)
@@ -87,6 +90,16 @@ def _options_of(cls: type) -> dict[str, Option]:
                 default = to_jsonable_python(item.default_factory())
                 options[item.name] = Option(hints[item.name], default)
     return options
+
+
+def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
+    """Return the options of a typed ``**common``, with the defaults of a base class."""
+    hints = get_type_hints(shared, include_extras=True)
+    bases = [options_of(base) for base in cls.__mro__[1:] if base is not object]
+    return {
+        name: Option(annotation, next(each[name] for each in bases if name in each)[1])
+        for name, annotation in hints.items()
+    }
 
 
 # Checking values
@@ -195,7 +208,11 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _misfit(key: str, value: Any, annotation: Any) -> InputError:
-    return InputError(f"{key}: expected {describe(annotation)}, got {show(value):.200}")
+    near = difflib.get_close_matches(str(value), _alternatives(annotation), n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else ""
+    return InputError(
+        f"{key}: expected {describe(annotation)}, got {show(value):.200}{hint}"
+    )
 
 
 def _plain(value: Any) -> Any:

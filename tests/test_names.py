@@ -139,7 +139,7 @@ def test_build_refuses_unknown_options_and_names_the_missing() -> None:
     [
         (
             lambda: make_batched_env("simple_centroid", num_envs="4"),
-            "env.num_envs: expected an integer, got '4'",
+            "env.num_envs: expected an integer >= 1, got '4'",
         ),
         (
             lambda: make_pooling("ada", dim=64, num_heads="4"),
