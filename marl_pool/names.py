@@ -17,10 +17,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marl_pool.errors import InputError
-from marl_pool.limits import check_sizes
 
 VARIABLE = "MARL_POOL_TRUSTED"
 """Environment variable by which a process hands its restriction to those it starts. It
@@ -219,52 +218,3 @@ def name_of(cls: type, registry: Mapping[str, str]) -> str:
     """The name under which `resolve` finds ``cls``."""
     own = f"{cls.__module__}:{cls.__qualname__}"
     return next((name for name, target in registry.items() if target == own), own)
-
-
-def build(
-    name: str,
-    registry: Mapping[str, str],
-    kind: str,
-    base: type,
-    options: Mapping[str, Any],
-    context: Mapping[str, Any] | None = None,
-) -> Any:
-    """Construct what ``name`` stands for.
-
-    Args:
-        name: a key of ``registry`` or ``package.module:Class``.
-        registry: short name to ``package.module:Class``.
-        kind: what is being built, for messages.
-        base: the class that the result must derive from.
-        options: the user's keyword arguments.
-        context: what the program knows (N, the width, …); an entry is passed on
-            where the constructor has such a parameter and the user gave none.
-
-    Raises:
-        InputError: an unknown name, an unknown option, a missing one, one of a type
-            that the constructor cannot take, or a size above `marl_pool.limits`.
-    """
-    cls = resolve(name, registry, kind, base)
-    parameters = inspect.signature(cls).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for option in options:
-        if option not in parameters and not takes_any:
-            raise unknown(f"option of {kind} {name!r}:", option, parameters)
-    known = {k: v for k, v in (context or {}).items() if k in parameters}
-    arguments = {**known, **options}
-    if name in registry:  # a class of the user's own has sizes of its own
-        check_sizes(kind, arguments)
-    for parameter in parameters.values():
-        needed = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
-        if needed and parameter.name not in arguments:
-            raise InputError(f"{kind} {name!r} needs the option {parameter.name!r}")
-    try:
-        return cls(**arguments)
-    except TypeError as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"{kind} {name!r}: expected options of other types: {reason}"
-        ) from error

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.activations import Activation, make_activation
+from marl_pool.construction import build
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
-from marl_pool.names import build
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
@@ -302,7 +302,7 @@ def build_part(
     base: type,
     context: Mapping[str, Any],
 ) -> Any:
-    """Construct what a ``{"name": …, **options}`` names; see `names.build`.
+    """Construct what a ``{"name": …, **options}`` names; see `build`.
 
     Raises:
         InputError: no name is in it, an unknown name, or a wrong option.

@@ -14,15 +14,22 @@ from pathlib import Path
 
 from gymnasium import spaces
 
-from marl_pool.config.checks import describe, show
 from marl_pool.config.sections import GROUPS, files_of
-from marl_pool.config.signatures import ANY_OTHER, options_of, summary
 from marl_pool.envs import ENVS, HEURISTICS, env_names, make_batched_env
 from marl_pool.envs.base import Group, World
 from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, env_id
 from marl_pool.errors import InputError
 from marl_pool.names import resolve
 from marl_pool.policies.base import Policy
+from marl_pool.signatures import (
+    ANY_OTHER,
+    SECTION,
+    describe,
+    meanings,
+    options_of,
+    show,
+    summary,
+)
 
 FOLDER = Path(__file__).parents[1] / "docs" / "envs"
 INDEX = "README"
@@ -30,7 +37,6 @@ NOTE = "<!-- Written by scripts/env_pages.py from the docstring: edit that. -->"
 NEEDED = {"pettingzoo": {"module": "mpe2.simple_spread_v3"}}
 """Options without a default, as the pages show them."""
 Row = tuple[object, ...]
-SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$", re.M)
 
 
 class MissingExtraError(Exception):
@@ -61,14 +67,6 @@ def prose(docstring: str) -> str:
     return markdown(body.strip())
 
 
-def meanings(docstring: str) -> dict[str, str]:
-    """What the section Args says of each parameter, on one line."""
-    parts = SECTION.split(docstring)
-    text = parts[parts.index("Args") + 1] if "Args" in parts else ""
-    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.M)
-    return {name: markdown(" ".join(about.split())) for name, about in entries}
-
-
 def table(rows: Iterable[Row]) -> str:
     """A table; the first row is its head."""
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
@@ -76,15 +74,15 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def option_rows(name: str, docstring: str) -> Iterator[Row]:
+def option_rows(cls: type) -> Iterator[Row]:
     """The options of a world: what they may be and what they mean."""
-    about = meanings(docstring)
+    about = meanings(cls)
     yield "option", "default", "expected", "meaning"
-    for key, option in options_of(ENVS[name], GROUPS["env"].context).items():
+    for key, option in options_of(cls, GROUPS["env"].context).items():
         if key != ANY_OTHER:
             default = "*needed*" if option.required else f"`{show(option.default)}`"
             kind = describe(option.annotation)
-            yield f"`env.{key}`", default, kind, about.get(key, "")
+            yield f"`env.{key}`", default, kind, markdown(about.get(key, ""))
 
 
 def group_rows(groups: dict[str, Group]) -> Iterator[Row]:
@@ -140,7 +138,7 @@ def page(name: str) -> str:
         MissingExtraError: what the world needs is not installed.
     """
     try:
-        document = inspect.getdoc(resolve(name, ENVS, "env", World)) or ""
+        cls = resolve(name, ENVS, "env", World)
         groups = make_batched_env(name, 1, **NEEDED.get(name, {})).groups
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error)) from error
@@ -148,12 +146,13 @@ def page(name: str) -> str:
         if isinstance(error.__cause__, ImportError):
             raise MissingExtraError(str(error)) from error
         raise
+    document = inspect.getdoc(cls) or ""
     called = f"Name: `env={name}`."
     if name in VERSIONS:
         with_ = "PettingZoo and Gymnasium" if name in ONE_LEARNER else "PettingZoo"
         called += f" Id with {with_}: `{env_id(name)}`."
     parts = [NOTE, f"# {name}", markdown(document.partition("\n")[0]), called]
-    parts += [prose(document), "## Options", table(option_rows(name, document))]
+    parts += [prose(document), "## Options", table(option_rows(cls))]
     given = "".join(f", with `env.{k}={v}`" for k, v in NEEDED.get(name, {}).items())
     parts += ["## Agents", f"By default{given}:", table(group_rows(groups))]
     if found := list(scripted(name)):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from marl_pool.construction import build
 from marl_pool.encoders import encoder_names
-from marl_pool.names import build
 from marl_pool.pooling import POOLING, pooling_names
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec

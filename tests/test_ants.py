@@ -261,8 +261,8 @@ def test_a_picture_follows_the_ant(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_frames": 0}, "env.num_frames: expected at least 1, got 0"),
-        ({"max_steps": 0}, "env.max_steps: expected at least 1, got 0"),
+        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
+        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
     ],
 )
 def test_wrong_options_are_refused(

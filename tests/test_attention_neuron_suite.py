@@ -243,7 +243,7 @@ def test_a_misfit_of_another_world_is_a_gap(tmp_path: Path) -> None:
 def test_a_value_that_the_env_refuses_is_no_gap(tmp_path: Path) -> None:
     wrong = {"label": "none", "env": {"duplicates": 0}, "rescale_codes": False}
     run = make_run(tmp_path / "run", sensory())
-    with pytest.raises(InputError, match="duplicates: expected at least 1, got 0"):
+    with pytest.raises(InputError, match="duplicates: expected an integer >= 1, got 0"):
         evaluate_run(run, suite(worlds=[wrong]))
     assert not (run.path / "evaluation").exists()
 

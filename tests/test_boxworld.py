@@ -512,14 +512,14 @@ def test_state_dict_continues_exactly_and_survives_its_use(observation: str) -> 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("n", 2, "expected 3 to 32, got 2"),
-        ("n", 33, "expected 3 to 32, got 33"),
+        ("n", 2, r"expected an integer in \[3, 32\], got 2"),
+        ("n", 33, r"expected an integer in \[3, 32\], got 33"),
         ("n", 4, "expected room for 3 boxes that don't touch .*, got 4: at most 1"),
-        ("goal_length", 1, "expected at least 2, got 1"),
-        ("num_distractors", -1, "expected at least 0, got -1"),
-        ("distractor_length", 0, "expected at least 1, got 0"),
-        ("max_steps", 0, "expected at least 1, got 0"),
-        ("num_envs", 0, "expected at least 1, got 0"),
+        ("goal_length", 1, "expected an integer >= 2, got 1"),
+        ("num_distractors", -1, "expected an integer >= 0, got -1"),
+        ("distractor_length", 0, "expected an integer >= 1, got 0"),
+        ("max_steps", 0, "expected an integer >= 1, got 0"),
+        ("num_envs", 0, "expected an integer >= 1, got 0"),
         ("observation", "image", "expected entities or pixels, got 'image'"),
     ],
 )

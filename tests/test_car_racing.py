@@ -310,22 +310,34 @@ def test_where_patches_overlap_the_stronger_tint_is_seen() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patch": 0}, "env.patch: expected 1 to 96, got 0"),
-        ({"patch": 97}, "env.patch: expected 1 to 96, got 97"),
-        ({"stride": 0}, "env.stride: expected 1 to 96, got 0"),
-        ({"num_frames": 0}, "env.num_frames: expected at least 1, got 0"),
-        ({"color": "blue"}, "env.color: expected grey or rgb, got blue"),
-        ({"zero_rows_bottom": 97}, "env.zero_rows_bottom: expected 0 to 96, got 97"),
-        ({"zero_rows_bottom": -1}, "env.zero_rows_bottom: expected 0 to 96, got -1"),
-        ({"action_repeat": 0}, "env.action_repeat: expected at least 1, got 0"),
-        ({"no_reward_limit": -1}, "env.no_reward_limit: expected at least 0, got -1"),
-        ({"lap_complete_percent": 1.5}, "env.lap_complete_percent: expected 0 to 1"),
+        ({"patch": 0}, r"env.patch: expected an integer in \[1, 96\], got 0"),
+        ({"patch": 97}, r"env.patch: expected an integer in \[1, 96\], got 97"),
+        ({"stride": 0}, r"env.stride: expected an integer in \[1, 96\], got 0"),
+        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
+        ({"color": "blue"}, "env.color: expected grey or rgb, got 'blue'"),
+        (
+            {"zero_rows_bottom": 97},
+            r"zero_rows_bottom: .* integer in \[0, 96\], got 97",
+        ),
+        (
+            {"zero_rows_bottom": -1},
+            r"zero_rows_bottom: .* integer in \[0, 96\], got -1",
+        ),
+        ({"action_repeat": 0}, "env.action_repeat: expected an integer >= 1, got 0"),
+        (
+            {"no_reward_limit": -1},
+            "no_reward_limit: .* integer >= 0, got -1",
+        ),
+        (
+            {"lap_complete_percent": 1.5},
+            r"lap_complete_percent: .* number in \[0, 1\]",
+        ),
         (
             {"background": "sky"},
             "env.background: expected one of none, checkers.*'sky'",
         ),
         ({"background": __file__}, "env.background: .*cannot be read as a picture"),
-        ({"max_steps": 0}, "env.max_steps: expected at least 1, got 0"),
+        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

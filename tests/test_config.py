@@ -1,47 +1,46 @@
 """Configurations: composed from YAML, held to the constructors' signatures."""
 
+import inspect
 import json
 import textwrap
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from pydantic_core import to_jsonable_python
 
-from marl_pool import InputError, names
+from marl_pool import InputError
 from marl_pool.config import VERBS, assign, check, commented, compose, compose_only
-from marl_pool.config.checks import check_value, describe
-from marl_pool.config.describe import KEY, comments
+from marl_pool.config.describe import KEY
 from marl_pool.config.sections import (
-    CONFIGS,
-    DISPENSABLE,
     GROUPS,
-    NONE,
     POLICY,
-    Group,
+    built_in,
     files_of,
+    load,
     options_for,
 )
-from marl_pool.config.signatures import (
+from marl_pool.config.source import SignatureSource, class_of, context
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.signatures import (
     ANY_OTHER,
     Option,
-    options_in_source,
+    check_argument,
+    check_value,
+    describe,
+    meanings,
     options_of,
-    options_of_class,
     summary,
 )
-from marl_pool.evaluation.settings import (
-    DiagnoseSettings,
-    EvaluateSettings,
-    RenderSettings,
-    ReportSettings,
-)
-from marl_pool.perturbations import PERTURBATIONS
-from marl_pool.training.cloning.settings import CloneRunSettings
-from marl_pool.training.settings import EvolveSettings, TrainSettings
 from marl_pool.types import Device, PositiveInt, Probability, Seed
 
 REGISTERED = [
@@ -56,24 +55,18 @@ TARGETS = [
 ]
 """Every class that a configuration can construct, and what the program fills."""
 CHOICES = {
-    (group, option): kind.section(group)
+    (group, option): (verb, kind.section(group))
     for verb, kind in VERBS.items()
+    if not verb.startswith("sweep")
     for group in kind.sections
     for option in options_for(verb, group)
 }
-"""Every file of a group, and what it configures."""
-YAML_FILES = sorted(CONFIGS.rglob("*.yaml"))
-OTHER_DEFAULTS = {
-    # A library user's head does not know what encoder stands before it.
-    (f"pooling/{name}", "num_heads"): "${oc.select:encoder.num_heads,1}"
-    for name in ("ada", "hopfield", "pma")
-}
-"""Where a YAML file departs from its signature, on purpose."""
+"""Every option of a group, a verb that takes it, and what the verb makes of it."""
 
 
-def as_lists(value: Any) -> Any:
-    """Tuples, also inside of tuples, as YAML has them."""
-    return [as_lists(part) for part in value] if isinstance(value, tuple) else value
+def section_options(section: Any, name: str) -> dict[str, Option]:
+    """The options of the class that a section constructs."""
+    return options_of(class_of(section, name), context(section))
 
 
 def refusal(verb: str, *overrides: str) -> str:
@@ -99,19 +92,21 @@ def plugins(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("target", "context"), TARGETS)
-def test_source_and_class_have_the_same_options(target, context):
-    module, _, name = target.partition(":")
-    cls = names.resolve(target, {}, "class", object)
-    read = options_in_source(module, name, context)
-    assert read == options_of_class(cls, context)
-    assert list(read) == list(options_of_class(cls, context))
-
-
-@pytest.mark.parametrize(("target", "context"), TARGETS)
-def test_every_option_of_our_own_classes_is_named_and_typed(target, context):
-    for name, option in options_of(target, context).items():
+def test_every_option_of_our_own_classes_is_named_typed_and_explained(target, context):
+    cls = load(target)
+    about = meanings(cls)
+    for name, option in options_of(cls, context).items():
         assert name != ANY_OTHER
         assert option.annotation is not Any, name
+        assert about.get(name), name
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_setting_is_explained(verb):
+    sections = [VERBS[verb].section(group) for group in VERBS[verb].sections]
+    settings = [each for each in sections if isinstance(each, type)]
+    for cls in (VERBS[verb].settings, *settings):
+        assert set(options_of(cls)) <= set(meanings(cls))
 
 
 def test_context_is_part_of_some_constructor():
@@ -119,124 +114,86 @@ def test_context_is_part_of_some_constructor():
         known = set()
         for other, _, target in REGISTERED:
             if other == group:
-                known |= set(options_of_class(names.resolve(target, {}, group, object)))
+                known |= set(options_of(load(target)))
         assert entry.context <= known
 
 
-def test_source_reader_follows_bases_aliases_and_imports(plugins, monkeypatch):
-    plugins(
-        "read_me",
-        '''
-        """A module that is read and, to compare, imported."""
+@pytest.mark.parametrize(("group", "name", "target"), REGISTERED)
+def test_the_listing_shows_the_first_line_of_the_docstring(group, name, target):
+    assert summary(target) == inspect.cleandoc(load(target).__doc__).splitlines()[0]
 
-        from collections.abc import Sequence
-        from typing import Annotated, Literal
 
-        from annotated_types import Ge
+class Documented:
+    """Something.
 
-        Colour = Literal["red", "green"]
-        WIDTHS = (1, 2)
+    Args:
+        share: of the whole,
+            on two lines.
+        kind: is another.
 
-        class Base:
-            """Base.
+    Raises:
+        InputError: share.
+    """
 
-            More.
-            """
 
-            def __init__(self, a, /, b: int, *rest: int, c: Colour = "red",
-                         d: Sequence[int] = WIDTHS, **others: float) -> None:
-                self.all = (a, b, rest, c, d, others)
+@dataclass
+class Inherited(Documented):
+    """Something else.
 
-        class Child(Base):
-            pass
+    Args:
+        kind: its own.
+    """
 
-        class Own(Child):
-            def __init__(self, *, share: Annotated[float, Ge(0)] | None = -1):
-                self.share = share
+    below: int = 3
+    """Text below a field."""
+    unexplained: int = 4
 
-        class Nothing(dict):
-            pass
-        ''',
-    )
-    for name in ("Base", "Child", "Own"):
-        cls = names.resolve(f"read_me:{name}", {}, "class", object)
-        assert options_in_source("read_me", name) == options_of_class(cls)
-    assert set(options_in_source("read_me", "Child")) == {"a", "b", "c", "d", "**"}
-    assert options_in_source("read_me", "Own")["share"].default == -1
-    assert options_in_source("read_me", "Nothing") == {}
-    assert summary("read_me:Base") == "Base."
+
+def test_meanings_come_from_args_fields_and_bases():
+    assert meanings(Inherited) == {
+        "kind": "its own.",
+        "below": "Text below a field.",
+        "share": "of the whole, on two lines.",
+    }
 
 
 # The packaged YAML
 
 
-@pytest.mark.parametrize("file", YAML_FILES, ids=lambda f: str(f.relative_to(CONFIGS)))
-def test_a_comment_stands_above_every_key(file):
-    bare = [key for key, above in comments(file) if not above]
-    assert not bare
-    found = {key.rpartition(".")[2].split(" ")[-1] for key, _ in comments(file)}
-    content = yaml.safe_load(file.read_text())
-    assert {str(key) for key in content if key != "defaults"} <= found
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_registered_name_has_a_file_of_its_own(group):
-    named = {
-        option
-        for option, file in files_of(group).items()
-        if "defaults" not in yaml.safe_load(file.read_text())  # it builds on another
-        and isinstance(CHOICES[group, option], Group)
-    }
-    none = {NONE} if group in DISPENSABLE else set()
-    assert named == set(GROUPS[group].names()) | none
+@pytest.mark.parametrize("group", [*GROUPS, "ppo", "clone", "fit"])
+def test_no_file_repeats_or_hides_a_signature(group):
+    assert not {*built_in(group)} & {*files_of(group)}
 
 
 @pytest.mark.parametrize(("group", "option"), CHOICES)
-def test_group_file_agrees_with_the_signature(group, option):
-    content = yaml.safe_load(files_of(group)[option].read_text())
-    section = CHOICES[group, option]
-    if isinstance(section, Group):
-        below = content.get("defaults", [option])[0]
-        name = content.pop("name", below)
-        target = section.names()[name]
-        options = options_of(target, section.context) if target else {}
-    elif isinstance(section, type):
-        options = {k: Option(default=v) for k, v in asdict(section()).items()}
-    else:
-        options = options_of(section.target, section.context)
-    if "defaults" in content:  # it builds on another option
-        assert set(content) - {"defaults"} <= set(options)
+def test_an_option_without_a_file_holds_the_defaults_of_its_signature(group, option):
+    if option not in built_in(group) or option == "none":
         return
+    _, section = CHOICES[group, option]
+    source = SignatureSource("test", "signature://")
+    content = OmegaConf.to_container(source.load_config(f"{group}/{option}").config)
+    assert content.pop("name", option) == option
+    options = section_options(section, option)
     assert list(content) == list(options)
-    if (group, option) == ("ppo", "paper"):
+    for key, each in options.items():
+        default = "???" if each.required else to_jsonable_python(each.default)
+        if (group, key) == ("pooling", "num_heads"):
+            default = "${oc.select:encoder.num_heads,1}"
+        assert content[key] == default, key
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES)
+def test_a_preset_differs_from_the_signature(group, option):
+    if option in built_in(group):
         return
-    for key, chosen in content.items():
-        default = as_lists(options[key].default)
-        expected = OTHER_DEFAULTS.get((f"{group}/{option}", key), default)
-        assert options[key].required or chosen == expected, key
-
-
-@pytest.mark.parametrize(
-    ("verb", "settings"),
-    [
-        ("train", TrainSettings),
-        ("evolve", EvolveSettings),
-        ("clone", CloneRunSettings),
-        ("evaluate", EvaluateSettings),
-        ("diagnose", DiagnoseSettings),
-        ("render", RenderSettings),
-        ("report", ReportSettings),
-    ],
-)
-def test_primary_file_agrees_with_the_settings(verb, settings):
-    content = yaml.safe_load((CONFIGS / f"{verb}.yaml").read_text())
-    content.pop("defaults", None)
-    expected = asdict(settings())
-    if verb == "evaluate":
-        # They come from a suite; another test holds it to signatures.
-        expected.pop("perturbations")
-    assert content == expected
-    assert list(content) == list(expected)
+    verb, section = CHOICES[group, option]
+    composed = compose(verb, [f"{group}={option}"])[group]
+    name = composed.get("name", option)
+    defaults = {
+        key: to_jsonable_python(each.default)
+        for key, each in section_options(section, name).items()
+    }
+    assert any(composed[key] != default for key, default in defaults.items())
 
 
 def test_ppo_paper_is_table_11():
@@ -512,8 +469,7 @@ def test_the_standard_suite_fits_and_is_filled_in():
         entry in compose("evaluate", ["suite=full"])["perturbations"] for entry in suite
     )
     for entry in suite:
-        options = options_of(GROUPS["perturbation"].names()[entry["name"]])
-        options = set(options) - GROUPS["perturbation"].context
+        options = set(section_options(GROUPS["perturbation"], entry["name"]))
         assert set(entry) == options - {"severity"} | {"name", "severities"}
 
 
@@ -629,9 +585,22 @@ def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
 # Printing and changing
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_commented_config_reads_back_and_explains_every_key(verb):
-    composed, chosen = compose_only(verb)
+PRESETS = [
+    (verb, f"{group}={option}")
+    for verb, kind in VERBS.items()
+    if not verb.startswith("sweep")
+    for group in kind.sections
+    for option in files_of(group)
+    if option in options_for(verb, group)
+]
+
+
+@pytest.mark.parametrize(
+    ("verb", "overrides"),
+    [*((verb, []) for verb in VERBS), *((verb, [text]) for verb, text in PRESETS)],
+)
+def test_commented_config_reads_back_and_explains_every_key(verb, overrides):
+    composed, chosen = compose_only(verb, overrides)
     config = check(verb, composed)
     text = commented(verb, config, chosen)
     assert yaml.safe_load(text) == config
@@ -644,15 +613,16 @@ def test_commented_config_reads_back_and_explains_every_key(verb):
 def test_commented_config_takes_the_comments_of_the_chosen_options():
     composed, chosen = compose_only("train", ["pooling=max", "perturbation=jitter"])
     text = commented("train", check("train", composed), chosen)
-    assert "# Maximum of each feature.\n  name: max" in text
-    assert "# Gaussian noise on features, fresh at each step." in text
+    for group, name in (("pooling", "max"), ("perturbation", "jitter")):
+        assert f"# {summary(GROUPS[group].names()[name])}\n  name: {name}" in text
 
 
 def test_commented_config_takes_comments_from_what_an_option_builds_on():
     composed, chosen = compose_only("train", ["experiment=simple_tag"])
     text = commented("train", check("train", composed), chosen)
-    assert "  # Passes over each batch.\n  num_epochs: 16\n" in text
-    assert "  # Weight of the entropy bonus.\n  entropy_coeff: 0.005\n" in text
+    passes = "  # Passes over each batch. [an integer >= 1]\n  num_epochs: 16\n"
+    assert passes in text
+    assert "  # Weight of the value loss; squared returns of tag are large.\n" in text
 
 
 def test_assign_changes_only_the_keys_given():
@@ -711,6 +681,36 @@ def test_bounds_are_those_of_the_annotation(whole, tenths):
     assert fits(whole, PositiveInt) == (whole >= 1)
     share = whole + tenths / 10
     assert fits(share, Probability) == (0 <= share < 1)
+
+
+@given(PLAIN)
+def test_an_argument_is_held_to_what_a_configuration_is(value):
+    """Except that a configuration may write a whole number as a float."""
+    for annotation in (PositiveInt, bool | None, list[int] | str, tuple[float, float]):
+        try:
+            check_argument("key", value, annotation)
+        except InputError:
+            continue
+        check_value("key", value, annotation)
+
+
+def test_an_argument_need_not_be_plain_data():
+    tokens = [1, 2]
+    for value, annotation in (
+        ((1, 2), list[int]),
+        (range(2), Sequence[int]),
+        (np.int64(3), PositiveInt),
+        (np.float32(0.5), Probability),
+        (MappingProxyType({"a": 1}), Mapping[str, int]),
+        (torch.float64, torch.dtype),
+        (torch.device("cpu"), str | torch.device),
+        (tokens, Any),
+    ):
+        check_argument("key", value, annotation)
+    with pytest.raises(InputError, match=r"key: expected an integer >= 1, got 3\.0"):
+        check_argument("key", 3.0, PositiveInt)
+    with pytest.raises(InputError, match=r"key: expected dtype, got 'float32'"):
+        check_argument("key", "float32", torch.dtype)
 
 
 @pytest.mark.parametrize(

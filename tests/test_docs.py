@@ -1,7 +1,6 @@
 """The pages of the worlds: as their docstrings say, and found out when they are not."""
 
 import importlib.util
-import inspect
 from pathlib import Path
 from types import ModuleType
 
@@ -110,10 +109,10 @@ def test_markup_becomes_markdown(script):
 
 
 def test_meanings_are_read_from_the_section_args(script):
-    meanings = script.meanings(inspect.getdoc(CartPole))
+    meanings = script.meanings(CartPole)
     assert meanings["max_steps"] == "steps until truncation."
     assert meanings["duplicates"].endswith("then again.")
-    assert script.meanings("Nothing.\n\nRaises:\n    InputError: never") == {}
+    assert script.meanings(InputError) == {}
     assert script.table([("a", "b"), ("x|y", 1)]) == "| a | b |\n| --- | --- |\n" + (
         "| x\\|y | 1 |"
     )

@@ -122,10 +122,14 @@ def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> 
         ("transfomer", {}, r"unknown encoder 'transfomer': .*mean 'transformer'\?"),
         ("transformer", {"heads": 2}, "option of encoder 'transformer': 'heads'"),
         ("transformer", {"num_heads": 3}, "a divisor of dim = 8, got 3"),
-        ("transformer", {"attention_scale": "x"}, "expected 'model' or 'head', got"),
-        ("transformer", {"activation": "gleu"}, r"'gleu': choose.*mean 'gelu'\?"),
-        ("transformer", {"dim": 0}, r"encoder.dim: expected at least 1, got 0"),
-        ("transformer", {"num_layers": 0}, r"encoder.num_layers: expected at least 1"),
+        ("transformer", {"attention_scale": "x"}, "expected model or head, got"),
+        ("transformer", {"activation": "gleu"}, r"'gleu'.*mean 'gelu'\?"),
+        ("transformer", {"dim": 0}, r"encoder.dim: expected an integer >= 1, got 0"),
+        (
+            "transformer",
+            {"num_layers": 0},
+            r"num_layers: expected an integer >= 1",
+        ),
         ("transformer", {"dim_ff": -1}, r"encoder.dim_ff: expected .* 1, got -1"),
         ("transformer", {"dropout": 1.0}, r"dropout: .* in \[0, 1\), got 1.0"),
         ("torch.nn:Linear", {}, "must be a subclass of .*Encoder"),
@@ -389,14 +393,22 @@ def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("set_linear", {"others": "men"}, r"'men': choose.*mean 'mean'\?"),
-        ("set_linear", {"hidden": 0}, "encoder.hidden: expected at least 1, got 0"),
-        ("swarm", {"population": "sum"}, "'sum': choose from causal, max, mean"),
-        ("swarm", {"iterations": 0}, "encoder.iterations: expected at least 1"),
-        ("lstm", {"num_layers": 0}, "encoder.num_layers: expected at least 1"),
-        ("set_transformer", {"num_inducing": -1}, "num_inducing: expected at least 0"),
+        ("set_linear", {"others": "men"}, r"'men'.*mean 'mean'\?"),
+        (
+            "set_linear",
+            {"hidden": 0},
+            "encoder.hidden: .* >= 1 or null, got 0",
+        ),
+        ("swarm", {"population": "sum"}, "expected mean, max or causal, got 'sum'"),
+        ("swarm", {"iterations": 0}, "encoder.iterations: expected an integer >= 1"),
+        ("lstm", {"num_layers": 0}, "encoder.num_layers: expected an integer >= 1"),
+        (
+            "set_transformer",
+            {"num_inducing": -1},
+            "num_inducing: .* integer >= 0",
+        ),
         ("set_transformer", {"num_heads": 3}, "a divisor of dim = 8, got 3"),
-        ("set_transformer", {"initial": "swrm"}, "'swrm': choose.*mean 'swarm'"),
+        ("set_transformer", {"initial": "swrm"}, "'swrm'.*mean 'swarm'"),
     ],
 )
 def test_wrong_numbers_of_other_encoders(

@@ -579,8 +579,11 @@ def test_the_policy_of_the_encoder_learns_by_plain_gradients() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"proportion": 1.5}, r"encoder.proportion: expected a share in \[0, 1\]"),
-        ({"num_layers": 0}, "encoder.num_layers: expected at least 1, got 0"),
+        (
+            {"proportion": 1.5},
+            r"encoder.proportion: expected a number in \[0, 1\], got 1.5",
+        ),
+        ({"num_layers": 0}, "encoder.num_layers: expected an integer >= 1, got 0"),
         ({"policy_heads": 3}, "encoder.policy_heads: expected a divisor of dim = 8"),
     ],
 )

@@ -17,6 +17,7 @@ from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.severity import check_severity
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
+from marl_pool.signatures import show
 from marl_pool.tokens import SELF_TYPE, Tokens
 from tests.perturbed import (
     at_time,
@@ -106,9 +107,11 @@ def test_a_pair_keeps_the_number_of_tokens_fixed(
     ],
 )
 def test_a_wrong_pair_is_refused(severity: Any) -> None:
-    with pytest.raises(InputError, match=r"severity: expected \[low, high\], two"):
+    with pytest.raises(
+        InputError, match=r"severity: expected .*\[low, high\].* got \["
+    ):
         build("occlude", severity=severity)
-    with pytest.raises(InputError, match="ramp: expected null or at least 1, got 0"):
+    with pytest.raises(InputError, match="ramp: expected .* >= 1 or null, got 0"):
         build("occlude", ramp=0)
 
 
@@ -117,7 +120,8 @@ def test_what_is_no_number_is_refused(severity: Any) -> None:
     with pytest.raises(InputError) as refusal:
         build("occlude", severity=severity)
     assert str(refusal.value) == (
-        f"perturbation.severity: expected a number in [0, 1], got {severity!r}"
+        "perturbation.severity: expected a number in [0, 1], or two: [low, high], "
+        f"got {show(severity)}"
     )
 
 

@@ -643,7 +643,6 @@ def not_an_env():
             {"module": f"{__name__}:Tokenized", "tokenizer": "features"},
             "observes tokens already; expected null",
         ),
-        ({"module": CROWD, "max_steps": 0}, "env.max_steps: expected at least 1"),
         *(
             ({"module": f"{__name__}:Odd", "options": {"observation": kind}}, expected)
             for kind, expected in {

@@ -542,22 +542,22 @@ def test_the_frame_is_the_screen_and_attention_tints_its_patch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"frame_skip": 0}, "env.frame_skip: expected at least 1, got 0"),
-        ({"num_frames": 0}, "env.num_frames: expected at least 1, got 0"),
+        ({"frame_skip": 0}, "env.frame_skip: expected an integer >= 1, got 0"),
+        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
         ({"patch": 5}, "env.patch: expected a divisor of 84, got 5"),
-        ({"patch": 0}, "env.patch: expected a divisor of 84, got 0"),
-        ({"noop_max": -1}, "env.noop_max: expected at least 0, got -1"),
+        ({"patch": 0}, "env.patch: expected an integer >= 1, got 0"),
+        ({"noop_max": -1}, "env.noop_max: expected an integer >= 0, got -1"),
         ({"sticky_actions": 1.0}, "env.sticky_actions: expected a number in"),
         ({"sticky_actions": float("nan")}, "env.sticky_actions: expected a number in"),
-        ({"zero_rows": 85}, "env.zero_rows: expected 0 to 84, got 85"),
-        ({"actions": "all"}, "env.actions: expected minimal or moves, got all"),
-        ({"threads": -1}, "env.threads: expected at least 0, got -1"),
-        ({"max_steps": 0}, "env.max_steps: expected at least 1, got 0"),
+        ({"zero_rows": 85}, r"env.zero_rows: expected an integer in \[0, 84\], got 85"),
+        ({"actions": "all"}, "env.actions: expected minimal or moves, got 'all'"),
+        ({"threads": -1}, "env.threads: expected an integer >= 0, got -1"),
+        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        make(**options)
+        make_batched_env("pong", 1, **options)
 
 
 def test_a_missing_emulator_is_an_error_before_a_process_starts(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from marl_pool.config import assign, compose, registry
 from marl_pool.config.checks import check
-from marl_pool.config.signatures import options_of_class
 from marl_pool.datasets.idx import read_idx
 from marl_pool.envs import make_batched_env
 from marl_pool.errors import InputError
@@ -40,6 +39,7 @@ from marl_pool.reading import (
     read_yaml,
 )
 from marl_pool.runs import Run
+from marl_pool.signatures import options_of
 from tests.samples import SPEC
 
 # YAML
@@ -268,7 +268,7 @@ COUNTS = sorted(
         (option, f"{kind} {name}")
         for kind in (*KINDS, "strategies")
         for name, target in registry(kind).items()
-        for option, known in options_of_class(resolve(target, {}, kind, object)).items()
+        for option, known in options_of(resolve(target, {}, kind, object)).items()
         if "int" in str(known.annotation) or "Counts" in str(known.annotation)
     }
 )

@@ -88,17 +88,20 @@ def test_a_heuristic_has_a_role(role: str | None) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"counts": "1-3"}, "env.counts: expected predators-prey-obstacles, such as"),
+        ({"counts": "1-3"}, "env.counts: expected three numbers such as 1-3-28, got"),
         ({"counts": "0-3-2"}, "env.counts: num_predators: expected an integer >= 1"),
         ({"counts": "1-0-2"}, "env.counts: num_prey: expected an integer >= 1"),
-        ({"num_predators": 0}, "env.num_predators: expected an integer >= 1, got 0"),
-        ({"num_prey": 0}, "env.num_prey: expected an integer >= 1, got 0"),
-        ({"num_obstacles": -1}, "env.num_obstacles: expected an integer >= 0, got -1"),
-        ({"prey": "run"}, "env.prey: expected one of random, flee, learned, got 'run'"),
-        ({"obstacle_spread": 0.0}, "env.obstacle_spread: expected a positive number"),
+        ({"num_predators": 0}, "env.num_predators: expected .* >= 1 or null, got 0"),
+        ({"num_prey": 0}, "env.num_prey: expected .* >= 1 or null, got 0"),
+        ({"num_obstacles": -1}, "env.num_obstacles: expected .* >= 0 or null, got -1"),
+        ({"prey": "run"}, "env.prey: expected random, flee or learned, got 'run'"),
+        (
+            {"obstacle_spread": 0.0},
+            "env.obstacle_spread: .* number > 0 or null",
+        ),
         ({"obstacle_spread": math.inf}, "env.obstacle_spread: .* got inf"),
-        ({"max_steps": 0}, "env.max_steps: expected at least 1, got 0"),
-        ({"num_envs": 0}, "env.num_envs: expected at least 1, got 0"),
+        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
+        ({"num_envs": 0}, "env.num_envs: expected an integer >= 1, got 0"),
     ],
 )
 def test_wrong_options_are_refused_by_their_key(

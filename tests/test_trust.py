@@ -21,7 +21,7 @@ from marl_pool import names
 from marl_pool.cli import main
 from marl_pool.commands.shared import go_on
 from marl_pool.config import compose, registry
-from marl_pool.config.signatures import ANY_OTHER, options_of_class
+from marl_pool.construction import build
 from marl_pool.envs import make_batched_env
 from marl_pool.errors import InputError
 from marl_pool.names import UntrustedError, inheritance, resolve, trust
@@ -31,6 +31,7 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.storage import load_policies, load_policy, save_policy
 from marl_pool.pooling import make_pooling
 from marl_pool.runs import Run
+from marl_pool.signatures import ANY_OTHER, options_of
 from marl_pool.sweeps import Sweep
 from tests.reported import evaluated, trained, with_policy
 from tests.samples import SPEC
@@ -96,7 +97,7 @@ OPTIONS = [
     (kind, name, option)
     for kind in CONTEXTS
     for name, target in sorted(registry(kind).items())
-    for option in options_of_class(resolve(target, {}, kind, object))
+    for option in options_of(resolve(target, {}, kind, object))
     if option not in {*CONTEXTS[kind], ANY_OTHER}
 ]
 
@@ -108,7 +109,7 @@ def try_all_forms(kind: str, name: str, option: str) -> None:
         options = {**REQUIRED.get(name, {}), option: form}
         # Any refusal of a wrong type is right.
         with contextlib.suppress(Exception):
-            names.build(name, known, kind, object, options, CONTEXTS[kind])
+            build(name, known, kind, object, options, CONTEXTS[kind])
 
 
 def test_no_option_of_any_registered_class_imports_what_a_file_names(

@@ -11,7 +11,7 @@ from marl_pool.errors import InputError
 def list_registered(arguments: Namespace, overrides: list[str]) -> int:
     """Print what is registered, of one kind or of all."""
     from marl_pool.config import registry
-    from marl_pool.config.signatures import summary
+    from marl_pool.signatures import summary
 
     if overrides:
         raise InputError(f"list takes no keys, got {overrides[0]!r}")

@@ -1,4 +1,4 @@
-"""Compose a configuration from the packaged YAML files and a user's overrides.
+"""Compose a configuration from signatures, YAML files and a user's overrides.
 
 Hydra composes and nothing else. It would refuse a misspelt key before it could be
 compared with a signature, and look for a YAML file named like a plug-in; so every
@@ -17,27 +17,35 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from marl_pool import names
-from marl_pool.config.checks import check, options_of_settings, show
+from marl_pool.config.checks import check
 from marl_pool.config.sections import (
     CONFIGS,
     SIZES,
     VERBS,
     Group,
+    built_in,
     files_of,
     options_for,
     refuse_option,
     typed,
 )
+from marl_pool.config.source import SignatureSource
 from marl_pool.errors import InputError
 from marl_pool.reading import read_yaml
+from marl_pool.signatures import options_of, show
 
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
 """OmegaConf's ``${function:arguments}``; ``oc.select`` sees the configuration only."""
+
+
+SOURCE = f"'{SignatureSource.scheme()}://marl_pool'"
+"""Where Hydra finds the options that have no YAML file."""
 
 
 def compose(
@@ -75,8 +83,8 @@ def compose_unresolved(
     """Compose, and leave interpolations as they stand; see `resolve`."""
     folder = _folder(config_dir)
     lines = [line for text in overrides for line in _translate(verb, text, folder)]
-    if folder:
-        lines.append(f"hydra.searchpath=['file://{folder}']")
+    own = [f"'file://{folder}'"] if folder else []
+    lines.append(f"hydra.searchpath=[{','.join([SOURCE, *own])}]")
     composed, chosen = _compose(verb, lines)
     if SIZES not in VERBS[verb].presets:
         return composed, chosen
@@ -86,7 +94,7 @@ def compose_unresolved(
         option = f"{task}_{chosen['scale']}"
         if option in files_of(SIZES, folder):
             composed, chosen = _compose(verb, [*lines, f"{SIZES}={option}"])
-    elif task and sizes.rpartition("_")[0] in {*files_of("task", folder)} - {task}:
+    elif task and sizes.rpartition("_")[0] in {*built_in("task")} - {task}:
         raise InputError(
             f"{SIZES}: expected those of task={task}, got {sizes}; "
             "scale=tiny|cpu|paper chooses them"
@@ -95,6 +103,7 @@ def compose_unresolved(
 
 
 def _compose(verb: str, lines: list[str]) -> tuple[DictConfig, dict[str, Any]]:
+    Plugins.instance().register(SignatureSource)
     with (
         _one_line_errors(verb),
         initialize_config_dir(str(CONFIGS), version_base="1.3"),
@@ -216,14 +225,16 @@ def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
         return [text.lstrip("+")]
     if not isinstance(value, str):
         raise InputError(
-            f"{key}: expected one of {', '.join(sorted(options))}, got {show(value)}"
+            f"{key}: expected one of {', '.join(options)}, got {show(value)}"
         )
     kind = VERBS[verb]
     section = None if key in kind.presets else kind.section(key)
-    if value in files_of(key, folder) or not isinstance(section, Group):
+    if value in {*built_in(key), *files_of(key, folder)} or not isinstance(
+        section, Group
+    ):
         raise refuse_option(verb, key, value, folder)
     names.target(value, {**section.names(), **dict.fromkeys(options, "")}, key)
-    # No YAML file stands behind this name: leave the group out, then write it by hand.
+    # A class of the user's own: Hydra knows no such option, so write the name by hand.
     return [f"~{key}", f"++{key}.name='{value}'"]
 
 
@@ -234,7 +245,7 @@ def _refuse_foreign(verb: str, key: str) -> None:
         for name, kind in VERBS.items()
         if key in kind.config_groups and "_" not in name  # a study is told by its flag
     ]
-    if others and key not in options_of_settings(VERBS[verb].settings):
+    if others and key not in options_of(VERBS[verb].settings):
         groups = ", ".join(VERBS[verb].config_groups)
         raise InputError(
             f"{key}: a group of {', '.join(others)}, not of {typed(verb)}, "
@@ -255,7 +266,9 @@ def _folder(config_dir: str | Path | None) -> Path | None:
         )
     for file in sorted(folder.rglob("*.yaml")):
         # Hydra would take the package's own and say nothing.
-        if (CONFIGS / file.relative_to(folder)).exists():
+        own = file.relative_to(folder)
+        known = own.stem in built_in(own.parent.as_posix())
+        if known or (CONFIGS / own).exists():
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
         read_yaml(file)  # within bounds, which Hydra's own reader has not
     return folder

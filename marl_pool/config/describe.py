@@ -1,19 +1,39 @@
 """Print a composed configuration as YAML, each key under its comment.
 
-The comments are those of the packaged YAML files, where one stands above every key.
+The comments are those of the chosen YAML files and, for the keys that these leave
+alone, what the docstrings say of the options.
 """
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from marl_pool.config.sections import CONFIGS, VERBS, Group, options_for
+from marl_pool.config.sections import (
+    CONFIGS,
+    GROUPS,
+    NONE,
+    VERBS,
+    AnySection,
+    Group,
+    Section,
+    files_of,
+    options_for,
+)
+from marl_pool.config.source import class_of
+from marl_pool.names import resolve
 from marl_pool.reading import read_yaml
+from marl_pool.signatures import describe, meanings, options_of
 
 KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[\w/ ]+):")
+Notes = dict[str, list[str]]
+"""By dotted key: the lines above it."""
+YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
 def commented(
@@ -30,29 +50,31 @@ def commented(
         chosen: the option that each config group took.
         config_dir: the user's own YAML files.
     """
-    notes: dict[str, list[str]] = {}
+    kind = VERBS[verb]
+    notes: Notes = {}
     primary = {file.stem: file for file in CONFIGS.glob("*.yaml")}
     for file in _with_bases(verb, primary):
-        for key, lines in comments(file):
-            notes.setdefault(key, lines)
-    for group in VERBS[verb].config_groups:
-        options = options_for(verb, group, config_dir)
-        kind = VERBS[verb]
+        _add(notes, comments(file))
+    for group in kind.config_groups:
         preset = group in kind.presets
         named = not preset and isinstance(kind.section(group), Group)
         plugin = " or package.module:Class" if named else ""
         text = notes.pop(f"defaults.{group}", [])
-        notes[group] = [*text, f"# {group}={'|'.join(options)}{plugin}"]
-        # A preset's keys stand at the top; the primary file explains those it has.
-        top = group in VERBS[verb].presets
-        for file in _with_bases(str(chosen.get(group)), options):
-            for key, lines in comments(file):
-                notes.setdefault(key if top else f"{group}.{key}", lines)
+        options = "|".join(options_for(verb, group, config_dir))
+        notes[group] = [*text, f"# {group}={options}{plugin}"]
+        # A preset's keys stand at the top; other files' in their section.
+        prefix = "" if preset else f"{group}."
+        for file in _with_bases(str(chosen.get(group)), files_of(group, config_dir)):
+            _add(notes, comments(file), prefix)
+        if not preset and config.get(group):
+            section = _explained(kind.section(group), config[group], prefix)
+            _add(notes, section)
+    _add(notes, explanations(kind.settings))
     return "\n".join(_lines(config, notes)) + "\n"
 
 
 def comments(file: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each key of a YAML file, dotted, with the comment lines right above it."""
+    """Yield each key of a YAML file, dotted, with the comment lines right above it."""
     parents: list[tuple[int, str]] = []
     above: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -67,13 +89,65 @@ def comments(file: Path) -> Iterator[tuple[str, list[str]]]:
         above = []
 
 
-def _with_bases(option: str, options: Mapping[str, Path]) -> Iterator[Path]:
-    """The file of an option, then those of the options that it builds on."""
-    if option in options:
-        yield options[option]
-        content = read_yaml(options[option]) or {}
+def explanations(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield each option of a class with its meaning and the values that fit."""
+    about = meanings(cls)
+    for key, (annotation, _) in options_of(cls).items():
+        meaning = about.get(key, "")
+        if is_dataclass(annotation) and isinstance(annotation, type):
+            yield prefix + key, _comment(meaning)
+            yield from explanations(annotation, f"{prefix}{key}.")
+        else:
+            yield prefix + key, _comment(f"{meaning} [{describe(annotation)}]")
+
+
+def _explained(
+    section: AnySection, config: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the options of a checked section, its parts included."""
+    if not isinstance(section, Group):
+        yield from explanations(class_of(section, ""), prefix)
+        return
+    name = config.get("name", NONE)
+    if name == NONE:
+        yield f"{prefix}name", ["# Nothing."]
+        return
+    base = class_of(Section(section.base), "")
+    cls = resolve(name, section.names(), prefix.rstrip("."), base)
+    summary = cleandoc(cls.__doc__ or "").partition("\n")[0]
+    yield f"{prefix}name", _comment(summary)
+    yield from explanations(cls, prefix)
+    for part, group in section.parts.items():
+        if config.get(part):
+            yield from _explained(GROUPS[group], config[part], f"{prefix}{part}.")
+
+
+def _add(
+    notes: Notes, found: Iterator[tuple[str, list[str]]], prefix: str = ""
+) -> None:
+    """Add the comments of keys that have none yet."""
+    for key, lines in found:
+        if lines:
+            notes.setdefault(prefix + key, lines)
+
+
+def _comment(text: str) -> list[str]:
+    """Turn a docstring's text into lines of a comment, in YAML's words."""
+    plain = re.sub(r"`{1,2}([^`]*)`{1,2}", r"\1", text).strip()
+    plain = re.sub(r"\b(None|True|False)\b", lambda m: YAML_WORDS[m[0]], plain)
+    if re.match(r"[a-z]{2,}\b(?![.:]\w)", plain) or plain.startswith("a "):
+        plain = plain[0].upper() + plain[1:]
+    lines = textwrap.wrap(plain, 84, break_long_words=False)
+    return [f"# {line}" for line in lines]
+
+
+def _with_bases(option: str, files: Mapping[str, Path]) -> Iterator[Path]:
+    """Yield the file of an option, then those of the options that it builds on."""
+    if option in files:
+        yield files[option]
+        content = read_yaml(files[option]) or {}
         for base in content.get("defaults", ()):
-            yield from _with_bases(str(base), options)
+            yield from _with_bases(str(base), files)
 
 
 def _lines(

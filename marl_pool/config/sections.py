@@ -48,6 +48,8 @@ class Group:
         optional: whether the name `NONE` stands for doing without.
         parts: options that are a ``{"name": …, **options}`` of their own, each with
             the config group whose names it takes.
+        follows: options that take their default from another section, each with the
+            interpolation.
     """
 
     registry: str
@@ -55,6 +57,7 @@ class Group:
     context: frozenset[str] = frozenset()
     optional: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
+    follows: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> Mapping[str, str]:
         """The registry itself."""
@@ -90,6 +93,8 @@ GROUPS = {
         "marl_pool.pooling:POOLING",
         "marl_pool.pooling.base:Pooling",
         frozenset({"dim", "num_tokens", "has_self", "action_dim", "attention_dropout"}),
+        # A library user's head does not know what encoder stands before it.
+        follows={"num_heads": "${oc.select:encoder.num_heads,1}"},
     ),
     "perturbation": Group(
         "marl_pool.perturbations:PERTURBATIONS",
@@ -146,6 +151,13 @@ DISPENSABLE = {
     part: replace(GROUPS[part], optional=True) for part in ("encoder", "pooling")
 }
 """Parts that some supervised tasks do without."""
+DEFAULTS: dict[tuple[str, str], AnySection] = {
+    ("policy", "token"): POLICY,
+    ("ppo", "fast"): PPOSettings,
+    ("clone", "steps"): CloneSettings,
+    ("fit", "adam"): FitSettings,
+}
+"""By group and option: the sections whose options are the defaults of one class."""
 SIZES = "sizes"
 """The preset that another two choose; see `compose`."""
 
@@ -245,21 +257,26 @@ def files_of(group: str, config_dir: Path | None = None) -> dict[str, Path]:
     }
 
 
-def options_for(
-    verb: str, group: str, config_dir: Path | None = None
-) -> dict[str, Path]:
-    """The files of a config group that suit a verb; see `files_of`.
+def built_in(group: str) -> list[str]:
+    """List the options of a group that come from signatures, not from YAML files."""
+    named = {*GROUPS[group].names()} if group in GROUPS else set()
+    named |= {NONE} if group in DISPENSABLE else set()
+    return sorted(named | {option for own, option in DEFAULTS if own == group})
 
-    A file of a section that verbs read in different ways suits those that want a
-    ``name`` if it has one, else the others. A preset suits the verbs that have all
+
+def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[str]:
+    """List the options of a config group that suit a verb.
+
+    An option with a ``name`` suits the verbs that construct a registered class from
+    its section, another the verbs that do not. A preset suits the verbs that have all
     the groups and options that it chooses, and all the keys that it sets.
     """
     files = files_of(group, config_dir)
-    return {
-        option: file
-        for option, file in files.items()
+    return [
+        option
+        for option in sorted({*built_in(group), *files})
         if _suits(verb, group, option, files, config_dir)
-    }
+    ]
 
 
 def refuse_option(
@@ -308,10 +325,18 @@ def _suits(
     if option == NONE:
         return isinstance(section, Group) and section.optional
     sections = (v.section(group) for v in VERBS.values() if group in v.sections)
-    if len({isinstance(each, Group) for each in sections}) > 1:
-        named = any("name" in content for content in contents(option, files))
-        return named == isinstance(section, Group)
-    return True
+    if len({isinstance(each, Group) for each in sections}) == 1:
+        return True
+    return _has_name(group, option, files) == isinstance(section, Group)
+
+
+def _has_name(group: str, option: str, files: Mapping[str, Path]) -> bool:
+    """Return True for an option that names a class, by itself or by its bases."""
+    if option not in files:
+        return group in GROUPS and option in GROUPS[group].names()
+    content = read_yaml(files[option]) or {}
+    bases = map(str, content.get("defaults", ()))
+    return "name" in content or any(_has_name(group, base, files) for base in bases)
 
 
 def _choices(option: str, files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:

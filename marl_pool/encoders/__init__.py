@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.names import build
+from marl_pool.construction import build
 
 if TYPE_CHECKING:
     from marl_pool.encoders.base import Encoder

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.construction import build
 from marl_pool.envs.registration import register_ids
-from marl_pool.names import build, unknown
+from marl_pool.names import unknown
 
 if TYPE_CHECKING:
     from marl_pool.envs.base import Group, World

@@ -1,10 +1,11 @@
 """MuJoCo's Ant: sensor channels as tokens that do not say which is which."""
 
-import torch
+from typing import Unpack
 
 from marl_pool.envs.ants import JOINTS, AntWorld
+from marl_pool.envs.base import WorldOptions
 from marl_pool.envs.simulators import Simulators, extra
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.types import PositiveInt
 
 AXES = "xyz"
 CHANNELS = (
@@ -62,11 +63,6 @@ class Ant(AntWorld):
             newest last, at least 1; the first reading stands for those before it.
         channel_ids: each channel is a type of its own.
         max_steps: steps until truncation.
-        seed: of the run.
-        first_world: number of the first world.
-        first_episode: number of the first episode.
-        device: where the tensors live; the simulators run on the CPU.
-        dtype: of features and rewards.
 
     Raises:
         InputError: a number out of range.
@@ -75,18 +71,14 @@ class Ant(AntWorld):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         contact_forces: bool = False,
         alive_bonus: bool = True,
         num_frames: PositiveInt = 1,
         channel_ids: bool = False,
         max_steps: PositiveInt = 1000,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
         super().__init__(
             num_envs,
@@ -95,11 +87,7 @@ class Ant(AntWorld):
             num_frames=num_frames,
             channel_ids=channel_ids,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
         )
 
 

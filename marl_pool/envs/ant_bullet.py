@@ -1,12 +1,12 @@
 """PyBullet's Ant: sensor channels as tokens that do not say which is which."""
 
 from importlib.util import find_spec
-
-import torch
+from typing import Unpack
 
 from marl_pool.envs.ants import JOINTS, AntWorld
+from marl_pool.envs.base import WorldOptions
 from marl_pool.envs.simulator_process import SimulatorProcess
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.types import PositiveInt
 
 SIMULATOR = "marl_pool.envs.ant_bullet_simulator:AntBulletSimulator"
 CHANNELS = (
@@ -58,11 +58,6 @@ class AntBullet(AntWorld):
             newest last, at least 1; the first reading stands for those before it.
         channel_ids: each channel is a type of its own.
         max_steps: steps until truncation.
-        seed: of the run.
-        first_world: number of the first world.
-        first_episode: number of the first episode.
-        device: where the tensors live; the simulators run on the CPU.
-        dtype: of features and rewards.
 
     Raises:
         InputError: a number out of range.
@@ -72,17 +67,13 @@ class AntBullet(AntWorld):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         alive_bonus: bool = True,
         num_frames: PositiveInt = 1,
         channel_ids: bool = False,
         max_steps: PositiveInt = 1000,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
         # Missed now, not when the process starts; importing it here would disturb.
         if find_spec("pybullet") is None:
@@ -94,9 +85,5 @@ class AntBullet(AntWorld):
             num_frames=num_frames,
             channel_ids=channel_ids,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
         )

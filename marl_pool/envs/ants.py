@@ -1,6 +1,7 @@
 """What the ants of two simulators have in common: channels as tokens, pictures."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -8,11 +9,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from marl_pool.envs.ant_drawing import NUM_PARTS, draw
-from marl_pool.envs.base import Group
-from marl_pool.envs.options import require
+from marl_pool.envs.base import Group, WorldOptions
 from marl_pool.envs.simulated import Batch, SimulatedWorld
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.types import PositiveInt
 
 JOINTS = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
 
@@ -37,32 +37,23 @@ class AntWorld(SimulatedWorld):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         simulators: Batch,
         channels: Sequence[str],
         num_frames: PositiveInt,
         channel_ids: bool,
         max_steps: PositiveInt,
-        seed: NonNegativeInt,
-        first_world: NonNegativeInt,
-        first_episode: NonNegativeInt,
-        device: str | torch.device,
-        dtype: torch.dtype,
+        **common: Unpack[WorldOptions],
     ) -> None:
-        require("num_frames", num_frames, num_frames >= 1, "at least 1")
         count = len(channels)
         super().__init__(
             num_envs,
             simulators=simulators,
             shape=(count + 3 * NUM_PARTS,),
-            observed=dtype,
+            observed=common.get("dtype", torch.float32),
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
         )
         self.channels, self.num_frames = tuple(channels), num_frames
         self._types = torch.arange(count, device=self.device) * channel_ids

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypedDict
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from marl_pool.envs.patch_drawing import PatchGrid
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.randomness import Purpose, Stream, stream_keys, uniform
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.types import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class Step(NamedTuple):
 
 INTEGERS = (torch.int64, torch.int32)
 """What may be a discrete action: torch reads others, as an index, otherwise."""
+
+
+class WorldOptions(TypedDict, total=False):
+    """The options of `World` that all worlds share and pass on to it."""
+
+    seed: NonNegativeInt
+    first_world: NonNegativeInt
+    first_episode: NonNegativeInt
+    device: str | torch.device
+    dtype: torch.dtype
 
 
 class World(ABC):
@@ -80,19 +91,16 @@ class World(ABC):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
-        max_steps: int,
-        seed: int = 0,
-        first_world: int = 0,
-        first_episode: int = 0,
+        max_steps: PositiveInt,
+        seed: NonNegativeInt = 0,
+        first_world: NonNegativeInt = 0,
+        first_episode: NonNegativeInt = 0,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         dynamics_size: int = 0,
     ) -> None:
-        for name, value in (("num_envs", num_envs), ("max_steps", max_steps)):
-            if value < 1:
-                raise InputError(f"env.{name}: expected at least 1, got {value}")
         self.num_envs, self.max_steps, self.seed = num_envs, max_steps, seed
         self.device, self.dtype = torch.device(device), dtype
         if self.device.type == "cuda":

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, Unpack
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import Group, World, WorldOptions
 from marl_pool.envs.boxworld_codes import (
     AGENT,
     CODES,
@@ -31,7 +32,6 @@ from marl_pool.envs.boxworld_codes import (
 )
 from marl_pool.envs.boxworld_drawing import draw_grid
 from marl_pool.envs.boxworld_levels import LevelGenerator, LevelStock
-from marl_pool.envs.options import require
 from marl_pool.errors import InputError
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import NonNegativeInt, PositiveInt
@@ -117,11 +117,6 @@ class BoxWorld(World):
             0 to ``num_distractors``.
         observation: ``"entities"`` or ``"pixels"``.
         max_steps: steps until truncation.
-        seed: of the run.
-        first_world: number of the first world.
-        first_episode: number of the first episode.
-        device: where the tensors live.
-        dtype: of features and rewards.
 
     Raises:
         InputError: a number out of range, more boxes than the room has room for, an
@@ -137,38 +132,21 @@ class BoxWorld(World):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
-        n: PositiveInt = 7,
-        goal_length: PositiveInt = 2,
+        n: Annotated[int, Field(ge=LEAST_N, le=MOST_N)] = 7,
+        goal_length: Annotated[int, Field(ge=2)] = 2,
         num_distractors: NonNegativeInt = 2,
         distractor_length: PositiveInt = 1,
         random_distractors: bool = False,
         observation: Literal["entities", "pixels"] = "entities",
         max_steps: PositiveInt = 30,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
-        require("n", n, LEAST_N <= n <= MOST_N, f"{LEAST_N} to {MOST_N}")
-        require("goal_length", goal_length, goal_length >= 2, "at least 2")
-        require("num_distractors", num_distractors, num_distractors >= 0, "at least 0")
-        enough = distractor_length >= 1
-        require("distractor_length", distractor_length, enough, "at least 1")
-        if observation not in ("entities", "pixels"):
-            raise InputError(
-                f"env.observation: expected entities or pixels, got {observation!r}"
-            )
         super().__init__(
             num_envs,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
         )
         self.n, self.pixels = n, observation == "pixels"
         self.generator = LevelGenerator(

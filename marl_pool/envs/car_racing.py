@@ -2,20 +2,19 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import Group, WorldOptions
 from marl_pool.envs.car_racing_backgrounds import SIDE, find_background, replace_grass
-from marl_pool.envs.options import require
 from marl_pool.envs.patch_drawing import PatchGrid, draw
 from marl_pool.envs.simulated import SimulatedWorld
 from marl_pool.envs.simulators import Simulators, extra
-from marl_pool.errors import InputError
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import NonNegativeInt, PositiveInt, UnitInterval
 
@@ -89,11 +88,6 @@ class CarRacing(SimulatedWorld):
         lap_complete_percent: share of the tiles after which the start line ends the
             lap, 0 to 1.
         max_steps: steps until truncation.
-        seed: of the run.
-        first_world: number of the first world.
-        first_episode: number of the first episode.
-        device: where the tensors live; the simulators run on the CPU.
-        dtype: of the rewards.
 
     Raises:
         InputError: a number out of range, an unknown choice, or no such picture.
@@ -107,36 +101,21 @@ class CarRacing(SimulatedWorld):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
-        patch: PositiveInt = 6,
-        stride: PositiveInt = 6,
+        patch: Annotated[int, Field(ge=1, le=SIDE)] = 6,
+        stride: Annotated[int, Field(ge=1, le=SIDE)] = 6,
         num_frames: PositiveInt = 4,
         color: Literal["grey", "rgb"] = "grey",
-        zero_rows_bottom: NonNegativeInt = 12,
+        zero_rows_bottom: Annotated[int, Field(ge=0, le=SIDE)] = 12,
         smooth: bool = False,
         background: str = "none",
         action_repeat: PositiveInt = 1,
         no_reward_limit: NonNegativeInt = 0,
         lap_complete_percent: UnitInterval = 0.95,
         max_steps: PositiveInt = 1000,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
-        require("patch", patch, 1 <= patch <= SIDE, f"1 to {SIDE}")
-        require("stride", stride, 1 <= stride <= SIDE, f"1 to {SIDE}")
-        require("num_frames", num_frames, num_frames >= 1, "at least 1")
-        if color not in COLORS:
-            raise InputError(f"env.color: expected grey or rgb, got {color}")
-        rows = zero_rows_bottom
-        require("zero_rows_bottom", rows, 0 <= rows <= SIDE, f"0 to {SIDE}")
-        require("action_repeat", action_repeat, action_repeat >= 1, "at least 1")
-        require("no_reward_limit", no_reward_limit, no_reward_limit >= 0, "at least 0")
-        share = lap_complete_percent
-        require("lap_complete_percent", share, 0 <= share <= 1, "0 to 1")
         super().__init__(
             num_envs,
             simulators=_simulators(
@@ -147,11 +126,7 @@ class CarRacing(SimulatedWorld):
             shape=(SIDE, SIDE, 3),
             observed=torch.uint8,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
         )
         self.patch, self.stride, self.num_frames = patch, stride, num_frames
         self.color, self.zero_rows_bottom = color, zero_rows_bottom

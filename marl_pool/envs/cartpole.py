@@ -2,21 +2,27 @@
 
 import math
 from collections.abc import Mapping
+from typing import Annotated, Unpack
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import Group, World, WorldOptions
 from marl_pool.envs.cartpole_drawing import draw
 from marl_pool.envs.cartpole_physics import DT, MAX_FORCE, TRACK, accelerations
-from marl_pool.envs.options import require
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 CHANNELS = ("position", "velocity", "cos", "sin", "angular_velocity")
 """What the sensor measures, in the order of the tokens."""
+
+
+Angle = Annotated[
+    float, Field(ge=0, le=math.pi, description="an angle in [0, pi] radians")
+]
 
 
 class CartPole(World):
@@ -66,11 +72,6 @@ class CartPole(World):
             rad/s, at least 0.
         start_angle: largest angle of a start from hanging, in [0, π] radians.
         max_steps: steps until truncation.
-        seed: of the run.
-        first_world: number of the first world.
-        first_episode: number of the first episode.
-        device: where the tensors live.
-        dtype: of state, features and rewards.
 
     Raises:
         InputError: a number out of range.
@@ -85,7 +86,7 @@ class CartPole(World):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         duplicates: PositiveInt = 1,
         noise_channels: NonNegativeInt = 0,
@@ -93,30 +94,15 @@ class CartPole(World):
         num_frames: PositiveInt = 1,
         channel_ids: bool = False,
         start_speed: NonNegativeFloat = 10.0,
-        start_angle: NonNegativeFloat = 1.5707963267948966,
+        start_angle: Angle = math.pi / 2,
         max_steps: PositiveInt = 1000,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
-        require("duplicates", duplicates, duplicates >= 1, "at least 1")
-        require("noise_channels", noise_channels, noise_channels >= 0, "at least 0")
-        require("noise_std", noise_std, noise_std >= 0, "at least 0")
-        require("num_frames", num_frames, num_frames >= 1, "at least 1")
-        require("start_speed", start_speed, start_speed >= 0, "at least 0")
-        turned = 0 <= start_angle <= math.pi
-        require("start_angle", start_angle, turned, "an angle in [0, π]")
         super().__init__(
             num_envs,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
             dynamics_size=noise_channels,
+            **common,
         )
         self.duplicates, self.noise_channels = duplicates, noise_channels
         self.noise_std, self.num_frames = noise_std, num_frames
@@ -126,9 +112,11 @@ class CartPole(World):
         self._order = torch.tensor(order, device=self.device)
         self._types = self._order * channel_ids
         scale = (TRACK, start_speed, start_angle, start_speed)
-        self._scale = torch.tensor(scale, dtype=dtype, device=self.device)
+        self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
         self._groups = {"agent": self._describe()}
-        empty = torch.zeros(num_envs, channels + 1, dtype=dtype, device=self.device)
+        empty = torch.zeros(
+            num_envs, channels + 1, dtype=self.dtype, device=self.device
+        )
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
 
     @property

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.envs.base import Group, Step
+from marl_pool.envs.base import Group, Step, WorldOptions
 from marl_pool.envs.pettingzoo_agents import teams
 from marl_pool.envs.pettingzoo_batch import Batch
 from marl_pool.envs.pettingzoo_camera import Camera, fitted
@@ -21,7 +21,7 @@ from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.errors import InputError
 from marl_pool.randomness import uniform
 from marl_pool.tokens import Tokens
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.types import PositiveInt
 
 SEEDS = 1 << 31
 """The env's resets are seeded below it."""
@@ -61,11 +61,6 @@ class PettingZooWorld(ReplayedWorld):
         groups: names of agents by group; None for agents of equal spaces whose names
             differ in a trailing number only.
         max_steps: steps until truncation, if the env does not end before.
-        seed: of the run.
-        first_world: number of the first world.
-        first_episode: number of the first episode.
-        device: where the tensors live; the env itself computes where it does.
-        dtype: of features and rewards.
 
     Raises:
         InputError: no such env, options that it refuses, spaces or groups that don't
@@ -76,34 +71,26 @@ class PettingZooWorld(ReplayedWorld):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         module: str,
         options: dict[str, Any] | None = None,
         tokenizer: str | None = None,
         groups: dict[str, list[str]] | None = None,
         max_steps: PositiveInt = 1000,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
         super().__init__(
             num_envs,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
         )
         self.module, self.options = module, dict(options or {})
         # The first copy, which tells the spaces; the others are built when reset.
         first = build_env(module, self.options)
         self._spare = [first]
         self._teams = teams(first, groups)
-        self._number = np.float32 if dtype == torch.float32 else np.float64
+        self._number = np.float32 if self.dtype == torch.float32 else np.float64
         everyone = tuple(map(str, first.possible_agents))
         self._sights = {
             name: self._sight(name, everyone, tokenizer) for name in self._teams
@@ -114,7 +101,7 @@ class PettingZooWorld(ReplayedWorld):
         }
         self._camera = Camera(module, self.options, self._decode)
         self._places: list[Place | None] = [None] * num_envs
-        self._set_tensors(self._batch(num_envs).tensors(self.device, dtype))
+        self._set_tensors(self._batch(num_envs).tensors(self.device, self.dtype))
 
     @property
     def groups(self) -> dict[str, Group]:

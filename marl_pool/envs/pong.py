@@ -1,14 +1,15 @@
 """Atari Pong as a set of screen patches without positions."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import Group, World, WorldOptions
 from marl_pool.envs.options import require
 from marl_pool.envs.patch_drawing import PatchGrid, draw
 from marl_pool.envs.pong_simulator import (
@@ -90,11 +91,6 @@ class Pong(World):
         threads: CPU threads of the emulator; 0 for one a core. Use 1 where other
             processes occupy the cores.
         max_steps: steps until truncation.
-        seed: of the run.
-        first_world: number of the first environment.
-        first_episode: number of the first episode.
-        device: of the tensors; the games run on the CPU.
-        dtype: of the rewards.
 
     Raises:
         InputError: a number out of range, or an unknown choice.
@@ -114,43 +110,26 @@ class Pong(World):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         frame_skip: PositiveInt = 4,
         num_frames: PositiveInt = 4,
         patch: PositiveInt = 6,
         noop_max: NonNegativeInt = 30,
         sticky_actions: Probability = 0.0,
-        zero_rows: NonNegativeInt = 10,
+        zero_rows: Annotated[int, Field(ge=0, le=SCREEN)] = 10,
         actions: Literal["minimal", "moves"] = "minimal",
         threads: NonNegativeInt = 0,
         max_steps: PositiveInt = 27_000,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
-        require("frame_skip", frame_skip, frame_skip >= 1, "at least 1")
-        require("num_frames", num_frames, num_frames >= 1, "at least 1")
-        divides = patch >= 1 and SCREEN % patch == 0
+        divides = SCREEN % patch == 0
         require("patch", patch, divides, f"a divisor of {SCREEN}")
-        require("noop_max", noop_max, noop_max >= 0, "at least 0")
-        chance = 0 <= sticky_actions < 1
-        require("sticky_actions", sticky_actions, chance, "a number in [0, 1)")
-        require("zero_rows", zero_rows, 0 <= zero_rows <= SCREEN, f"0 to {SCREEN}")
-        require("threads", threads, threads >= 0, "at least 0")
-        if actions not in NATIVE_ACTIONS:
-            raise InputError(f"env.actions: expected minimal or moves, got {actions}")
         vector_env()  # fail here if ale-py is missing
         super().__init__(
             num_envs,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
         )
         self.num_frames, self.patch, self.zero_rows = num_frames, patch, zero_rows
         self._options: dict[str, Any] = {

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import Group
-from marl_pool.envs.options import entity_counts, require
+from marl_pool.envs.base import Group, WorldOptions
+from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles import POSITION, Entities, ParticleWorld
 from marl_pool.envs.steering import Steering
 from marl_pool.tokens import Tokens, TokenSpec
@@ -66,11 +67,6 @@ class SimpleCentroid(ParticleWorld):
         spread: half side of the starting square; None for
             ``max(log4(number of entities), 2)``.
         max_steps: steps until truncation.
-        seed: of the run.
-        first_world: number of the first world.
-        first_episode: number of the first episode.
-        device: where the tensors live.
-        dtype: of state, features and rewards.
 
     Raises:
         InputError: a number out of range.
@@ -78,7 +74,7 @@ class SimpleCentroid(ParticleWorld):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         counts: Counts = "1-3-28",
         num_agents: PositiveInt | None = None,
@@ -89,11 +85,7 @@ class SimpleCentroid(ParticleWorld):
         noise_offset: NonNegativeFloat = 1.0,
         spread: PositiveFloat | None = None,
         max_steps: PositiveInt = 128,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
         num_agents, num_signal, num_noise = entity_counts(
             counts,
@@ -104,15 +96,14 @@ class SimpleCentroid(ParticleWorld):
             },
             least=(1, 1, 0),
         )
-        require("reward_scale", reward_scale, reward_scale > 0, "a positive number")
-        require("noise_offset", noise_offset, noise_offset >= 0, "at least 0")
         if spread is None:
             spread = max(math.log(num_agents + num_signal + num_noise, 4), 2.0)
-        require("spread", spread, spread > 0, "a positive number")
         self.num_agents, self.num_signal = num_agents, num_signal
         self.num_noise = num_noise
         self.reward_scale, self.noise_offset = reward_scale, noise_offset
         self.spread, self.continuous_actions = spread, continuous_actions
+        device = common.get("device", "cpu")
+        dtype = common.get("dtype", torch.float32)
         self._steering = Steering(AGENT_ACCELERATION, continuous_actions, device, dtype)
         self._order = _token_order(num_agents, num_signal, num_noise).to(device)
         self._types = _token_types(num_agents, num_signal, num_noise).to(device)
@@ -126,11 +117,7 @@ class SimpleCentroid(ParticleWorld):
             ),
             extent=spread + max(noise_offset, 1.0) + 0.25,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
             dynamics_size=num_signal,
         )
         # sin of the second is the cosine.

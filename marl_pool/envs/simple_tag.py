@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import Group
-from marl_pool.envs.options import entity_counts, require
+from marl_pool.envs.base import Group, WorldOptions
+from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles import POSITION, Entities, ParticleWorld
 from marl_pool.envs.steering import DIRECTIONS, Steering
-from marl_pool.errors import InputError
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import (
     Counts,
@@ -82,11 +81,6 @@ class SimpleTag(ParticleWorld):
         obstacle_spread: half side of the obstacles' square; None for
             ``max(log4(number of obstacles), 2)``.
         max_steps: steps until truncation.
-        seed: of the run.
-        first_world: number of the first world.
-        first_episode: number of the first episode.
-        device: where the tensors live.
-        dtype: of state, features and rewards.
 
     Raises:
         InputError: a number out of range, or no such prey.
@@ -94,7 +88,7 @@ class SimpleTag(ParticleWorld):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         counts: Counts = "1-3-28",
         num_predators: PositiveInt | None = None,
@@ -106,11 +100,7 @@ class SimpleTag(ParticleWorld):
         shared_reward: bool = False,
         obstacle_spread: PositiveFloat | None = None,
         max_steps: PositiveInt = 128,
-        seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
-        first_episode: NonNegativeInt = 0,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        **common: Unpack[WorldOptions],
     ) -> None:
         given = {
             "num_predators": num_predators,
@@ -119,17 +109,13 @@ class SimpleTag(ParticleWorld):
         }
         numbers = entity_counts(counts, given, least=(1, 1, 0))
         self.num_predators, self.num_prey, self.num_obstacles = numbers
-        if prey not in PREY:
-            raise InputError(
-                f"env.prey: expected one of {', '.join(PREY)}, got {prey!r}"
-            )
         if obstacle_spread is None:
             obstacle_spread = max(math.log(max(self.num_obstacles, 1), 4), 2.0)
-        positive = obstacle_spread > 0
-        require("obstacle_spread", obstacle_spread, positive, "a positive number")
         self.prey, self.shared_reward = prey, shared_reward
         self.obstacle_spread = obstacle_spread
         self._obstacles_push = obstacles_collide
+        device = common.get("device", "cpu")
+        dtype = common.get("dtype", torch.float32)
         self._steering = {
             name: Steering(acceleration, continuous_actions, device, dtype)
             for name, acceleration in ACCELERATIONS.items()
@@ -143,11 +129,7 @@ class SimpleTag(ParticleWorld):
             entities=_entities(*numbers, obstacles_collide=obstacles_collide),
             extent=max(obstacle_spread, 2.0) + 0.25,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
             dynamics_size=self.num_prey if prey == "random" else 0,
         )
 

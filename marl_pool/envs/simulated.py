@@ -3,17 +3,18 @@
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from marl_pool.envs.base import WorldOptions
 from marl_pool.envs.replay import History, Place, ReplayedWorld
 from marl_pool.envs.simulators import Played
 from marl_pool.errors import InputError
 from marl_pool.randomness import uniform
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.types import PositiveInt
 
 SEEDS = 1 << 31
 """A simulator's episodes are seeded below it."""
@@ -91,26 +92,18 @@ class SimulatedWorld(ReplayedWorld):
 
     def __init__(
         self,
-        num_envs: int,
+        num_envs: PositiveInt,
         *,
         simulators: Batch,
         shape: tuple[int, ...],
         observed: torch.dtype,
         max_steps: PositiveInt,
-        seed: NonNegativeInt,
-        first_world: NonNegativeInt,
-        first_episode: NonNegativeInt,
-        device: str | torch.device,
-        dtype: torch.dtype,
+        **common: Unpack[WorldOptions],
     ) -> None:
         super().__init__(
             num_envs,
             max_steps=max_steps,
-            seed=seed,
-            first_world=first_world,
-            first_episode=first_episode,
-            device=device,
-            dtype=dtype,
+            **common,
         )
         self._pool = Pool(simulators)
         self._places: list[Place | None] = [None] * num_envs

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.names import build
+from marl_pool.construction import build
 
 if TYPE_CHECKING:
     from marl_pool.perturbations.base import Perturbation

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.names import build
+from marl_pool.construction import build
 
 if TYPE_CHECKING:
     from gymnasium import spaces

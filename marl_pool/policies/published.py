@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from marl_pool.atomic import new_folder
+from marl_pool.construction import build
 from marl_pool.errors import InputError
-from marl_pool.names import build, unknown
+from marl_pool.names import unknown
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy

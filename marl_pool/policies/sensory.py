@@ -6,8 +6,8 @@ from typing import Any
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.construction import build
 from marl_pool.errors import InputError
-from marl_pool.names import build
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
@@ -52,6 +52,10 @@ def make_sensor(
     return head
 
 
+NEURONS: Mapping[str, Any] = {"name": "attention_neuron"}
+"""The sensory layer of the paper."""
+
+
 class Sensory(Agent):
     """Sensory neurons, one a token, and tanh layers on the codes that they make.
 
@@ -79,7 +83,7 @@ class Sensory(Agent):
         spec: TokenSpec,
         action_space: spaces.Space | ActionSpec,
         *,
-        pooling: Mapping[str, Any],
+        pooling: Mapping[str, Any] = NEURONS,
         hidden: Sequence[PositiveInt] = (),
         seed: int | None = None,
     ) -> None:

@@ -27,6 +27,9 @@ from marl_pool.stacked import tanh
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.types import NonNegativeInt, PositiveInt
 
+NEURONS: Mapping[str, Any] = {"name": "vision_neuron", "num_codes": 400}
+"""The sensory layer of the published Pong player."""
+
 
 class Vision(Agent):
     """Sensory neurons on patches, their codes a picture that a CNN reads.
@@ -72,7 +75,7 @@ class Vision(Agent):
         spec: TokenSpec,
         action_space: spaces.Space | ActionSpec,
         *,
-        pooling: Mapping[str, Any],
+        pooling: Mapping[str, Any] = NEURONS,
         convolutions: Sequence[Convolution] = ((64, 4, 2), (64, 3, 1)),
         hidden: Sequence[PositiveInt] = (512,),
         memory: NonNegativeInt = 0,

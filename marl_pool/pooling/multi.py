@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marl_pool.construction import build
 from marl_pool.errors import InputError
-from marl_pool.names import build
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import MemoryPooling
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
+from marl_pool.construction import build
 from marl_pool.envs.base import Group, World
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.errors import InputError
-from marl_pool.names import build, is_plug_in
+from marl_pool.names import is_plug_in
 from marl_pool.networks import seeded
 from marl_pool.policies import AGENTS
 from marl_pool.policies.agent import Agent

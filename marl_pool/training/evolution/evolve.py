@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool import names
 from marl_pool.atomic import new_binary_file, new_file
+from marl_pool.construction import build
 from marl_pool.errors import StoppedError
 from marl_pool.policies.population import load_vector
 from marl_pool.policies.storage import save_policies
@@ -87,7 +87,7 @@ class Evolution:
         # A run that goes on needs no start: its folder may be gone by then.
         init = OWN if checkpoint_to_resume(run) else config["init"]
         start = start_vector(init, agent, config["plugins"])
-        self.strategy: Strategy = names.build(
+        self.strategy: Strategy = build(
             options.pop("name"),
             STRATEGIES,
             "evolution",

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from marl_pool.atomic import make_folder, new_file
+from marl_pool.construction import build
 from marl_pool.errors import InputError
 from marl_pool.manifest import add_to_manifest
-from marl_pool.names import build
 from marl_pool.progress import Progress
 from marl_pool.runs import PARTS, Run
 from marl_pool.training.interrupt import Interruptible
