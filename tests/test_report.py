@@ -21,8 +21,8 @@ from marl_pool.envs.simple_centroid import SimpleCentroid
 from marl_pool.errors import InputError
 from marl_pool.evaluation.report import attention, page
 from marl_pool.evaluation.report.attention import look
-from marl_pool.evaluation.report.behaviour import opened
-from marl_pool.evaluation.report.blocks import Cell, listed, number, shade, span
+from marl_pool.evaluation.report.attention_and_videos import opened
+from marl_pool.evaluation.report.components import Cell, listed, number, shade, span
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
 from marl_pool.evaluation.report.sources import not_evaluated, read_sources

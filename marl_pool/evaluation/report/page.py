@@ -9,24 +9,24 @@ from typing import Any, TypeVar
 
 from marl_pool.atomic import make_folder, new_file
 from marl_pool.errors import InputError
-from marl_pool.evaluation.report.behaviour import (
+from marl_pool.evaluation.report.attention_and_videos import (
     attention,
     learned,
     opened,
     videos,
 )
-from marl_pool.evaluation.report.blocks import Section, counted
-from marl_pool.evaluation.report.elsewhere import elsewhere
-from marl_pool.evaluation.report.learning import learning
+from marl_pool.evaluation.report.comparison import versus
+from marl_pool.evaluation.report.components import Section, counted
+from marl_pool.evaluation.report.learning_curves import learning
 from marl_pool.evaluation.report.methods import Method, methods_of
-from marl_pool.evaluation.report.origins import gaps, origins
-from marl_pool.evaluation.report.overview import overview, summary
 from marl_pool.evaluation.report.plots import looks_of
+from marl_pool.evaluation.report.provenance import gaps, origins
 from marl_pool.evaluation.report.robustness import areas, profiles
 from marl_pool.evaluation.report.sources import Source, read_sources, require_envs
 from marl_pool.evaluation.report.study import Study, groups_of
+from marl_pool.evaluation.report.summary import overview, summary
 from marl_pool.evaluation.report.theory import theory
-from marl_pool.evaluation.report.versus import versus
+from marl_pool.evaluation.report.transfer import elsewhere
 from marl_pool.evaluation.subject import Subject, cpu_threads
 from marl_pool.names import trust
 from marl_pool.progress import Progress

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from marl_pool.evaluation.comparison import INTERVAL_FROM
-from marl_pool.evaluation.report.blocks import (
+from marl_pool.evaluation.report.components import (
     Cell,
     Figure,
     Heading,
@@ -19,9 +19,9 @@ from marl_pool.evaluation.report.blocks import (
     shade,
     span,
 )
-from marl_pool.evaluation.report.learning import NO_PLOTS
-from marl_pool.evaluation.report.origins import origin
+from marl_pool.evaluation.report.learning_curves import NO_PLOTS
 from marl_pool.evaluation.report.plots import Curve, Look, Panel, draw_panels
+from marl_pool.evaluation.report.provenance import origin
 from marl_pool.evaluation.report.study import (
     AS_IS,
     NOT_ASKED,

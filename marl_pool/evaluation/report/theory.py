@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marl_pool.evaluation.report.blocks import (
+from marl_pool.evaluation.report.components import (
     Cell,
     Note,
     Section,
@@ -15,7 +15,7 @@ from marl_pool.evaluation.report.blocks import (
 )
 from marl_pool.evaluation.report.diagnosed import SUMMED
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.origins import recorded
+from marl_pool.evaluation.report.provenance import recorded
 from marl_pool.evaluation.report.sources import Source
 from marl_pool.evaluation.results import ONLY
 from marl_pool.evaluation.statistics import Interval

@@ -12,7 +12,7 @@ from marl_pool.evaluation.comparison import (
     rank,
     retraining_gap,
 )
-from marl_pool.evaluation.report.blocks import (
+from marl_pool.evaluation.report.components import (
     Block,
     Cell,
     Figure,
@@ -25,8 +25,7 @@ from marl_pool.evaluation.report.blocks import (
     number,
     span,
 )
-from marl_pool.evaluation.report.learning import NO_PLOTS
-from marl_pool.evaluation.report.origins import origin
+from marl_pool.evaluation.report.learning_curves import NO_PLOTS
 from marl_pool.evaluation.report.plots import (
     Curve,
     Look,
@@ -34,6 +33,7 @@ from marl_pool.evaluation.report.plots import (
     draw_panels,
     draw_points,
 )
+from marl_pool.evaluation.report.provenance import origin
 from marl_pool.evaluation.report.study import AS_IS, Condition, Measured, Study
 from marl_pool.evaluation.statistics import (
     CONFIDENCE,

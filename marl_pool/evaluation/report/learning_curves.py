@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marl_pool.evaluation.report.blocks import Figure, Note, Section, listed
+from marl_pool.evaluation.report.components import Figure, Note, Section, listed
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.plots import Curve, Look, Panel, draw_panels
 from marl_pool.evaluation.report.sources import Source

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from marl_pool.envs.options import counted
 from marl_pool.evaluation.heat_map import OCCLUDE, occluded_in_training
-from marl_pool.evaluation.report.blocks import Cell, Heading, Section, Table
+from marl_pool.evaluation.report.components import Cell, Heading, Section, Table
 from marl_pool.evaluation.report.evaluations import AS_TRAINED
 from marl_pool.evaluation.report.methods import ENV, Method
 from marl_pool.evaluation.report.robustness import SHADES, measured_cell

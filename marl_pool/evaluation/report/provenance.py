@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_pool.evaluation.report.blocks import Cell, Note, Section, Table, gap
+from marl_pool.evaluation.report.components import Cell, Note, Section, Table, gap
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.sources import Source
 from marl_pool.evaluation.report.study import Measured, Study

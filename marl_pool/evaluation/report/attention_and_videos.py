@@ -14,7 +14,7 @@ from marl_pool.evaluation.report.attention import (
     look,
     mean_of,
 )
-from marl_pool.evaluation.report.blocks import (
+from marl_pool.evaluation.report.components import (
     Cell,
     Film,
     Note,
@@ -23,10 +23,10 @@ from marl_pool.evaluation.report.blocks import (
     gap,
     number,
 )
-from marl_pool.evaluation.report.films import side_by_side
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.sources import Source
 from marl_pool.evaluation.report.study import AS_IS, Condition, Study
+from marl_pool.evaluation.report.videos import side_by_side
 from marl_pool.evaluation.subject import Subject
 
 OPEN = {"checkpoint": "best", "seed": 0, "device": "cpu", "env": None}

@@ -12,7 +12,7 @@ from marl_pool.evaluation.comparison import (
     over_seeds,
     rank,
 )
-from marl_pool.evaluation.report.blocks import (
+from marl_pool.evaluation.report.components import (
     Cell,
     Section,
     Table,
@@ -22,9 +22,9 @@ from marl_pool.evaluation.report.blocks import (
     number,
     span,
 )
-from marl_pool.evaluation.report.learning import RETURN
+from marl_pool.evaluation.report.learning_curves import RETURN
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.origins import origin, recorded
+from marl_pool.evaluation.report.provenance import origin, recorded
 from marl_pool.evaluation.report.study import AS_IS, Condition, Measured, Study
 from marl_pool.evaluation.results import CLEAN, TRAINED
 from marl_pool.evaluation.statistics import Interval
