@@ -11,10 +11,11 @@ import numpy as np
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
+from marl_pool.evaluation.report.group_scores import GroupScores, group_scores
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.sources import read_sources
-from marl_pool.evaluation.report.study import Condition, Study
+from marl_pool.evaluation.report.runs import read_runs
+from marl_pool.evaluation.report.table import Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -138,12 +139,12 @@ def several(folder: Path, heads: Sequence[str], seeds: int, *keys: str) -> list[
     ]
 
 
-def study_of(runs: Sequence[Run], group: str = "agent") -> Study:
-    return Study(methods_of(read_sources(runs)), group)
+def scores_of(runs: Sequence[Run], group: str = "agent") -> GroupScores:
+    return group_scores(methods_of(read_runs(runs)))[group]
 
 
 def area(label: str, *severities: float) -> Condition:
-    return Condition("area", label, ladder=(0.0, *severities))
+    return Condition("area", label, levels=(0.0, *severities))
 
 
 def written(runs: Sequence[Run], folder: Path, **settings: Any) -> str:

@@ -20,13 +20,18 @@ from marl_pool import cli
 from marl_pool.envs.simple_centroid import SimpleCentroid
 from marl_pool.errors import InputError
 from marl_pool.evaluation.report import attention, page
-from marl_pool.evaluation.report.attention import look
-from marl_pool.evaluation.report.attention_and_videos import opened
-from marl_pool.evaluation.report.components import Cell, listed, number, shade, span
-from marl_pool.evaluation.report.methods import methods_of
+from marl_pool.evaluation.report.attention import attention_shares
+from marl_pool.evaluation.report.components import (
+    TableCell,
+    listed,
+    number,
+    shade,
+    span,
+)
+from marl_pool.evaluation.report.loading import load
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.sources import not_evaluated, read_sources
-from marl_pool.evaluation.report.study import AS_IS, Condition, Study
+from marl_pool.evaluation.report.runs import not_evaluated, read_runs
+from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -45,8 +50,8 @@ from tests.reported import (
     cells,
     diagnosed,
     evaluated,
+    scores_of,
     several,
-    study_of,
     texts,
     trained,
     with_policy,
@@ -61,44 +66,44 @@ REQUIRED = bool(os.environ.get("MARL_POOL_REQUIRE_CHROMIUM"))
 
 
 def test_scores_and_areas_by_hand(tmp_path: Path) -> None:
-    (own,) = study_of(several(tmp_path, ["ada"], 2)).measured
-    assert own.points(AS_IS) == pytest.approx([0.8, 0.81])
+    (own,) = scores_of(several(tmp_path, ["ada"], 2)).measured
+    assert own.points(UNPERTURBED) == pytest.approx([0.8, 0.81])
     # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's ladder ends at 0.2.
     assert own.points(area("occlude", 0.5, 1.0)) == pytest.approx([0.55, 0.56])
     assert own.points(area("jitter", 0.2)) == pytest.approx([0.75, 0.76])
-    assert own.points(Condition("rung", "occlude", 1.0)) == pytest.approx([0.2, 0.21])
-    world = Condition("world", "more noise", world='{"num_noise": 9}')
+    assert own.points(Condition("level", "occlude", 1.0)) == pytest.approx([0.2, 0.21])
+    world = Condition("environment", "more noise", options='{"num_noise": 9}')
     assert own.points(world) == pytest.approx([0.4, 0.41])
-    interval = own.mean(AS_IS)
+    interval = own.mean(UNPERTURBED)
     # The luck of the worlds cancels, so the seeds' own range is all there is.
     np.testing.assert_allclose(interval, [0.805, 0.8, 0.81])
-    assert not own.gaps
+    assert not own.missing
 
 
 def test_a_lost_rung_is_a_gap_of_it_and_of_the_area(tmp_path: Path) -> None:
     whole = evaluated(trained(tmp_path / "a"))
     part = evaluated(trained(tmp_path / "b", seed=1), lost=[0.5])
-    (own,) = study_of([whole, part]).measured
-    for lost in (area("occlude", 0.5, 1.0), Condition("rung", "occlude", 0.5)):
-        assert own.gaps[lost] == "a reason"
+    (own,) = scores_of([whole, part]).measured
+    for lost in (area("occlude", 0.5, 1.0), Condition("level", "occlude", 0.5)):
+        assert own.missing[lost] == "a reason"
         assert not own.has(lost)
-    assert own.has(Condition("rung", "occlude", 1.0))
+    assert own.has(Condition("level", "occlude", 1.0))
 
 
 def test_without_a_scripted_policy_there_are_returns_and_no_areas(
     tmp_path: Path,
 ) -> None:
-    study = study_of([evaluated(trained(tmp_path / "a"), scripted=False)])
+    study = scores_of([evaluated(trained(tmp_path / "a"), scripted=False)])
     (own,) = study.measured
     assert study.unit == "return"
     luck = np.random.default_rng(0).normal(size=EPISODES).mean()
-    assert own.points(AS_IS) == pytest.approx([luck - 1.2])
-    assert "an area needs scores" in own.gaps[area("occlude", 0.5, 1.0)]
+    assert own.points(UNPERTURBED) == pytest.approx([luck - 1.2])
+    assert "an area needs scores" in own.missing[area("occlude", 0.5, 1.0)]
 
 
 def test_several_groups_that_learn_have_no_scores(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
-    assert Study(methods_of(read_sources([run])), "hen").unit == "return"
+    assert scores_of([run], "hen").unit == "return"
     html = written([run], tmp_path)
     for title in ("At a glance", "Robustness profiles"):
         assert f"{title} (fox)" in html
@@ -116,11 +121,11 @@ def test_a_group_that_did_not_learn_in_all_methods_is_a_gap(tmp_path: Path) -> N
             trained(tmp_path / "b", "pooling=max"), groups=["fox", "hen"], fixed=["hen"]
         ),
     ]
-    assert [own.method.name for own in study_of(runs, "hen").measured] == ["ada"]
-    assert len(study_of(runs, "fox").measured) == 2
+    assert [own.method.name for own in scores_of(runs, "hen").measured] == ["ada"]
+    assert len(scores_of(runs, "fox").measured) == 2
     html = written([with_policy(run) for run in runs], tmp_path)
     reason = "the group 'hen' did not learn in its runs"
-    gaps = [why for _, why, kind in cells(html, "overview-group1") if kind == "gap"]
+    gaps = [why for _, why, kind in cells(html, "overview-group1") if kind == "missing"]
     assert gaps == [reason]
     assert f"max: {reason}" in texts(html).replace("&#39;", "'")
 
@@ -133,10 +138,10 @@ def test_conditions_that_only_some_suites_have_are_gaps(tmp_path: Path) -> None:
         if row["perturbation"] == "occlude":
             row["label"] = "occlude among=signal"
     document.write_text(json.dumps(sealed_json(content)))
-    ada, most = study_of(runs).measured
+    ada, most = scores_of(runs).measured
     gap = "not in the suite of this evaluation"
-    assert ada.gaps[area("occlude among=signal", 0.5, 1.0)] == gap
-    assert most.gaps[area("occlude", 0.5, 1.0)] == gap
+    assert ada.missing[area("occlude among=signal", 0.5, 1.0)] == gap
+    assert most.missing[area("occlude", 0.5, 1.0)] == gap
     assert ada.has(area("jitter", 0.2))
 
 
@@ -152,12 +157,12 @@ def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
             ("avg", 0, {"rungs": [0.5]}),
         )
     ]
-    study = study_of(runs)
+    study = scores_of(runs)
     ada, most, avg = study.measured
     short, long = area("occlude", 0.5, 1.0), area("occlude", 0.25, 0.5, 1.0)
     # Over the severities that both seeds met: (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4.
     assert ada.points(short) == pytest.approx([0.55, 0.55])
-    assert ada.gaps[long] == "its severities are others: 0.0, 0.5, 1.0"
+    assert ada.missing[long] == "its severities are others: 0.0, 0.5, 1.0"
     assert most.points(long) == pytest.approx([1.55 / 8 + 1.35 / 8 + 0.8 / 4])
     assert avg.points(area("occlude", 0.5)) == pytest.approx([0.7])
     assert not avg.has(short)
@@ -180,9 +185,9 @@ def test_worlds_of_one_label_and_other_options_are_other_conditions(
         )
         for noise in (4, 5)
     ]
-    (own,) = study_of(runs).measured
-    assert [one for one in own.conditions if one.kind == "world"] == []
-    assert len([one for one in own.gaps if one.kind == "world"]) == 2
+    (own,) = scores_of(runs).measured
+    assert [one for one in own.conditions if one.kind == "environment"] == []
+    assert len([one for one in own.missing if one.kind == "environment"]) == 2
 
 
 def test_a_yardstick_without_length_in_some_draw_leaves_no_interval(
@@ -197,12 +202,12 @@ def test_a_yardstick_without_length_in_some_draw_leaves_no_interval(
         returns[7:, 0] += 1.0
         write_returns(path.with_name("changed.npz"), returns)
         path.with_name("changed.npz").replace(path)
-    own, _ = study_of(runs).measured
-    assert own.mean(AS_IS).value == pytest.approx(0.805 * EPISODES)
-    assert np.isnan(own.mean(AS_IS).low)
+    own, _ = scores_of(runs).measured
+    assert own.mean(UNPERTURBED).value == pytest.approx(0.805 * EPISODES)
+    assert np.isnan(own.mean(UNPERTURBED).low)
     html = written(runs, tmp_path)
     assert not re.search(r"\bnan\b", texts(html))
-    reasons = [title for _, title, kind in cells(html, "ranking") if kind == "gap"]
+    reasons = [title for _, title, kind in cells(html, "ranking") if kind == "missing"]
     assert len(reasons) == 2
     assert all("hardly better than the random one" in reason for reason in reasons)
 
@@ -220,10 +225,10 @@ def test_numbers_are_written_to_three_digits_with_a_minus() -> None:
 def test_shades_are_those_of_scores_whatever_else_the_table_holds() -> None:
     shades = [shade(score) for score in (-3.0, 0.0, 0.25, 1.0, 7.0, np.nan)]
     assert shades == [0.0, 0.0, 0.25, 1.0, 1.0, None]
-    assert Cell("x").style == ""
-    assert "rgb(255,255,255);color:#222" in Cell("x", tone=0.0).style
-    assert "rgb(0,114,178);color:#fff" in Cell("x", tone=1.0).style
-    assert "rgb(230,159,0);color:#222" in Cell("x", tone=-1.0).style
+    assert TableCell("x").style == ""
+    assert "rgb(255,255,255);color:#222" in TableCell("x", tone=0.0).style
+    assert "rgb(0,114,178);color:#fff" in TableCell("x", tone=1.0).style
+    assert "rgb(230,159,0);color:#222" in TableCell("x", tone=-1.0).style
 
 
 # Trained here, tested there
@@ -351,7 +356,7 @@ def test_five_seeds_are_ranked_with_intervals(tmp_path: Path) -> None:
 def test_one_seed_holds_for_this_policy_only(tmp_path: Path) -> None:
     html = written(several(tmp_path, ["ada", "max"], 1), tmp_path)
     assert "this policy only" in html
-    gaps = [title for text, title, kind in cells(html, "ranking") if kind == "gap"]
+    gaps = [title for text, title, kind in cells(html, "ranking") if kind == "missing"]
     assert len(gaps) == 2
     assert all("fewer than two seeds" in title for title in gaps)
     assert "no interval" in texts(html[html.index('id="improvement"') :])
@@ -387,16 +392,16 @@ def test_every_number_has_its_origin_and_every_gap_its_reason(tmp_path: Path) ->
     file = rf"({names})/(metrics\.csv|config\.yaml|evaluation/\w+(-\d+)?\.json)"
     for section, text, title, kind in parser.cells:
         told = (section, text, title)
-        if kind == "gap":
+        if kind == "missing":
             assert re.search("[a-z]{2} ", title or ""), told
         elif section == "attention":
             form = rf"({names}), checkpoint best, 16 worlds of seed 0, 64 steps: \d"
             assert re.match(form, title or ""), told
         elif re.search(r"\d", text):
             assert re.search(file, title or ""), told
-        if kind != "gap" and re.search(r"results|diagnosis", title or ""):
-            assert section == "origins" or "commit 0123abc" in title, told
-            assert section == "origins" or re.search(r"\d+ episodes", title), told
+        if kind != "missing" and re.search(r"results|diagnosis", title or ""):
+            assert section == "provenance" or "commit 0123abc" in title, told
+            assert section == "provenance" or re.search(r"\d+ episodes", title), told
 
 
 def test_origins_name_commit_configuration_seeds_episodes_and_file(
@@ -404,7 +409,7 @@ def test_origins_name_commit_configuration_seeds_episodes_and_file(
 ) -> None:
     (run,) = several(tmp_path, ["ada"], 1)
     html = written([run], tmp_path)
-    told = " ".join(text for text, _, _ in cells(html, "origins"))
+    told = " ".join(text for text, _, _ in cells(html, "provenance"))
     for part in (run.config_digest, "results.json", "iteration 3", "16", "0123abc"):
         assert part in told
     # A page that is sent says nothing of the folders above the run.
@@ -415,7 +420,7 @@ def test_what_is_missing_is_listed_with_the_command(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), lost=[1.0])
     bare = trained(tmp_path / "b", "pooling=max")
     html = written([run, bare], tmp_path)
-    missing = texts(html[html.index('id="gaps"') :])
+    missing = texts(html[html.index('id="missing"') :])
     assert "marl-pool evaluate b episodes=16 seed=0" in missing
     assert "occlude: a reason" in missing
     assert "1 without an evaluation" in html
@@ -556,8 +561,8 @@ def test_attention_is_read_from_the_policies(
 def test_dead_agents_attend_to_nothing(
     playing: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (source,) = read_sources(playing[:1])
-    subject = opened(source, ())
+    (source,) = read_runs(playing[:1])
+    subject = load(source, ())
     assert isinstance(subject, Subject)
 
     def living(world: SimpleCentroid) -> dict[str, torch.Tensor]:
@@ -565,12 +570,12 @@ def test_dead_agents_attend_to_nothing(
         alive[0] = 1
         return {"agent": alive.bool()}
 
-    everyone = look(subject, "agent")
+    everyone = attention_shares(subject, "agent")
     with monkeypatch.context() as patch:
         patch.setattr(SimpleCentroid, "active", property(living))
-        first_alone = look(subject, "agent")
+        first_alone = attention_shares(subject, "agent")
     monkeypatch.setattr(attention, "WORLDS", 1)
-    first = look(subject, "agent")
+    first = attention_shares(subject, "agent")
     assert first is not None
     assert first_alone is not None
     assert first_alone != everyone

@@ -1,6 +1,5 @@
-"""Methods against each other: ranking, performance profile, improvement, retraining."""
+"""Comparison of methods: ranking, performance profile, improvement, retraining gap."""
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,28 +12,22 @@ from marl_pool.evaluation.comparison import (
     retraining_gap,
 )
 from marl_pool.evaluation.report.components import (
-    Block,
-    Cell,
-    Figure,
-    Heading,
+    Component,
     Note,
-    Section,
+    PageSection,
     Table,
-    gap,
+    TableCell,
+    figure,
     listed,
+    missing,
     number,
     span,
 )
-from marl_pool.evaluation.report.learning_curves import NO_PLOTS
-from marl_pool.evaluation.report.plots import (
-    Curve,
-    Look,
-    Panel,
-    draw_panels,
-    draw_points,
-)
-from marl_pool.evaluation.report.provenance import origin
-from marl_pool.evaluation.report.study import AS_IS, Condition, Measured, Study
+from marl_pool.evaluation.report.group_scores import GroupScores, MethodScores
+from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels, draw_points
+from marl_pool.evaluation.report.provenance import joint_provenance
+from marl_pool.evaluation.report.robustness import trained_in
+from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.statistics import (
     CONFIDENCE,
     Interval,
@@ -42,6 +35,7 @@ from marl_pool.evaluation.statistics import (
     optimality_gap,
     performance_profile,
 )
+from marl_pool.plotting import LineStyle
 
 THRESHOLDS = 121
 FEW = "fewer than two seeds of a method: there is no interval over seeds"
@@ -49,168 +43,118 @@ UNDEFINED = (
     "drawn anew, the episodes leave no score: there are too few, or the scripted "
     "policy is hardly better than the random one"
 )
-Task = tuple[list[Measured], list[Condition]]
-"""Methods of one world, and the areas that all of them have."""
+NOT_SHARED = Note("The methods have no condition in common.", missing=True)
+Styles = Mapping[str, LineStyle]
+Tasks = Mapping[str, tuple[list[MethodScores], list[Condition]]]
+"""The methods of each training environment, and the conditions of their comparison."""
 
 
-def versus(study: Study, looks: Mapping[str, Look], suffix: str) -> list[Section]:
-    """Build the sections in which methods of one world stand against each other."""
-    tasks = {world: _task(study, world) for world in study.worlds}
-    made = [_ranking(study, tasks, looks, suffix)]
-    if study.unit == "score" and any(len(own) > 1 for own, _ in tasks.values()):
-        made += [
-            _profile(study, tasks, looks, suffix),
-            _improvement(study, tasks, suffix),
-        ]
-    if len(study.worlds) > 1:
-        made.append(_retraining(study, suffix))
-    return made
+def comparison(group: GroupScores, styles: Styles, suffix: str) -> list[PageSection]:
+    """Build the sections that compare the methods of one training environment."""
+    tasks = {}
+    for world in group.worlds:
+        own = group.of_world(world)
+        areas = group.common(own, "area")
+        tasks[world] = own, areas or group.common(own, "clean")
+    contents = {"ranking": _ranking(group, tasks, styles)}
+    if group.unit == "score" and any(len(own) > 1 for own, _ in tasks.values()):
+        contents["performance"] = [_performance(group, tasks, styles)]
+        contents["improvement"] = _improvement(group, tasks)
+    if len(group.worlds) > 1:
+        contents["retraining"] = [_retraining(group)]
+    facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
+    return [PageSection(name, own, facts, suffix) for name, own in contents.items()]
 
 
-def _task(study: Study, world: str) -> Task:
-    own = study.of_world(world)
-    return own, study.common(own, "area") or study.common(own, "clean")
-
-
-def _titled(study: Study, world: str) -> list[Block]:
-    several = len(study.worlds) > 1
-    return [Heading(f"Trained and tested in {world}")] if several else []
-
-
-def _ranking(
-    study: Study,
-    tasks: Mapping[str, Task],
-    looks: Mapping[str, Look],
-    suffix: str,
-) -> Section:
-    section = Section(
-        f"ranking{suffix}",
-        "Ranking",
-        "The interquartile mean, over seeds and perturbations, of the areas above. "
-        "Symbols are single seeds, the upright bar is the method; the shade is its "
-        "95 % bootstrap interval: seeds resampled first, episodes second. The "
-        "optimality gap is by how much areas fall short of 1 on average, lower is "
-        "better.",
-    )
-    if study.unit != "score":
-        section.blocks.append(
-            Note("Not ranked: no score is defined here, only returns.", gap=True)
-        )
-        return section
+def _ranking(group: GroupScores, tasks: Tasks, styles: Styles) -> list[Component]:
+    if group.unit != "score":
+        return [Note("Not ranked: no score is defined here, only returns.", True)]
+    components: list[Component] = []
     for world, (own, conditions) in tasks.items():
-        section.blocks += _titled(study, world)
-        section.blocks += _ranked(study, own, conditions, looks)
-    return section
+        components += trained_in(group, world)
+        components += _ranked(group, own, conditions, styles)
+    return components
 
 
 def _ranked(
-    study: Study,
-    own: Sequence[Measured],
+    group: GroupScores,
+    own: Sequence[MethodScores],
     conditions: Sequence[Condition],
-    looks: Mapping[str, Look],
-) -> list[Block]:
+    styles: Styles,
+) -> list[Component]:
     if not conditions:
-        return [Note("The methods have no condition in common.", gap=True)]
+        return [NOT_SHARED]
     scores = {one.method.kind: one.under(conditions) for one in own}
-    result = rank(scores)
+    ranking = rank(scores)
     rows = []
-    for name, value in result.places:
+    for name, value in ranking.places:
         points = [float(interquartile_score(run[None])) for run in scores[name].points]
         rows.append((name, points, *value))
-    blocks: list[Block] = []
-    if result.refusal:
-        blocks.append(Note(result.refusal[0].upper() + result.refusal[1:] + ".", True))
-    if importlib.util.find_spec("matplotlib") is None:
-        blocks.append(Note(NO_PLOTS, gap=True))
-    else:
-        svg = draw_points(rows, looks, "interquartile mean of areas")
-        blocks.append(Figure(svg, f"Over {_named(study, conditions)}.", origin(own)))
-    gaps = {name: float(optimality_gap(one.points)) for name, one in scores.items()}
-    blocks.append(_places(result.places, own, gaps, refused=bool(result.refusal)))
-    return blocks
-
-
-def _places(
-    places: Sequence[tuple[str, Interval]],
-    own: Sequence[Measured],
-    gaps: Mapping[str, float],
-    *,
-    refused: bool,
-) -> Table:
+    names = listed([group.named(one) for one in conditions])
+    over = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
+    picture = figure(
+        lambda: draw_points(rows, styles, "interquartile mean of areas"),
+        f"Over {over}.",
+        joint_provenance(own),
+    )
+    refusal = ranking.refusal
+    notes = [Note(refusal[0].upper() + refusal[1:] + ".", True)] if refusal else []
+    by_kind = {one.method.kind: one for one in own}
     lines = []
-    for place, (name, value) in enumerate(places, start=1):
-        (one,) = (one for one in own if one.method.kind == name)
-        first, title = "" if refused else f"{place}. ", origin([one])
+    for place, (name, value) in enumerate(ranking.places, start=1):
+        one, gap = by_kind[name], float(optimality_gap(scores[name].points))
         lines.append(
             [
-                Cell(f"{first}{name}"),
-                Cell(number(value.value), title),
-                _bounds(value, [one], title),
-                Cell(number(gaps[name]), title),
-                Cell(str(one.scores.seeds), title),
+                TableCell(name if refusal else f"{place}. {name}"),
+                TableCell(number(value.value), one.provenance),
+                _interval_cell(value, [one]),
+                TableCell(number(gap), one.provenance),
+                TableCell(str(one.scores.seeds), one.provenance),
             ]
         )
     head = ["method", "IQM", "95 % over seeds", "optimality gap", "seeds"]
-    return Table(head, lines)
+    return [*notes, picture, Table(head, lines)]
 
 
-def _bounds(value: Interval, own: Sequence[Measured], title: str) -> Cell:
-    """The cell of an interval over seeds."""
-    return Cell(span(value), title) if span(value) else gap(_unknown(own))
+def _interval_cell(value: Interval, own: Sequence[MethodScores]) -> TableCell:
+    if span(value):
+        return TableCell(span(value), joint_provenance(own))
+    return missing(_why_unknown(own))
 
 
-def _unknown(own: Sequence[Measured]) -> str:
-    """Why there is no interval."""
+def _why_unknown(own: Sequence[MethodScores]) -> str:
+    """The reason why an interval over seeds is unknown."""
     few = min(one.scores.seeds for one in own) < INTERVAL_FROM
     return FEW if few else UNDEFINED
 
 
-def _named(study: Study, conditions: Sequence[Condition]) -> str:
-    if conditions == [AS_IS]:
-        return "unperturbed episodes alone"
-    return listed([study.named(one) for one in conditions])
+def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> Component:
+    if not any(conditions for _, conditions in tasks.values()):
+        return NOT_SHARED
 
+    def draw() -> str:
+        panels = [
+            Panel(world, _shares(*task)) for world, task in tasks.items() if task[1]
+        ]
+        return draw_panels(
+            panels,
+            styles,
+            xlabel="score",
+            ylabel="share of runs above",
+            columns=2,
+            height=3.0,
+            dots=False,
+            steps=True,
+        )
 
-def _profile(
-    study: Study,
-    tasks: Mapping[str, Task],
-    looks: Mapping[str, Look],
-    suffix: str,
-) -> Section:
-    section = Section(
-        f"performance{suffix}",
-        "Performance profile",
-        "The share of (seed, perturbation) pairs whose area exceeds a score: a curve "
-        "that lies above another everywhere is better everywhere. Bands are 95 %, over "
-        "seeds, then episodes.",
-    )
-    if importlib.util.find_spec("matplotlib") is None:
-        section.blocks.append(Note(NO_PLOTS, gap=True))
-        return section
-    panels = [
-        Panel(world, _shares(own, conditions))
-        for world, (own, conditions) in tasks.items()
-        if conditions
-    ]
-    if not panels:
-        section.blocks.append(Note("No condition in common.", gap=True))
-        return section
-    svg = draw_panels(
-        panels,
-        looks,
-        xlabel="score",
-        ylabel="share of runs above",
-        columns=2,
-        height=3.0,
-        dots=False,
-        steps=True,
-    )
     caption = "Run-score distributions, averaged over perturbations."
-    section.blocks.append(Figure(svg, caption, origin(study.measured)))
-    return section
+    return figure(draw, caption, joint_provenance(group.measured))
 
 
-def _shares(own: Sequence[Measured], conditions: Sequence[Condition]) -> list[Curve]:
+def _shares(
+    own: Sequence[MethodScores], conditions: Sequence[Condition]
+) -> list[Curve]:
+    """The performance profile of each method, with its band over seeds."""
     scores = [one.under(conditions) for one in own]
     every = np.concatenate([one.points.ravel() for one in scores])
     margin = 0.05 * float(np.ptp(every)) or 0.1
@@ -220,85 +164,65 @@ def _shares(own: Sequence[Measured], conditions: Sequence[Condition]) -> list[Cu
     for one, own_scores in zip(own, scores, strict=True):
         value = performance_profile(own_scores.points, grid)
         low = high = np.full(len(grid), np.nan)
-        drawn = own_scores.resampled()
-        if own_scores.seeds >= INTERVAL_FROM and np.isfinite(drawn).all():
-            shares = performance_profile(drawn, grid)
+        resampled = own_scores.resampled()
+        if own_scores.seeds >= INTERVAL_FROM and np.isfinite(resampled).all():
+            shares = performance_profile(resampled, grid)
             low, high = np.percentile(shares, (tail, 100 - tail), axis=0)
-        nobody = np.empty((0, len(grid)))
-        curves.append(Curve(one.method.kind, grid, value, low, high, nobody))
+        no_points = np.empty((0, len(grid)))
+        curves.append(Curve(one.method.kind, grid, value, low, high, no_points))
     return curves
 
 
-def _improvement(study: Study, tasks: Mapping[str, Task], suffix: str) -> Section:
-    section = Section(
-        f"improvement{suffix}",
-        "Probability of improvement",
-        "How probable it is that a run of the row's method scores more than one of the "
-        "column's, averaged over perturbations; a tie is half a win. An interval that "
-        f"holds 0.5 says that neither is better. Below {RANKED_FROM} seeds the "
-        "intervals are too narrow: read them as a description of these runs.",
-    )
+def _improvement(group: GroupScores, tasks: Tasks) -> list[Component]:
+    components: list[Component] = []
     for world, (own, conditions) in tasks.items():
-        section.blocks += _titled(study, world)
+        components += trained_in(group, world)
         if conditions:
-            section.blocks.append(_matrix(own, conditions))
-    return section
+            head = ["P(row > column)", *(one.method.kind for one in own)]
+            lines = [_improvement_line(one, own, conditions) for one in own]
+            components.append(Table(head, lines))
+    return components
 
 
-def _matrix(own: Sequence[Measured], conditions: Sequence[Condition]) -> Table:
-    scores = [one.under(conditions) for one in own]
-    ranked = min(one.seeds for one in scores) >= RANKED_FROM
-    lines = []
-    for row, one in enumerate(own):
-        line = [Cell(one.method.kind)]
-        for column, other in enumerate(own):
-            if row == column:
-                line.append(Cell(""))
-                continue
-            value = improvement(scores[row], scores[column])
-            small = span(value) or "no interval"
-            title = "" if span(value) else f"{_unknown([one, other])}; "
-            title += origin([one, other])
-            # A shade would say which is better, as a ranking does. White is 0.5.
-            tone = 2 * value.value - 1 if ranked else None
-            line.append(Cell(number(value.value), title, tone, small=small))
-        lines.append(line)
-    return Table(["P(row > column)", *(one.method.kind for one in own)], lines)
+def _improvement_line(
+    one: MethodScores, own: Sequence[MethodScores], conditions: Sequence[Condition]
+) -> list[TableCell]:
+    ranked = min(other.scores.seeds for other in own) >= RANKED_FROM
+    line = [TableCell(one.method.kind)]
+    for other in own:
+        if other is one:
+            line.append(TableCell(""))
+            continue
+        value = improvement(one.under(conditions), other.under(conditions))
+        title = "" if span(value) else f"{_why_unknown([one, other])}; "
+        title += joint_provenance([one, other])
+        # A shade (white is 0.5) suggests an order: none for methods that aren't ranked.
+        tone = 2 * value.value - 1 if ranked else None
+        small = span(value) or "no interval"
+        line.append(TableCell(number(value.value), title, tone, small=small))
+    return line
 
 
-def _retraining(study: Study, suffix: str) -> Section:
-    section = Section(
-        f"retraining{suffix}",
-        "Retraining gap",
-        "What training and testing in another world costs: the unperturbed "
-        f"{study.unit} of policies trained and tested in the first world, minus that "
-        "of other policies trained and tested in the second. No policy is perturbed "
-        "here, so this is no loss under perturbation; the AdaPool paper's Figure 7 "
-        "reports such a gap.",
-    )
-    first, *rest = study.worlds
-    lines = []
-    for one in study.of_world(first):
-        for world in rest:
-            same = [
-                m for m in study.of_world(world) if m.method.kind == one.method.kind
-            ]
-            lines += [_gap_line(one, other) for other in same]
-    if not lines:
-        section.blocks.append(Note("No method was trained in two worlds.", gap=True))
-        return section
-    head = ["method", f"in {first}", "in the other world", "gap", "95 % over seeds"]
-    section.blocks.append(Table(head, lines))
-    return section
-
-
-def _gap_line(one: Measured, other: Measured) -> list[Cell]:
-    value = retraining_gap(one.under([AS_IS]), other.under([AS_IS]))
-    both = origin([one, other])
-    return [
-        Cell(one.method.kind, small=other.method.world),
-        Cell(number(one.mean(AS_IS).value), origin([one])),
-        Cell(number(other.mean(AS_IS).value), origin([other])),
-        Cell(number(value.value), both),
-        _bounds(value, [one, other], both),
+def _retraining(group: GroupScores) -> Component:
+    first, *rest = group.worlds
+    pairs = [
+        (one, other)
+        for one in group.of_world(first)
+        for world in rest
+        for other in group.of_world(world)
+        if other.method.kind == one.method.kind
     ]
+    if not pairs:
+        return Note("No method was trained in two worlds.", missing=True)
+    lines = []
+    for pair in pairs:
+        value = retraining_gap(*(one.under([UNPERTURBED]) for one in pair))
+        means = [
+            TableCell(number(one.mean(UNPERTURBED).value), one.provenance)
+            for one in pair
+        ]
+        gap = TableCell(number(value.value), joint_provenance(pair))
+        name = TableCell(pair[0].method.kind, small=pair[1].method.world)
+        lines.append([name, *means, gap, _interval_cell(value, pair)])
+    head = ["method", f"in {first}", "in the other world", "gap", "95 % over seeds"]
+    return Table(head, lines)

@@ -1,40 +1,40 @@
-"""The pieces that a page is put together from, and how its numbers are written."""
+"""Components of the page, and the format of its numbers."""
 
+import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from marl_pool.evaluation.statistics import Interval
 
 DARK = 0.72
-"""Tone from which on blue is too dark for dark letters."""
+"""Tone from which on blue needs white letters."""
+NO_PLOTS = 'no pictures: pip install "marl-pool[plots]"'
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table.
 
     Attributes:
-        text: what stands in it.
-        title: where the number comes from; shown when it is pointed at.
+        text: its first line.
+        title: provenance of the number, shown as a tooltip; of a missing value the
+            reason.
         tone: in [-1, 1], as a shade from orange over white to blue; None for none.
-        gap: it could not be measured.
+        missing: it could not be measured.
         small: a second line, such as an interval.
     """
 
     text: str
     title: str = ""
     tone: float | None = None
-    gap: bool = False
+    missing: bool = False
     small: str = ""
 
     @property
     def style(self) -> str:
-        """The shade as CSS: colours that the colour-blind tell apart.
-
-        Dark shades come with white letters.
-        """
+        """The shade as CSS, in colours that the colour-blind tell apart."""
         if self.tone is None:
             return ""
         end = (230, 159, 0) if self.tone < 0 else (0, 114, 178)
@@ -45,17 +45,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first cell of each row is its name."""
+    """A table; the first cell of each row is its header."""
 
     head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
+    rows: Sequence[Sequence[TableCell]]
     kind: Literal["table"] = "table"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture as SVG that stands in the page itself."""
+    """An inline SVG picture."""
 
     svg: str
     caption: str
@@ -64,22 +63,22 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Film:
-    """A video, WebM in base64; ``columns`` says what is side by side in it."""
+class Video:
+    """A WebM video in base64; ``columns`` are the headings of its halves."""
 
     data: str
     columns: Sequence[str]
     caption: str
     title: str = ""
-    kind: Literal["film"] = "film"
+    kind: Literal["video"] = "video"
 
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph; ``gap`` marks what could not be shown, and why."""
+    """A paragraph; ``missing`` marks the reason for something that is not shown."""
 
     text: str
-    gap: bool = False
+    missing: bool = False
     kind: Literal["note"] = "note"
 
 
@@ -91,28 +90,42 @@ class Heading:
     kind: Literal["heading"] = "heading"
 
 
-Block = Table | Figure | Film | Note | Heading
+Component = Table | Figure | Video | Note | Heading
 
 
 @dataclass
-class Section:
-    """A part of the page with a heading.
+class PageSection:
+    """A section of the page; the template holds its title and its introduction.
 
     Attributes:
-        id: of the anchor.
-        title: the heading.
-        lead: what the reader is looking at.
-        blocks: what comes below.
+        name: key of the title and introduction in ``sections.html.j2``.
+        components: its content.
+        facts: variables of the introduction.
+        number: tells its anchor from those of other sections of the same name.
+        group: group of agents, named in the heading; empty if the page has only one.
     """
 
-    id: str
-    title: str
-    lead: str = ""
-    blocks: list[Block] = field(default_factory=list)
+    name: str
+    components: list[Component] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    number: str = ""
+    group: str = ""
+
+
+def missing(reason: str) -> TableCell:
+    """A cell for a value that could not be measured."""
+    return TableCell("missing", reason, missing=True)
+
+
+def figure(draw: Callable[[], str], caption: str, title: str = "") -> Figure | Note:
+    """A drawn figure, or a note where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return Note(NO_PLOTS, missing=True)
+    return Figure(draw(), caption, title)
 
 
 def number(value: float) -> str:
-    """Two decimals below 10, fewer above, with a real minus; a dash for none."""
+    """Two decimals below 10, fewer above, with a typographic minus; a dash for NaN."""
     if math.isnan(value):
         return "–"
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
@@ -122,7 +135,7 @@ def number(value: float) -> str:
 
 
 def span(interval: Interval) -> str:
-    """Both ends of an interval in words; empty if it has none."""
+    """``low to high``; empty if the interval is unknown."""
     if math.isnan(interval.low):
         return ""
     return f"{number(interval.low)} to {number(interval.high)}"
@@ -142,8 +155,3 @@ def counted(count: int, noun: str) -> str:
 def shade(score: float) -> float | None:
     """The tone of a score: white is 0 or less, blue is 1 or more; None for NaN."""
     return None if math.isnan(score) else min(1.0, max(0.0, score))
-
-
-def gap(reason: str) -> Cell:
-    """A cell for what could not be measured."""
-    return Cell("gap", reason, gap=True)

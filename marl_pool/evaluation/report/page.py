@@ -1,4 +1,4 @@
-"""Put the page together and write it."""
+"""Compose the page and write it."""
 
 import os
 import re
@@ -9,33 +9,29 @@ from typing import Any, TypeVar
 
 from marl_pool.atomic import make_folder, new_file
 from marl_pool.errors import InputError
-from marl_pool.evaluation.report.attention_and_videos import (
-    attention,
-    learned,
-    opened,
-    videos,
-)
-from marl_pool.evaluation.report.comparison import versus
-from marl_pool.evaluation.report.components import Section, counted
-from marl_pool.evaluation.report.learning_curves import learning
+from marl_pool.evaluation.report.attention import attention
+from marl_pool.evaluation.report.comparison import comparison
+from marl_pool.evaluation.report.components import PageSection, counted
+from marl_pool.evaluation.report.group_scores import GroupScores, group_scores
+from marl_pool.evaluation.report.learning_curves import learning_curves
+from marl_pool.evaluation.report.loading import load_policies, trained_groups
 from marl_pool.evaluation.report.methods import Method, methods_of
-from marl_pool.evaluation.report.plots import looks_of
-from marl_pool.evaluation.report.provenance import gaps, origins
+from marl_pool.evaluation.report.provenance import missing_values, provenance
 from marl_pool.evaluation.report.robustness import areas, profiles
-from marl_pool.evaluation.report.sources import Source, read_sources, require_envs
-from marl_pool.evaluation.report.study import Study, groups_of
+from marl_pool.evaluation.report.runs import read_runs, validate_envs
 from marl_pool.evaluation.report.summary import overview, summary
 from marl_pool.evaluation.report.theory import theory
-from marl_pool.evaluation.report.transfer import elsewhere
+from marl_pool.evaluation.report.transfer import transfer
+from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.subject import Subject, cpu_threads
 from marl_pool.names import trust
-from marl_pool.progress import Progress
+from marl_pool.plotting import line_styles
 from marl_pool.runs import Run
 from marl_pool.version import __version__, commit
 
 TEMPLATE = "page.html.j2"
 LONGEST = 80
-"""Characters of the environment's name in the name of a page."""
+"""Maximal length of the environment's name in a file name."""
 T = TypeVar("T")
 
 
@@ -49,10 +45,10 @@ def report(
     """Write one page about runs.
 
     Args:
-        runs: at least one; see `read_sources` for which may stand together.
+        runs: at least one; see `read_runs` for which may be compared.
         out: a new file; None for one in ``reports/``.
         settings: of `ReportSettings`, as plain data.
-        plugins: ``package.module:Class`` names that the runs may use.
+        plugins: ``package.module:Class`` names that files of the runs may name.
 
     Returns:
         The file, HTML that needs nothing else.
@@ -61,9 +57,9 @@ def report(
         InputError: runs that cannot be compared, or the file exists.
     """
     path = new_page(out, runs)
-    # Evaluations name perturbations and environments, too.
+    # Evaluations also name perturbations and environments.
     with cpu_threads(settings["threads"]), trust(plugins, "a run of the report"):
-        methods = methods_of(read_sources(runs))
+        methods = methods_of(read_runs(runs))
         content = _content(methods, settings, plugins)
     html = render(content)
     make_folder(path.parent)
@@ -73,7 +69,7 @@ def report(
 
 
 def new_page(out: str | None, runs: Sequence[Run]) -> Path:
-    """The path of the page, which no file has.
+    """The path of the page, which must not exist.
 
     Raises:
         InputError: the one asked for exists, is a folder, or cannot be written; or a
@@ -89,22 +85,22 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
             ) from error
         if taken:
             raise InputError(f"{path} exists; choose another --out")
-        _require_folder(path)
+        _validate_folder(path)
         return path
-    require_envs(runs)
-    # The name is a file's word: nothing in it may lead out of the folder.
+    validate_envs(runs)
+    # The name comes from a file: it must not contain a path.
     env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{env}"
     path, number = Path("reports") / f"{stem}.html", 1
     while path.exists():
         number += 1
         path = path.with_name(f"{stem}-{number}.html")
-    _require_folder(path)
+    _validate_folder(path)
     return path
 
 
-def _require_folder(path: Path) -> None:
-    """Refuse a path that no file can have, before the work that it is for."""
+def _validate_folder(path: Path) -> None:
+    """Reject a path that cannot be written, before the page is computed."""
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not above.is_dir():
         raise InputError(f"{path}: expected a path below folders, but {above} is none")
@@ -113,14 +109,10 @@ def _require_folder(path: Path) -> None:
 
 
 def render(content: Mapping[str, Any]) -> str:
-    """Fill in the template.
-
-    Args:
-        content: what it names.
-    """
+    """Fill in the template."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    # The environment escapes whatever is no figure: names of runs come from users.
+    # Everything but figures is escaped: names of runs come from users.
     made = Environment(
         loader=PackageLoader("marl_pool.evaluation.report", "."),
         autoescape=True,
@@ -134,30 +126,34 @@ def render(content: Mapping[str, Any]) -> str:
 def _content(
     methods: Sequence[Method], settings: Mapping[str, Any], plugins: Collection[str]
 ) -> dict[str, Any]:
-    studies = {group: Study(methods, group) for group in groups_of(methods)}
-    looks = looks_of(list(dict.fromkeys(method.kind for method in methods)))
-    sections = [] if studies else [overview(methods, None, "")]
-    for (group, study), suffix in _suffixed(studies):
-        sections += _titled([overview(methods, study, suffix)], group, suffix)
-    sections.append(learning(methods, looks))
-    for (group, study), suffix in _suffixed(studies):
-        own = [profiles(study, looks, suffix), areas(study, suffix)]
-        own += [*elsewhere(study, suffix), *versus(study, looks, suffix)]
-        sections += _titled(own, group, suffix)
+    groups = group_scores(methods)
+    styles = line_styles(list(dict.fromkeys(method.kind for method in methods)))
+    sections = [] if groups else [overview(methods, None, "")]
+    for (name, group), suffix in _with_suffixes(groups):
+        sections += _of_group([overview(methods, group, suffix)], name, suffix)
+    sections.append(learning_curves(methods, styles))
+    for (name, group), suffix in _with_suffixes(groups):
+        own = [
+            profiles(group, styles, suffix),
+            areas(group, suffix),
+            *transfer(group, suffix),
+            *comparison(group, styles, suffix),
+        ]
+        sections += _of_group(own, name, suffix)
     sections += theory(methods)
-    sections += _at_work(methods, studies, settings, plugins)
-    sections += [gaps(methods, list(studies.values())), origins(methods)]
-    env = methods[0].sources[0].run.config["env"]["name"].rpartition(":")[2]
+    sections += _policies_at_work(methods, groups, settings, plugins)
+    sections += [missing_values(methods, list(groups.values())), provenance(methods)]
+    env = methods[0].runs[0].run.config["env"]["name"].rpartition(":")[2]
     return {
         "title": f"{env}: {', '.join(dict.fromkeys(m.kind for m in methods))}",
-        "summary": summary(methods, studies),
+        "summary": summary(methods, groups),
         "facts": _facts(methods),
         "sections": sections,
     }
 
 
-def _suffixed(groups: Mapping[str, T]) -> list[tuple[tuple[str, T], str]]:
-    """Groups, each with what its sections' anchors end in: a name may be anything."""
+def _with_suffixes(groups: Mapping[str, T]) -> list[tuple[tuple[str, T], str]]:
+    """Groups by name, each with a suffix for the anchors of its sections."""
     several = len(groups) > 1
     return [
         (item, f"-group{place}" if several else "")
@@ -165,48 +161,45 @@ def _suffixed(groups: Mapping[str, T]) -> list[tuple[tuple[str, T], str]]:
     ]
 
 
-def _titled(sections: Sequence[Section], group: str, suffix: str) -> list[Section]:
-    """Name the group in the headings, where there are several."""
+def _of_group(
+    sections: Sequence[PageSection], group: str, suffix: str
+) -> Sequence[PageSection]:
+    """Name the group in the headings, if there are several."""
     for section in sections:
-        if suffix:
-            section.title += f" ({group})"
-    return list(sections)
+        section.group = group if suffix else ""
+    return sections
 
 
-def _at_work(
+def _policies_at_work(
     methods: Sequence[Method],
-    studies: Mapping[str, Study],
+    scores: Mapping[str, GroupScores],
     settings: Mapping[str, Any],
     plugins: Collection[str],
-) -> list[Section]:
-    """Attention and videos, of each group that learned."""
-    sources = [source for method in methods for source in method.sources]
-    subjects = {}
-    with Progress(len(sources), unit="runs") as progress:
-        for done, source in enumerate(sources, start=1):
-            subjects[source.run.path] = opened(source, plugins)
-            progress.update(done)
-    groups: dict[str, Study | None] = dict(studies)
+) -> list[PageSection]:
+    """Build the sections of attention and videos for each group that learned."""
+    loaded = load_policies([one for m in methods for one in m.runs], plugins)
+    groups: dict[str, GroupScores | None] = dict(scores)
     if not groups:
-        known = [one for one in subjects.values() if isinstance(one, Subject)]
-        groups = {name: None for one in known for name in learned(one)}
-    sections = []
-    for (group, study), suffix in _suffixed(groups):
-        own = [attention(methods, subjects, group, suffix)]
+        known = [one for one in loaded.values() if isinstance(one, Subject)]
+        groups = {name: None for one in known for name in trained_groups(one)}
+    sections: list[PageSection] = []
+    for (name, group), suffix in _with_suffixes(groups):
+        own = [attention(methods, loaded, name, suffix)]
         if settings["videos"]:
-            own.append(videos(methods, subjects, study, group, suffix))
-        sections += _titled(own, group, suffix)
+            own.append(videos(methods, loaded, group, name, suffix))
+        sections += _of_group(own, name, suffix)
     return sections
 
 
 def _facts(methods: Sequence[Method]) -> list[str]:
-    """What stands below the title."""
-    sources: list[Source] = [s for method in methods for s in method.sources]
-    lacking = sum(source.evaluation is None for source in sources)
+    """The line below the title."""
+    runs = [one for method in methods for one in method.runs]
+    not_evaluated = sum(one.evaluation is None for one in runs)
     facts = [
         counted(len(methods), "method"),
-        counted(len(sources), "run"),
+        counted(len(runs), "run"),
         f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         f"by marl_pool {__version__}" + (f", commit {commit()}" if commit() else ""),
     ]
-    return facts + ([f"{lacking} without an evaluation"] if lacking else [])
+    missing = [f"{not_evaluated} without an evaluation"] if not_evaluated else []
+    return facts + missing

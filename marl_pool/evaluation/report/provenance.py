@@ -1,119 +1,123 @@
-"""Where every number comes from, and what is missing."""
+"""The provenance of all numbers, and the reasons for missing values."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.report.components import Cell, Note, Section, Table, gap
+from marl_pool.evaluation.report.components import (
+    Note,
+    PageSection,
+    Table,
+    TableCell,
+    missing,
+)
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.sources import Source
-from marl_pool.evaluation.report.study import Measured, Study
+from marl_pool.evaluation.report.runs import ReportedRun
+
+if TYPE_CHECKING:
+    from marl_pool.evaluation.report.group_scores import GroupScores, MethodScores
 
 UNKNOWN = "not recorded"
 
 
 def recorded(about: Mapping[str, Any], key: str) -> str:
-    """What an evaluation says of itself."""
+    """A value that an evaluation recorded, as text."""
     value = about.get(key)
     return UNKNOWN if value in (None, "") else str(value)
 
 
-def gaps(methods: Sequence[Method], studies: Sequence[Study]) -> Section:
-    """Build the list of what could not be measured, and why."""
-    section = Section(
-        "gaps", "What is missing", "Gaps in the tables, with their reasons."
+def files_of(one: ReportedRun) -> str:
+    """The files of a run's evaluation, without the folders above the run."""
+    paths = one.evaluation.paths if one.evaluation else []
+    return ", ".join(map(one.relative, paths))
+
+
+def provenance_of(method: Method) -> str:
+    """Seeds, episodes, commit and files of a method's numbers."""
+    abouts = [one.evaluation.about for one in method.evaluated if one.evaluation]
+    seeds = ", ".join(str(one.seed) for one in method.evaluated)
+    commits = ", ".join(dict.fromkeys(recorded(about, "commit") for about in abouts))
+    files = ", ".join(files_of(one) for one in method.evaluated)
+    return (
+        f"{method.name}: training seeds {seeds}, {abouts[0]['episodes']} episodes "
+        f"each, commit {commits}, {files}"
     )
+
+
+def joint_provenance(measured: "Sequence[MethodScores]") -> str:
+    """The provenance of numbers that several methods share."""
+    return "; ".join(own.provenance for own in measured)
+
+
+def missing_values(
+    methods: Sequence[Method], groups: "Sequence[GroupScores]"
+) -> PageSection:
+    """Build the list of missing values with their reasons."""
     notes = [
-        f"{source.name}: {reason}"
-        for method in methods
-        for source in method.sources
-        for reason in (source.gap, source.diagnosis_gap, source.metrics_gap)
-        if reason
+        *_of_runs(methods),
+        *(note for one in groups for note in _of(one, methods)),
     ]
-    for study in studies:
-        notes += [
-            f"{method.name}: {study.lacking(method)}"
-            for method in methods
-            if method.evaluated and study.lacking(method)
-        ]
-        for own in study.measured:
-            reasons: dict[str, list[str]] = {}
-            for condition, reason in own.gaps.items():
-                labels = reasons.setdefault(reason, [])
-                if study.named(condition) not in labels:
-                    labels.append(study.named(condition))
-            notes += [
-                f"{own.method.name}, {', '.join(labels)}: {reason}"
-                for reason, labels in reasons.items()
-            ]
-    section.blocks = [Note(note, gap=True) for note in notes] or [Note("Nothing.")]
+    section = PageSection("missing", [Note(note, missing=True) for note in notes])
+    section.components += [] if notes else [Note("Nothing.")]
     return section
 
 
-def origins(methods: Sequence[Method]) -> Section:
-    """Build the table of runs and the evaluations that the numbers come from."""
-    section = Section(
-        "origins",
-        "Where the numbers come from",
-        "Pointing at a number anywhere on this page shows its runs, seeds and file.",
-    )
+def _of_runs(methods: Sequence[Method]) -> Iterator[str]:
+    for method in methods:
+        for one in method.runs:
+            for reason in (
+                one.evaluation_missing,
+                one.diagnosis_missing,
+                one.metrics_missing,
+            ):
+                if reason:
+                    yield f"{one.name}: {reason}"
+
+
+def _of(group: "GroupScores", methods: Sequence[Method]) -> Iterator[str]:
+    for method in methods:
+        if method.evaluated and group.missing(method):
+            yield f"{method.name}: {group.missing(method)}"
+    for own in group.measured:
+        labels: dict[str, dict[str, None]] = {}
+        for condition, reason in own.missing.items():
+            labels.setdefault(reason, {})[group.named(condition)] = None
+        for reason, names in labels.items():
+            yield f"{own.method.name}, {', '.join(names)}: {reason}"
+
+
+def provenance(methods: Sequence[Method]) -> PageSection:
+    """Build the table of the runs and their evaluations."""
     head = [
         *("run", "training seed", "configuration", "evaluation", "checkpoint"),
         *("episodes", "worlds' seed", "commit"),
     ]
-    lines = [_line(method, source) for method in methods for source in method.sources]
-    section.blocks.append(Table(head, lines))
-    return section
+    lines = [_line(method, one) for method in methods for one in method.runs]
+    return PageSection("provenance", [Table(head, lines)])
 
 
-def _line(method: Method, source: Source) -> list[Cell]:
-    run = source.run
-    about: Mapping[str, Any] = source.evaluation.about if source.evaluation else {}
+def _line(method: Method, one: ReportedRun) -> list[TableCell]:
+    run, config = one.run, f"{one.name}/config.yaml"
     line = [
-        Cell(source.name, f"one of {len(method.sources)} runs", small=method.name),
-        Cell(recorded(run.config, "seed"), f"seed in {source.name}/config.yaml"),
-        Cell(
+        TableCell(one.name, f"one of {len(method.runs)} runs", small=method.name),
+        TableCell(recorded(run.config, "seed"), f"seed in {config}"),
+        TableCell(
             run.config_digest,
-            f"SHA-256 of {source.name}/config.yaml, its first digits",
+            f"SHA-256 of {config}, its first digits",
             small=f"marl_pool {run.version}",
         ),
     ]
-    if source.evaluation is None:
-        return [*line, *(gap(source.gap) for _ in range(5))]
+    if one.evaluation is None:
+        return [*line, *(missing(one.evaluation_missing) for _ in range(5))]
+    about, files = one.evaluation.about, files_of(one)
     checkpoint, iteration = about["checkpoint"], about.get("iteration")
     at = "" if iteration in (None, checkpoint) else f"iteration {iteration}"
-    file = ", ".join(files(source))
+    name, written = one.evaluation.path.name, f"{one.evaluation.written} UTC"
     return [
         *line,
-        Cell(
-            source.evaluation.path.name, file, small=f"{source.evaluation.written} UTC"
+        TableCell(name, files, small=written),
+        TableCell(str(checkpoint), files, small=at),
+        *(
+            TableCell(recorded(about, key), files)
+            for key in ("episodes", "seed", "commit")
         ),
-        Cell(str(checkpoint), file, small=at),
-        Cell(recorded(about, "episodes"), file),
-        Cell(recorded(about, "seed"), file),
-        Cell(recorded(about, "commit"), file),
     ]
-
-
-def files(source: Source) -> list[str]:
-    """The files of a run's evaluation, as they may be told to others."""
-    if source.evaluation is None:
-        return []
-    paths = (source.evaluation.path, *source.evaluation.earlier)
-    return [source.where(path) for path in paths]
-
-
-def origin(measured: Sequence[Measured]) -> str:
-    """Where numbers come from, for a title: seeds, episodes, commit and files."""
-    texts = []
-    for own in measured:
-        evaluated = own.method.evaluated
-        seeds = ", ".join(str(source.seed) for source in evaluated)
-        abouts = [source.evaluation.about for source in evaluated if source.evaluation]
-        episodes = abouts[0]["episodes"]
-        commits = dict.fromkeys(recorded(about, "commit") for about in abouts)
-        paths = ", ".join(path for source in evaluated for path in files(source))
-        texts.append(
-            f"{own.method.name}: training seeds {seeds}, {episodes} episodes each, "
-            f"commit {', '.join(commits)}, {paths}"
-        )
-    return "; ".join(texts)
