@@ -89,9 +89,7 @@ def _share(weights: Tensor, mask: Tensor) -> float:
     return float((weights * mask).sum(-1).mean())
 
 
-def attention(
-    methods: Sequence[Method], loaded: Loaded, group: str, suffix: str
-) -> PageSection:
+def attention(methods: Sequence[Method], loaded: Loaded, group: str) -> PageSection:
     """Build the table of entropies and shares."""
     facts = {"worlds": WORLDS, "steps": STEPS}
     found = {method.name: _of_method(method, loaded, group) for method in methods}
@@ -99,7 +97,7 @@ def attention(
     if not shown:
         reasons = dict.fromkeys(f"{name}: {why}" for name, (_, why) in found.items())
         note = Note("; ".join(reasons) + ".", missing=True)
-        return PageSection("attention", [note], facts, suffix)
+        return PageSection("attention", [note], facts)
     types = list(
         dict.fromkeys(
             name for one in shown for name, share in one.equal.items() if share
@@ -107,7 +105,7 @@ def attention(
     )
     lines = [_line(name, *own, types) for name, own in found.items()]
     table = Table(["method", "entropy", *types], lines)
-    return PageSection("attention", [table], facts, suffix)
+    return PageSection("attention", [table], facts)
 
 
 def _of_method(

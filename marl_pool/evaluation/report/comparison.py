@@ -49,7 +49,7 @@ Tasks = Mapping[str, tuple[list[MethodScores], list[Condition]]]
 """The methods of each training environment, and the conditions of their comparison."""
 
 
-def comparison(group: GroupScores, styles: Styles, suffix: str) -> list[PageSection]:
+def comparison(group: GroupScores, styles: Styles) -> list[PageSection]:
     """Build the sections that compare the methods of one training environment."""
     tasks = {}
     for world in group.worlds:
@@ -63,7 +63,7 @@ def comparison(group: GroupScores, styles: Styles, suffix: str) -> list[PageSect
     if len(group.worlds) > 1:
         contents["retraining"] = [_retraining(group)]
     facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
-    return [PageSection(name, own, facts, suffix) for name, own in contents.items()]
+    return [PageSection(name, own, facts) for name, own in contents.items()]
 
 
 def _ranking(group: GroupScores, tasks: Tasks, styles: Styles) -> list[Component]:

@@ -101,7 +101,7 @@ class PageSection:
         name: key of the title and introduction in ``sections.html.j2``.
         components: its content.
         facts: variables of the introduction.
-        number: tells its anchor from those of other sections of the same name.
+        number: distinguishes the anchors of sections of the same name.
         group: group of agents, named in the heading; empty if the page has only one.
     """
 
@@ -110,6 +110,15 @@ class PageSection:
     facts: Mapping[str, Any] = field(default_factory=dict)
     number: str = ""
     group: str = ""
+
+
+def by_group(sections: Mapping[str, Sequence[PageSection]]) -> list[PageSection]:
+    """The sections of each group of agents, told apart if there are several groups."""
+    if len(sections) > 1:
+        for place, (group, own) in enumerate(sections.items()):
+            for section in own:
+                section.group, section.number = group, f"{section.number}-group{place}"
+    return [section for own in sections.values() for section in own]
 
 
 def missing(reason: str) -> TableCell:

@@ -5,18 +5,29 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from marl_pool.atomic import make_folder, new_file
 from marl_pool.errors import InputError
 from marl_pool.evaluation.report.attention import attention
 from marl_pool.evaluation.report.comparison import comparison
-from marl_pool.evaluation.report.components import PageSection, counted
-from marl_pool.evaluation.report.group_scores import GroupScores, group_scores
+from marl_pool.evaluation.report.components import (
+    PageSection,
+    by_group,
+    counted,
+    listed,
+    number,
+    span,
+)
+from marl_pool.evaluation.report.group_scores import group_scores
 from marl_pool.evaluation.report.learning_curves import learning_curves
 from marl_pool.evaluation.report.loading import load_policies, trained_groups
 from marl_pool.evaluation.report.methods import Method, methods_of
-from marl_pool.evaluation.report.provenance import missing_values, provenance
+from marl_pool.evaluation.report.provenance import (
+    files_of,
+    missing_values,
+    recorded,
+)
 from marl_pool.evaluation.report.robustness import areas, profiles
 from marl_pool.evaluation.report.runs import read_runs, validate_envs
 from marl_pool.evaluation.report.summary import overview, summary
@@ -32,7 +43,6 @@ from marl_pool.version import __version__, commit
 TEMPLATE = "page.html.j2"
 LONGEST = 80
 """Maximal length of the environment's name in a file name."""
-T = TypeVar("T")
 
 
 def report(
@@ -120,6 +130,8 @@ def render(content: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    filters = (counted, listed, number, span, files_of, recorded)
+    made.filters |= {function.__name__: function for function in filters}
     return made.get_template(TEMPLATE).render(content)
 
 
@@ -128,78 +140,41 @@ def _content(
 ) -> dict[str, Any]:
     groups = group_scores(methods)
     styles = line_styles(list(dict.fromkeys(method.kind for method in methods)))
-    sections = [] if groups else [overview(methods, None, "")]
-    for (name, group), suffix in _with_suffixes(groups):
-        sections += _of_group([overview(methods, group, suffix)], name, suffix)
-    sections.append(learning_curves(methods, styles))
-    for (name, group), suffix in _with_suffixes(groups):
-        own = [
-            profiles(group, styles, suffix),
-            areas(group, suffix),
-            *transfer(group, suffix),
-            *comparison(group, styles, suffix),
-        ]
-        sections += _of_group(own, name, suffix)
-    sections += theory(methods)
-    sections += _policies_at_work(methods, groups, settings, plugins)
-    sections += [missing_values(methods, list(groups.values())), provenance(methods)]
-    env = methods[0].runs[0].run.config["env"]["name"].rpartition(":")[2]
-    return {
-        "title": f"{env}: {', '.join(dict.fromkeys(m.kind for m in methods))}",
-        "summary": summary(methods, groups),
-        "facts": _facts(methods),
-        "sections": sections,
-    }
-
-
-def _with_suffixes(groups: Mapping[str, T]) -> list[tuple[tuple[str, T], str]]:
-    """Groups by name, each with a suffix for the anchors of its sections."""
-    several = len(groups) > 1
-    return [
-        (item, f"-group{place}" if several else "")
-        for place, item in enumerate(groups.items())
-    ]
-
-
-def _of_group(
-    sections: Sequence[PageSection], group: str, suffix: str
-) -> Sequence[PageSection]:
-    """Name the group in the headings, if there are several."""
-    for section in sections:
-        section.group = group if suffix else ""
-    return sections
-
-
-def _policies_at_work(
-    methods: Sequence[Method],
-    scores: Mapping[str, GroupScores],
-    settings: Mapping[str, Any],
-    plugins: Collection[str],
-) -> list[PageSection]:
-    """Build the sections of attention and videos for each group that learned."""
-    loaded = load_policies([one for m in methods for one in m.runs], plugins)
-    groups: dict[str, GroupScores | None] = dict(scores)
-    if not groups:
-        known = [one for one in loaded.values() if isinstance(one, Subject)]
-        groups = {name: None for one in known for name in trained_groups(one)}
-    sections: list[PageSection] = []
-    for (name, group), suffix in _with_suffixes(groups):
-        own = [attention(methods, loaded, name, suffix)]
-        if settings["videos"]:
-            own.append(videos(methods, loaded, group, name, suffix))
-        sections += _of_group(own, name, suffix)
-    return sections
-
-
-def _facts(methods: Sequence[Method]) -> list[str]:
-    """The line below the title."""
     runs = [one for method in methods for one in method.runs]
-    not_evaluated = sum(one.evaluation is None for one in runs)
-    facts = [
-        counted(len(methods), "method"),
-        counted(len(runs), "run"),
-        f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"by marl_pool {__version__}" + (f", commit {commit()}" if commit() else ""),
-    ]
-    missing = [f"{not_evaluated} without an evaluation"] if not_evaluated else []
-    return facts + missing
+
+    # One section per group of agents that learned, or one of all methods.
+    overviews = {name: [overview(methods, group)] for name, group in groups.items()}
+    sections = by_group(overviews or {"": [overview(methods, None)]})
+    sections.append(learning_curves(methods, styles))
+    evaluated = {
+        name: [
+            profiles(group, styles),
+            areas(group),
+            *transfer(group),
+            *comparison(group, styles),
+        ]
+        for name, group in groups.items()
+    }
+    sections += by_group(evaluated)
+    sections += theory(methods)
+
+    # Attention and videos need no evaluation, but policies that can be loaded.
+    loaded = load_policies(runs, plugins)
+    known = (one for one in loaded.values() if isinstance(one, Subject))
+    names = groups or dict.fromkeys(
+        name for one in known for name in trained_groups(one)
+    )
+    at_work = {name: [attention(methods, loaded, name)] for name in names}
+    for name, own in at_work.items() if settings["videos"] else ():
+        own.append(videos(methods, loaded, groups.get(name), name))
+    sections += by_group(at_work)
+    sections.append(missing_values(methods, list(groups.values())))
+    sections.append(PageSection("provenance"))
+    return {
+        "methods": methods,
+        "runs": runs,
+        "sections": sections,
+        "summary": summary(methods, groups),
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "version": __version__ + (f", commit {commit()}" if commit() else ""),
+    }

@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING, Any
 from marl_pool.evaluation.report.components import (
     Note,
     PageSection,
-    Table,
-    TableCell,
-    missing,
 )
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.runs import ReportedRun
@@ -83,41 +80,3 @@ def _of(group: "GroupScores", methods: Sequence[Method]) -> Iterator[str]:
             labels.setdefault(reason, {})[group.named(condition)] = None
         for reason, names in labels.items():
             yield f"{own.method.name}, {', '.join(names)}: {reason}"
-
-
-def provenance(methods: Sequence[Method]) -> PageSection:
-    """Build the table of the runs and their evaluations."""
-    head = [
-        *("run", "training seed", "configuration", "evaluation", "checkpoint"),
-        *("episodes", "worlds' seed", "commit"),
-    ]
-    lines = [_line(method, one) for method in methods for one in method.runs]
-    return PageSection("provenance", [Table(head, lines)])
-
-
-def _line(method: Method, one: ReportedRun) -> list[TableCell]:
-    run, config = one.run, f"{one.name}/config.yaml"
-    line = [
-        TableCell(one.name, f"one of {len(method.runs)} runs", small=method.name),
-        TableCell(recorded(run.config, "seed"), f"seed in {config}"),
-        TableCell(
-            run.config_digest,
-            f"SHA-256 of {config}, its first digits",
-            small=f"marl_pool {run.version}",
-        ),
-    ]
-    if one.evaluation is None:
-        return [*line, *(missing(one.evaluation_missing) for _ in range(5))]
-    about, files = one.evaluation.about, files_of(one)
-    checkpoint, iteration = about["checkpoint"], about.get("iteration")
-    at = "" if iteration in (None, checkpoint) else f"iteration {iteration}"
-    name, written = one.evaluation.path.name, f"{one.evaluation.written} UTC"
-    return [
-        *line,
-        TableCell(name, files, small=written),
-        TableCell(str(checkpoint), files, small=at),
-        *(
-            TableCell(recorded(about, key), files)
-            for key in ("episodes", "seed", "commit")
-        ),
-    ]

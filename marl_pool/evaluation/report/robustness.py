@@ -34,9 +34,7 @@ from marl_pool.plotting import LineStyle
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
 
 
-def profiles(
-    group: GroupScores, styles: Mapping[str, LineStyle], suffix: str
-) -> PageSection:
+def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> PageSection:
     """Build the section of scores over severity, a panel for each perturbation."""
     labels = [label for label in group.labels("area") if group.levels(label)]
     fewest = min(own.scores.seeds for own in group.measured)
@@ -55,7 +53,7 @@ def profiles(
         draw = partial(draw, xlabel="severity", ylabel=group.unit)
         caption = f"{group.unit.capitalize()} against severity; 0 is unperturbed."
         components.append(figure(draw, caption, joint_provenance(own)))
-    return PageSection("profiles", components, facts, suffix)
+    return PageSection("profiles", components, facts)
 
 
 def trained_in(group: GroupScores, world: str) -> list[Component]:
@@ -79,9 +77,9 @@ def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> 
     return Panel(label, curves, "; ".join(reasons))
 
 
-def areas(group: GroupScores, suffix: str) -> PageSection:
+def areas(group: GroupScores) -> PageSection:
     """Build the heat map of areas: perturbations by methods."""
-    section = PageSection("areas", number=suffix)
+    section = PageSection("areas")
     if group.unit != "score":
         reason = (
             "Returns of different worlds have no common scale, and shares of negative "

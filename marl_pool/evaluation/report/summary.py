@@ -1,7 +1,7 @@
-"""The three sentences and the table at the head of the page."""
+"""The findings and the table at the head of the page."""
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from marl_pool.evaluation.report.components import (
     PageSection,
     Table,
     TableCell,
-    counted,
     listed,
     missing,
     number,
@@ -28,115 +27,66 @@ from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.provenance import recorded
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import TRAINED
-from marl_pool.evaluation.statistics import Interval
 
 LAST = 0.1
 """Share of the training whose episodes count as its end."""
 
 
-def summary(methods: Sequence[Method], groups: Mapping[str, GroupScores]) -> str:
-    """Summarise the training, the perturbations and the comparison in a sentence each.
-
-    With several groups of agents each has a second and a third sentence.
-    """
-    runs = sum(len(method.runs) for method in methods)
-    env = methods[0].runs[0].run.config["env"]["name"].rpartition(":")[2]
-    worlds = len({method.world for method in methods})
-    where = f", in {worlds} worlds" if worlds > 1 else ""
-    kinds = listed(list(dict.fromkeys(method.kind for method in methods)))
-    trained = (
-        f"{counted(runs, 'run')} of {counted(len(methods), 'method')} ({kinds}{where}) "
-        f"learned {env}"
-    )
-    if not groups:
-        return (
-            f"{trained}. None of them has an evaluation that counts, so nothing is "
-            "known of how they behave under perturbation. The learning curves below "
-            "are of training episodes."
-        )
-    sentences = [f"{trained}, {_tested(next(iter(groups.values())))}."]
-    for name, group in groups.items():
-        prefix = f"As for {name}: " if len(groups) > 1 else ""
-        sentences.append(f"{prefix}{_costs(group)} {_conclusion(group)}")
-    return " ".join(sentences)
+def summary(
+    methods: Sequence[Method], groups: Mapping[str, GroupScores]
+) -> dict[str, Any]:
+    """Variables of ``summary.html.j2``: what was trained, tested and found."""
+    return {
+        "runs": sum(len(method.runs) for method in methods),
+        "methods": len(methods),
+        "kinds": list(dict.fromkeys(method.kind for method in methods)),
+        "worlds": len({method.world for method in methods}),
+        "env": methods[0].runs[0].run.config["env"]["name"].rpartition(":")[2],
+        "ranked_from": RANKED_FROM,
+        "groups": {name: _findings(group) for name, group in groups.items()},
+    }
 
 
-def _tested(group: GroupScores) -> str:
-    evaluation = group.measured[0].method.evaluated[0].evaluation
-    assert evaluation is not None
-    seeds = sorted({own.scores.seeds for own in group.measured})
-    several = f"{seeds[0]} to {seeds[-1]} seeds"
-    perturbations = counted(len(group.labels("area")), "perturbation")
-    worlds = len(group.labels("environment"))
-    others = f" and {counted(worlds, 'other world')}" if worlds else ""
-    return (
-        f"{several if len(seeds) > 1 else counted(seeds[0], 'seed')} each, and were "
-        f"tested in {evaluation.about['episodes']} episodes a condition, under "
-        f"{perturbations}{others}"
-    )
-
-
-def _costs(group: GroupScores) -> str:
-    """The perturbations that cost most and least, averaged over methods."""
-
+def _findings(group: GroupScores) -> dict[str, Any]:
     def average(condition: Condition) -> float:
         return float(np.mean([own.mean(condition).value for own in group.measured]))
 
-    clean = number(average(UNPERTURBED))
-    means = {one.label: average(one) for one in group.common(group.measured, "area")}
-    if not means:
-        return f"Unperturbed, their mean {group.unit} is {clean}."
-    worst, best = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    text = (
-        f"Unperturbed they score {clean} on average (0 is random, 1 the "
-        f"scripted policy), and {worst} costs most: {number(means[worst])} is left, "
-        "averaged over its severities"
-    )
-    return text + ("." if worst == best else f"; {best} leaves {number(means[best])}.")
+    evaluation = group.measured[0].method.evaluated[0].evaluation
+    assert evaluation is not None
+    areas = {one.label: average(one) for one in group.common(group.measured, "area")}
+    return {
+        "seeds": sorted({own.scores.seeds for own in group.measured}),
+        "methods": len(group.measured),
+        "episodes": evaluation.about["episodes"],
+        "perturbations": len(group.labels("area")),
+        "environments": len(group.labels("environment")),
+        "unit": group.unit,
+        "clean": average(UNPERTURBED),
+        "areas": sorted(areas.items(), key=lambda area: area[1]),
+        "best": [best for world in group.worlds for best in _best_two(group, world)],
+    }
 
 
-def _conclusion(group: GroupScores) -> str:
-    """The best two methods, or the reason why methods are not ranked."""
-    if group.unit != "score":
-        return "No score is defined in this world, so methods are not compared."
-    if len(group.measured) < 2:
-        return "There is one method, so there is nothing to rank."
-    fewest = min(own.scores.seeds for own in group.measured)
-    if fewest < RANKED_FROM:
-        return (
-            f"With {counted(fewest, 'seed')} of a method no order of the methods is "
-            f"claimed ({RANKED_FROM} are needed): the page shows each seed instead."
-        )
-    return " ".join(filter(None, (_best(group, world) for world in group.worlds)))
-
-
-def _best(group: GroupScores, world: str) -> str:
+def _best_two(group: GroupScores, world: str) -> list[dict[str, Any]]:
+    """The best two methods of a training environment, if methods are ranked."""
     own = group.of_world(world)
     areas = group.common(own, "area")
     if len(own) < 2 or not areas:
-        return ""
-    places = rank({one.method.kind: one.under(areas) for one in own}).places
-    (name, value), (second, its) = places[:2]
-    where = f"In {world}, {name}" if world else name[0].upper() + name[1:]
-    return (
-        f"{where} keeps most, {_with_span(value)}, before {second} with "
-        f"{_with_span(its)}: {_separation(value, its)}."
-    )
+        return []
+    ranking = rank({one.method.kind: one.under(areas) for one in own})
+    if ranking.refusal:
+        return []
+    (name, first), (second, its) = ranking.places[:2]
+    bounds = [first.low, its.high]
+    relation = "apart" if first.low > its.high else "within each other's intervals"
+    if np.isnan(bounds).any():
+        relation = "without intervals it is unknown if they are apart"
+    return [
+        {"world": world, "places": [(name, first), (second, its)], "relation": relation}
+    ]
 
 
-def _with_span(value: Interval) -> str:
-    return f"{number(value.value)} ({span(value) or 'no interval'})"
-
-
-def _separation(first: Interval, second: Interval) -> str:
-    if math.isnan(first.low) or math.isnan(second.low):
-        return "without intervals it is unknown if they are apart"
-    return "apart" if first.low > second.high else "within each other's intervals"
-
-
-def overview(
-    methods: Sequence[Method], group: GroupScores | None, suffix: str
-) -> PageSection:
+def overview(methods: Sequence[Method], group: GroupScores | None) -> PageSection:
     """Build the table with a row for each method."""
     measured = {own.method.name: own for own in group.measured} if group else {}
     areas = group.common(group.measured, "area") if group else []
@@ -157,7 +107,7 @@ def overview(
                 line += [_score(own, [UNPERTURBED]), _score(own, areas)]
         lines.append(line)
     facts = {"ranked_from": RANKED_FROM}
-    return PageSection("overview", [Table(head, lines)], facts, suffix)
+    return PageSection("overview", [Table(head, lines)], facts)
 
 
 def _seeds(method: Method) -> TableCell:

@@ -9,6 +9,7 @@ from marl_pool.evaluation.report.components import (
     PageSection,
     Table,
     TableCell,
+    by_group,
     missing,
     number,
     span,
@@ -56,19 +57,12 @@ def theory(methods: Sequence[Method]) -> list[PageSection]:
     if not any(one.diagnosis or one.diagnosis_missing for one in runs):
         return []
     known = [one.diagnosis for one in runs if one.diagnosis]
-    groups = list(dict.fromkeys(group for one in known for group in one.groups))
-    if len(groups) < 2:
-        return [_section(methods, groups[0] if groups else "")]
-    return [
-        _section(methods, group, f"-{place}", group)
-        for place, group in enumerate(groups)
-    ]
+    groups = dict.fromkeys(group for one in known for group in one.groups)
+    return by_group({group: [_section(methods, group)] for group in groups or [""]})
 
 
-def _section(
-    methods: Sequence[Method], group: str, suffix: str = "", title: str = ""
-) -> PageSection:
-    section = PageSection("theory", [], {"only": ONLY}, suffix, title)
+def _section(methods: Sequence[Method], group: str) -> PageSection:
+    section = PageSection("theory", facts={"only": ONLY})
     found = {
         method.name: [_diagnosis(one, group) for one in method.runs]
         for method in methods

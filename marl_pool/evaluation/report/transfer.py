@@ -24,7 +24,7 @@ Columns = Mapping[str, Condition]
 RowName = Callable[[MethodScores], str]
 
 
-def transfer(group: GroupScores, suffix: str) -> list[PageSection]:
+def transfer(group: GroupScores) -> list[PageSection]:
     """Build the sections of tests in other environments and of missing tokens.
 
     Each has a heat map for every head, with a row for each training condition and a
@@ -35,17 +35,17 @@ def transfer(group: GroupScores, suffix: str) -> list[PageSection]:
     for one in group.of_kind("environment"):
         families.setdefault(tuple(group.row(one)["world"]), []).append(one)
     sections = [
-        _environments(group, keys, conditions, f"{place}{suffix}")
+        _environments(group, keys, conditions, str(place))
         for place, (keys, conditions) in enumerate(families.items())
     ]
-    return sections + _missing_tokens(group, suffix)
+    return sections + _missing_tokens(group)
 
 
 def _environments(
     group: GroupScores,
     keys: Sequence[str],
     conditions: Sequence[Condition],
-    suffix: str,
+    number: str,
 ) -> PageSection:
     """Environments that differ in the same options, such as numbers of agents."""
     evaluation = group.measured[0].method.evaluated[0].evaluation
@@ -72,7 +72,7 @@ def _environments(
 
     maps = _maps(group, heads, columns, "trained in", row_name)
     facts = {"options": ", ".join(keys), "unit": group.unit}
-    return PageSection("worlds", maps, facts, suffix)
+    return PageSection("worlds", maps, facts, number)
 
 
 def _training_env(
@@ -87,7 +87,7 @@ def _training_env(
     return None
 
 
-def _missing_tokens(group: GroupScores, suffix: str) -> list[PageSection]:
+def _missing_tokens(group: GroupScores) -> list[PageSection]:
     """Tokens occluded in the test, by the share occluded in training."""
     levels = {label: group.levels(label) for label in group.labels("level")}
     occluded = {
@@ -105,7 +105,7 @@ def _missing_tokens(group: GroupScores, suffix: str) -> list[PageSection]:
         components.append(Heading(label))
         components += _maps(group, heads, columns, "missing in training", _occluded)
     facts = {"unit": group.unit}
-    section = PageSection("occlusion", components, facts, suffix)
+    section = PageSection("occlusion", components, facts)
     return [section] if occluded else []
 
 

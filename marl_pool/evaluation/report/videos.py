@@ -34,7 +34,6 @@ def videos(
     loaded: Loaded,
     group: GroupScores | None,
     name: str,
-    suffix: str,
 ) -> PageSection:
     """Build the section of videos, one of the first seed of each method.
 
@@ -44,7 +43,6 @@ def videos(
         group: the scores of the group, which choose the perturbation; None without an
             evaluation.
         name: of the group of agents.
-        suffix: of the section's anchor.
     """
     condition = _most_harmful(group)
     perturbation, about = None, ""
@@ -71,7 +69,7 @@ def videos(
         columns = ["unperturbed", about] if about else ["unperturbed"]
         title = f"{one.name}, checkpoint {subject.name}"
         components.append(Video(data, columns, caption, title))
-    return PageSection("videos", components, {"perturbation": about}, suffix)
+    return PageSection("videos", components, {"perturbation": about})
 
 
 def _most_harmful(group: GroupScores | None) -> Condition | None:
