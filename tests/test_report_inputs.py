@@ -129,7 +129,7 @@ def test_an_evaluation_without_returns_is_not_enough(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_evaluation_of_another_kind_is_a_gap(
+def test_an_evaluation_of_another_protocol_is_left_out(
     tmp_path: Path, other: dict[str, Any], told: str
 ) -> None:
     odd = evaluated(trained(tmp_path / "odd"), **other)
@@ -261,7 +261,9 @@ BREAKS: dict[str, tuple[Callable[[Run], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", BREAKS)
-def test_a_broken_evaluation_is_a_gap_that_says_why(tmp_path: Path, kind: str) -> None:
+def test_a_broken_evaluation_is_left_out_with_the_reason(
+    tmp_path: Path, kind: str
+) -> None:
     spoil, told = BREAKS[kind]
     whole = evaluated(trained(tmp_path / "a"))
     broken = evaluated(trained(tmp_path / "b", seed=1))
@@ -279,7 +281,7 @@ def test_a_broken_evaluation_is_a_gap_that_says_why(tmp_path: Path, kind: str) -
 @pytest.mark.parametrize(
     "lines", ["2,128,x\n", "2,128,-1,7\n", "2,1_0__0,-1\n"], ids=str.strip
 )
-def test_metrics_that_are_no_numbers_are_a_gap(tmp_path: Path, lines: str) -> None:
+def test_metrics_that_are_no_numbers_are_missing(tmp_path: Path, lines: str) -> None:
     run = evaluated(trained(tmp_path / "a"))
     with run.metrics_path.open("a") as file:
         file.write(lines)
@@ -316,7 +318,7 @@ def test_a_configuration_without_an_env_is_refused_in_one_line(
         '{"rows": [{"group": "agent"}]}',
     ],
 )
-def test_a_broken_diagnosis_is_a_gap(tmp_path: Path, text: str) -> None:
+def test_a_broken_diagnosis_is_left_out(tmp_path: Path, text: str) -> None:
     run = evaluated(trained(tmp_path / "a"))
     (run.evaluation_dir / "diagnosis.json").write_text(text)
     (source,) = read_runs([run])
@@ -347,7 +349,7 @@ def test_the_newest_diagnosis_that_is_whole_counts(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("is_evaluated", [True, False])
-def test_a_diagnosis_of_something_else_is_a_gap(
+def test_a_diagnosis_of_something_else_is_left_out(
     tmp_path: Path, other: dict[str, Any], told: str, is_evaluated: bool
 ) -> None:
     runs = [trained(tmp_path / str(seed), seed=seed) for seed in range(3)]
@@ -407,7 +409,7 @@ def test_each_group_has_a_diagnosis_of_its_own(tmp_path: Path) -> None:
     gap = {"group": "hen", "gap": "a world that does not know"}
     html = written([diagnosed(run, {"group": "fox", "excess": 3.0}, gap)], tmp_path)
     assert "Theory on these policies (fox)" in html
-    assert [text for text, _, _ in cells(html, "theory-0")] == ["3.00"]
+    assert [text for text, _, _ in cells(html, "theory-group0")] == ["3.00"]
     assert "a: a world that does not know" in html
 
 
