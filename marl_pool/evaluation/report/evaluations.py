@@ -1,6 +1,7 @@
 """The evaluations of a run: read, validated and joined into one table."""
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -115,10 +116,11 @@ def is_trained(rows: pd.DataFrame) -> pd.Series:
 def numbered_files(run: Path, name: str) -> list[Path]:
     """The files ``NAME``, ``NAME-2`` … of a run's evaluations, the newest first."""
     stem, suffix = Path(name).stem, Path(name).suffix
+    pattern = re.compile(rf"{stem}(?:-([0-9]+))?{re.escape(suffix)}")
     numbered = {
-        int(path.stem.removeprefix(stem).removeprefix("-") or 1): path
+        int(found[1] or 1): path
         for path in (run / "evaluation").glob(f"{stem}*{suffix}")
-        if (path.stem.removeprefix(stem).removeprefix("-") or "1").isdecimal()
+        if (found := pattern.fullmatch(path.name))
     }
     return [numbered[number] for number in sorted(numbered, reverse=True)]
 
@@ -149,7 +151,7 @@ def read_document(path: Path) -> dict[str, Any] | str:
 
 
 def checksum_problem(content: Mapping[str, Any]) -> str:
-    """Why a document is not as it was written; empty if it is."""
+    """The reason to distrust a document; empty if its checksum is right."""
     if is_intact_json(content):
         return ""
     return "it has changed since it was written: its checksum differs"
@@ -206,7 +208,7 @@ def _shape_problem(returns: np.ndarray, rows: int, episodes: int) -> str:
 
 
 def _row_problem(rows: pd.DataFrame) -> str:
-    """Why the rows of an evaluation cannot be used; empty if they can."""
+    """The reason to reject the rows of an evaluation; empty if there is none."""
     if not rows["severity"].between(0, 1).all():
         return "a severity is not in [0, 1]"
     measured = rows["gap"] == ""

@@ -24,7 +24,7 @@ from marl_pool.evaluation.report.table import (
     level,
     results_table,
 )
-from marl_pool.evaluation.results import TRAINED
+from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD
 from marl_pool.evaluation.scores import HEURISTIC, RANDOM, mean_over
 from marl_pool.evaluation.statistics import Interval, episode_draws
 
@@ -87,6 +87,7 @@ class GroupScores:
     def __init__(
         self, methods: Sequence[Method], table: pd.DataFrame, group: str
     ) -> None:
+        # Rows of the group in the runs in which it learned, and its levels by label.
         self.group = group
         trained = table[table["policy"] == TRAINED]
         learned = trained[trained["group"] == group]
@@ -94,18 +95,17 @@ class GroupScores:
         self.rows = own
         cells = zip(own["run"], own["policy"], own["condition"], strict=True)
         self._cells = dict(zip(cells, own.itertuples(), strict=True))
+        levels = learned[~learned["perturbation"].isin([CLEAN, WORLD])]
         self._severities = {
             (run, label): tuple(sorted({0.0, *part["severity"]}))
-            for (run, label), part in _levels(learned).groupby(
-                ["run", "label"], sort=False
-            )
+            for (run, label), part in levels.groupby(["run", "label"], sort=False)
         }
         areas = [
             Condition("area", label, levels=severities)
             for (_, label), severities in self._severities.items()
         ]
         self.conditions = list(dict.fromkeys([*learned["condition"], *areas]))
-        # Every other group that learns in a run makes its baselines ambiguous.
+        # The unit: a second group that learns makes the baselines ambiguous.
         alone = trained.groupby("run")["group"].nunique() == 1
         scored = (
             alone[run] and self._baselines(run, UNPERTURBED)
@@ -118,7 +118,7 @@ class GroupScores:
         ]
 
     def missing(self, method: Method) -> str:
-        """Why a method has no scores; empty if it has."""
+        """The reason for a method without scores; empty if it has some."""
         if not method.evaluated:
             return method.runs[0].evaluation_missing
         no_group = f"the group {self.group!r} did not learn in its runs"
@@ -249,10 +249,6 @@ class GroupScores:
         returns = [cell.returns for cell in cells if cell is not None]
         better = len(returns) == 2 and returns[1].mean() > returns[0].mean()
         return returns if better else []
-
-
-def _levels(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[[one.kind == "level" for one in rows["condition"]]]
 
 
 def group_scores(methods: Sequence[Method]) -> dict[str, GroupScores]:

@@ -43,7 +43,7 @@ def trained_groups(subject: Subject) -> list[str]:
 
 
 def load_problem(subject: Subject | str, group: str) -> str:
-    """Why the policy of a group cannot be shown; empty if it can."""
+    """The reason to leave out the policy of a group; empty if there is none."""
     if isinstance(subject, str):
         return subject
     if group not in trained_groups(subject):

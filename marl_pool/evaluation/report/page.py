@@ -4,8 +4,9 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_pool.atomic import make_folder, new_file
 from marl_pool.errors import InputError
@@ -40,6 +41,9 @@ from marl_pool.plotting import line_styles
 from marl_pool.runs import Run
 from marl_pool.version import __version__, commit
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 TEMPLATE = "page.html.j2"
 LONGEST = 80
 """Maximal length of the environment's name in a file name."""
@@ -71,7 +75,7 @@ def report(
     with cpu_threads(settings["threads"]), trust(plugins, "a run of the report"):
         methods = methods_of(read_runs(runs))
         content = _content(methods, settings, plugins)
-    html = render(content)
+    html = _templates().get_template(TEMPLATE).render(content)
     make_folder(path.parent)
     with new_file(path) as file:
         file.write(html)
@@ -118,8 +122,8 @@ def _validate_folder(path: Path) -> None:
         raise InputError(f"{path} cannot be written: {above} does not allow it")
 
 
-def render(content: Mapping[str, Any]) -> str:
-    """Fill in the template."""
+@cache
+def _templates() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Everything but figures is escaped: names of runs come from users.
@@ -132,7 +136,7 @@ def render(content: Mapping[str, Any]) -> str:
     )
     filters = (counted, listed, number, span, files_of, recorded)
     made.filters |= {function.__name__: function for function in filters}
-    return made.get_template(TEMPLATE).render(content)
+    return made
 
 
 def _content(

@@ -56,7 +56,7 @@ class ReportedRun:
 
     @property
     def metrics_missing(self) -> str:
-        """Why ``metrics.csv`` cannot be read; empty if it can, or does not exist."""
+        """The reason to leave out ``metrics.csv``; empty if it is intact or missing."""
         return self._metrics[1]
 
     @cached_property
@@ -154,9 +154,8 @@ def _evaluation_problem(name: str, own: Evaluation | str, usual: Protocol) -> st
     if isinstance(own, str):
         return f"{own}: {_command('evaluate', name, usual)}"
     differs = _differences(own.protocol, usual)
-    return f"its evaluation cannot be compared with the others: {differs}" * bool(
-        differs
-    )
+    reason = f"its evaluation cannot be compared with the others: {differs}"
+    return reason if differs else ""
 
 
 def _diagnosis_problem(
@@ -168,14 +167,15 @@ def _diagnosis_problem(
         return f"{own}; make another: {_command('diagnose', name, usual)}"
     differs = _differences(own.protocol, usual)
     if not differs and evaluation is not None:
-        differs = _differences(
-            {"iteration": own.about.get("iteration")},
-            {"iteration": evaluation.about.get("iteration")},
-            "its evaluation has",
+        own_iteration, its = (
+            own.about.get("iteration"),
+            evaluation.about.get("iteration"),
         )
-    return f"its diagnosis cannot be compared with the other numbers: {differs}" * bool(
-        differs
-    )
+        differs = _differences(
+            {"iteration": own_iteration}, {"iteration": its}, "its evaluation has"
+        )
+    reason = f"its diagnosis cannot be compared with the other numbers: {differs}"
+    return reason if differs else ""
 
 
 def _differences(own: Protocol, usual: Protocol, has: str = "the others have") -> str:

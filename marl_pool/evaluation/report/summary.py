@@ -71,11 +71,10 @@ def _best_two(group: GroupScores, world: str) -> list[dict[str, Any]]:
     """The best two methods of a training environment, if methods are ranked."""
     own = group.of_world(world)
     areas = group.common(own, "area")
-    if len(own) < 2 or not areas:
+    fewest = min(one.scores.seeds for one in group.measured)
+    if len(own) < 2 or not areas or fewest < RANKED_FROM:
         return []
     ranking = rank({one.method.kind: one.under(areas) for one in own})
-    if ranking.refusal:
-        return []
     (name, first), (second, its) = ranking.places[:2]
     bounds = [first.low, its.high]
     relation = "apart" if first.low > its.high else "within each other's intervals"

@@ -21,7 +21,7 @@ NONE = {"name": "none"}
 """The section ``perturbation`` of a run without one."""
 Columns = Mapping[str, Condition]
 """Conditions by column heading."""
-RowName = Callable[[MethodScores], str]
+NameOf = Callable[[MethodScores], str]
 
 
 def transfer(group: GroupScores) -> list[PageSection]:
@@ -61,16 +61,16 @@ def _environments(
         columns = {unchanged: UNPERTURBED, **columns}
     # Rows in the order of the columns put equal environments on the diagonal.
     order = [*conditions, None]
-    heads: dict[str, list[MethodScores]] = {}
-    for own in sorted(group.measured, key=lambda o: order.index(homes[o.method.name])):
-        heads.setdefault(own.method.head, []).append(own)
+    rows = sorted(group.measured, key=lambda own: order.index(homes[own.method.name]))
 
     def row_name(own: MethodScores) -> str:
         home = homes[own.method.name]
         world = group.named(home) if home else own.method.world or unchanged
         return " ".join(filter(None, (world, own.method.perturbed)))
 
-    maps = _maps(group, heads, columns, "trained in", row_name)
+    maps = _maps(
+        group, rows, lambda own: own.method.head, columns, "trained in", row_name
+    )
     facts = {"options": ", ".join(keys), "unit": group.unit}
     return PageSection("worlds", maps, facts, number)
 
@@ -95,18 +95,20 @@ def _missing_tokens(group: GroupScores) -> list[PageSection]:
         for label, own in levels.items()
         if own and group.row(own[0])["perturbation"] == OCCLUDE
     }
-    heads: dict[str, list[MethodScores]] = {}
-    for one in group.measured:
-        shared = " · ".join(filter(None, (one.method.head, one.method.world)))
-        heads.setdefault(shared, []).append(one)
     components: list[Component] = []
     for label, own in occluded.items():
         columns = {"0%": UNPERTURBED} | {f"{one.severity:.0%}": one for one in own}
         components.append(Heading(label))
-        components += _maps(group, heads, columns, "missing in training", _occluded)
+        components += _maps(
+            group, group.measured, _head, columns, "missing in training", _occluded
+        )
     facts = {"unit": group.unit}
     section = PageSection("occlusion", components, facts)
     return [section] if occluded else []
+
+
+def _head(own: MethodScores) -> str:
+    return " · ".join(filter(None, (own.method.head, own.method.world)))
 
 
 def _occluded(own: MethodScores) -> str:
@@ -121,33 +123,26 @@ def _occluded(own: MethodScores) -> str:
 
 def _maps(
     group: GroupScores,
-    heads: Mapping[str, Sequence[MethodScores]],
+    measured: Sequence[MethodScores],
+    head_of: NameOf,
     columns: Columns,
     corner: str,
-    row_name: RowName,
+    row_name: NameOf,
 ) -> list[Component]:
     """A heat map for each head, or one of all methods if each head has one row."""
-    if all(len(own) == 1 for own in heads.values()):
-        return [_map(group, group.measured, columns, "method", _method_name)]
-    components: list[Component] = []
-    for head, own in heads.items():
-        components += [Heading(head), _map(group, own, columns, corner, row_name)]
-    return components
-
-
-def _map(
-    group: GroupScores,
-    measured: Sequence[MethodScores],
-    columns: Columns,
-    corner: str,
-    row_name: RowName,
-) -> Table:
-    lines = []
+    heads: dict[str, list[MethodScores]] = {}
     for own in measured:
-        cells = (score_cell(group, own, one) for one in columns.values())
-        lines.append([TableCell(row_name(own)), *cells])
-    return Table([corner, *columns], lines)
-
-
-def _method_name(own: MethodScores) -> str:
-    return own.method.name
+        heads.setdefault(head_of(own), []).append(own)
+    titled = len(heads) < len(measured)
+    if not titled:
+        heads, corner = {"": group.measured}, "method"
+    components: list[Component] = []
+    for head, methods in heads.items():
+        lines = []
+        for own in methods:
+            cells = (score_cell(group, own, one) for one in columns.values())
+            name = row_name(own) if titled else own.method.name
+            lines.append([TableCell(name), *cells])
+        components += [Heading(head)] if titled else []
+        components.append(Table([corner, *columns], lines))
+    return components
