@@ -11,7 +11,7 @@ matplotlib is imported on the first call: it is an optional dependency.
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -93,14 +93,15 @@ def short_number(value: float, _: object = None) -> str:
 
 
 def legend_below(
-    figure: "Figure", handles: Sequence[Any], names: Sequence[str], columns: int = 6
+    figure: "Figure", handles: Iterable[Any], names: Iterable[str], columns: int = 6
 ) -> None:
     """Draw one legend for all axes below them."""
+    labels = list(names)
     figure.legend(
         list(handles),
-        list(names),
+        labels,
         loc="outside lower center",
-        ncols=min(len(names), columns) or 1,
+        ncols=min(len(labels), columns) or 1,
         frameon=False,
     )
 
