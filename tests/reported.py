@@ -3,18 +3,21 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
+from marl_pool.evaluation.report.group_scores import GroupScores, group_scores
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.sources import read_sources
-from marl_pool.evaluation.report.study import Condition, Study
+from marl_pool.evaluation.report.runs import read_runs
+from marl_pool.evaluation.report.table import Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -39,11 +42,16 @@ LADDER = {0.0: 0.8, 0.25: 0.75, 0.5: 0.6, 1.0: 0.2}
 
 def trained(path: Path, *overrides: str, seed: int = 0, rows: int = 5) -> Run:
     """A run with learning curves; its policy is not there."""
-    run = Run.create(path, compose("train", [*SMALL, *overrides, f"seed={seed}"]))
+    run = Run.create(path, {**deepcopy(composed(*overrides)), "seed": seed})
     lines = ["iteration,env_steps,return_mean", "1,64,"]
     lines += [f"{k},{64 * k},{-3 / k - 0.1 * seed}" for k in range(2, 2 + rows)]
     run.metrics_path.write_text("\n".join(lines) + "\n")
     return run
+
+
+@cache
+def composed(*overrides: str) -> dict[str, Any]:
+    return compose("train", [*SMALL, *overrides])
 
 
 def with_policy(run: Run) -> Run:
@@ -138,17 +146,28 @@ def several(folder: Path, heads: Sequence[str], seeds: int, *keys: str) -> list[
     ]
 
 
-def study_of(runs: Sequence[Run], group: str = "agent") -> Study:
-    return Study(methods_of(read_sources(runs)), group)
+def scores_of(runs: Sequence[Run], group: str = "agent") -> GroupScores:
+    return group_scores(methods_of(read_runs(runs)))[group]
 
 
 def area(label: str, *severities: float) -> Condition:
-    return Condition("area", label, ladder=(0.0, *severities))
+    return Condition("area", label, levels=(0.0, *severities))
 
 
 def written(runs: Sequence[Run], folder: Path, **settings: Any) -> str:
     path = report(runs, str(folder / "page.html"), {**SETTINGS, **settings})
     return path.read_text(encoding="utf-8")
+
+
+class Page(NamedTuple):
+    """A written page, for tests that only read it."""
+
+    runs: list[Run]
+    html: str
+
+
+def page_of(runs: list[Run], folder: Path, **settings: Any) -> Page:
+    return Page(runs, written(runs, folder, **settings))
 
 
 class Cells(HTMLParser):

@@ -1,4 +1,4 @@
-"""The report: one page, each number with its origin, each gap with its reason."""
+"""The report: one page, each number with its provenance, or why it is missing."""
 
 import base64
 import json
@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,14 +20,20 @@ import torch
 from marl_pool import cli
 from marl_pool.envs.simple_centroid import SimpleCentroid
 from marl_pool.errors import InputError
+from marl_pool.evaluation import report as report_package
 from marl_pool.evaluation.report import attention, page
-from marl_pool.evaluation.report.attention import look
-from marl_pool.evaluation.report.behaviour import opened
-from marl_pool.evaluation.report.blocks import Cell, listed, number, shade, span
-from marl_pool.evaluation.report.methods import methods_of
+from marl_pool.evaluation.report.attention import attention_shares
+from marl_pool.evaluation.report.components import (
+    TableCell,
+    listed,
+    number,
+    shade,
+    span,
+)
+from marl_pool.evaluation.report.loading import load
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.sources import not_evaluated, read_sources
-from marl_pool.evaluation.report.study import AS_IS, Condition, Study
+from marl_pool.evaluation.report.runs import not_evaluated, read_runs
+from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -36,17 +43,18 @@ from marl_pool.evaluation.results import (
 from marl_pool.evaluation.statistics import Interval
 from marl_pool.evaluation.subject import Subject
 from marl_pool.manifest import sealed_json
-from marl_pool.runs import Run
 from tests.reported import (
     EPISODES,
     SETTINGS,
     Cells,
+    Page,
     area,
     cells,
     diagnosed,
     evaluated,
+    page_of,
+    scores_of,
     several,
-    study_of,
     texts,
     trained,
     with_policy,
@@ -57,48 +65,73 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REQUIRED = bool(os.environ.get("MARL_POOL_REQUIRE_CHROMIUM"))
 """Where the page has to be looked at: a test that is skipped tells nobody."""
 
+# Pages that several tests read
+
+
+@pytest.fixture(scope="module")
+def one_seed(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Two heads of one seed, whose policies are missing."""
+    folder = tmp_path_factory.mktemp("one")
+    return page_of(several(folder, ["ada", "max"], 1), folder, videos=True)
+
+
+@pytest.fixture(scope="module")
+def three_seeds(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Two heads of three seeds."""
+    folder = tmp_path_factory.mktemp("three")
+    return page_of(several(folder, ["ada", "max"], 3), folder)
+
+
+@pytest.fixture(scope="module")
+def playing(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Two heads of two seeds with policies, in an environment quick to record."""
+    folder = tmp_path_factory.mktemp("playing")
+    runs = [with_policy(run) for run in several(folder, ["ada", "max"], 2)]
+    return page_of(runs, folder, videos=True)
+
+
 # Numbers
 
 
-def test_scores_and_areas_by_hand(tmp_path: Path) -> None:
-    (own,) = study_of(several(tmp_path, ["ada"], 2)).measured
-    assert own.points(AS_IS) == pytest.approx([0.8, 0.81])
+def test_scores_and_areas_by_hand(three_seeds: Page) -> None:
+    (own,) = scores_of(three_seeds.runs[:2]).measured
+    assert own.points(UNPERTURBED) == pytest.approx([0.8, 0.81])
     # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's ladder ends at 0.2.
     assert own.points(area("occlude", 0.5, 1.0)) == pytest.approx([0.55, 0.56])
     assert own.points(area("jitter", 0.2)) == pytest.approx([0.75, 0.76])
-    assert own.points(Condition("rung", "occlude", 1.0)) == pytest.approx([0.2, 0.21])
-    world = Condition("world", "more noise", world='{"num_noise": 9}')
+    assert own.points(Condition("level", "occlude", 1.0)) == pytest.approx([0.2, 0.21])
+    world = Condition("environment", "more noise", options='{"num_noise": 9}')
     assert own.points(world) == pytest.approx([0.4, 0.41])
-    interval = own.mean(AS_IS)
+    interval = own.mean(UNPERTURBED)
     # The luck of the worlds cancels, so the seeds' own range is all there is.
     np.testing.assert_allclose(interval, [0.805, 0.8, 0.81])
-    assert not own.gaps
+    assert not own.missing
 
 
-def test_a_lost_rung_is_a_gap_of_it_and_of_the_area(tmp_path: Path) -> None:
+def test_a_lost_level_is_missing_and_so_is_its_area(tmp_path: Path) -> None:
     whole = evaluated(trained(tmp_path / "a"))
     part = evaluated(trained(tmp_path / "b", seed=1), lost=[0.5])
-    (own,) = study_of([whole, part]).measured
-    for lost in (area("occlude", 0.5, 1.0), Condition("rung", "occlude", 0.5)):
-        assert own.gaps[lost] == "a reason"
+    (own,) = scores_of([whole, part]).measured
+    for lost in (area("occlude", 0.5, 1.0), Condition("level", "occlude", 0.5)):
+        assert own.missing[lost] == "a reason"
         assert not own.has(lost)
-    assert own.has(Condition("rung", "occlude", 1.0))
+    assert own.has(Condition("level", "occlude", 1.0))
 
 
 def test_without_a_scripted_policy_there_are_returns_and_no_areas(
     tmp_path: Path,
 ) -> None:
-    study = study_of([evaluated(trained(tmp_path / "a"), scripted=False)])
+    study = scores_of([evaluated(trained(tmp_path / "a"), scripted=False)])
     (own,) = study.measured
     assert study.unit == "return"
     luck = np.random.default_rng(0).normal(size=EPISODES).mean()
-    assert own.points(AS_IS) == pytest.approx([luck - 1.2])
-    assert "an area needs scores" in own.gaps[area("occlude", 0.5, 1.0)]
+    assert own.points(UNPERTURBED) == pytest.approx([luck - 1.2])
+    assert "an area needs scores" in own.missing[area("occlude", 0.5, 1.0)]
 
 
 def test_several_groups_that_learn_have_no_scores(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
-    assert Study(methods_of(read_sources([run])), "hen").unit == "return"
+    assert scores_of([run], "hen").unit == "return"
     html = written([run], tmp_path)
     for title in ("At a glance", "Robustness profiles"):
         assert f"{title} (fox)" in html
@@ -109,23 +142,23 @@ def test_several_groups_that_learn_have_no_scores(tmp_path: Path) -> None:
     assert "Not ranked: no score is defined here" in html
 
 
-def test_a_group_that_did_not_learn_in_all_methods_is_a_gap(tmp_path: Path) -> None:
+def test_a_group_that_did_not_learn_in_all_methods_is_missing(tmp_path: Path) -> None:
     runs = [
         evaluated(trained(tmp_path / "a", "pooling=ada"), groups=["fox", "hen"]),
         evaluated(
             trained(tmp_path / "b", "pooling=max"), groups=["fox", "hen"], fixed=["hen"]
         ),
     ]
-    assert [own.method.name for own in study_of(runs, "hen").measured] == ["ada"]
-    assert len(study_of(runs, "fox").measured) == 2
+    assert [own.method.name for own in scores_of(runs, "hen").measured] == ["ada"]
+    assert len(scores_of(runs, "fox").measured) == 2
     html = written([with_policy(run) for run in runs], tmp_path)
     reason = "the group 'hen' did not learn in its runs"
-    gaps = [why for _, why, kind in cells(html, "overview-group1") if kind == "gap"]
+    gaps = [why for _, why, kind in cells(html, "overview-group1") if kind == "missing"]
     assert gaps == [reason]
     assert f"max: {reason}" in texts(html).replace("&#39;", "'")
 
 
-def test_conditions_that_only_some_suites_have_are_gaps(tmp_path: Path) -> None:
+def test_conditions_that_only_some_suites_have_are_missing(tmp_path: Path) -> None:
     runs = several(tmp_path, ["ada", "max"], 1)
     document = runs[1].evaluation_dir / DOCUMENT
     content = json.loads(document.read_text())
@@ -133,10 +166,10 @@ def test_conditions_that_only_some_suites_have_are_gaps(tmp_path: Path) -> None:
         if row["perturbation"] == "occlude":
             row["label"] = "occlude among=signal"
     document.write_text(json.dumps(sealed_json(content)))
-    ada, most = study_of(runs).measured
+    ada, most = scores_of(runs).measured
     gap = "not in the suite of this evaluation"
-    assert ada.gaps[area("occlude among=signal", 0.5, 1.0)] == gap
-    assert most.gaps[area("occlude", 0.5, 1.0)] == gap
+    assert ada.missing[area("occlude among=signal", 0.5, 1.0)] == gap
+    assert most.missing[area("occlude", 0.5, 1.0)] == gap
     assert ada.has(area("jitter", 0.2))
 
 
@@ -152,12 +185,12 @@ def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
             ("avg", 0, {"rungs": [0.5]}),
         )
     ]
-    study = study_of(runs)
+    study = scores_of(runs)
     ada, most, avg = study.measured
     short, long = area("occlude", 0.5, 1.0), area("occlude", 0.25, 0.5, 1.0)
     # Over the severities that both seeds met: (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4.
     assert ada.points(short) == pytest.approx([0.55, 0.55])
-    assert ada.gaps[long] == "its severities are others: 0.0, 0.5, 1.0"
+    assert ada.missing[long] == "its severities are others: 0.0, 0.5, 1.0"
     assert most.points(long) == pytest.approx([1.55 / 8 + 1.35 / 8 + 0.8 / 4])
     assert avg.points(area("occlude", 0.5)) == pytest.approx([0.7])
     assert not avg.has(short)
@@ -180,9 +213,9 @@ def test_worlds_of_one_label_and_other_options_are_other_conditions(
         )
         for noise in (4, 5)
     ]
-    (own,) = study_of(runs).measured
-    assert [one for one in own.conditions if one.kind == "world"] == []
-    assert len([one for one in own.gaps if one.kind == "world"]) == 2
+    (own,) = scores_of(runs).measured
+    assert [one for one in own.conditions if one.kind == "environment"] == []
+    assert len([one for one in own.missing if one.kind == "environment"]) == 2
 
 
 def test_a_yardstick_without_length_in_some_draw_leaves_no_interval(
@@ -197,12 +230,12 @@ def test_a_yardstick_without_length_in_some_draw_leaves_no_interval(
         returns[7:, 0] += 1.0
         write_returns(path.with_name("changed.npz"), returns)
         path.with_name("changed.npz").replace(path)
-    own, _ = study_of(runs).measured
-    assert own.mean(AS_IS).value == pytest.approx(0.805 * EPISODES)
-    assert np.isnan(own.mean(AS_IS).low)
+    own, _ = scores_of(runs).measured
+    assert own.mean(UNPERTURBED).value == pytest.approx(0.805 * EPISODES)
+    assert np.isnan(own.mean(UNPERTURBED).low)
     html = written(runs, tmp_path)
     assert not re.search(r"\bnan\b", texts(html))
-    reasons = [title for _, title, kind in cells(html, "ranking") if kind == "gap"]
+    reasons = [title for _, title, kind in cells(html, "ranking") if kind == "missing"]
     assert len(reasons) == 2
     assert all("hardly better than the random one" in reason for reason in reasons)
 
@@ -220,10 +253,10 @@ def test_numbers_are_written_to_three_digits_with_a_minus() -> None:
 def test_shades_are_those_of_scores_whatever_else_the_table_holds() -> None:
     shades = [shade(score) for score in (-3.0, 0.0, 0.25, 1.0, 7.0, np.nan)]
     assert shades == [0.0, 0.0, 0.25, 1.0, 1.0, None]
-    assert Cell("x").style == ""
-    assert "rgb(255,255,255);color:#222" in Cell("x", tone=0.0).style
-    assert "rgb(0,114,178);color:#fff" in Cell("x", tone=1.0).style
-    assert "rgb(230,159,0);color:#222" in Cell("x", tone=-1.0).style
+    assert TableCell("x").style == ""
+    assert "rgb(255,255,255);color:#222" in TableCell("x", tone=0.0).style
+    assert "rgb(0,114,178);color:#fff" in TableCell("x", tone=1.0).style
+    assert "rgb(230,159,0);color:#222" in TableCell("x", tone=-1.0).style
 
 
 # Trained here, tested there
@@ -308,9 +341,8 @@ def test_missing_tokens_in_training_are_rows_of_a_map(tmp_path: Path) -> None:
 # The page
 
 
-def test_three_sentences_say_what_was_done_and_found(tmp_path: Path) -> None:
-    html = written(several(tmp_path, ["ada", "max"], 3), tmp_path)
-    summary = re.search(r'class="summary">(.*?)</p>', html, re.S)
+def test_three_sentences_say_what_was_done_and_found(three_seeds: Page) -> None:
+    summary = re.search(r'class="summary">(.*?)</p>', three_seeds.html, re.S)
     assert summary
     first, second, third = re.split(r"(?<=[a-z\d)])\. ", summary[1])
     assert first == (
@@ -325,8 +357,8 @@ def test_three_sentences_say_what_was_done_and_found(tmp_path: Path) -> None:
     assert third.startswith("With 3 seeds of a method no order")
 
 
-def test_under_five_seeds_each_is_shown_and_none_is_ranked(tmp_path: Path) -> None:
-    html = written(several(tmp_path, ["ada", "max"], 3), tmp_path)
+def test_under_five_seeds_each_is_shown_and_none_is_ranked(three_seeds: Page) -> None:
+    html = three_seeds.html
     assert "Not ranked: 3 seeds of a method, and an order is given from 5 on." in html
     assert not re.search(r"\b[12]\. (ada|max)", texts(html))
     at_a_glance = [text for text, _, _ in cells(html, "overview")]
@@ -348,10 +380,10 @@ def test_five_seeds_are_ranked_with_intervals(tmp_path: Path) -> None:
     assert [text for text, _, _ in cells(html, "ranking")[2::4]] == ["0.23", "0.33"]
 
 
-def test_one_seed_holds_for_this_policy_only(tmp_path: Path) -> None:
-    html = written(several(tmp_path, ["ada", "max"], 1), tmp_path)
+def test_one_seed_holds_for_this_policy_only(one_seed: Page) -> None:
+    html = one_seed.html
     assert "this policy only" in html
-    gaps = [title for text, title, kind in cells(html, "ranking") if kind == "gap"]
+    gaps = [title for text, title, kind in cells(html, "ranking") if kind == "missing"]
     assert len(gaps) == 2
     assert all("fewer than two seeds" in title for title in gaps)
     assert "no interval" in texts(html[html.index('id="improvement"') :])
@@ -370,7 +402,9 @@ def test_methods_of_two_worlds_have_a_retraining_gap_and_no_drop(
     assert html.count("Trained and tested in num_noise=3") >= 3
 
 
-def test_every_number_has_its_origin_and_every_gap_its_reason(tmp_path: Path) -> None:
+def test_every_number_has_its_provenance_and_every_missing_value_its_reason(
+    tmp_path: Path,
+) -> None:
     keys = ("env.num_noise=3",)
     runs = [with_policy(run) for run in several(tmp_path, ["ada", "max"], 2, *keys)]
     runs += [
@@ -387,35 +421,34 @@ def test_every_number_has_its_origin_and_every_gap_its_reason(tmp_path: Path) ->
     file = rf"({names})/(metrics\.csv|config\.yaml|evaluation/\w+(-\d+)?\.json)"
     for section, text, title, kind in parser.cells:
         told = (section, text, title)
-        if kind == "gap":
+        if kind == "missing":
             assert re.search("[a-z]{2} ", title or ""), told
         elif section == "attention":
             form = rf"({names}), checkpoint best, 16 worlds of seed 0, 64 steps: \d"
             assert re.match(form, title or ""), told
         elif re.search(r"\d", text):
             assert re.search(file, title or ""), told
-        if kind != "gap" and re.search(r"results|diagnosis", title or ""):
-            assert section == "origins" or "commit 0123abc" in title, told
-            assert section == "origins" or re.search(r"\d+ episodes", title), told
+        if kind != "missing" and re.search(r"results|diagnosis", title or ""):
+            assert section == "provenance" or "commit 0123abc" in title, told
+            assert section == "provenance" or re.search(r"\d+ episodes", title), told
 
 
-def test_origins_name_commit_configuration_seeds_episodes_and_file(
-    tmp_path: Path,
+def test_provenance_names_commit_configuration_seeds_episodes_and_file(
+    one_seed: Page,
 ) -> None:
-    (run,) = several(tmp_path, ["ada"], 1)
-    html = written([run], tmp_path)
-    told = " ".join(text for text, _, _ in cells(html, "origins"))
+    run, html = one_seed.runs[0], one_seed.html
+    told = " ".join(text for text, _, _ in cells(html, "provenance"))
     for part in (run.config_digest, "results.json", "iteration 3", "16", "0123abc"):
         assert part in told
     # A page that is sent says nothing of the folders above the run.
-    assert str(tmp_path) not in html
+    assert str(run.path.parent) not in html
 
 
 def test_what_is_missing_is_listed_with_the_command(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), lost=[1.0])
     bare = trained(tmp_path / "b", "pooling=max")
     html = written([run, bare], tmp_path)
-    missing = texts(html[html.index('id="gaps"') :])
+    missing = texts(html[html.index('id="missing"') :])
     assert "marl-pool evaluate b episodes=16 seed=0" in missing
     assert "occlude: a reason" in missing
     assert "1 without an evaluation" in html
@@ -428,15 +461,15 @@ def test_runs_without_any_evaluation_have_learning_curves(tmp_path: Path) -> Non
     assert "not evaluated yet" in html
 
 
-def test_a_run_that_logged_nothing_is_a_gap(tmp_path: Path) -> None:
+def test_a_run_that_logged_nothing_is_told(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"))
     run.metrics_path.unlink()
     html = written([run], tmp_path)
     assert "a: no return_mean in metrics.csv." in html
 
 
-def test_nothing_is_fetched(tmp_path: Path) -> None:
-    html = written(several(tmp_path, ["ada", "max"], 2), tmp_path)
+def test_nothing_is_fetched(three_seeds: Page) -> None:
+    html = three_seeds.html
     assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
     assert not re.findall(r'(?:src|href)="(?!data:|#)', html)
     assert not re.findall(r"url\((?!#)", html)
@@ -530,16 +563,8 @@ def test_pages_without_a_name_stand_beside_each_other(
 # Policies at work
 
 
-@pytest.fixture
-def playing(tmp_path: Path) -> list[Run]:
-    """Runs with policies, in a world so small that they are quick to film."""
-    return [with_policy(run) for run in several(tmp_path, ["ada", "max"], 2)]
-
-
-def test_attention_is_read_from_the_policies(
-    playing: list[Run], tmp_path: Path
-) -> None:
-    html = written(playing, tmp_path)
+def test_attention_is_read_from_the_policies(playing: Page) -> None:
+    html = playing.html
     ada, most = cells(html, "attention")[:5], cells(html, "attention")[5:]
     assert 0 < float(ada[0][0]) <= 1
     # self, signal, noise, and the first two together; equal weights give N's shares.
@@ -554,10 +579,10 @@ def test_attention_is_read_from_the_policies(
 
 
 def test_dead_agents_attend_to_nothing(
-    playing: list[Run], monkeypatch: pytest.MonkeyPatch
+    playing: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (source,) = read_sources(playing[:1])
-    subject = opened(source, ())
+    (source,) = read_runs(playing.runs[:1])
+    subject = load(source, ())
     assert isinstance(subject, Subject)
 
     def living(world: SimpleCentroid) -> dict[str, torch.Tensor]:
@@ -565,12 +590,12 @@ def test_dead_agents_attend_to_nothing(
         alive[0] = 1
         return {"agent": alive.bool()}
 
-    everyone = look(subject, "agent")
+    everyone = attention_shares(subject, "agent")
     with monkeypatch.context() as patch:
         patch.setattr(SimpleCentroid, "active", property(living))
-        first_alone = look(subject, "agent")
+        first_alone = attention_shares(subject, "agent")
     monkeypatch.setattr(attention, "WORLDS", 1)
-    first = look(subject, "agent")
+    first = attention_shares(subject, "agent")
     assert first is not None
     assert first_alone is not None
     assert first_alone != everyone
@@ -584,9 +609,9 @@ def films(html: str) -> list[bytes]:
 
 
 def test_videos_show_clean_and_perturbed_side_by_side(
-    playing: list[Run], tmp_path: Path
+    playing: Page, tmp_path: Path
 ) -> None:
-    html = written(playing, tmp_path, videos=True)
+    html = playing.html
     # One for each method; the perturbation is the one that costs most.
     assert html.count("<b>unperturbed</b><b>occlude 1</b>") == 2
     found = films(html)
@@ -606,11 +631,9 @@ def test_videos_show_clean_and_perturbed_side_by_side(
     assert len(found[0]) < 300_000
 
 
-def test_a_policy_that_cannot_be_read_is_a_gap(tmp_path: Path) -> None:
-    (run,) = several(tmp_path, ["ada"], 1)
-    html = written([run], tmp_path, videos=True)
-    assert not films(html)
-    assert "has no policy &#39;best&#39;" in html
+def test_a_policy_that_cannot_be_read_is_a_missing_value(one_seed: Page) -> None:
+    assert not films(one_seed.html)
+    assert "has no policy &#39;best&#39;" in one_seed.html
 
 
 # The command
@@ -661,6 +684,25 @@ def test_a_wrong_command_is_refused_in_one_line(
     assert err.count("\n") == 1
 
 
+def test_without_pandas_the_command_names_the_extra(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = trained(tmp_path / "a")
+    monkeypatch.delattr(report_package, "page")
+    for name in list(sys.modules):
+        if name.startswith("marl_pool.evaluation.report."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert cli.main(["report", str(run.path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "pandas" in err
+    assert "marl-pool[plots]" in err
+    assert err.count("\n") == 1
+
+
 # In a browser
 
 
@@ -708,11 +750,11 @@ def browse(folder: Path, file: Path, *flags: str) -> subprocess.CompletedProcess
 @pytest.mark.slow
 @pytest.mark.skipif(not (CHROMIUM or REQUIRED), reason="no chromium here")
 def test_a_browser_shows_it_without_network_or_complaint(
-    playing: list[Run], tmp_path: Path
+    playing: Page, tmp_path: Path
 ) -> None:
-    html = written(playing, tmp_path, videos=True)
-    picture = tmp_path / "page.png"
-    shown = browse(tmp_path, tmp_path / "page.html", f"--screenshot={picture}")
+    html, file, picture = playing.html, tmp_path / "page.html", tmp_path / "page.png"
+    file.write_text(html, encoding="utf-8")
+    shown = browse(tmp_path, file, f"--screenshot={picture}")
     assert "CONSOLE" not in shown.stderr, shown.stderr
     image = cv2.imread(str(picture))
     assert image is not None

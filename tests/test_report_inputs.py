@@ -14,7 +14,7 @@ from marl_pool import cli
 from marl_pool.config import compose
 from marl_pool.errors import InputError
 from marl_pool.evaluation.report.methods import methods_of
-from marl_pool.evaluation.report.sources import not_evaluated, read_sources
+from marl_pool.evaluation.report.runs import not_evaluated, read_runs
 from marl_pool.evaluation.results import DOCUMENT, RETURNS
 from marl_pool.runs import Run
 from tests.reported import (
@@ -36,23 +36,27 @@ def test_the_newest_complete_evaluation_counts(tmp_path: Path) -> None:
     # A third one that was cut off, a fourth without returns, and one of ten.
     (run.evaluation_dir / "results-3.json").write_text('{"results": [')
     shutil.copy(run.evaluation_dir / DOCUMENT, run.evaluation_dir / "results-10.json")
-    (source,) = read_sources([run])
+    (source,) = read_runs([run])
     assert source.evaluation is not None
     assert source.evaluation.path.name == "results-2.json"
-    assert source.evaluation.returns.shape == (9, EPISODES)
+    assert np.stack(source.evaluation.rows["returns"]).shape == (9, EPISODES)
 
 
 def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), rungs=[0.5])
     evaluated(run, rungs=[1.0], rescale_codes=False)
-    (source,) = read_sources([run])
+    (source,) = read_runs([run])
     own = source.evaluation
     assert own is not None
-    rungs = [row["severity"] for row in own.rows if row["perturbation"] == "occlude"]
+    rungs = [
+        row["severity"]
+        for row in own.rows.to_dict("records")
+        if row["perturbation"] == "occlude"
+    ]
     assert rungs == [1.0, 0.5]
     assert own.path.name == "results-2.json"
-    assert [path.name for path in own.earlier] == ["results.json"]
-    assert len(own.returns) == len(own.rows) == 9
+    assert [path.name for path in own.paths] == ["results-2.json", "results.json"]
+    assert len(own.rows) == 9
 
 
 @pytest.mark.parametrize(
@@ -69,18 +73,18 @@ def test_evaluations_of_another_kind_are_not_read_as_one(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
     run = evaluated(evaluated(trained(tmp_path / "a"), rungs=[0.5]), rungs=[1], **other)
-    (source,) = read_sources([run])
+    (source,) = read_runs([run])
     assert source.evaluation is not None
-    assert not source.evaluation.earlier
+    assert len(source.evaluation.paths) == 1
     assert len(source.evaluation.rows) == 8
 
 
 def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
     first = evaluated(trained(tmp_path / "a"))
     second = trained(tmp_path / "b", seed=1)
-    _, source = read_sources([first, second])
+    _, source = read_runs([first, second])
     command = f"marl-pool evaluate b episodes={EPISODES} seed=0"
-    assert source.gap == f"not evaluated yet; do so by: {command}"
+    assert source.evaluation_missing == f"not evaluated yet; do so by: {command}"
     assert not_evaluated([first, second]) == [second]
 
 
@@ -88,10 +92,10 @@ def test_the_command_for_what_is_missing_asks_for_what_the_others_have(
     tmp_path: Path,
 ) -> None:
     told = {"checkpoint": "last", "rescale_codes": True, "changed": {"num_noise": 9}}
-    _, source = read_sources(
+    _, source = read_runs(
         [evaluated(trained(tmp_path / "a"), **told), trained(tmp_path / "b", seed=1)]
     )
-    assert source.gap.endswith(
+    assert source.evaluation_missing.endswith(
         "marl-pool evaluate b episodes=16 seed=0 checkpoint=last rescale_codes=true "
         "env.num_noise=9"
     )
@@ -101,15 +105,15 @@ def test_runs_of_the_same_name_are_told_apart_by_the_folders_above(
     tmp_path: Path,
 ) -> None:
     runs = [trained(tmp_path / sweep / "a", seed=n) for n, sweep in enumerate("xy")]
-    assert [source.name for source in read_sources(runs)] == ["x/a", "y/a"]
-    assert read_sources(runs[:1])[0].name == "a"
+    assert [source.name for source in read_runs(runs)] == ["x/a", "y/a"]
+    assert read_runs(runs[:1])[0].name == "a"
 
 
 def test_an_evaluation_without_returns_is_not_enough(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"))
     (run.evaluation_dir / RETURNS).unlink()
-    (source,) = read_sources([run])
-    assert "no evaluation with each episode's return" in source.gap
+    (source,) = read_runs([run])
+    assert "no evaluation with each episode's return" in source.evaluation_missing
 
 
 @pytest.mark.parametrize(
@@ -125,13 +129,13 @@ def test_an_evaluation_without_returns_is_not_enough(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_evaluation_of_another_kind_is_a_gap(
+def test_an_evaluation_of_another_protocol_is_left_out(
     tmp_path: Path, other: dict[str, Any], told: str
 ) -> None:
     odd = evaluated(trained(tmp_path / "odd"), **other)
     usual = [evaluated(trained(tmp_path / f"{s}", seed=s)) for s in (1, 2)]
-    source, *rest = read_sources([odd, *usual])
-    assert told in source.gap
+    source, *rest = read_runs([odd, *usual])
+    assert told in source.evaluation_missing
     assert source.evaluation is None
     assert all(one.evaluation for one in rest)
 
@@ -160,9 +164,9 @@ def test_runs_of_different_tasks_are_refused(
 def test_one_run_twice_and_one_seed_twice_are_refused(tmp_path: Path) -> None:
     first, copy = trained(tmp_path / "a"), trained(tmp_path / "b")
     with pytest.raises(InputError, match="got one of them twice"):
-        read_sources([first, Run.open(tmp_path / "a")])
+        read_runs([first, Run.open(tmp_path / "a")])
     with pytest.raises(InputError, match="seed=0 included: expected one run"):
-        methods_of(read_sources([first, copy]))
+        methods_of(read_runs([first, copy]))
 
 
 # Broken files
@@ -257,29 +261,33 @@ BREAKS: dict[str, tuple[Callable[[Run], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", BREAKS)
-def test_a_broken_evaluation_is_a_gap_that_says_why(tmp_path: Path, kind: str) -> None:
+def test_a_broken_evaluation_is_left_out_with_the_reason(
+    tmp_path: Path, kind: str
+) -> None:
     spoil, told = BREAKS[kind]
     whole = evaluated(trained(tmp_path / "a"))
     broken = evaluated(trained(tmp_path / "b", seed=1))
-    assert read_sources([broken])[0].evaluation is not None
+    assert read_runs([broken])[0].evaluation is not None
     spoil(broken)
-    first, second = read_sources([whole, broken])
+    first, second = read_runs([whole, broken])
     assert first.evaluation is not None
     assert second.evaluation is None
-    assert f"(results.json: {told}" in second.gap
-    assert "make one: marl-pool evaluate b episodes=16 seed=0" in second.gap
+    assert f"(results.json: {told}" in second.evaluation_missing
+    assert (
+        "make one: marl-pool evaluate b episodes=16 seed=0" in second.evaluation_missing
+    )
 
 
 @pytest.mark.parametrize(
     "lines", ["2,128,x\n", "2,128,-1,7\n", "2,1_0__0,-1\n"], ids=str.strip
 )
-def test_metrics_that_are_no_numbers_are_a_gap(tmp_path: Path, lines: str) -> None:
+def test_metrics_that_are_no_numbers_are_missing(tmp_path: Path, lines: str) -> None:
     run = evaluated(trained(tmp_path / "a"))
     with run.metrics_path.open("a") as file:
         file.write(lines)
     html = written([run], tmp_path)
     assert "a: metrics.csv holds what is no number" in html
-    (shown,) = [cell for cell in cells(html, "overview") if cell[2] == "gap"]
+    (shown,) = [cell for cell in cells(html, "overview") if cell[2] == "missing"]
     assert shown[1] == "metrics.csv holds what is no number"
 
 
@@ -310,21 +318,23 @@ def test_a_configuration_without_an_env_is_refused_in_one_line(
         '{"rows": [{"group": "agent"}]}',
     ],
 )
-def test_a_broken_diagnosis_is_a_gap(tmp_path: Path, text: str) -> None:
+def test_a_broken_diagnosis_is_left_out(tmp_path: Path, text: str) -> None:
     run = evaluated(trained(tmp_path / "a"))
     (run.evaluation_dir / "diagnosis.json").write_text(text)
-    (source,) = read_sources([run])
+    (source,) = read_runs([run])
     assert source.diagnosis is None
-    assert source.diagnosis_gap.startswith("diagnosis.json")
-    assert source.diagnosis_gap.endswith("make another: marl-pool diagnose a seed=0")
-    assert "What is missing" in written([run], tmp_path)
+    assert source.diagnosis_missing.startswith("diagnosis.json")
+    assert source.diagnosis_missing.endswith(
+        "make another: marl-pool diagnose a seed=0"
+    )
+    assert "Missing values" in written([run], tmp_path)
 
 
 def test_the_newest_diagnosis_that_is_whole_counts(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"))
     diagnosed(diagnosed(run, {"excess": 1}), {"excess": 2}, number="-2")
     (run.evaluation_dir / "diagnosis-3.json").write_text("{")
-    (source,) = read_sources([run])
+    (source,) = read_runs([run])
     assert source.diagnosis is not None
     assert source.diagnosis.numbers("agent") == {"excess": 2}
 
@@ -339,7 +349,7 @@ def test_the_newest_diagnosis_that_is_whole_counts(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("is_evaluated", [True, False])
-def test_a_diagnosis_of_something_else_is_a_gap(
+def test_a_diagnosis_of_something_else_is_left_out(
     tmp_path: Path, other: dict[str, Any], told: str, is_evaluated: bool
 ) -> None:
     runs = [trained(tmp_path / str(seed), seed=seed) for seed in range(3)]
@@ -348,11 +358,11 @@ def test_a_diagnosis_of_something_else_is_a_gap(
     diagnosed(runs[0], {"excess": 1.0}, **other)
     for run in runs[1:]:
         diagnosed(run, {"excess": 2.0})
-    odd, *rest = read_sources(runs)
+    odd, *rest = read_runs(runs)
     assert all(source.diagnosis for source in rest)
     if is_evaluated or "iteration" not in other:
         assert odd.diagnosis is None
-        assert told in odd.diagnosis_gap
+        assert told in odd.diagnosis_missing
         assert told.partition(" {")[0] in written(runs, tmp_path)
 
 
@@ -378,7 +388,7 @@ def test_a_diagnosis_is_shown_over_seeds_with_its_origins(tmp_path: Path) -> Non
         "1.50); ada-1/evaluation/diagnosis.json, commit 0123abc, 64 episodes: 1.25 "
         "(1.00 to 2.50)"
     )
-    assert {text for text, _, _ in shown[1::2]} == {"gap"}
+    assert {text for text, _, _ in shown[1::2]} == {"missing"}
     assert shown[1][1] == "it was not diagnosed"
 
 
@@ -388,7 +398,7 @@ def test_heads_without_a_row_of_all_are_joined(tmp_path: Path) -> None:
         for head in range(3)
     ]
     run = diagnosed(evaluated(trained(tmp_path / "a")), *heads)
-    (source,) = read_sources([run])
+    (source,) = read_runs([run])
     assert source.diagnosis is not None
     told = {"excess": 2.0, "checked": 30, "violations": 3}
     assert source.diagnosis.numbers("agent") == told
@@ -399,7 +409,7 @@ def test_each_group_has_a_diagnosis_of_its_own(tmp_path: Path) -> None:
     gap = {"group": "hen", "gap": "a world that does not know"}
     html = written([diagnosed(run, {"group": "fox", "excess": 3.0}, gap)], tmp_path)
     assert "Theory on these policies (fox)" in html
-    assert [text for text, _, _ in cells(html, "theory-0")] == ["3.00"]
+    assert [text for text, _, _ in cells(html, "theory-group0")] == ["3.00"]
     assert "a: a world that does not know" in html
 
 
@@ -412,9 +422,9 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(tmp_path: Path) -> 
         trained(tmp_path / f"{place}", *own, seed=place)
         for place, own in enumerate(keys)
     ]
-    ada, most = methods_of(read_sources(runs))
+    ada, most = methods_of(read_runs(runs))
     assert [ada.name, most.name] == ["ada", "max"]
-    assert [source.seed for source in ada.sources] == [0, 2]
+    assert [source.seed for source in ada.runs] == [0, 2]
 
 
 def test_a_method_is_named_after_what_tells_it_apart(tmp_path: Path) -> None:
@@ -426,7 +436,7 @@ def test_a_method_is_named_after_what_tells_it_apart(tmp_path: Path) -> None:
         ("pooling=max", "ppo.lr=0.1", "env.num_noise=3"),
     ]
     runs = [trained(tmp_path / str(place), *own) for place, own in enumerate(keys)]
-    names = [method.name for method in methods_of(read_sources(runs))]
+    names = [method.name for method in methods_of(read_runs(runs))]
     assert names == [
         "ada query=None lr=0.1 · num_noise=3",
         "ada query=None lr=0.2 · num_noise=3",
@@ -434,7 +444,7 @@ def test_a_method_is_named_after_what_tells_it_apart(tmp_path: Path) -> None:
         "max lr=0.1 · num_noise=3",
         "ada query=None lr=0.1 · num_noise=5",
     ]
-    assert methods_of(read_sources(runs[:1]))[0].name == "ada"
+    assert methods_of(read_runs(runs[:1]))[0].name == "ada"
 
 
 def test_a_section_that_only_some_have_tells_methods_apart(tmp_path: Path) -> None:
@@ -442,7 +452,7 @@ def test_a_section_that_only_some_have_tells_methods_apart(tmp_path: Path) -> No
     runs[0].write_config({**runs[0].config, "fixed": {"agent": "flee"}})
     runs[1].write_config({**runs[1].config, "fixed": None})
     runs[2].write_config({**runs[2].config, "fixed": {"agent": "chase"}})
-    names = [method.name for method in methods_of(read_sources(runs))]
+    names = [method.name for method in methods_of(read_runs(runs))]
     assert len(set(names)) == 3
     assert "flee" in names[0]
     assert "chase" in names[2]

@@ -116,7 +116,7 @@ def _report(arguments: Namespace, overrides: list[str]) -> int:
     how = compose("evaluate", [*others, threads], arguments.config_dir)
     runs = [open_run("report", path) for path in arguments.run or [None]]
     from marl_pool.evaluation.report import page
-    from marl_pool.evaluation.report.sources import not_evaluated
+    from marl_pool.evaluation.report.runs import not_evaluated
 
     page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
     lacking = not_evaluated(runs)

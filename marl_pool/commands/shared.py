@@ -21,6 +21,7 @@ EXTRAS = {
     "tensorboardX": "rllib",
     "cma": "evolve",
     "matplotlib": "plots",
+    "pandas": "plots",
     "cv2": "plots",
     "ale_py": "atari",
     "Box2D": "box2d",

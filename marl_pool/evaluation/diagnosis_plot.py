@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from marl_pool.atomic import new_binary_file
 from marl_pool.evaluation.diagnosis import Diagnosis
-from marl_pool.evaluation.plots import GRID, INK
+from marl_pool.plotting import GRID, INK, new_figure, save_png
 from marl_pool.text import literal
 
 if TYPE_CHECKING:
@@ -35,18 +34,12 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
         path: of the PNG.
         title: above all panels.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels = [_excess]
     if any(row.checked for _, row in named):
         panels += [_neighborhoods, _weights]
     longest = max(len(name) for name, _ in named)
-    figure = Figure(
-        figsize=(0.9 + 0.08 * longest + 3.6 * len(panels), 1.7 + 0.32 * len(named)),
-        layout="constrained",
-    )
-    FigureCanvasAgg(figure)
+    width = 0.9 + 0.08 * longest + 3.6 * len(panels)
+    figure = new_figure(width, 1.7 + 0.32 * len(named))
     cells = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, draw in zip(cells, panels, strict=True):
         draw(axes, [row for _, row in named])
@@ -62,8 +55,7 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
     cells[0].set_yticks(range(len(named)), [literal(name) for name, _ in named])
     cells[0].set_ylim(len(named) - 0.5, -0.5)
     figure.suptitle(literal(title), color=INK)
-    with new_binary_file(path) as out:
-        figure.savefig(out, dpi=150, format="png")
+    save_png(figure, path)
 
 
 def _excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_pool.atomic import make_folder, new_binary_file
+from marl_pool.atomic import make_folder
 from marl_pool.errors import InputError
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.opening import new_folder_for
 from marl_pool.evaluation.results import CLEAN, TRAINED
+from marl_pool.plotting import INK, new_figure, save_png
 from marl_pool.tables import write_csv
 
 OCCLUDE = "occlude"
 ROW = ("name", "severities")
 """Keys of a suite's entry that are no options."""
-INK = "#333333"
 
 
 class Cell(NamedTuple):
@@ -125,9 +125,6 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
 
     Source: Tang and Ha (2021), Figure 5.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     runs = sorted({(cell.trained, cell.run) for cell in cells}, key=_order)
     tests = sorted({cell.tested for cell in cells})
     means = np.full((len(runs), len(tests)), np.nan)
@@ -135,8 +132,7 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
         row = runs.index((cell.trained, cell.run))
         means[row, tests.index(cell.tested)] = cell.mean
     size = (1.6 + 0.8 * len(tests) + 1.2, 1.4 + 0.55 * len(runs))
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(*size)
     axes = figure.subplots()
     image = axes.imshow(means, aspect="auto")
     low, high = float(np.nanmin(means)), float(np.nanmax(means))
@@ -156,8 +152,7 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
     axes.set_xlabel("missing in the test", color=INK)
     axes.set_ylabel("missing in training", color=INK)
     figure.colorbar(image, ax=axes, label="mean return")
-    with new_binary_file(path) as out:
-        figure.savefig(out, dpi=150, format="png")
+    save_png(figure, path)
 
 
 def _counts(row: Mapping[str, Any]) -> bool:

@@ -1,19 +1,16 @@
 """Pictures of a sensory layer's codes: under a shuffle, and as a map."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from marl_pool.atomic import new_binary_file
 from marl_pool.envs.base import World
 from marl_pool.errors import UnfitTokensError
 from marl_pool.evaluation.recording import Recording, longest, record, require_codes
 from marl_pool.evaluation.subject import Subject
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from marl_pool.plotting import INK, new_figure, save_png
 
 STEPS = 1000
 """After which an episode is cut."""
@@ -25,7 +22,6 @@ FEWEST = 30
 PCA = 50
 """Directions that codes are reduced to before they are mapped."""
 COLORS = ("#0b5fa5", "#e07b00", "#2e8b57", "#b03a2e", "#7d3c98", "#8a6d3b")
-INK = "#333333"
 
 
 def draw_latents(subject: Subject, path: Path) -> None:
@@ -42,7 +38,7 @@ def draw_latents(subject: Subject, path: Path) -> None:
         record(subject, [number], shuffled=shuffled, max_steps=STEPS)
         for shuffled in (False, True)
     )
-    figure = _figure(10, 4.2)
+    figure = new_figure(10, 4.2)
     panels = figure.subplots(1, 2, sharey=True)
     codes = plain.codes.shape[1]
     rows = torch.linspace(0, codes - 1, min(codes, MOST_CODES)).long()
@@ -61,8 +57,7 @@ def draw_latents(subject: Subject, path: Path) -> None:
     panels[0].set_ylabel(f"code{some}", color=INK)
     figure.colorbar(image, ax=panels, shrink=0.9)
     figure.suptitle(_compared(plain, shuffled), color=INK, fontsize=10)
-    with new_binary_file(path) as out:
-        figure.savefig(out, dpi=150, format="png")
+    save_png(figure, path)
 
 
 def draw_code_map(subject: Subject, path: Path, seed: int) -> None:
@@ -125,7 +120,7 @@ def _draw_map(
         [_seen(played.worlds[step]) for step in group.tolist()] for group in chosen
     ]
     frames = len(pictures[0][0])
-    figure = _figure(6.5 + 2 * 0.75 * frames + 0.6, 6.5)
+    figure = new_figure(6.5 + 2 * 0.75 * frames + 0.6, 6.5)
     grid = figure.add_gridspec(1, 2, width_ratios=[6.5, 2 * 0.75 * frames + 0.6])
     axes = figure.add_subplot(grid[0])
     for group, steps in enumerate(chosen):
@@ -153,8 +148,7 @@ def _draw_map(
                 for spine in cell.spines.values():
                     spine.set_edgecolor(COLORS[group])
                     spine.set_linewidth(1.6)
-    with new_binary_file(path) as out:
-        figure.savefig(out, dpi=150, format="png")
+    save_png(figure, path)
 
 
 def _seen(world: World) -> list[np.ndarray]:
@@ -174,12 +168,3 @@ def _compared(plain: Recording, shuffled: Recording) -> str:
         return f"the episodes differ: they have {steps} steps"
     largest = float((plain.codes - shuffled.codes).abs().max())
     return f"largest difference of a code: {largest:.1e}"
-
-
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.atomic import new_binary_file
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
+from marl_pool.plotting import GRID, INK, legend_below, new_figure, save_png
 from marl_pool.text import literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 4
-INK, GRID = "#333333", "#e4e4e0"
 COLORS = {False: "#0b5fa5", True: "#e07b00"}
 """Of the trained policy, deterministic and sampled."""
 BASELINES = {"random": "#b03a2e", "heuristic": "#2e8b57"}
@@ -32,20 +31,14 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
         path: of the PNG.
         title: above all panels.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     results = [result for result in results if not result.fixed]
     groups = list(dict.fromkeys(result.group for result in results))
     labels = [r.label for r in results if r.perturbation != CLEAN] or [CLEAN]
     labels = list(dict.fromkeys(labels))
     columns = min(COLUMNS, len(labels))
     rows = math.ceil(len(labels) / columns)
-    figure = Figure(
-        figsize=(3.0 * columns + 0.6, 2.5 * rows * len(groups) + 1.1),
-        layout="constrained",
-    )
-    FigureCanvasAgg(figure)
+    height = 2.5 * rows * len(groups) + 1.1
+    figure = new_figure(3.0 * columns + 0.6, height)
     panels = figure.subplots(rows * len(groups), columns, squeeze=False)
     legend: dict[str, Any] = {}
     for place, group in enumerate(groups):
@@ -65,16 +58,9 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
                 axes.set_ylabel(f"{prefix}mean return", color=INK)
             else:
                 axes.tick_params(labelleft=False)
-    figure.legend(
-        list(legend.values()),
-        list(legend),
-        loc="outside lower center",
-        ncols=len(legend),
-        frameon=False,
-    )
+    legend_below(figure, legend.values(), legend, columns=len(legend))
     figure.suptitle(f"{literal(title)}; bands: 95 % over episodes, {ONLY}", color=INK)
-    with new_binary_file(path) as out:
-        figure.savefig(out, dpi=150, format="png")
+    save_png(figure, path)
 
 
 def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_pool.atomic import new_binary_file
-from marl_pool.evaluation.plots import BASELINES, GRID, INK, bounds
+from marl_pool.evaluation.plots import BASELINES, bounds
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
+from marl_pool.plotting import GRID, INK, new_figure, save_png
 from marl_pool.text import literal
 
 OURS, PAPER = "#0b5fa5", "#e07b00"
@@ -22,9 +22,6 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         path: of the PNG.
         title: above all.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shown = [r for r in results if not (r.fixed or r.stochastic)]
     groups = list(dict.fromkeys(result.group for result in shown))
     rows = {
@@ -32,10 +29,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         for group in groups
     }
     most = max(len(own) for own in rows.values())
-    figure = Figure(
-        figsize=(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
+    figure = new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
         own = rows[group]
@@ -96,8 +90,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         handles, names, loc="outside lower center", ncols=len(names), frameon=False
     )
     figure.suptitle(literal(title), color=INK)
-    with new_binary_file(path) as out:
-        figure.savefig(out, dpi=150, format="png")
+    save_png(figure, path)
 
 
 def _name(row: Result) -> str:

@@ -1,4 +1,4 @@
-"""What a page shows in place of folders on the machine where runs were made."""
+"""Short names in place of folders of the machine on which runs were made."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What a page shows in place of the absolute folders in configurations.
+    """A short name for each absolute folder in configurations.
 
-    Who reads a page need not learn where the runs were made.
+    A page that is sent to others does not show the folders of its author.
 
     Args:
         configs: of all runs of the page.
@@ -18,44 +18,35 @@ def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         By folder its last part, numbered where several folders end alike.
     """
     short: dict[str, str] = {}
-    for text in _texts(configs):
-        if text not in short and _is_folder(text):
+    used: dict[str, int] = {}
+    for text in dict.fromkeys(_texts(configs)):
+        if _is_folder(text):
             last = re.split(r"[\\/]", text.rstrip("\\/"))[-1] or "folder"
-            number = sum(_unnumbered(known) == last for known in short.values()) + 1
-            short[text] = last if number == 1 else f"{last} ({number})"
+            used[last] = used.get(last, 0) + 1
+            short[text] = last if used[last] == 1 else f"{last} ({used[last]})"
     return short
 
 
-def _unnumbered(shown: str) -> str:
-    return re.sub(r" \(\d+\)$", "", shown)
-
-
-def _is_folder(text: str) -> bool:
-    return (
-        text.startswith("~")
-        or PurePosixPath(text).is_absolute()
-        or PureWindowsPath(text).is_absolute()
-    )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in nested data, in order."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, Sequence):
-        for part in value:
-            yield from _texts(part)
-
-
-def shown(value: Any, short: Mapping[str, str]) -> Any:
+def with_short_folders(value: Any, short: Mapping[str, str]) -> Any:
     """Nested data with `short_folders` in place of folders."""
     if isinstance(value, str):
         return short.get(value, value)
     if isinstance(value, Mapping):
-        return {key: shown(part, short) for key, part in value.items()}
+        return {key: with_short_folders(part, short) for key, part in value.items()}
     if isinstance(value, list):
-        return [shown(part, short) for part in value]
+        return [with_short_folders(part, short) for part in value]
     return value
+
+
+def _is_folder(text: str) -> bool:
+    absolute = PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+    return text.startswith("~") or absolute
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in nested data, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)

@@ -1,22 +1,23 @@
-"""Which runs are one method: those that differ in their seed alone."""
+"""The methods of a report: runs that differ in their seed alone are one method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
-from marl_pool.evaluation.report.folders import short_folders, shown
-from marl_pool.evaluation.report.sources import Source
+from marl_pool.evaluation.report.folders import short_folders, with_short_folders
+from marl_pool.evaluation.report.runs import ReportedRun
 
 IRRELEVANT = frozenset(
     ("seed", "threads", "device", "time_limit", "checkpoint", "resources", "cluster")
 )
-"""Top-level keys that don't say how a policy was trained."""
+"""Top-level keys that do not change how a policy is trained."""
 ENV = "env"
 PERTURBED = ("perturbation", "clone.severities")
-"""Keys, or sections of them, that say what was done to the tokens in training."""
-ONLY = "the method"
+"""Keys, or sections of them, of perturbations in training."""
+UNNAMED = "the method"
+Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -24,91 +25,72 @@ class Method:
     """Runs that differ in their seed alone.
 
     Attributes:
-        kind: what tells its training apart, the world aside.
-        world: what tells the world apart that it was trained in; empty where all of a
-            report's methods were trained in the same.
-        sources: its runs, by seed.
-        head: the kind, what was done to the tokens in training aside.
-        perturbed: what was done to them, of that what tells it apart.
+        kind: the options in which its training differs from that of other methods,
+            without those of the environment.
+        world: the options in which its training environment differs; empty where all
+            methods of a report were trained in the same.
+        head: the kind without the perturbations in training.
+        perturbed: the options of the perturbations in training that differ.
+        runs: ordered by seed.
     """
 
     kind: str
     world: str
-    sources: tuple[Source, ...]
     head: str
     perturbed: str
+    runs: tuple[ReportedRun, ...]
 
     @property
     def name(self) -> str:
-        """The method in words."""
+        """``kind · world``."""
         return f"{self.kind} · {self.world}" if self.world else self.kind
 
     @property
-    def evaluated(self) -> tuple[Source, ...]:
-        """The runs with an evaluation that counts."""
-        return tuple(source for source in self.sources if source.evaluation)
+    def evaluated(self) -> tuple[ReportedRun, ...]:
+        """The runs with a comparable evaluation."""
+        return tuple(one for one in self.runs if one.evaluation)
 
 
-class _Names(NamedTuple):
-    """Of a method; see there."""
+def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
+    """Group runs into methods, named after the options in which these differ.
 
-    kind: str
-    world: str
-    head: str
-    perturbed: str
-
-
-def methods_of(sources: Sequence[Source]) -> list[Method]:
-    """Sort runs into methods, named after the keys in which these differ.
-
-    Args:
-        sources: in the order in which the methods are to stand.
+    Methods of one training environment are consecutive.
 
     Raises:
         InputError: two runs of one method with the same seed.
     """
-    short = short_folders([source.run.config for source in sources])
-    configs = [_relevant(shown(source.run.config, short)) for source in sources]
+    short = short_folders([one.run.config for one in runs])
+    configs = [_relevant(with_short_folders(one.run.config, short)) for one in runs]
     optional = [key for key in configs[0] if _is_optional(key, configs)]
-    flat = [_flat(config) | _presence(config, optional) for config in configs]
-    telling = _telling(flat)
-    found: dict[_Names, list[Source]] = {}
-    for source, config in zip(sources, flat, strict=True):
-        found.setdefault(_names(config, telling), []).append(source)
+    flat = [_flat(config) | _section_names(config, optional) for config in configs]
+    differing = _differing(flat)
+    groups: dict[tuple[str, str, str, str], list[ReportedRun]] = {}
+    for one, config in zip(runs, flat, strict=True):
+        groups.setdefault(_names(config, differing), []).append(one)
     methods = [
-        Method(
-            kind=names.kind,
-            world=names.world,
-            sources=tuple(sorted(own, key=lambda source: source.seed or 0)),
-            head=names.head,
-            perturbed=names.perturbed,
-        )
-        for names, own in found.items()
+        Method(*names, tuple(sorted(own, key=lambda one: one.seed or 0)))
+        for names, own in groups.items()
     ]
     for method in methods:
-        _require_seeds(method)
-    return sorted(methods, key=_world_first(methods))
-
-
-def _world_first(methods: Sequence[Method]) -> Any:
+        _validate_seeds(method)
     worlds = list(dict.fromkeys(method.world for method in methods))
-    return lambda method: worlds.index(method.world)
+    return sorted(methods, key=lambda method: worlds.index(method.world))
 
 
-def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    told = {key: value for key, value in config.items() if key not in IRRELEVANT}
-    return {**told, ENV: counted(config[ENV])}
+def _relevant(config: Config) -> dict[str, Any]:
+    kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
+    return {**kept, ENV: counted(config[ENV])}
 
 
-def _is_optional(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether it is a section in some and none in others, such as ``perturbation``."""
+def _is_optional(key: str, configs: Sequence[Config]) -> bool:
+    """True for a section in some and none in others, such as ``perturbation``."""
     return len({isinstance(own[key], Mapping) for own in configs if key in own}) > 1
 
 
-def _presence(config: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """The name of each of some sections, or what is in it; None where there is none.
+def _section_names(config: Config, sections: Sequence[str]) -> dict[str, Any]:
+    """The name, or else the content, of optional sections; None without the section.
 
-    Without it, nothing would tell a run that lacks a section from those that have it.
+    They tell runs that lack a section from those that have it.
     """
     found = {}
     for key in sections:
@@ -119,81 +101,77 @@ def _presence(config: Mapping[str, Any], sections: Sequence[str]) -> dict[str, A
     return found
 
 
-def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Dotted keys, in order."""
+def _flat(config: Config, prefix: str = "") -> dict[str, Any]:
+    """Options by dotted key, in order."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        full = f"{above}.{key}" if above else key
+        full = f"{prefix}.{key}" if prefix else key
         flat |= _flat(value, full) if isinstance(value, Mapping) else {full: value}
     return flat
 
 
-def _telling(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing(configs: Sequence[Config]) -> list[str]:
     """The keys in which configurations differ.
 
-    Options of a section that is present under another name are told by the name. A key
-    that some lack, since an earlier version wrote them, tells as little as its default.
+    A section's options are compared only with those of a section of the same name. A
+    key that a run lacks, written by an earlier version, counts as equal.
     """
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if _differs(key, configs)]
 
 
-def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+def _differs(key: str, configs: Sequence[Config]) -> bool:
     section, _, last = key.rpartition(".")
     by_name: dict[Any, set[str]] = {}
     for config in configs:
-        if key not in config:
-            continue
-        kind = config.get(f"{section}.name") if section and last != "name" else None
-        by_name.setdefault(kind, set()).add(repr(config[key]))
+        if key in config:
+            named = section and last != "name"
+            name = config.get(f"{section}.name") if named else None
+            by_name.setdefault(name, set()).add(repr(config[key]))
     return any(len(values) > 1 for values in by_name.values())
 
 
-def _names(config: Mapping[str, Any], telling: Sequence[str]) -> _Names:
-    own = [key for key in telling if key in config]
+def _names(config: Config, differing: Sequence[str]) -> tuple[str, str, str, str]:
+    """The kind, world, head and perturbations of a `Method`."""
+    own = [key for key in differing if key in config]
     world = [key for key in own if key.split(".")[0] == ENV]
     kind = [key for key in own if key not in world]
-    tokens = [key for key in kind if key.startswith(PERTURBED)]
-    head = [key for key in kind if key not in tokens]
-    return _Names(
-        kind=_words(kind, config) or _default(config),
-        world=_words(world, config),
-        head=_words(head, config) or _default(config),
-        perturbed=_words(tokens, config),
+    perturbed = [key for key in kind if key.startswith(PERTURBED)]
+    head = [key for key in kind if key not in perturbed]
+    default = config.get("pooling.name") or config.get("policy.name") or UNNAMED
+    return (
+        _words(kind, config) or str(default),
+        _words(world, config),
+        _words(head, config) or str(default),
+        _words(perturbed, config),
     )
 
 
-def _words(keys: Sequence[str], config: Mapping[str, Any]) -> str:
+def _words(keys: Sequence[str], config: Config) -> str:
     return " ".join(filter(None, (_word(key, config) for key in keys)))
 
 
-def _default(config: Mapping[str, Any]) -> str:
-    """The name of a method that differs from no other."""
-    return str(config.get("pooling.name") or config.get("policy.name") or ONLY)
-
-
-def _word(key: str, config: Mapping[str, Any]) -> str:
+def _word(key: str, config: Config) -> str:
     """``ada`` for ``pooling.name: ada``, ``lr=0.01`` for ``ppo.lr: 0.01``.
 
-    A section that others have leaves no word where it is missing.
+    An optional section has no word in runs without it.
     """
     section, _, last = key.rpartition(".")
     if last == "name":
         return "" if section in config else str(config[key]).rpartition(":")[2]
     if f"{key}.name" in config:
         return str(config[key]).rpartition(":")[2]
-    lacking = not section and config[key] is None
-    return "" if lacking else f"{last}={config[key]}"
+    return "" if not section and config[key] is None else f"{last}={config[key]}"
 
 
-def _require_seeds(method: Method) -> None:
-    """Refuse what would count one seed twice."""
-    seen: dict[Any, Source] = {}
-    for source in method.sources:
-        if source.seed in seen:
+def _validate_seeds(method: Method) -> None:
+    """Reject two runs of one seed."""
+    seen: dict[Any, ReportedRun] = {}
+    for one in method.runs:
+        if one.seed in seen:
             raise InputError(
-                f"{seen[source.seed].run.path} and {source.run.path} differ in nothing "
-                f"that was configured, seed={source.seed} included: expected one run "
+                f"{seen[one.seed].run.path} and {one.run.path} differ in nothing "
+                f"that was configured, seed={one.seed} included: expected one run "
                 "of each seed"
             )
-        seen[source.seed] = source
+        seen[one.seed] = one

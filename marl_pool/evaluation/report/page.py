@@ -1,42 +1,52 @@
-"""Put the page together and write it."""
+"""Compose the page and write it."""
 
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from marl_pool.atomic import make_folder, new_file
 from marl_pool.errors import InputError
-from marl_pool.evaluation.report.behaviour import (
-    attention,
-    learned,
-    opened,
-    videos,
+from marl_pool.evaluation.report.attention import attention
+from marl_pool.evaluation.report.comparison import comparison
+from marl_pool.evaluation.report.components import (
+    PageSection,
+    by_group,
+    counted,
+    listed,
+    number,
+    span,
 )
-from marl_pool.evaluation.report.blocks import Section, counted
-from marl_pool.evaluation.report.elsewhere import elsewhere
-from marl_pool.evaluation.report.learning import learning
+from marl_pool.evaluation.report.group_scores import group_scores
+from marl_pool.evaluation.report.learning_curves import learning_curves
+from marl_pool.evaluation.report.loading import load_policies, trained_groups
 from marl_pool.evaluation.report.methods import Method, methods_of
-from marl_pool.evaluation.report.origins import gaps, origins
-from marl_pool.evaluation.report.overview import overview, summary
-from marl_pool.evaluation.report.plots import looks_of
+from marl_pool.evaluation.report.provenance import (
+    files_of,
+    missing_values,
+    recorded,
+)
 from marl_pool.evaluation.report.robustness import areas, profiles
-from marl_pool.evaluation.report.sources import Source, read_sources, require_envs
-from marl_pool.evaluation.report.study import Study, groups_of
+from marl_pool.evaluation.report.runs import read_runs, validate_envs
+from marl_pool.evaluation.report.summary import overview, summary
 from marl_pool.evaluation.report.theory import theory
-from marl_pool.evaluation.report.versus import versus
+from marl_pool.evaluation.report.transfer import transfer
+from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.subject import Subject, cpu_threads
 from marl_pool.names import trust
-from marl_pool.progress import Progress
+from marl_pool.plotting import line_styles
 from marl_pool.runs import Run
 from marl_pool.version import __version__, commit
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 TEMPLATE = "page.html.j2"
 LONGEST = 80
-"""Characters of the environment's name in the name of a page."""
-T = TypeVar("T")
+"""Maximal length of the environment's name in a file name."""
 
 
 def report(
@@ -49,10 +59,10 @@ def report(
     """Write one page about runs.
 
     Args:
-        runs: at least one; see `read_sources` for which may stand together.
+        runs: at least one; see `read_runs` for which may be compared.
         out: a new file; None for one in ``reports/``.
         settings: of `ReportSettings`, as plain data.
-        plugins: ``package.module:Class`` names that the runs may use.
+        plugins: ``package.module:Class`` names that files of the runs may name.
 
     Returns:
         The file, HTML that needs nothing else.
@@ -61,11 +71,11 @@ def report(
         InputError: runs that cannot be compared, or the file exists.
     """
     path = new_page(out, runs)
-    # Evaluations name perturbations and environments, too.
+    # Evaluations also name perturbations and environments.
     with cpu_threads(settings["threads"]), trust(plugins, "a run of the report"):
-        methods = methods_of(read_sources(runs))
+        methods = methods_of(read_runs(runs))
         content = _content(methods, settings, plugins)
-    html = render(content)
+    html = _templates().get_template(TEMPLATE).render(content)
     make_folder(path.parent)
     with new_file(path) as file:
         file.write(html)
@@ -73,7 +83,7 @@ def report(
 
 
 def new_page(out: str | None, runs: Sequence[Run]) -> Path:
-    """The path of the page, which no file has.
+    """The path of the page, which must not exist.
 
     Raises:
         InputError: the one asked for exists, is a folder, or cannot be written; or a
@@ -89,22 +99,22 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
             ) from error
         if taken:
             raise InputError(f"{path} exists; choose another --out")
-        _require_folder(path)
+        _validate_folder(path)
         return path
-    require_envs(runs)
-    # The name is a file's word: nothing in it may lead out of the folder.
+    validate_envs(runs)
+    # The name comes from a file: it must not contain a path.
     env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{env}"
     path, number = Path("reports") / f"{stem}.html", 1
     while path.exists():
         number += 1
         path = path.with_name(f"{stem}-{number}.html")
-    _require_folder(path)
+    _validate_folder(path)
     return path
 
 
-def _require_folder(path: Path) -> None:
-    """Refuse a path that no file can have, before the work that it is for."""
+def _validate_folder(path: Path) -> None:
+    """Reject a path that cannot be written, before the page is computed."""
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not above.is_dir():
         raise InputError(f"{path}: expected a path below folders, but {above} is none")
@@ -112,15 +122,11 @@ def _require_folder(path: Path) -> None:
         raise InputError(f"{path} cannot be written: {above} does not allow it")
 
 
-def render(content: Mapping[str, Any]) -> str:
-    """Fill in the template.
-
-    Args:
-        content: what it names.
-    """
+@cache
+def _templates() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    # The environment escapes whatever is no figure: names of runs come from users.
+    # Everything but figures is escaped: names of runs come from users.
     made = Environment(
         loader=PackageLoader("marl_pool.evaluation.report", "."),
         autoescape=True,
@@ -128,85 +134,51 @@ def render(content: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return made.get_template(TEMPLATE).render(content)
+    filters = (counted, listed, number, span, files_of, recorded)
+    made.filters |= {function.__name__: function for function in filters}
+    return made
 
 
 def _content(
     methods: Sequence[Method], settings: Mapping[str, Any], plugins: Collection[str]
 ) -> dict[str, Any]:
-    studies = {group: Study(methods, group) for group in groups_of(methods)}
-    looks = looks_of(list(dict.fromkeys(method.kind for method in methods)))
-    sections = [] if studies else [overview(methods, None, "")]
-    for (group, study), suffix in _suffixed(studies):
-        sections += _titled([overview(methods, study, suffix)], group, suffix)
-    sections.append(learning(methods, looks))
-    for (group, study), suffix in _suffixed(studies):
-        own = [profiles(study, looks, suffix), areas(study, suffix)]
-        own += [*elsewhere(study, suffix), *versus(study, looks, suffix)]
-        sections += _titled(own, group, suffix)
-    sections += theory(methods)
-    sections += _at_work(methods, studies, settings, plugins)
-    sections += [gaps(methods, list(studies.values())), origins(methods)]
-    env = methods[0].sources[0].run.config["env"]["name"].rpartition(":")[2]
-    return {
-        "title": f"{env}: {', '.join(dict.fromkeys(m.kind for m in methods))}",
-        "summary": summary(methods, studies),
-        "facts": _facts(methods),
-        "sections": sections,
+    groups = group_scores(methods)
+    styles = line_styles(list(dict.fromkeys(method.kind for method in methods)))
+    runs = [one for method in methods for one in method.runs]
+
+    # One section per group of agents that learned, or one of all methods.
+    overviews = {name: [overview(methods, group)] for name, group in groups.items()}
+    sections = by_group(overviews or {"": [overview(methods, None)]})
+    sections.append(learning_curves(methods, styles))
+    evaluated = {
+        name: [
+            profiles(group, styles),
+            areas(group),
+            *transfer(group),
+            *comparison(group, styles),
+        ]
+        for name, group in groups.items()
     }
+    sections += by_group(evaluated)
+    sections += theory(methods)
 
-
-def _suffixed(groups: Mapping[str, T]) -> list[tuple[tuple[str, T], str]]:
-    """Groups, each with what its sections' anchors end in: a name may be anything."""
-    several = len(groups) > 1
-    return [
-        (item, f"-group{place}" if several else "")
-        for place, item in enumerate(groups.items())
-    ]
-
-
-def _titled(sections: Sequence[Section], group: str, suffix: str) -> list[Section]:
-    """Name the group in the headings, where there are several."""
-    for section in sections:
-        if suffix:
-            section.title += f" ({group})"
-    return list(sections)
-
-
-def _at_work(
-    methods: Sequence[Method],
-    studies: Mapping[str, Study],
-    settings: Mapping[str, Any],
-    plugins: Collection[str],
-) -> list[Section]:
-    """Attention and videos, of each group that learned."""
-    sources = [source for method in methods for source in method.sources]
-    subjects = {}
-    with Progress(len(sources), unit="runs") as progress:
-        for done, source in enumerate(sources, start=1):
-            subjects[source.run.path] = opened(source, plugins)
-            progress.update(done)
-    groups: dict[str, Study | None] = dict(studies)
-    if not groups:
-        known = [one for one in subjects.values() if isinstance(one, Subject)]
-        groups = {name: None for one in known for name in learned(one)}
-    sections = []
-    for (group, study), suffix in _suffixed(groups):
-        own = [attention(methods, subjects, group, suffix)]
-        if settings["videos"]:
-            own.append(videos(methods, subjects, study, group, suffix))
-        sections += _titled(own, group, suffix)
-    return sections
-
-
-def _facts(methods: Sequence[Method]) -> list[str]:
-    """What stands below the title."""
-    sources: list[Source] = [s for method in methods for s in method.sources]
-    lacking = sum(source.evaluation is None for source in sources)
-    facts = [
-        counted(len(methods), "method"),
-        counted(len(sources), "run"),
-        f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"by marl_pool {__version__}" + (f", commit {commit()}" if commit() else ""),
-    ]
-    return facts + ([f"{lacking} without an evaluation"] if lacking else [])
+    # Attention and videos need no evaluation, but policies that can be loaded.
+    loaded = load_policies(runs, plugins)
+    known = (one for one in loaded.values() if isinstance(one, Subject))
+    names = groups or dict.fromkeys(
+        name for one in known for name in trained_groups(one)
+    )
+    at_work = {name: [attention(methods, loaded, name)] for name in names}
+    for name, own in at_work.items() if settings["videos"] else ():
+        own.append(videos(methods, loaded, groups.get(name), name))
+    sections += by_group(at_work)
+    sections.append(missing_values(methods, list(groups.values())))
+    sections.append(PageSection("provenance"))
+    return {
+        "methods": methods,
+        "runs": runs,
+        "sections": sections,
+        "summary": summary(methods, groups),
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "version": __version__ + (f", commit {commit()}" if commit() else ""),
+    }

@@ -1,142 +1,115 @@
-"""What theory says of the policies, as `marl-pool diagnose` measured it."""
+"""Measurements of the theory, by `marl-pool diagnose`."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marl_pool.evaluation.report.blocks import (
-    Cell,
+from marl_pool.evaluation.report.components import (
     Note,
-    Section,
+    PageSection,
     Table,
-    gap,
+    TableCell,
+    by_group,
+    missing,
     number,
     span,
 )
-from marl_pool.evaluation.report.diagnosed import SUMMED
+from marl_pool.evaluation.report.diagnoses import SUMMED, joined
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.origins import recorded
-from marl_pool.evaluation.report.sources import Source
+from marl_pool.evaluation.report.provenance import recorded
+from marl_pool.evaluation.report.runs import ReportedRun
 from marl_pool.evaluation.results import ONLY
 from marl_pool.evaluation.statistics import Interval
 
 SIZES = ("heads", "episodes", "observations")
-"""Columns of a diagnosis that say how much was measured, and are no results."""
+"""Columns of a diagnosis with sample sizes."""
 
 
 @dataclass(frozen=True)
-class _Found:
-    """One run's numbers, or why it has none."""
+class _Diagnosis:
+    """The numbers of one run, or the reason why it has none."""
 
-    source: Source
+    run: ReportedRun
     numbers: Mapping[str, float]
     reason: str = ""
 
     def interval(self, column: str) -> Interval:
-        """A number and its interval over episodes, NaN for what it has not."""
+        """A number and its interval over episodes; NaN for missing ones."""
         ends = (self.numbers.get(f"{column}{end}") for end in ("", "_low", "_high"))
         return Interval(*(math.nan if end is None else end for end in ends))
 
-    def origin(self, column: str) -> str:
-        """One run's number, and where it is from."""
-        assert self.source.diagnosis is not None
-        diagnosis, value = self.source.diagnosis, self.interval(column)
+    def provenance(self, column: str) -> str:
+        """The number of this run, its file, commit and episodes."""
+        assert self.run.diagnosis is not None
+        diagnosis, value = self.run.diagnosis, self.interval(column)
         bounds = f" ({span(value)})" if span(value) else ""
         return (
-            f"{self.source.where(diagnosis.path)}, commit "
+            f"{self.run.relative(diagnosis.path)}, commit "
             f"{recorded(diagnosis.about, 'commit')}, "
             f"{recorded(diagnosis.about, 'episodes')} episodes: "
-            f"{_written(column, value.value)}{bounds}"
+            f"{_formatted(column, value.value)}{bounds}"
         )
 
 
-def theory(methods: Sequence[Method]) -> list[Section]:
-    """Build a section for each group that was diagnosed; none if no run was."""
-    sources = [source for method in methods for source in method.sources]
-    if not any(source.diagnosis or source.diagnosis_gap for source in sources):
+def theory(methods: Sequence[Method]) -> list[PageSection]:
+    """Build a section for each diagnosed group of agents; none without a diagnosis."""
+    runs = [one for method in methods for one in method.runs]
+    if not any(one.diagnosis or one.diagnosis_missing for one in runs):
         return []
-    known = [source.diagnosis for source in sources if source.diagnosis]
-    groups = list(dict.fromkeys(group for one in known for group in one.groups))
-    if not groups:
-        return [_section(methods, "", "")]
-    several = len(groups) > 1
-    return [
-        _section(
-            methods,
-            group,
-            f"-{place}" if several else "",
-            f" ({group})" if several else "",
-        )
-        for place, group in enumerate(groups)
-    ]
+    known = [one.diagnosis for one in runs if one.diagnosis]
+    groups = dict.fromkeys(group for one in known for group in one.groups)
+    return by_group({group: [_section(methods, group)] for group in groups or [""]})
 
 
-def _section(
-    methods: Sequence[Method], group: str, suffix: str, title: str = ""
-) -> Section:
-    section = Section(
-        f"theory{suffix}",
-        f"Theory on these policies{title}",
-        "Signal loss and the bounds of Theorem 3.12 of the AdaPool paper, as "
-        "marl-pool diagnose measured them: means over heads and seeds; of weights "
-        "that were checked against their bounds, and of violations, the sum over "
-        f"seeds. Intervals are over episodes: each is for {ONLY}.",
-    )
+def _section(methods: Sequence[Method], group: str) -> PageSection:
+    section = PageSection("theory", facts={"only": ONLY})
     found = {
-        method.name: [_found(source, group) for source in method.sources]
+        method.name: [_diagnosis(one, group) for one in method.runs]
         for method in methods
     }
     every = [one for seeds in found.values() for one in seeds]
-    columns = dict.fromkeys(
-        column for one in every for column in one.numbers if _is_result(column, one)
-    )
-    if columns:
-        head = ["", *found]
-        lines = [
-            [
-                Cell(column.replace("_", " ")),
-                *(_cell(seeds, column) for seeds in found.values()),
-            ]
-            for column in columns
-        ]
-        section.blocks.append(Table(head, lines))
-    section.blocks += [
-        Note(f"{one.source.name}: {one.reason}", gap=True)
+    columns = dict.fromkeys(c for one in every for c in one.numbers if _shown(c, one))
+    lines = []
+    for column in columns:
+        cells = (_cell(seeds, column) for seeds in found.values())
+        lines.append([TableCell(column.replace("_", " ")), *cells])
+    if lines:
+        section.components.append(Table(["", *found], lines))
+    section.components += [
+        Note(f"{one.run.name}: {one.reason}", missing=True)
         for one in every
         if one.reason
     ]
     return section
 
 
-def _found(source: Source, group: str) -> _Found:
-    if source.diagnosis is None:
-        return _Found(source, {}, source.diagnosis_gap or "it was not diagnosed")
-    numbers = source.diagnosis.numbers(group)
+def _diagnosis(one: ReportedRun, group: str) -> _Diagnosis:
+    if one.diagnosis is None:
+        return _Diagnosis(one, {}, one.diagnosis_missing or "it was not diagnosed")
+    numbers = one.diagnosis.numbers(group)
     if isinstance(numbers, str):
-        return _Found(source, {}, numbers)
-    return _Found(source, numbers)
+        return _Diagnosis(one, {}, numbers)
+    return _Diagnosis(one, numbers)
 
 
-def _is_result(column: str, one: _Found) -> bool:
-    """Whether it is a number by itself, no size and no bound of another one."""
+def _shown(column: str, one: _Diagnosis) -> bool:
+    """False for sample sizes and for the bounds of other numbers."""
     stem = column.removesuffix("_low").removesuffix("_high")
     return column not in SIZES and (stem == column or stem not in one.numbers)
 
 
-def _cell(seeds: Sequence[_Found], column: str) -> Cell:
-    """The mean, or the sum, over the seeds that have a number."""
+def _cell(seeds: Sequence[_Diagnosis], column: str) -> TableCell:
     known = [one for one in seeds if column in one.numbers]
     if not known:
         reasons = [one.reason for one in seeds if one.reason]
-        return gap(reasons[0] if reasons else "undefined for this head or this world")
-    values = [one.numbers[column] for one in known]
-    value = sum(values) / (1 if column in SUMMED else len(values))
+        return missing([*reasons, "undefined for this head or this world"][0])
+    value = joined(column, [one.numbers[column] for one in known])
     small = [f"{len(known)} of {len(seeds)} seeds"] if len(known) < len(seeds) else []
-    spans = [span(one.interval(column)) for one in known]
-    small += ["; ".join(filter(None, spans))] if any(spans) else []
-    title = "; ".join(one.origin(column) for one in known)
-    return Cell(_written(column, value), title, small=", ".join(small))
+    spans = filter(None, (span(one.interval(column)) for one in known))
+    small += filter(None, ["; ".join(spans)])
+    title = "; ".join(one.provenance(column) for one in known)
+    return TableCell(_formatted(column, value), title, small=", ".join(small))
 
 
-def _written(column: str, value: float) -> str:
+def _formatted(column: str, value: float) -> str:
     return f"{value:,.0f}" if column in SUMMED else number(value)

@@ -1,4 +1,4 @@
-"""What `marl-pool diagnose` found of a run: read, and checked."""
+"""The diagnosis of a run by `marl-pool diagnose`: read and validated."""
 
 import math
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from marl_pool.evaluation.report.evaluations import (
     AS_TRAINED,
     DEFAULTS,
     Kinds,
-    changed_since,
-    document,
-    lacks,
-    newest,
+    checksum_problem,
+    missing_key,
+    numbered_files,
+    read_document,
 )
 from marl_pool.runs import Run
 
 SUMMED = ("checked", "violations")
-"""Counts: of several heads or runs the sum says more than the mean."""
+"""Counts, which are summed over heads and runs; other numbers are averaged."""
 ABOUT: Kinds = {"seed": (int,), "checkpoint": (int, str), "changed": (dict,)}
 
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """A diagnosis that a run holds.
+    """A diagnosis of a run.
 
     Attributes:
         path: of its ``diagnosis.json``.
@@ -40,69 +40,63 @@ class Diagnosed:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What it shares with the evaluations that it stands beside."""
+        """Settings that it shares with the evaluations on the same page."""
         chosen = {key: self.about[key] for key in ("seed", "checkpoint")}
         return {**chosen, "env": self.about["changed"] or AS_TRAINED}
 
     @property
     def groups(self) -> list[str]:
-        """The groups of agents that it has rows of."""
+        """The groups of agents that were diagnosed."""
         return list(dict.fromkeys(row["group"] for row in self.rows))
 
     def numbers(self, group: str) -> dict[str, float] | str:
-        """The numbers of a group by name, or why there are none.
+        """The numbers of a group by name, or the reason why there are none.
 
-        Of several heads without a row of all of them: means, or sums of `SUMMED`.
+        A row for all heads takes precedence; without one, heads are averaged, and
+        `SUMMED` columns summed.
         """
         own = [row for row in self.rows if row["group"] == group]
         if not own:
             return f"its diagnosis has no group {group!r}"
-        # A row for all heads together stands beside those of each head.
         rows = [row for row in own if row.get("head") == ALL] or own
-        reason = next((row["gap"] for row in rows if row.get("gap")), "")
-        if reason:
+        if reason := next((row["gap"] for row in rows if row.get("gap")), ""):
             return str(reason)
         found: dict[str, list[float]] = {}
         for row in rows:
             for column, value in row.items():
-                if _is_number(value):
+                if type(value) in (int, float) and math.isfinite(value):
                     found.setdefault(column, []).append(value)
-        return {column: _joined(column, own) for column, own in found.items()}
+        return {column: joined(column, values) for column, values in found.items()}
 
 
-def _joined(column: str, values: list[float]) -> float:
+def joined(column: str, values: list[float]) -> float:
+    """The sum of a `SUMMED` column, the mean of another one."""
     return sum(values) / (1 if column in SUMMED else len(values))
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
 def diagnosis_of(run: Run) -> Diagnosed | str:
-    """The newest diagnosis of a run that is whole.
+    """The newest complete diagnosis of a run.
 
     Returns:
-        In place of one, why there is none; empty if none was made.
+        Without one, the reason; empty if the run was never diagnosed.
     """
-    found = [_read(path) for path in newest(run.path, DOCUMENT)]
-    whole = (one for one in found if isinstance(one, Diagnosed))
-    return next(whole, next(iter(found), ""))
+    found = [_read(path) for path in numbered_files(run.path, DOCUMENT)]
+    complete = (one for one in found if isinstance(one, Diagnosed))
+    return next(complete, next(iter(found), ""))
 
 
 def _read(path: Path) -> Diagnosed | str:
-    content = document(path)
+    content = read_document(path)
     if isinstance(content, str):
         return f"{path.name}: {content}"
-    about = dict(content)
+    about = {**DEFAULTS, **content}
     rows = about.pop("rows", None)
     if not isinstance(rows, list) or not rows or not all(map(_is_row, rows)):
         return f"{path.name} has no rows as expected"
-    about = {**DEFAULTS, **about}
-    lacking = lacks(about, ABOUT)
-    if lacking:
-        return f"{path.name} has no {lacking} as expected"
-    if changed := changed_since(content):
-        return f"{path.name}: {changed}"
+    if key := missing_key(about, ABOUT):
+        return f"{path.name} has no {key} as expected"
+    if problem := checksum_problem(content):
+        return f"{path.name}: {problem}"
     return Diagnosed(path, about, rows)
 
 

@@ -1,0 +1,166 @@
+"""Components of the page, and the format of its numbers."""
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from marl_pool.evaluation.statistics import Interval
+
+DARK = 0.72
+"""Tone from which on blue needs white letters."""
+NO_PLOTS = 'no pictures: pip install "marl-pool[plots]"'
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A cell of a table.
+
+    Attributes:
+        text: its first line.
+        title: provenance of the number, shown as a tooltip; of a missing value the
+            reason.
+        tone: in [-1, 1], as a shade from orange over white to blue; None for none.
+        missing: it could not be measured.
+        small: a second line, such as an interval.
+    """
+
+    text: str
+    title: str = ""
+    tone: float | None = None
+    missing: bool = False
+    small: str = ""
+
+    @property
+    def style(self) -> str:
+        """The shade as CSS, in colours that the colour-blind tell apart."""
+        if self.tone is None:
+            return ""
+        end = (230, 159, 0) if self.tone < 0 else (0, 114, 178)
+        mixed = [round(255 + (part - 255) * abs(self.tone)) for part in end]
+        letters = "#fff" if self.tone > DARK else "#222"
+        return f"background:rgb({mixed[0]},{mixed[1]},{mixed[2]});color:{letters}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; the first cell of each row is its header."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[TableCell]]
+    kind: Literal["table"] = "table"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An inline SVG picture."""
+
+    svg: str
+    caption: str
+    title: str = ""
+    kind: Literal["figure"] = "figure"
+
+
+@dataclass(frozen=True)
+class Video:
+    """A WebM video in base64; ``columns`` are the headings of its halves."""
+
+    data: str
+    columns: Sequence[str]
+    caption: str
+    title: str = ""
+    kind: Literal["video"] = "video"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph; ``missing`` marks the reason for something that is not shown."""
+
+    text: str
+    missing: bool = False
+    kind: Literal["note"] = "note"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading inside a section."""
+
+    text: str
+    kind: Literal["heading"] = "heading"
+
+
+Component = Table | Figure | Video | Note | Heading
+
+
+@dataclass
+class PageSection:
+    """A section of the page; the template holds its title and its introduction.
+
+    Attributes:
+        name: key of the title and introduction in ``sections.html.j2``.
+        components: its content.
+        facts: variables of the introduction.
+        number: distinguishes the anchors of sections of the same name.
+        group: group of agents, named in the heading; empty if the page has only one.
+    """
+
+    name: str
+    components: list[Component] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    number: str = ""
+    group: str = ""
+
+
+def by_group(sections: Mapping[str, Sequence[PageSection]]) -> list[PageSection]:
+    """The sections of each group of agents, told apart if there are several groups."""
+    if len(sections) > 1:
+        for place, (group, own) in enumerate(sections.items()):
+            for section in own:
+                section.group, section.number = group, f"{section.number}-group{place}"
+    return [section for own in sections.values() for section in own]
+
+
+def missing(reason: str) -> TableCell:
+    """A cell for a value that could not be measured."""
+    return TableCell("missing", reason, missing=True)
+
+
+def figure(draw: Callable[[], str], caption: str, title: str = "") -> Figure | Note:
+    """A drawn figure, or a note where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return Note(NO_PLOTS, missing=True)
+    return Figure(draw(), caption, title)
+
+
+def number(value: float) -> str:
+    """Two decimals below 10, fewer above, with a typographic minus; a dash for NaN."""
+    if math.isnan(value):
+        return "–"
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    text = f"{value:.{digits}f}"
+    text = text.removeprefix("-") if float(text) == 0 else text
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def span(interval: Interval) -> str:
+    """``low to high``; empty if the interval is unknown."""
+    if math.isnan(interval.low):
+        return ""
+    return f"{number(interval.low)} to {number(interval.high)}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a, b and c``."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 seed`` or ``3 seeds``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def shade(score: float) -> float | None:
+    """The tone of a score: white is 0 or less, blue is 1 or more; None for NaN."""
+    return None if math.isnan(score) else min(1.0, max(0.0, score))

@@ -1,0 +1,51 @@
+"""The policies of the runs, loaded for attention and videos."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_pool.errors import InputError
+from marl_pool.evaluation.report.runs import ReportedRun
+from marl_pool.evaluation.subject import Subject
+from marl_pool.progress import Progress
+
+DEFAULTS = {"checkpoint": "best", "seed": 0, "device": "cpu", "env": None}
+Loaded = Mapping[Path, Subject | str]
+"""The policies of each run by its folder, or the reason why they cannot be loaded."""
+
+
+def load_policies(runs: Sequence[ReportedRun], plugins: Collection[str]) -> Loaded:
+    """Load the policies of all runs."""
+    loaded = {}
+    with Progress(len(runs), unit="runs") as progress:
+        for done, one in enumerate(runs, start=1):
+            loaded[one.run.path] = load(one, plugins)
+            progress.update(done)
+    return loaded
+
+
+def load(one: ReportedRun, plugins: Collection[str]) -> Subject | str:
+    """Load the evaluated policies of a run; without an evaluation, the best ones."""
+    settings: dict[str, Any] = dict(DEFAULTS)
+    if one.evaluation is not None:
+        about = one.evaluation.about
+        settings |= {key: about[key] for key in ("checkpoint", "seed", "rescale_codes")}
+        settings["env"] = about["env"] if about["changed"] else None
+    try:
+        return Subject.load(one.run, settings, plugins)
+    except InputError as error:
+        return one.without_folders(error)
+
+
+def trained_groups(subject: Subject) -> list[str]:
+    """The groups of agents whose policies were trained."""
+    return [name for name in subject.policies if name not in subject.fixed]
+
+
+def load_problem(subject: Subject | str, group: str) -> str:
+    """The reason to leave out the policy of a group; empty if there is none."""
+    if isinstance(subject, str):
+        return subject
+    if group not in trained_groups(subject):
+        return f"the group {group!r} did not learn in this run"
+    return ""

@@ -1,0 +1,131 @@
+"""Videos of the policies, clean and perturbed side by side in the same environment."""
+
+import base64
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from marl_pool.errors import InputError
+from marl_pool.evaluation.cases import perturb
+from marl_pool.evaluation.grid import Tile, frames_of
+from marl_pool.evaluation.report.components import Component, Note, PageSection, Video
+from marl_pool.evaluation.report.group_scores import GroupScores
+from marl_pool.evaluation.report.loading import Loaded, load_problem
+from marl_pool.evaluation.report.methods import Method
+from marl_pool.evaluation.report.table import UNPERTURBED, Condition
+from marl_pool.evaluation.results import CLEAN
+from marl_pool.evaluation.subject import Subject
+from marl_pool.evaluation.video import Film
+from marl_pool.evaluation.webm import Writer
+from marl_pool.rollout import Rollout
+
+SIZE, FPS, SECONDS = 288, 12, 5
+EVERY = 2
+"""Steps from one frame to the next, so that a page with many videos stays small."""
+
+
+def videos(
+    methods: Sequence[Method],
+    loaded: Loaded,
+    group: GroupScores | None,
+    name: str,
+) -> PageSection:
+    """Build the section of videos, one of the first seed of each method.
+
+    Args:
+        methods: in order.
+        loaded: from `load_policies`.
+        group: the scores of the group, which choose the perturbation; None without an
+            evaluation.
+        name: of the group of agents.
+    """
+    condition = _most_harmful(group)
+    perturbation, about = None, ""
+    if group is not None and condition is not None:
+        row = group.row(condition)
+        given = {"name": row["perturbation"], "severity": row["severity"]}
+        perturbation = {**row["options"], **given}
+        about = f"{condition.label} {condition.severity:g}"
+    components: list[Component] = []
+    for method in methods:
+        one = method.runs[0]
+        subject = loaded[one.run.path]
+        caption = f"{method.name}, training seed {one.seed}"
+        problem = load_problem(subject, name)
+        if problem or isinstance(subject, str):
+            components.append(Note(f"{caption}: {problem}", missing=True))
+            continue
+        try:
+            data = side_by_side(subject, perturbation, about, name)
+        except (InputError, ModuleNotFoundError) as error:
+            why = f"{caption}: no video: {one.without_folders(error)}"
+            components.append(Note(why, missing=True))
+            continue
+        columns = ["unperturbed", about] if about else ["unperturbed"]
+        title = f"{one.name}, checkpoint {subject.name}"
+        components.append(Video(data, columns, caption, title))
+    return PageSection("videos", components, {"perturbation": about})
+
+
+def _most_harmful(group: GroupScores | None) -> Condition | None:
+    """The perturbation and severity with the lowest score, of those all methods met.
+
+    The first one, if none lowers the score.
+    """
+    if group is None or not group.measured:
+        return None
+    measured = group.measured
+
+    def mean(one: Condition) -> float:
+        return float(np.mean([own.mean(one).value for own in measured]))
+
+    levels = [one for one in group.common(measured, "level") if one.severity]
+    if not levels:
+        return None
+    worst = min(levels, key=mean)
+    return worst if mean(worst) < mean(UNPERTURBED) else levels[0]
+
+
+def side_by_side(
+    subject: Subject, perturbation: Mapping[str, Any] | None, about: str, group: str
+) -> str:
+    """Record the first evaluation environment twice, in one video that keeps in step.
+
+    Args:
+        subject: the policy and its environments.
+        perturbation: ``{"name": …, "severity": …, **options}``; None for clean alone.
+        about: the perturbation in words.
+        group: of agents, whose return and attention are drawn.
+
+    Returns:
+        WebM in base64.
+
+    Raises:
+        InputError: an environment that cannot be drawn, or no OpenCV that writes VP9.
+    """
+    tiles = [_tile(subject, None, CLEAN, group)]
+    if perturbation is not None:
+        tiles.append(_tile(subject, perturbation, about, group))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "video.webm"
+        with Writer(path, FPS) as writer:
+            for image in islice(frames_of([tiles]), 0, None, EVERY):
+                writer.write(image)
+        return base64.b64encode(path.read_bytes()).decode()
+
+
+def _tile(
+    subject: Subject, perturbation: Mapping[str, Any] | None, about: str, group: str
+) -> Tile:
+    env = subject.worlds(1)
+    env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
+    change = None if perturbation is None else perturb(perturbation, env)
+    rollout = Rollout(env, subject.policies, perturbation=change)
+    frames: deque[np.ndarray] = deque()
+    film = Film(rollout, frames.append, about=about, size=SIZE, group=group)
+    return Tile(rollout.moments(), film, frames)
