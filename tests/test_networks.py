@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -21,7 +21,6 @@ from marl_pool.training.supervised.tasks.knn_centroid import KnnCentroid
 from tests.samples import NUM_TOKENS, SPEC, heads, random_tokens
 
 ENCODER = {"name": "transformer", "num_layers": 1, "num_heads": 2}
-each = settings(max_examples=20)
 seeds = st.integers(0, 2**31)
 
 
@@ -296,7 +295,6 @@ def test_bytes_are_scaled_to_the_unit_interval(type_embedding: int) -> None:
 
 
 @heads
-@each
 @given(seed=seeds, places=st.lists(st.booleans(), min_size=5, max_size=5))
 def test_padding_equals_absence(
     name: str, options: dict[str, Any], seed: int, places: list[bool]
@@ -325,7 +323,6 @@ def test_padding_equals_absence(
 
 
 @heads
-@each
 @given(seed=seeds, order=st.permutations(range(NUM_TOKENS)))
 def test_an_invariant_head_makes_an_invariant_network(
     name: str, options: dict[str, Any], seed: int, order: list[int]

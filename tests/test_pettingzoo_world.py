@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -195,7 +195,6 @@ def naive_chunks(steps: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     return chunks
 
 
-@settings(max_examples=40)
 @given(
     options=st.fixed_dictionaries(
         {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -161,7 +161,6 @@ def test_the_files_are_json_and_safetensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-@settings(max_examples=25)
 @given(st.data())
 def test_any_flipped_bit_is_found(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject

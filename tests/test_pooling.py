@@ -32,7 +32,6 @@ GOLDEN = Path(__file__).parent / "golden"
 seeds = st.integers(0, 2**31)
 orders = st.permutations(range(NUM_TOKENS))
 cases = st.tuples(seeds, orders)
-each = settings(max_examples=30)
 """Of a property that every head is tried for."""
 
 
@@ -80,7 +79,6 @@ def test_shapes(name: str, options: dict[str, Any], batch: int) -> None:
 
 
 @heads
-@each
 @given(seed=seeds, content=st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e30]))
 def test_content_under_padding_never_matters(
     name: str, options: dict[str, Any], seed: int, content: float
@@ -106,7 +104,6 @@ def test_content_under_padding_never_matters(
 
 
 @heads
-@each
 @given(seed=seeds, kept=st.integers(2, NUM_TOKENS))
 def test_masked_equals_physically_shorter(
     name: str, options: dict[str, Any], seed: int, kept: int
@@ -119,7 +116,6 @@ def test_masked_equals_physically_shorter(
 
 
 @heads
-@each
 @given(seed=seeds)
 def test_rows_do_not_see_each_other(
     name: str, options: dict[str, Any], seed: int
@@ -197,7 +193,7 @@ def counterexample(head: nn.Module) -> tuple[int, list[int]] | None:
         return find(
             cases,
             lambda case: not ignores_order(head, case),
-            settings=settings(max_examples=100, database=None, derandomize=True),
+            settings=settings(database=None, derandomize=True),
         )
     except NoSuchExample:
         return None
@@ -409,7 +405,6 @@ def test_what_names_no_head_is_refused(
 # Max and Avg
 
 
-@each
 @given(seed=seeds)
 def test_max_and_avg_are_those_of_the_tokens_present(seed: int) -> None:
     x, padding, _ = random_set(seed)
@@ -540,7 +535,6 @@ def test_ada_scales_by_the_width_of_the_model_or_the_head(
 
 
 @heads
-@each
 @given(seed=seeds)
 def test_weights_are_shares_of_the_tokens_present(
     name: str, options: dict[str, Any], seed: int

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("ray")
@@ -226,7 +226,6 @@ def multi_batch(counts):
     number=st.integers(1, 70),
     shuffle=st.booleans(),
 )
-@settings(deadline=None)
 def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
     counts, epochs, number, shuffle
 ):

@@ -63,7 +63,7 @@ def test_a_power_mean_of_negative_features_ignores_padding() -> None:
         assert make_pooling("power", dim=1, p=p, learn=False)(x, padding).item() == -1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     features=st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=6),
     hidden=st.integers(0, 3),
@@ -302,7 +302,6 @@ def test_of_pairs_as_much_alike_the_content_decides() -> None:
         assert found.tolist() == [[0.5, 0.25, 0.25]]
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(
         st.lists(st.integers(-1, 1), min_size=3, max_size=3), min_size=2, max_size=6
