@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.boxworld_rules import Level, draw, read, write
 from marl_pool.config import compose
 from marl_pool.envs import (
     env_names,
@@ -33,7 +34,6 @@ from marl_pool.errors import InputError
 from marl_pool.policies import make_policy
 from marl_pool.randomness import Purpose, Stream
 from marl_pool.tokens import Tokens
-from tests.boxworld_rules import Level, draw, read, write
 
 GOLDEN = Path(__file__).parent / "golden" / "boxworld.json"
 UP, DOWN, LEFT, RIGHT = range(4)

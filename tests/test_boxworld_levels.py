@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.boxworld_rules import Cell, Level, read
 from marl_pool.envs.boxworld import BoxWorld
 from marl_pool.envs.boxworld_codes import COLORS, KEY_COLORS
 from marl_pool.envs.boxworld_levels import (
@@ -17,7 +18,6 @@ from marl_pool.envs.boxworld_levels import (
     choose,
     choose_several,
 )
-from tests.boxworld_rules import Cell, Level, read
 
 OPTIONS: list[dict[str, Any]] = [
     {},

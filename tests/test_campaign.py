@@ -103,7 +103,7 @@ CLONE = (
     *("checkpoint.every=1", "checkpoint.keep=2", "threads=1"),
 )
 FIT = (
-    *("task=tests.line:Line", "encoder=none", "pooling=none", "threads=1"),
+    *("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1"),
     *("fit.epochs=3", "fit.folds=2", "fit.batch_size=8", "fit.lr=0.1"),
     *("checkpoint.every=1", "checkpoint.keep=2"),
 )

@@ -1,7 +1,6 @@
 """The command: help, refusals, exit codes, and what each verb calls."""
 
 import json
-import os
 import subprocess
 import sys
 import types
@@ -25,7 +24,6 @@ def in_new_process(source: str, cwd: Path) -> list:
     done = subprocess.run(
         [sys.executable, "-c", source],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -252,7 +250,6 @@ def test_the_installed_command_and_the_module_refuse_alike(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "marl_pool", "train", "pooling=adda"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,

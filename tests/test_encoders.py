@@ -12,10 +12,10 @@ from hypothesis.errors import NoSuchExample
 from torch import nn
 
 import marl_pool
+from helpers.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
 from marl_pool.encoders import ENCODERS, make_encoder
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
-from tests.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
 
 GOLDEN = Path(__file__).parent / "golden"
 seeds = st.integers(0, 2**31)

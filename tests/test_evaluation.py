@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError
@@ -35,7 +36,6 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.randomness import EVALUATION_WORLDS
 from marl_pool.runs import Run
-from tests.toy import FoxAndHens
 
 ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 12}
 EPISODES = 6

@@ -61,7 +61,7 @@ SMALL = [
 """128 agent steps are 8 steps of 4 worlds of a fox and three hens."""
 BATCH = 32
 """Environment steps of an iteration."""
-FAULTY = ["env=tests.faulty:Faulty", *SMALL]
+FAULTY = ["env=helpers.faulty:Faulty", *SMALL]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -293,7 +293,7 @@ def fill_disk(monkeypatch, method: str, call: int, limit: int) -> None:
     monkeypatch.setattr(Run, method, folder if method in folders else plain)
 
 
-PLAIN = ["env=tests.toy:FoxAndHens", *SMALL]
+PLAIN = ["env=helpers.toy:FoxAndHens", *SMALL]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.line import Line
 from marl_pool.cli import main
 from marl_pool.config import check, compose, differences
 from marl_pool.errors import InputError, StoppedError
@@ -32,11 +33,10 @@ from marl_pool.training.supervised.settings import FitSettings
 from marl_pool.training.supervised.tasks import knn_centroid
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.training.verbs import WORKS
-from tests.line import Line
 
 ROOT = Path(__file__).parents[1]
-TINY = ("task=tests.line:Line", "encoder=none", "pooling=none", "threads=1")
-RESUME = ("resume", "--plugin", "tests.line:Line")
+TINY = ("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1")
+RESUME = ("resume", "--plugin", "helpers.line:Line")
 FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
 
 
@@ -456,7 +456,7 @@ def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
     assert main(["fit", *more, "--run-dir", path]) == 0
     expected = (
         f"marl-pool: time_limit is over; go on with: marl-pool resume {path} "
-        "--plugin tests.line:Line\n"
+        "--plugin helpers.line:Line\n"
     )
     assert expected in capsys.readouterr().err
     whole = str(tmp_path / "whole")
@@ -554,7 +554,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
     ("overrides", "message"),
     [
         (["task=nothing"], "unknown task 'nothing': choose from"),
-        (["task=tests.line:Unfinished"], "is abstract"),
+        (["task=helpers.line:Unfinished"], "is abstract"),
         (["task.slope=2"], "task.slope"),
         (["fit.folds=0"], "fit.folds: expected"),
         (["fit.folds=1", "fit.validation=1"], "fit.validation: expected a share"),
@@ -622,7 +622,7 @@ def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
     folder = tmp_path / "own"
     (folder / "task").mkdir(parents=True)
     (folder / "sizes").mkdir()
-    (folder / "task" / "my_line.yaml").write_text("name: tests.line:Line\n")
+    (folder / "task" / "my_line.yaml").write_text("name: helpers.line:Line\n")
     (folder / "sizes" / "my_line_tiny.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /pooling: none\n"
         "task:\n  num_samples: 12\nfit:\n  epochs: 7\n"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.samples import NUM_TOKENS, SPEC, heads, random_tokens
 from marl_pool.encoders import encoder_names
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
@@ -18,7 +19,6 @@ from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPool
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.training.supervised.tasks.knn_centroid import KnnCentroid
-from tests.samples import NUM_TOKENS, SPEC, heads, random_tokens
 
 ENCODER = {"name": "transformer", "num_layers": 1, "num_heads": 2}
 seeds = st.integers(0, 2**31)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import marl_pool
+from helpers.samples import SPEC, heads, random_tokens
 from marl_pool.errors import InputError
 from marl_pool.manifest import MANIFEST, problem_of
 from marl_pool.policies import make_policy
@@ -35,7 +36,6 @@ from marl_pool.pooling import pooling_names
 from marl_pool.pretrained import pretrained_names, pretrained_path
 from marl_pool.randomness import Purpose, Stream
 from marl_pool.tokens import TokenSpec
-from tests.samples import SPEC, heads, random_tokens
 
 CHOICE = spaces.Discrete(4)
 LOW, HIGH = np.array([[-2, 0, 0.1], [2, 1, 5]], dtype=np.float32)

@@ -14,11 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import marl_pool
-from marl_pool.errors import InputError
-from marl_pool.pooling import POOLING, make_pooling, pooling_names
-from marl_pool.pooling.base import NO_TYPE, Pooling
-from marl_pool.tokens import SELF_TYPE
-from tests.samples import (
+from helpers.samples import (
     DIM,
     NUM_TOKENS,
     VARIANTS,
@@ -27,6 +23,10 @@ from tests.samples import (
     make_head,
     random_set,
 )
+from marl_pool.errors import InputError
+from marl_pool.pooling import POOLING, make_pooling, pooling_names
+from marl_pool.pooling.base import NO_TYPE, Pooling
+from marl_pool.tokens import SELF_TYPE
 
 GOLDEN = Path(__file__).parent / "golden"
 seeds = st.integers(0, 2**31)

@@ -18,13 +18,13 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
+from helpers.toy import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import VALUE_SCALE, EpochIterator, TrainBatch
 from marl_pool.training.ppo.episodes import to_episodes
-from tests.toy import FoxAndHens
 
 
 def trajectory(steps=9, num_envs=3, seed=0, **options):

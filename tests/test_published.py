@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers import published_forward
 from marl_pool import InputError, arguments, cli
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
@@ -26,7 +27,6 @@ from marl_pool.policies.sensory import Sensory
 from marl_pool.policies.storage import load_policies, load_policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
-from tests import published_forward
 
 SHARED = Path(__file__).parents[2] / "shared/reference/attention_neuron"
 WEIGHTS, GOLDEN = SHARED / "cartpole_pi.npz", SHARED / "golden_cartpole.npz"

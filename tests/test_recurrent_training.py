@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 SMALL = [
-    "env=tests.toy:FoxAndHens",
+    "env=helpers.toy:FoxAndHens",
     "encoder=identity",
     "pooling=attention_neuron",
     "pooling.num_codes=4",

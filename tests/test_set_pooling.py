@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.samples import DIM, NUM_TOKENS, make_head, random_set
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.base import Pooling
@@ -18,7 +19,6 @@ from marl_pool.pooling.lstm import LSTMPool
 from marl_pool.pooling.means import PowerMean, SoftmaxPool
 from marl_pool.pooling.multi import Multi
 from marl_pool.pooling.pma import PMA
-from tests.samples import DIM, NUM_TOKENS, make_head, random_set
 
 X = torch.tensor([[[1.0, -4.0], [3.0, 0.0], [5.0, 1.0]]], dtype=torch.float64)
 AVERAGE, MAXIMUM = X.mean(1), X.amax(1)
