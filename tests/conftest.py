@@ -1,7 +1,10 @@
 """Settings of all tests."""
 
 import os
+import signal
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -21,3 +24,25 @@ torch.set_num_threads(1)
 inherited = os.environ.get("PYTHONPATH")
 folders = [str(ROOT / "tests"), str(ROOT), *([inherited] if inherited else [])]
 os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> None:
+    """A ray of four CPUs, shared by all tests of this process that train on one."""
+    ray = pytest.importorskip("ray")
+    if not ray.is_initialized():
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.fixture(scope="module")
+def no_cluster() -> None:
+    """No ray, as where a command starts; what another module left is shut down."""
+    pytest.importorskip("ray").shutdown()
+
+
+@pytest.fixture
+def default_sigint() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where pytest was started without it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

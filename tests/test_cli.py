@@ -26,7 +26,7 @@ def in_new_process(source: str, cwd: Path) -> list:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -252,7 +252,7 @@ def test_the_installed_command_and_the_module_refuse_alike(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert done.stdout == ""

@@ -853,7 +853,7 @@ def test_a_set_without_trajectories_is_refused(tmp_path, teacher_folder):
 
 
 def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
-    tmp_path, monkeypatch, teacher_folder
+    tmp_path, monkeypatch, teacher_folder, default_sigint
 ):
     options = (f"teacher={teacher_folder}", *ROUNDS)
     straight = run_clone(tmp_path / "straight", *options)

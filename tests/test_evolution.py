@@ -103,8 +103,14 @@ def results(run):
 # Strategies
 
 
-@pytest.mark.parametrize("size", [5, 310])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 5) for name in STRATEGIES),
+        ("pgpe", 310),
+        pytest.param("cma", 310, marks=pytest.mark.slow),
+    ],
+)
 def test_a_strategy_climbs(name, size):
     strategy = STRATEGIES[name](torch.zeros(size))
     before = float(fitness(strategy.favourite[None]))
@@ -116,8 +122,14 @@ def test_a_strategy_climbs(name, size):
     assert strategy.step_size > 0
 
 
-@pytest.mark.parametrize("size", [7, 310])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 7) for name in STRATEGIES),
+        ("pgpe", 310),
+        pytest.param("cma", 310, marks=pytest.mark.slow),
+    ],
+)
 def test_a_strategy_that_was_saved_goes_on_exactly(name, size):
     whole = STRATEGIES[name](torch.zeros(size), seed=3)
     search(whole, 1, 12)
@@ -868,7 +880,7 @@ print(json.dumps([m for m in ("ray", "torchvision") if m in sys.modules]))
 
 
 @pytest.fixture(scope="module")
-def ray_here():
+def ray_here(no_cluster):
     """One ray for all tests of workers; a run keeps what runs already."""
     pytest.importorskip("ray")
     from marl_pool.training.cluster import quiet, ray_session

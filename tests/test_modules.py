@@ -18,6 +18,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 from safetensors.torch import load_file
 
 from helpers.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
+from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
@@ -34,14 +35,7 @@ from marl_pool.training.fixed import with_absolute_folders
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import algorithm_config, assign_modules
 
-pytestmark = [
-    # Ray's own warnings are not ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = RAY_WARNINGS
 slow = pytest.mark.slow
 
 FARM = "env=helpers.toy:FoxAndHens"
@@ -90,13 +84,6 @@ def untimed(run: Run) -> list[dict]:
         {key: value for key, value in row.items() if key not in clocks}
         for row in run.rows()
     ]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

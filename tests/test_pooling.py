@@ -249,8 +249,13 @@ def test_permutation_invariant_belongs_to_the_instance(
     assert make_head(name, **options).permutation_invariant is invariant
 
 
+@pytest.mark.parametrize(
+    "fast_mode",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["projected", "whole"],
+)
 @heads
-def test_gradcheck(name: str, options: dict[str, Any]) -> None:
+def test_gradcheck(name: str, options: dict[str, Any], fast_mode: bool) -> None:
     head = make_head(name, num_tokens=3, **options)
     x, padding, types = random_set(3, batch=3, num_tokens=3)
     padding[0], padding[1] = True, False
@@ -260,7 +265,8 @@ def test_gradcheck(name: str, options: dict[str, Any]) -> None:
         changed = dict(zip(parameters, values, strict=True))
         return functional_call(Prepended(head), changed, (x, padding, types))
 
-    assert torch.autograd.gradcheck(pool, (x.requires_grad_(), *parameters.values()))
+    given = (x.requires_grad_(), *parameters.values())
+    assert torch.autograd.gradcheck(pool, given, fast_mode=fast_mode)
 
 
 @heads
@@ -278,6 +284,7 @@ def test_state_dict_round_trip(name: str, options: dict[str, Any]) -> None:
     assert torch.equal(Prepended(other)(*given_set), expected)
 
 
+@pytest.mark.slow
 @heads
 def test_compiled_is_the_same(name: str, options: dict[str, Any]) -> None:
     torch.compiler.reset()

@@ -17,6 +17,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, WEIGHTS
 from safetensors.torch import load_file
 
 from helpers.toy import FoxAndHens
+from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.encoders import encoder_names
 from marl_pool.errors import InputError, StoppedError
@@ -35,15 +36,7 @@ from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray's own warnings are not ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
     "env.num_noise=4",
@@ -68,13 +61,6 @@ TOY = [
     "threads=1",
     "checkpoint.every=1",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def config_of(*overrides: str) -> dict:
