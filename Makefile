@@ -43,8 +43,8 @@ test: lint types imports quick  ## What guards a merge: lint, types, import rule
 
 test-all: test slow  ## The slow tests too, and each property with many examples
 
-fast: $(BIN)/.dev  ## Unit tests that neither train nor play a simulator
-	$(PYTEST) $(PAIR) -m "not slow and not integration"
+fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
+	$(PYTEST) $(PAIR) -m "fast and not slow"
 
 lint: $(BIN)/.dev  ## ruff: format and rules
 	$(BIN)/ruff format --check .
