@@ -81,8 +81,7 @@ def shuffled_pair(
     return clean, shuffled
 
 
-@pytest.mark.parametrize("explore", [False, True])
-@pytest.mark.parametrize("every", [None, 1])
+@pytest.mark.parametrize(("explore", "every"), [(False, None), (True, 1)])
 @pytest.mark.parametrize("pooling", INVARIANT)
 def test_a_shuffle_changes_nothing_for_an_invariant_head(
     pooling: str, every: int | None, explore: bool

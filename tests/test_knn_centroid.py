@@ -321,6 +321,7 @@ def _peak_of_many(folder: str) -> float:
     return _peak()
 
 
+@pytest.mark.slow
 def test_the_file_does_not_stay_in_memory(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         before = pool.apply(_peak)
