@@ -4,15 +4,19 @@ PYTHON ?= python3.11
 VENV ?= .venv
 TORCH_INDEX ?=
 RUN ?= runs/demo
+# COVERAGE=1 measures branch coverage while the tests run; `make coverage` reports it.
+COVERAGE ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest
+PAIR := -n 2 --dist worksteal
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: help demo test lint types imports tests bench clean
+.PHONY: help demo test test-all fast lint types imports quick slow coverage bench clean
 
 help:  ## Show this help
-	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 # torch first and alone: its index may differ from that of the rest.
 $(BIN)/.torch: constraints.txt
@@ -35,7 +39,12 @@ demo: $(BIN)/.demo  ## Install, train AdaPool for two minutes, evaluate it, rend
 	$(BIN)/marl-pool evaluate $(RUN)
 	$(BIN)/marl-pool render $(RUN)
 
-test: lint types imports tests  ## Lint, types, import rules, tests
+test: lint types imports quick  ## What guards a merge: lint, types, import rules, quick tests
+
+test-all: test slow  ## The slow tests too, and each property with many examples
+
+fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
+	$(PYTEST) $(PAIR) -m "fast and not slow"
 
 lint: $(BIN)/.dev  ## ruff: format and rules
 	$(BIN)/ruff format --check .
@@ -47,11 +56,21 @@ types: $(BIN)/.dev  ## mypy
 imports: $(BIN)/.dev  ## Which room may know which
 	$(BIN)/lint-imports --no-cache
 
-tests: $(BIN)/.dev  ## pytest, the slow ones too
-	$(BIN)/python -m pytest
+quick: $(BIN)/.dev  ## pytest, without the slow tests
+	$(PYTEST) $(PAIR) -m "not slow"
+
+# One process: ray's tests share a cluster, and some look at what a whole machine runs.
+slow: $(BIN)/.dev  ## pytest: the slow tests, and each property with many examples
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(PAIR) -m "hypothesis and not slow"
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m slow
+
+coverage: $(BIN)/.dev  ## Report what was measured: files below 80 %, then the total
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=cover --fail-under=0 | awk 'NR <= 2 || $$NF + 0 < 80'
+	$(BIN)/coverage report --format=total
 
 bench: $(BIN)/.dev  ## The table of docs/benchmarks.md (leave the machine idle)
 	$(BIN)/python scripts/benchmark.py --json benchmarks.json
 
 clean:  ## Remove the environment and caches, never runs
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache .coverage .coverage.*

@@ -1,11 +1,65 @@
 """Settings of all tests."""
 
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import settings
 
-# A shared machine may take its time: no test fails for being slow.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+from helpers.paths import ROOT
+
+# No test fails for being slow on a shared machine. `quick` tries the same examples in
+# each run, for a merge must not fail by chance; `thorough` tries new ones in each.
+common = {"deadline": None, "print_blob": True}
+settings.register_profile("quick", max_examples=15, derandomize=True, **common)
+settings.register_profile("thorough", max_examples=100, derandomize=False, **common)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Threads that wait for each other on a busy machine cost more than they gain here.
 torch.set_num_threads(1)
+
+# Processes that tests start import this package, and the worlds of `helpers`.
+inherited = os.environ.get("PYTHONPATH")
+folders = [str(ROOT / "tests"), str(ROOT), *([inherited] if inherited else [])]
+os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+
+FAST = """
+agents attention attention_agent boxworld_levels comparison docs encoders env_options
+every_module inject lstm_sequence merging names narrow_attention networks particles
+perturbation_sensors perturbation_severity perturbations perturbed_env policies pooling
+pooling_corollaries ppo_parts published_findings randomness results rollout runs scores
+set_pooling shuffle_scope simple_centroid simple_tag statistics swarm_published_findings
+text theory tokens vision_neuron
+"""
+"""Modules that neither train, nor run a command or a simulator: `make fast`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    fast = {f"test_{name}" for name in FAST.split()}
+    for item in items:
+        if item.path.stem in fast:
+            item.add_marker("fast")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> None:
+    """A ray of four CPUs, shared by all tests of this process that train on one."""
+    ray = pytest.importorskip("ray")
+    if not ray.is_initialized():
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.fixture(scope="module")
+def no_cluster() -> None:
+    """No ray, as where a command starts; what another module left is shut down."""
+    pytest.importorskip("ray").shutdown()
+
+
+@pytest.fixture
+def default_sigint() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where pytest was started without it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.samples import DIM, random_set
 from marl_pool.attention import MultiHeadAttention
 from marl_pool.errors import InputError
-from tests.samples import DIM, random_set
 
 heads_and_scales = pytest.mark.parametrize(
     ("num_heads", "scale"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -112,7 +112,6 @@ def test_nothing_but_the_places_is_read() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vision", "mixing"])
-@settings(max_examples=30)
 @given(seed=st.integers(0, 99), order=st.permutations(range(N)))
 def test_an_order_is_nothing_behind_a_sensory_layer(
     kind: str, seed: int, order: list[int]

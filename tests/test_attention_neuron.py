@@ -12,6 +12,7 @@ from ray.rllib.core.columns import Columns
 from torch import Tensor, nn
 
 from helpers.paths import GOLDEN_FILES
+from helpers.toy import FoxAndHens
 from marl_pool.errors import InputError
 from marl_pool.policies import make_policy
 from marl_pool.policies.token_policy import TokenPolicy
@@ -22,7 +23,6 @@ from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import TrainBatch, num_steps, to_sequences
 from marl_pool.training.ppo.episodes import STATE, to_episodes
 from marl_pool.training.ppo.module import TokenRLModule
-from tests.toy import FoxAndHens
 
 B, T, N, D, A = 3, 5, 4, 2, 2
 PUBLISHED = GOLDEN_FILES / "attention_neuron" / "golden_cartpole.npz"

@@ -15,10 +15,11 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.boxworld_rules import Level, draw, read, write
 from marl_pool.config import compose
 from marl_pool.envs import (
     env_names,
@@ -33,7 +34,6 @@ from marl_pool.errors import InputError
 from marl_pool.policies import make_policy
 from marl_pool.randomness import Purpose, Stream
 from marl_pool.tokens import Tokens
-from tests.boxworld_rules import Level, draw, read, write
 
 GOLDEN = Path(__file__).parent / "golden" / "boxworld.json"
 UP, DOWN, LEFT, RIGHT = range(4)
@@ -200,7 +200,6 @@ def test_what_a_box_leaves_can_be_walked_on() -> None:
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)
-@settings(max_examples=40)
 @given(st.data())
 def test_it_agrees_with_the_rules_in_plain_python(observation, data) -> None:
     options = data.draw(
@@ -235,7 +234,6 @@ def test_it_agrees_with_the_rules_in_plain_python(observation, data) -> None:
             assert shown(world, i) == expected(levels[i], observation)
 
 
-@settings(max_examples=15)
 @given(st.integers(0, 10_000), st.sampled_from([{}, CHAIN]))
 def test_things_vanish_only_for_a_reward_and_never_appear(seed, options) -> None:
     world = BoxWorld(8, seed=seed, max_steps=60, **options)
@@ -458,7 +456,6 @@ def test_first_episode_is_where_a_restarted_runner_goes_on() -> None:
         run(world, 4)
 
 
-@settings(max_examples=25)
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), max_size=20))
 def test_levels_do_not_depend_on_when_others_reset(masks: list[list[bool]]) -> None:
     world = BoxWorld(4, seed=2)

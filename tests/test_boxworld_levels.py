@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.boxworld_rules import Cell, Level, read
 from marl_pool.envs.boxworld import BoxWorld
 from marl_pool.envs.boxworld_codes import COLORS, KEY_COLORS
 from marl_pool.envs.boxworld_levels import (
@@ -17,7 +18,6 @@ from marl_pool.envs.boxworld_levels import (
     choose,
     choose_several,
 )
-from tests.boxworld_rules import Cell, Level, read
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -179,7 +179,6 @@ def test_the_default_level_never_lacks_room() -> None:
     assert 3 * int((~generator._key_apart).sum(1).max()) < 49
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 3 * MOST_AHEAD), st.integers(1, 20))
 def test_drawing_ahead_changes_nothing(before: int, worlds: int) -> None:
     world = BoxWorld(worlds, seed=1)

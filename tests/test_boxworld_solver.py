@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.boxworld_rules import draw, read, write
 from marl_pool.envs import make_heuristic
 from marl_pool.envs.boxworld import BoxWorld
 from marl_pool.policies.base import Policy
 from marl_pool.tokens import Tokens
-from tests.boxworld_rules import draw, read, write
 
 
 def play(world: BoxWorld, limit: int = 200) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 from safetensors.torch import load_file
 
+from helpers.training import RAY_WARNINGS
 from marl_pool import cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -32,16 +33,9 @@ from marl_pool.training.supervised.fit import fit
 
 pytest.importorskip("cv2")
 pytest.importorskip("matplotlib")
-pytestmark = [
-    # Ray's own warnings are not ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = RAY_WARNINGS
 
-SECONDS = 120
+SECONDS = 300
 """After which a command counts as hanging."""
 CLOCKS = re.compile("seconds|_per_second")
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d")
@@ -103,7 +97,7 @@ CLONE = (
     *("checkpoint.every=1", "checkpoint.keep=2", "threads=1"),
 )
 FIT = (
-    *("task=tests.line:Line", "encoder=none", "pooling=none", "threads=1"),
+    *("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1"),
     *("fit.epochs=3", "fit.folds=2", "fit.batch_size=8", "fit.lr=0.1"),
     *("checkpoint.every=1", "checkpoint.keep=2"),
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -106,7 +106,6 @@ def lagrange(state: np.ndarray, action: float) -> np.ndarray:
     st.floats(-20, 20),
     st.floats(-1.5, 1.5),
 )
-@settings(deadline=None)
 def test_a_step_is_what_the_lagrangian_says(x, velocity, angle, turn, action):
     world = at(x, velocity, angle, turn)
     world.step(push(world, action))
@@ -117,7 +116,6 @@ def test_a_step_is_what_the_lagrangian_says(x, velocity, angle, turn, action):
 
 
 @given(st.tuples(*[st.floats(-2, 2)] * 4), st.lists(st.floats(-1, 1), min_size=5))
-@settings(deadline=None, max_examples=30)
 def test_the_world_is_the_same_in_a_mirror(start, actions):
     world, mirror = at(*start), at(*(-value for value in start))
     for action in actions:
@@ -151,7 +149,6 @@ def test_it_follows_the_published_trajectory(dtype: torch.dtype, atol: float) ->
 
 
 @given(st.floats(-2.4, 2.4), st.floats(-7, 7))
-@settings(deadline=None, max_examples=30)
 def test_the_reward_is_between_0_and_1_on_the_track(x, angle):
     world = at(x, 0.0, angle, 0.0)
     reward = world.step(push(world, 0.0)).rewards["agent"].item()
@@ -305,7 +302,6 @@ def test_observations_and_the_world_do_not_share_memory(
     st.booleans(),
     st.sampled_from([torch.float32, torch.float64]),
 )
-@settings(deadline=None, max_examples=15)
 def test_one_world_equals_the_same_world_among_many(
     number, duplicates, noise, frames, ids, dtype
 ):

@@ -1,7 +1,6 @@
 """The command: help, refusals, exit codes, and what each verb calls."""
 
 import json
-import os
 import subprocess
 import sys
 import types
@@ -16,7 +15,6 @@ from marl_pool.config import compose
 from marl_pool.errors import StoppedError
 from marl_pool.runs import Run
 
-HEAVY = ("torch", "ray", "scipy", "matplotlib", "cv2")
 ROOT = Path(marl_pool.__file__).parents[1]
 
 
@@ -25,10 +23,9 @@ def in_new_process(source: str, cwd: Path) -> list:
     done = subprocess.run(
         [sys.executable, "-c", source],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -69,66 +66,7 @@ def provide(monkeypatch):
     return put
 
 
-# What is imported
-
-
-def test_help_and_refusals_import_nothing_heavy(tmp_path):
-    commands = [
-        [],
-        ["--help"],
-        ["--version"],
-        *([verb, "--help"] for verb in cli.VERBS),
-        ["list"],
-        ["train", "--cfg"],
-        ["train", "pooling=adda"],
-        ["train", "env.num_noise=many"],
-        ["train", "policy.trunk=both"],
-        ["train", "ppo.lr=0"],
-        ["train", "perturbation=occlude", "perturbation.severity=2"],
-        ["train", "--num-env-runner", "3"],
-        ["evaluate", "--cfg"],
-        ["evaluate", "perturbations=[{name: jitter, severities: [2]}]"],
-        ["resume", "nowhere"],
-        ["evaluate", "nowhere"],
-        ["diagnose", "nowhere"],
-        ["render", "nowhere"],
-        ["report", "nowhere"],
-    ]
-    source = f"""
-import json, sys
-from marl_pool.cli import main
-heavy = {{}}
-for command in {commands!r}:
-    try:
-        main(command)
-    except SystemExit:
-        pass
-    heavy[" ".join(command)] = [m for m in {HEAVY!r} if m in sys.modules]
-print(json.dumps(heavy))
-"""
-    heavy = in_new_process(source, tmp_path)
-    assert len(heavy) == len(commands)
-    assert not {command: found for command, found in heavy.items() if found}
-
-
-def test_importing_the_package_imports_nothing_heavy(tmp_path):
-    banned = (*HEAVY, "hydra", "pydantic")
-    source = f"""
-import json, sys, marl_pool
-print(json.dumps([m for m in {banned!r} if m in sys.modules]))
-"""
-    assert in_new_process(source, tmp_path) == []
-
-
-def test_the_whole_api_brings_torch_but_nothing_that_it_does_not_need(tmp_path):
-    banned = ("ray", "scipy", "matplotlib", "cv2", "hydra")
-    source = f"""
-import json, sys, marl_pool
-for name in marl_pool.__all__:
-    getattr(marl_pool, name)
-print(json.dumps([m for m in ("torch", *{banned!r}) if m in sys.modules]))
-"""
-    assert in_new_process(source, tmp_path) == ["torch"]
+# The API
 
 
 def test_the_api_is_listed_and_nothing_else_is_found():
@@ -252,10 +190,9 @@ def test_the_installed_command_and_the_module_refuse_alike(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "marl_pool", "train", "pooling=adda"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert done.stdout == ""

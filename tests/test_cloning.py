@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from helpers.toy import TOKENS, FoxAndHens
 from marl_pool import InputError, cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -43,7 +44,6 @@ from marl_pool.training.cloning.storage import (
 )
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.cloning.trajectories import Trajectories, join
-from tests.toy import TOKENS, FoxAndHens
 
 CHANNELS = TokenSpec(5, 1, ("channel",), has_self=False)
 FORCE = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -174,7 +174,7 @@ def test_a_student_with_beta_1_only_watches():
 
 
 def test_noise_is_the_share_of_random_actions():
-    env = {"name": "tests.test_cloning:Walk", "max_steps": 200}
+    env = {"name": f"{__name__}:Walk", "max_steps": 200}
     calm, _ = collected(Left(), env, episodes=4)
     wild, _ = collected(Left(), env, episodes=4, noise=0.4)
     assert (calm.steps["label"] == 0).all()
@@ -225,11 +225,11 @@ class Left(Policy):
 def test_equal_trajectories_count_once_and_never_on_both_sides(tmp_path, capsys):
     run = run_clone(
         tmp_path / "run",
-        "env=tests.test_cloning:Walk",
+        f"env={__name__}:Walk",
         "policy=feed_forward",
         "clone.episodes=30",
         "clone.validation_episodes=1",
-        "teacher=tests.test_cloning:Left",
+        f"teacher={__name__}:Left",
     )
     about = json.loads((run.path / "trajectories/round_000/about.json").read_text())
     assert about["played"] == {"train": 30, "validation": 1}
@@ -248,7 +248,7 @@ def test_training_validation_and_evaluation_have_worlds_of_their_own():
 
 def games(count: int, **options) -> Games:
     """Games of a walker's, of 5 steps each."""
-    env = {"name": "tests.test_cloning:Walk", "max_steps": 5}
+    env = {"name": f"{__name__}:Walk", "max_steps": 5}
     world = make_batched_env(num_envs=count, **env)
     teacher = PolicyTeacher(Left().eval(), "test")
     spec, space = world.groups["walker"].tokens, spaces.Discrete(2)
@@ -309,7 +309,7 @@ class Bytes(Walk):
         return {"walker": tokens._replace(features=features)}
 
 
-BYTES = {"name": "tests.test_cloning:Bytes", "max_steps": 12}
+BYTES = {"name": f"{__name__}:Bytes", "max_steps": 12}
 
 
 class TeacherWithTargets(PolicyTeacher):
@@ -907,7 +907,7 @@ def test_a_set_without_trajectories_is_refused(tmp_path, teacher_folder):
 
 
 def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
-    tmp_path, monkeypatch, teacher_folder
+    tmp_path, monkeypatch, teacher_folder, default_sigint
 ):
     options = (f"teacher={teacher_folder}", *ROUNDS)
     straight = run_clone(tmp_path / "straight", *options)
@@ -950,10 +950,10 @@ def test_the_best_by_return_is_the_one_with_the_highest(tmp_path, teacher_folder
 def test_one_of_several_groups_is_cloned(tmp_path):
     run = run_clone(
         tmp_path / "run",
-        "env=tests.toy:FoxAndHens",
+        "env=helpers.toy:FoxAndHens",
         "policy=feed_forward",
         "fixed={fox: random}",
-        "teacher=tests.toy:StillHens",
+        "teacher=helpers.toy:StillHens",
         "clone.lr=0.05",
         "clone.lr_end=0.05",
         "clone.grad_clip=null",

@@ -110,7 +110,6 @@ def test_four_gaussians_are_as_specified() -> None:
     assert stats.chisquare(counts, share * counts.sum()).pvalue > ALPHA
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(0, 1 << 42), min_size=1, max_size=6, unique=True),
     st.integers(0, 5),
@@ -157,7 +156,6 @@ def logits_of(seed: int, outputs: int = 4, clusters: int = 3) -> tuple[Tensor, .
     return logits, labels.masked_fill(padding, 0), padding
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 4))
 def test_the_match_is_the_best_of_all(seed: int, clusters: int) -> None:
     logits, labels, padding = logits_of(seed, 4, clusters)
@@ -173,7 +171,6 @@ def test_the_match_is_the_best_of_all(seed: int, clusters: int) -> None:
         assert matched.outputs[row, clusters:].tolist() == [-1] * (4 - clusters)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.permutations(range(4)))
 def test_names_of_outputs_and_padding_do_not_matter(seed: int, order: Any) -> None:
     logits, labels, padding = logits_of(seed)
@@ -483,7 +480,7 @@ def test_presets_that_bear_the_papers_name(
 # Back-tracking
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=30))
 def test_back_tracking_as_published(losses: list[float]) -> None:
     """The last worse one of a history that begins with infinity lies before the

@@ -12,6 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from helpers.samples import heads
+from helpers.worlds import CASES
 from marl_pool.envs import HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import Group, World
 from marl_pool.perturbations import make_perturbation
@@ -19,8 +21,6 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.training.ppo.advantages import estimate_advantages
-from tests.samples import heads
-from tests.test_env_views import CASES
 
 STEPS = 12
 CPU = {"device": "cpu"}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.toy import FoxAndHens
 from marl_pool import cli, theory
 from marl_pool.envs import make_batched_env
 from marl_pool.errors import InputError, UnfitTokensError
@@ -32,7 +33,6 @@ from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens, TokenSpec
-from tests.toy import FoxAndHens
 
 ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 6}
 SETTINGS = {**asdict(DiagnoseSettings()), "env": None, "episodes": 3, "threads": 1}
@@ -705,7 +705,7 @@ def test_bad_settings_are_one_line_and_write_nothing(
 def test_a_world_without_signal_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    env = {"name": "tests.toy:FoxAndHens"}
+    env = {"name": "helpers.toy:FoxAndHens"}
     world = FoxAndHens(1)
     made = {
         name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
@@ -713,7 +713,7 @@ def test_a_world_without_signal_is_one_line(
     }
     run = Run.create(tmp_path / "run", {"env": env, "seed": 0})
     save_policies(made, {name: name for name in made}, run.policy_dir)
-    arguments = ["diagnose", str(run.path), "--plugin", "tests.toy:FoxAndHens"]
+    arguments = ["diagnose", str(run.path), "--plugin", "helpers.toy:FoxAndHens"]
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err == (
         "marl-pool: FoxAndHens does not say which tokens of 'fox' are signal\n"

@@ -12,13 +12,12 @@ from hypothesis.errors import NoSuchExample
 from torch import nn
 
 import marl_pool
+from helpers.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
 from marl_pool.encoders import ENCODERS, make_encoder
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
-from tests.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
 
 GOLDEN = Path(__file__).parent / "golden"
-each = settings(max_examples=30)
 seeds = st.integers(0, 2**31)
 orders = st.permutations(range(NUM_TOKENS))
 
@@ -68,7 +67,7 @@ def test_permutation_equivariant_is_true_exactly_when_the_property_holds(
         found: object = find(
             st.tuples(seeds, orders),
             lambda case: not keeps_order(encoder, *case),
-            settings=settings(max_examples=50, database=None, derandomize=True),
+            settings=settings(database=None, derandomize=True),
         )
     except NoSuchExample:
         found = None
@@ -76,7 +75,6 @@ def test_permutation_equivariant_is_true_exactly_when_the_property_holds(
 
 
 @encoders
-@each
 @given(seed=seeds, content=st.sampled_from([0.0, 1e5, -3.0]))
 def test_padding_never_matters(
     name: str, options: dict[str, Any], seed: int, content: float

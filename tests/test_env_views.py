@@ -1,7 +1,5 @@
 """The PettingZoo and Gymnasium views, held by those libraries' own checkers."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from pettingzoo.utils import parallel_to_aec
 from torch import Tensor
 
+from helpers.worlds import CASES
 from marl_pool.envs import env_names, make_env
 from marl_pool.envs.base import World
 from marl_pool.envs.gymnasium_view import OneAgentView
@@ -24,73 +23,6 @@ from marl_pool.errors import InputError
 from marl_pool.names import resolve
 
 ID = "marl_pool/simple_centroid-v0"
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "ant": {
-        "plain": {"max_steps": 20},
-        "contacts and frames": {
-            "max_steps": 20,
-            "contact_forces": True,
-            "num_frames": 3,
-            "channel_ids": True,
-        },
-    },
-    "boxworld": {
-        "entities": {"max_steps": 20},
-        "pixels": {"max_steps": 20, "observation": "pixels"},
-    },
-    "car_racing": {
-        "grey": {"max_steps": 20},
-        "overlapping patches in color": {
-            "max_steps": 20,
-            "patch": 7,
-            "stride": 4,
-            "num_frames": 1,
-            "color": "rgb",
-            "background": "clouds",
-        },
-    },
-    "cartpole": {
-        "plain": {"max_steps": 20},
-        "noise and frames": {
-            "max_steps": 20,
-            "duplicates": 2,
-            "noise_channels": 2,
-            "num_frames": 3,
-            "channel_ids": True,
-        },
-    },
-    "pettingzoo": {
-        "mpe2 spread": {"module": "mpe2.simple_spread_v3", "options": {"N": 2}},
-        "mpe2 tag": {
-            "module": "mpe2.simple_tag_v3",
-            "options": {"continuous_actions": True},
-            "max_steps": 20,
-        },
-    },
-    "simple_centroid": {
-        "one agent": {"max_steps": 20},
-        "three discrete agents": {
-            "max_steps": 20,
-            "num_agents": 3,
-            "continuous_actions": False,
-        },
-    },
-    "simple_tag": {
-        "one predator": {"max_steps": 20},
-        "prey that learn": {
-            "max_steps": 20,
-            "counts": "2-2-3",
-            "prey": "learned",
-            "continuous_actions": True,
-        },
-    },
-}
-"""Of each world, the variants that the checkers try."""
-CASES = [
-    pytest.param(name, options, id=f"{name}, {about}")
-    for name in env_names()
-    for about, options in OPTIONS.get(name, {"default": {"max_steps": 20}}).items()
-]
 # Continuous actions of a world that also has discrete ones, and the reverse.
 ACTIONS: dict[str, list[dict[str, Any]]] = {
     "simple_centroid": [{"continuous_actions": on} for on in (True, False)],
@@ -177,18 +109,6 @@ def test_ids_carry_the_version_of_their_world(name: str) -> None:
 def test_registered_names_and_ids_are_the_same_worlds() -> None:
     # What `pettingzoo` adapts has ids of its own, or none.
     assert sorted([*VERSIONS, "pettingzoo"]) == env_names()
-
-
-def test_gymnasium_can_import_the_registration_and_it_brings_no_torch() -> None:
-    program = (
-        "import sys, marl_pool.envs; assert 'torch' not in sys.modules; "
-        "import gymnasium, pettingzoo; "
-        f"assert {ID!r} in gymnasium.registry; "
-        f"assert {ID!r} in pettingzoo.parallel_registry"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-    program = f"import gymnasium; gymnasium.make('marl_pool.envs:{ID}')"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_view_shows_what_a_batched_world_shows() -> None:

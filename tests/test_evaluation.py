@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError
@@ -36,7 +37,6 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.randomness import EVALUATION_WORLDS
 from marl_pool.runs import Run
-from tests.toy import FoxAndHens
 
 ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 12}
 EPISODES = 6
@@ -82,8 +82,7 @@ def shuffled_pair(
     return clean, shuffled
 
 
-@pytest.mark.parametrize("explore", [False, True])
-@pytest.mark.parametrize("every", [None, 1])
+@pytest.mark.parametrize(("explore", "every"), [(False, None), (True, 1)])
 @pytest.mark.parametrize("pooling", INVARIANT)
 def test_a_shuffle_changes_nothing_for_an_invariant_head(
     pooling: str, every: int | None, explore: bool

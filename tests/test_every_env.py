@@ -7,18 +7,11 @@ import pytest
 pytest.importorskip("ray")
 
 from helpers.pictures import read_video, share_beside_background
+from helpers.training import RAY_WARNINGS
 from marl_pool.cli import main
 from marl_pool.envs import env_names
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray's own warnings are not ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
     "env.max_steps=8",

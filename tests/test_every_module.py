@@ -13,12 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from marl_pool.construction import build
-from marl_pool.encoders import make_encoder
-from marl_pool.networks import SetNetwork
-from marl_pool.pooling import POOLING, pooling_names
-from marl_pool.pooling.base import Pooling
-from tests.samples import (
+from helpers.samples import (
     DIM,
     ENCODER_VARIANTS,
     NUM_TOKENS,
@@ -29,6 +24,12 @@ from tests.samples import (
     random_set,
     random_tokens,
 )
+from marl_pool.construction import build
+from marl_pool.encoders import make_encoder
+from marl_pool.names import build
+from marl_pool.networks import SetNetwork
+from marl_pool.pooling import POOLING, pooling_names
+from marl_pool.pooling.base import Pooling
 
 Variant = tuple[str, str, dict[str, Any]]
 ALL: list[Variant] = [

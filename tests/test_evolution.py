@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marl_pool
+from helpers.valley import Valley
 from marl_pool import InputError, cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -34,7 +34,6 @@ from marl_pool.training.evolution.evaluator import MAX_WORLDS, Evaluator, Task
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
 from marl_pool.training.evolution.pgpe import PGPE, centred_ranks
 from marl_pool.training.evolution.start import start_vector
-from tests.valley import Valley
 
 cma_es = pytest.importorskip("cma") and pytest.importorskip(
     "marl_pool.training.evolution.cma_es"
@@ -54,11 +53,11 @@ STRATEGIES = {
 TINY = (
     *("evolution.population=6", "repetitions=3", "total_generations=6"),
     *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
-    *("env=tests.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
     "threads=1",
 )
-SET_AGENT = "policy=tests.set_agent:SetAgent"
-SET_AGENT = "policy=tests.set_agent:SetAgent"
+SET_AGENT = "policy=helpers.set_agent:SetAgent"
+SET_AGENT = "policy=helpers.set_agent:SetAgent"
 ROUNDING = {"rtol": 1e-3, "atol": 1e-3}
 """Sums in another order, over some steps of an unstable system."""
 TIMES = ("seconds", "generations_per_second", "rollouts_per_second")
@@ -104,8 +103,14 @@ def results(run):
 # Strategies
 
 
-@pytest.mark.parametrize("size", [5, 310])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 5) for name in STRATEGIES),
+        ("pgpe", 310),
+        pytest.param("cma", 310, marks=pytest.mark.slow),
+    ],
+)
 def test_a_strategy_climbs(name, size):
     strategy = STRATEGIES[name](torch.zeros(size))
     before = float(fitness(strategy.favourite[None]))
@@ -117,8 +122,14 @@ def test_a_strategy_climbs(name, size):
     assert strategy.step_size > 0
 
 
-@pytest.mark.parametrize("size", [7, 310])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 7) for name in STRATEGIES),
+        ("pgpe", 310),
+        pytest.param("cma", 310, marks=pytest.mark.slow),
+    ],
+)
 def test_a_strategy_that_was_saved_goes_on_exactly(name, size):
     whole = STRATEGIES[name](torch.zeros(size), seed=3)
     search(whole, 1, 12)
@@ -565,7 +576,7 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
 def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
     run = finished(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
-    world = make_batched_env("tests.valley:Valley", 4, first_world=VALIDATION_WORLDS)
+    world = make_batched_env("helpers.valley:Valley", 4, first_world=VALIDATION_WORLDS)
     score = Rollout(world, {"agent": policy}).episodes().returns["agent"].mean()
     assert float(score) == pytest.approx(run.best.score, rel=1e-4)
     scores = [
@@ -888,7 +899,6 @@ print(json.dumps([m for m in ("ray", "torchvision") if m in sys.modules]))
     root = Path(marl_pool.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", source],
-        env={**os.environ, "PYTHONPATH": str(root)},
         cwd=root,
         capture_output=True,
         text=True,
@@ -902,7 +912,7 @@ print(json.dumps([m for m in ("ray", "torchvision") if m in sys.modules]))
 
 
 @pytest.fixture(scope="module")
-def ray_here():
+def ray_here(no_cluster):
     """One ray for all tests of workers; a run keeps what runs already."""
     pytest.importorskip("ray")
     from marl_pool.training.cluster import quiet, ray_session

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +26,7 @@ ray = pytest.importorskip("ray")
 from ray.rllib.core.learner.learner import Learner
 from safetensors.torch import load_file
 
+from helpers.training import PATIENCE, RAY_WARNINGS, wait_for_rows
 from marl_pool import atomic, cli
 from marl_pool.config import compose
 from marl_pool.errors import InputError, StoppedError
@@ -39,15 +39,7 @@ from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
 from marl_pool.training.ppo.saving import load_algorithm, save_algorithm
 from marl_pool.training.ppo.train import Driver
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray's own warnings are not ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
     "encoder.num_layers=1",
@@ -61,14 +53,7 @@ SMALL = [
 """128 agent steps are 8 steps of 4 worlds of a fox and three hens."""
 BATCH = 32
 """Environment steps of an iteration."""
-FAULTY = ["env=tests.faulty:Faulty", *SMALL]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+FAULTY = ["env=helpers.faulty:Faulty", *SMALL]
 
 
 def trained(path: Path, *overrides: str) -> Run:
@@ -293,7 +278,7 @@ def fill_disk(monkeypatch, method: str, call: int, limit: int) -> None:
     monkeypatch.setattr(Run, method, folder if method in folders else plain)
 
 
-PLAIN = ["env=tests.toy:FoxAndHens", *SMALL]
+PLAIN = ["env=helpers.toy:FoxAndHens", *SMALL]
 
 
 @pytest.fixture(scope="module")
@@ -518,16 +503,6 @@ def test_without_a_whole_checkpoint_a_run_does_not_begin_anew(tmp_path, whole):
 # A driver that is killed
 
 
-def wait_for_rows(run: Path, process: subprocess.Popen, count: int) -> None:
-    file = run / "metrics.csv"
-    for _ in range(1200):
-        if file.is_file() and file.read_text().count("\n") > count:
-            return
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
-    pytest.fail("no rows")
-
-
 def test_a_killed_driver_loses_no_more_than_a_checkpoint_interval(tmp_path):
     path, every = tmp_path / "run", 4
     settings = [*PLAIN, f"checkpoint.every={every}"]
@@ -540,7 +515,7 @@ def test_a_killed_driver_loses_no_more_than_a_checkpoint_interval(tmp_path):
     )
     wait_for_rows(path, process, every + 1)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     run = Run.open(path)
     logged = int(run.rows()[-1]["iteration"])
     saved = iteration_of(run.latest_checkpoint())

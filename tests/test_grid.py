@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.videos import ENV, STEPS, centroid, policy_for, read
 from marl_pool.cli import main
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.grid import GAP, Tile, frames_of
@@ -18,7 +19,6 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
-from tests.test_video import ENV, STEPS, centroid, policy_for, read
 
 SIZE = 96
 SETTINGS: dict[str, Any] = {

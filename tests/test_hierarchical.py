@@ -132,6 +132,7 @@ def test_pixels_do_not_care_for_the_order_of_tokens() -> None:
 # Training and measuring
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["learned", "random"])
 def test_it_learns_to_reconstruct(policy: str) -> None:
     # Below what the mean image scores: it tells images apart.

@@ -11,14 +11,7 @@ from hypothesis import given
 from scipy import stats
 from torch import Tensor
 
-from marl_pool.config import compose
-from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
-from marl_pool.errors import InputError, UnfitTokensError
-from marl_pool.evaluation.cases import conditions
-from marl_pool.perturbations import make_perturbation
-from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
-from tests.perturbed import (
+from helpers.perturbed import (
     NOISE,
     SPEC,
     TYPE_NAMES,
@@ -31,6 +24,13 @@ from tests.perturbed import (
     severities,
     states,
 )
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.errors import InputError, UnfitTokensError
+from marl_pool.evaluation.cases import conditions
+from marl_pool.perturbations import make_perturbation
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 
 
 @given(seed=seeds, severity=severities)

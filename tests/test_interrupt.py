@@ -3,13 +3,12 @@
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray")
 
+from helpers.training import PATIENCE, wait_for_rows
 from marl_pool.runs import Run
 from marl_pool.training.interrupt import Interruptible
 
@@ -28,16 +27,6 @@ SMALL = [
 ]
 
 
-def wait_for_rows(run: Path, process: subprocess.Popen, count: int) -> None:
-    file = run / "metrics.csv"
-    for _ in range(600):
-        if file.is_file() and file.read_text().count("\n") > count:
-            return
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.1)
-    pytest.fail("no rows")
-
-
 @pytest.mark.parametrize("runners", [0, 1])
 def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
     path = tmp_path / "run"
@@ -51,7 +40,7 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
     )
     wait_for_rows(path, process, 3)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     assert f"marl-pool: stopped; go on with: marl-pool resume {path}" in errors
     assert "Traceback" not in errors

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -135,7 +135,6 @@ def test_target_points_are_uniform_and_a_prefix() -> None:
 # What is to be predicted
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.integers(2, 9), st.integers(1, 5), st.data())
 def test_neighbours_by_brute_force(
     seed: int, count: int, dim: int, data: st.DataObject
@@ -322,6 +321,7 @@ def _peak_of_many(folder: str) -> float:
     return _peak()
 
 
+@pytest.mark.slow
 def test_the_file_does_not_stay_in_memory(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         before = pool.apply(_peak)

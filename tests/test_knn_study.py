@@ -1,13 +1,16 @@
 """The tables and the picture of a KNN-centroid study."""
 
 import json
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
+Run = Callable[..., CompletedProcess[str]]
 SCRIPT = Path(__file__).parents[1] / "scripts" / "knn_study.py"
 
 
@@ -33,12 +36,24 @@ def write(sweep: Path, number: int, pooling: dict[str, Any], **options: Any) -> 
     (folder / "results.json").write_text(json.dumps(results))
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the script in this process: a fresh one imports torch and matplotlib."""
+
+    def call(*arguments: object) -> CompletedProcess[str]:
+        command = [str(SCRIPT), *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", command)
+        status: Any = 0
+        try:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+        return CompletedProcess(command, status, *capsys.readouterr())
+
+    return call
 
 
-def test_table_and_picture(tmp_path: Path) -> None:
+def test_table_and_picture(run: Run, tmp_path: Path) -> None:
     write(tmp_path, 0, {"name": "ada", "query": None}, k=16, mean=0.0031)
     write(tmp_path, 1, {"name": "ada", "query": None}, k=1, mean=0.05)
     write(tmp_path, 2, {"name": "max"}, k=1, mean=0.06)
@@ -62,7 +77,11 @@ def test_table_and_picture(tmp_path: Path) -> None:
     [("nearest", 32, True), ("nearest", 20, False), ("max", 128, False)],
 )
 def test_it_says_that_the_published_class_token_is_blind(
-    tmp_path: Path, target: str, num_vectors: int, warns: bool
+    run: Run,
+    tmp_path: Path,
+    target: str,
+    num_vectors: int,
+    warns: bool,
 ) -> None:
     size: dict[str, Any] = {"target": target, "num_vectors": num_vectors}
     write(tmp_path, 0, {"name": "cls"}, k=1, mean=0.07, **size)
@@ -70,7 +89,9 @@ def test_it_says_that_the_published_class_token_is_blind(
     assert ("ClsToken's of a network that cannot see the target" in title) == warns
 
 
-def test_aggregation_is_compared_at_the_papers_size_alone(tmp_path: Path) -> None:
+def test_aggregation_is_compared_at_the_papers_size_alone(
+    run: Run, tmp_path: Path
+) -> None:
     for number, query in enumerate((None, [0])):
         pooling = {"name": "ada", "query": query}
         write(tmp_path, number, pooling, k=4, target="max", mean=0.1, num_vectors=128)
@@ -81,7 +102,7 @@ def test_aggregation_is_compared_at_the_papers_size_alone(tmp_path: Path) -> Non
     assert "| AvgPool | 0.2000 |" in run(tmp_path).stdout
 
 
-def test_two_runs_for_one_cell_are_refused(tmp_path: Path) -> None:
+def test_two_runs_for_one_cell_are_refused(run: Run, tmp_path: Path) -> None:
     for number in range(2):
         write(tmp_path, number, {"name": "max"}, k=1, mean=0.06 + number)
     done = run(tmp_path)
@@ -89,7 +110,7 @@ def test_two_runs_for_one_cell_are_refused(tmp_path: Path) -> None:
     assert "expected one run for each cell, got several for MaxPool at 1" in done.stderr
 
 
-def test_what_holds_no_study(tmp_path: Path) -> None:
+def test_what_holds_no_study(run: Run, tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 2
     assert f"{tmp_path}: expected finished runs of fit, found none" in done.stderr

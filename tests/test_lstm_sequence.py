@@ -3,7 +3,6 @@
 import hypothesis
 import pytest
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -14,7 +13,6 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-@settings(max_examples=15, deadline=None)
 @hypothesis.given(
     st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.booleans()
 )

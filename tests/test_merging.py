@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -41,7 +41,6 @@ from marl_pool.hierarchical.schedule import (
 from marl_pool.hierarchical.settings import Hierarchy
 
 seeds = st.integers(0, 2**31)
-each = settings(max_examples=40)
 Sequence = tuple[tuple[int, int], ...]
 
 
@@ -80,7 +79,6 @@ def as_pairs(chosen: list[Sequence]) -> Pairs:
 # Choosing pairs
 
 
-@each
 @given(seed=seeds, size=st.integers(2, 9), levels=st.sampled_from([None, 1, 3]))
 def test_pairs_are_those_of_a_plain_greedy_loop(
     seed: int, size: int, levels: int | None
@@ -150,7 +148,6 @@ def test_noise_samples_without_replacement() -> None:
     assert statistic < 49.7  # the 99.9 % quantile of chi-square with 23 degrees
 
 
-@each
 @given(seed=seeds)
 def test_padded_pairs_score_as_a_shorter_set(seed: int) -> None:
     logits = normal(1, 7, 7, seed=seed)
@@ -544,7 +541,6 @@ def test_a_merge_stands_in_both_places() -> None:
         torch.testing.assert_close(found[row], expected)
 
 
-@each
 @given(seed=seeds, proportion=st.sampled_from([0.0, 0.5, 1.0]))
 def test_how_many_vectors_are_left(seed: int, proportion: float) -> None:
     encoder = drawn(
@@ -635,7 +631,6 @@ def test_depths_of_the_stochastic_schedule() -> None:
     assert uniform.tolist() == pytest.approx([0.25] * 4)
 
 
-@each
 @given(rho=st.floats(0, 1), layers=st.integers(1, 8), proportional=st.booleans())
 def test_depths_are_a_distribution(rho: float, layers: int, proportional: bool) -> None:
     found = depth_probabilities(rho, layers, proportional=proportional)

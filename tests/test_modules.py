@@ -17,6 +17,8 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 from safetensors.torch import load_file
 
+from helpers.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
+from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
@@ -32,19 +34,11 @@ from marl_pool.runs import Run
 from marl_pool.training.fixed import with_absolute_folders
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import algorithm_config, assign_modules
-from tests.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
 
-pytestmark = [
-    # Ray's own warnings are not ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = RAY_WARNINGS
 slow = pytest.mark.slow
 
-FARM = "env=tests.toy:FoxAndHens"
+FARM = "env=helpers.toy:FoxAndHens"
 TOY = [
     "encoder.num_layers=1",
     "ppo.num_envs=4",
@@ -56,7 +50,7 @@ TOY = [
     "threads=1",
 ]
 """48 agent steps are 12 steps of 4 worlds for a fox alone, 4 for hens alone."""
-STILL = "tests.toy:StillHens"
+STILL = "helpers.toy:StillHens"
 SETTINGS = {"checkpoint": "best", "seed": 0, "device": "cpu"}
 
 
@@ -90,13 +84,6 @@ def untimed(run: Run) -> list[dict]:
         {key: value for key, value in row.items() if key not in clocks}
         for row in run.rows()
     ]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +168,18 @@ def test_scripted_policies_are_built_for_their_group():
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("heuristic", "fixed.hen: the env 'tests.toy:FoxAndHens' has no heuristic: ch"),
-        ("tests.toy:NoHens", "fixed.hen: policy 'tests.toy:NoHens': tests.toy has no"),
-        ("tests.toy:FoxAndHens", "must be a subclass of marl_pool.policies.base.Poli"),
+        (
+            "heuristic",
+            "fixed.hen: the env 'helpers.toy:FoxAndHens' has no heuristic: ch",
+        ),
+        (
+            "helpers.toy:NoHens",
+            "fixed.hen: policy 'helpers.toy:NoHens': helpers.toy has no",
+        ),
+        (
+            "helpers.toy:FoxAndHens",
+            "must be a subclass of marl_pool.policies.base.Poli",
+        ),
         ("no.such:Policy", "fixed.hen: policy 'no.such:Policy' cannot be imported"),
         ("nowhere", "fixed.hen: nowhere is no folder of a policy or a run"),
         ("heuristics", "choose heuristic, random, package.module:Class or such a fol"),
@@ -227,11 +223,13 @@ def test_a_frozen_policy_must_fit_its_group(tmp_path):
 
 
 def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
-    save_policy(token_policy("hen", pooling="tests.plug_in:SumPool"), tmp_path / "hen")
+    save_policy(
+        token_policy("hen", pooling="helpers.plug_in:SumPool"), tmp_path / "hen"
+    )
     refused = refusal(tmp_path / "hen")
-    assert "plugins=['tests.plug_in:SumPool']" in refused
+    assert "plugins=['helpers.plug_in:SumPool']" in refused
     allowed = [
-        "plugins=['tests.plug_in:SumPool']",
+        "plugins=['helpers.plug_in:SumPool']",
         f"fixed={{hen: {tmp_path / 'hen'}}}",
     ]
     algorithm_config(config_of(*allowed))
@@ -285,7 +283,7 @@ def test_a_batch_counts_the_agents_that_learn():
         ([f"fixed={{hen: {STILL}}}"], {"fox": 48}),
         (["fixed={fox: random}", "modules={hen: m}"], {"m": 48}),
         (
-            ["env=tests.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
+            ["env=helpers.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
             {"all": 48},
         ),
     ],
@@ -337,7 +335,7 @@ def test_the_metrics_name_every_group_and_module(both, tmp_path):
 
 @slow
 def test_a_shared_module_learns_from_all_its_groups(tmp_path, cluster):
-    alike = ["env=tests.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
+    alike = ["env=helpers.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
     run = trained(tmp_path / "run", *alike)
     modules, groups = load_modules(run.policy_dir)
     assert groups == {"fox": "all", "hen": "all"}
@@ -363,7 +361,7 @@ def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, what, runners)
     assert rows[0]["fox/first_ratio_error"] < 1e-5
     assert not [name for name in rows[0] if name.startswith("hen/") and "loss" in name]
     assert load_modules(run.policy_dir)[1] == {"fox": "fox"}
-    plugins = ["tests.toy:FoxAndHens", STILL]
+    plugins = ["helpers.toy:FoxAndHens", STILL]
     subject = Subject.load(run, SETTINGS, plugins)
     expected = RandomPolicy if what == "random" else StillHens
     assert isinstance(subject.policies["hen"], expected)
@@ -420,7 +418,7 @@ def test_a_relative_folder_is_written_as_an_absolute_one(both, tmp_path, monkeyp
 
 @slow
 def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
-    plugins = ["tests.toy:FoxAndHens", STILL]
+    plugins = ["helpers.toy:FoxAndHens", STILL]
     settings = compose("evaluate", ["episodes=4", "perturbations=[]"])
     for number, what in enumerate((both.path, STILL)):
         run = trained(tmp_path / str(number), f"fixed={{hen: {what}}}")
@@ -445,7 +443,7 @@ def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
 def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, cluster):
     run = trained(tmp_path / "run", f"fixed={{hen: {STILL}}}")
     with pytest.raises(InputError, match=f"uses the policy '{STILL}', which is not pa"):
-        Subject.load(run, SETTINGS, ["tests.toy:FoxAndHens"])
+        Subject.load(run, SETTINGS, ["helpers.toy:FoxAndHens"])
 
 
 @slow

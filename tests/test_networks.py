@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.samples import NUM_TOKENS, SPEC, random_tokens
 from marl_pool.encoders import encoder_names
 from marl_pool.encoders.base import Encoder
 from marl_pool.errors import InputError
@@ -18,10 +19,8 @@ from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPool
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.training.supervised.tasks.knn_centroid import KnnCentroid
-from tests.samples import NUM_TOKENS, SPEC, heads, random_tokens
 
 ENCODER = {"name": "transformer", "num_layers": 1, "num_heads": 2}
-each = settings(max_examples=20)
 seeds = st.integers(0, 2**31)
 
 
@@ -295,13 +294,10 @@ def test_bytes_are_scaled_to_the_unit_interval(type_embedding: int) -> None:
 # Padding and order
 
 
-@heads
-@each
+@pytest.mark.parametrize("name", pooling_names())
 @given(seed=seeds, places=st.lists(st.booleans(), min_size=5, max_size=5))
-def test_padding_equals_absence(
-    name: str, options: dict[str, Any], seed: int, places: list[bool]
-) -> None:
-    network = make(name, head=options).double()
+def test_padding_equals_absence(name: str, seed: int, places: list[bool]) -> None:
+    network = make(name).double()
     tokens = random_tokens(seed)
     if not network.pooling.permutation_invariant:
         places = [False, False, *sorted(places)][:NUM_TOKENS]
@@ -324,13 +320,12 @@ def test_padding_equals_absence(
         assert not weights[..., ~here].any()
 
 
-@heads
-@each
+@pytest.mark.parametrize("name", pooling_names())
 @given(seed=seeds, order=st.permutations(range(NUM_TOKENS)))
 def test_an_invariant_head_makes_an_invariant_network(
-    name: str, options: dict[str, Any], seed: int, order: list[int]
+    name: str, seed: int, order: list[int]
 ) -> None:
-    network = make(name, head=options).double()
+    network = make(name).double()
     if network.pooling.permutation_invariant:
         tokens = random_tokens(seed)
         assert close(network(tokens.map(lambda part: part[:, order])), network(tokens))
@@ -355,7 +350,15 @@ def test_an_empty_set_gives_finite_output_and_gradient(name: str) -> None:
     assert all(p.grad.isfinite().all() for p in network.parameters())
 
 
-@pytest.mark.parametrize("name", pooling_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("ada", "max", "attention_neuron")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in pooling_names()
+    ],
+)
 def test_compiled_is_the_same(name: str) -> None:
     torch.compiler.reset()
     network = make(name)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mpe2._mpe_utils.core import Agent, Landmark
 from mpe2._mpe_utils.core import World as OracleWorld
@@ -121,7 +121,6 @@ def test_physics_agree_with_mpe2_step_for_step(case: str) -> None:
         np.testing.assert_allclose(world.state, expected, rtol=0, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     kinds=st.lists(
         st.tuples(

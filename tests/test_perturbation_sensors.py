@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marl_pool.errors import InputError, UnfitTokensError
-from marl_pool.perturbations import make_perturbation
-from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
-from tests.perturbed import (
+from helpers.perturbed import (
     NOISE,
     SPEC,
     TYPE_NAMES,
@@ -25,6 +22,9 @@ from tests.perturbed import (
     severities,
     states,
 )
+from marl_pool.errors import InputError, UnfitTokensError
+from marl_pool.perturbations import make_perturbation
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 
 FEATURES = torch.arange(4)
 

@@ -9,17 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marl_pool.envs import make_batched_env, make_heuristic
-from marl_pool.envs.base import World
-from marl_pool.errors import InputError
-from marl_pool.perturbations import make_perturbation
-from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.severity import check_severity
-from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.rollout import Rollout
-from marl_pool.signatures import show
-from marl_pool.tokens import SELF_TYPE, Tokens
-from tests.perturbed import (
+from helpers.perturbed import (
     at_time,
     build,
     keys,
@@ -31,6 +21,16 @@ from tests.perturbed import (
     states,
     variants,
 )
+from marl_pool.envs import make_batched_env, make_heuristic
+from marl_pool.envs.base import World
+from marl_pool.errors import InputError
+from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.severity import check_severity
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
+from marl_pool.signatures import show
+from marl_pool.tokens import SELF_TYPE, Tokens
 
 PAIR = [0.2, 0.9]
 

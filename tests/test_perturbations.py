@@ -8,16 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_pool.errors import InputError
-from marl_pool.networks import SetNetwork
-from marl_pool.perturbations import (
-    PERTURBATIONS,
-    make_perturbation,
-    perturbation_names,
-)
-from marl_pool.perturbations.draws import uniform_like
-from marl_pool.tokens import SELF_TYPE, Tokens
-from tests.perturbed import (
+from helpers.perturbed import (
     SPEC,
     VARIANTS,
     at_time,
@@ -33,6 +24,15 @@ from tests.perturbed import (
     states,
     variants,
 )
+from marl_pool.errors import InputError
+from marl_pool.networks import SetNetwork
+from marl_pool.perturbations import (
+    PERTURBATIONS,
+    make_perturbation,
+    perturbation_names,
+)
+from marl_pool.perturbations.draws import uniform_like
+from marl_pool.tokens import SELF_TYPE, Tokens
 
 # All of them
 

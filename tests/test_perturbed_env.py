@@ -14,6 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
 import marl_pool
+from helpers.crowd import Crowd
 from marl_pool.envs import make_batched_env, make_env
 from marl_pool.envs.gymnasium_view import OneAgentView
 from marl_pool.envs.registration import env_id
@@ -23,7 +24,6 @@ from marl_pool.perturbed_env import PerturbedEnv, PerturbedParallelEnv, perturb_
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
-from tests.crowd import Crowd
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "inject": {"count": 3, "severity": [0.2, 1.0]},

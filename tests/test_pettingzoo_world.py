@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.crowd import Crowd
 from marl_pool.cli import main
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env, make_env
@@ -33,7 +34,6 @@ from marl_pool.randomness import Purpose, stream_keys, uniform
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens
-from tests.crowd import Crowd
 
 pytestmark = [
     # PettingZoo's own test package imports its deprecated modules.
@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Observation space for each agent probably"),
 ]
 
-CROWD = "tests.crowd:Crowd"
+CROWD = "helpers.crowd:Crowd"
 TAG = "mpe2.simple_tag_v3"
 GOLDEN = Path(__file__).parent / "golden" / "pettingzoo.json"
 GAMMA, LAMBDA = 0.9, 0.8
@@ -195,7 +195,6 @@ def naive_chunks(steps: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     return chunks
 
 
-@settings(max_examples=40)
 @given(
     options=st.fixed_dictionaries(
         {
@@ -701,7 +700,7 @@ def test_a_missing_dependency_is_named(monkeypatch):
 
 PROBE = """
 from mpe2.simple_spread_v3 import parallel_env
-from tests.test_pettingzoo_world import Touch
+from test_pettingzoo_world import Touch
 Touch.imported.append(__name__)
 """
 

@@ -12,6 +12,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
+from helpers.samples import SPEC, random_tokens
 from marl_pool.errors import InputError
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
@@ -19,7 +20,6 @@ from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.token_policy import TokenPolicy, mlp
 from marl_pool.randomness import Purpose, Stream
-from tests.samples import SPEC, random_tokens
 
 CHOICE = spaces.Discrete(4)
 LOW, HIGH = np.array([[-2, 0, 1], [2, 1, 5]], dtype=np.float32)

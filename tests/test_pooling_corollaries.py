@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.samples import DIM, random_set
 from marl_pool.pooling import make_pooling
-from tests.samples import DIM, random_set
 
 seeds = st.integers(0, 2**31)
 signs = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=DIM, max_size=DIM)

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("ray")
@@ -18,13 +18,13 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
+from helpers.toy import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import VALUE_SCALE, EpochIterator, TrainBatch
 from marl_pool.training.ppo.episodes import to_episodes
-from tests.toy import FoxAndHens
 
 
 def trajectory(steps=9, num_envs=3, seed=0, **options):
@@ -226,7 +226,6 @@ def multi_batch(counts):
     number=st.integers(1, 70),
     shuffle=st.booleans(),
 )
-@settings(deadline=None)
 def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
     counts, epochs, number, shuffle
 ):

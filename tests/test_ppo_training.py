@@ -16,6 +16,8 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
 from safetensors.torch import load_file
 
+from helpers.toy import FoxAndHens
+from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.encoders import encoder_names
 from marl_pool.errors import InputError, StoppedError
@@ -33,17 +35,8 @@ from marl_pool.training.ppo.algorithm import (
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
-from tests.toy import FoxAndHens
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray's own warnings are not ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
     "env.num_noise=4",
@@ -58,7 +51,7 @@ SMALL = [
     "threads=1",
 ]
 TOY = [
-    "env=tests.toy:FoxAndHens",
+    "env=helpers.toy:FoxAndHens",
     "ppo.num_envs=4",
     "ppo.batch_size=128",
     "ppo.minibatch_size=24",
@@ -68,13 +61,6 @@ TOY = [
     "threads=1",
     "checkpoint.every=1",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def config_of(*overrides: str) -> dict:
@@ -401,7 +387,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_starts():
     with pytest.raises(
         InputError, match=r"RuntimeError on tokens of shape \(2, 8, 4\)"
     ):
-        algorithm_config(config_of("pooling=tests.plug_in:Unfit"))
+        algorithm_config(config_of("pooling=helpers.plug_in:Unfit"))
     with pytest.raises(InputError, match="expected package.module:Class, got 'nope'"):
         config_of("plugins=[nope]")
 
@@ -486,13 +472,13 @@ def test_remote_runners_and_learners(tmp_path):
 def test_a_plug_in_head_reaches_the_workers(tmp_path):
     run = trained(
         tmp_path / "run",
-        "pooling=tests.plug_in:SumPool",
+        "pooling=helpers.plug_in:SumPool",
         "resources.num_env_runners=1",
         "total_steps=128",
     )
     with pytest.raises(InputError, match="allow it"):
         load_policy(run.policy_dir)
-    load_policy(run.policy_dir, plugins=["tests.plug_in:SumPool"])
+    load_policy(run.policy_dir, plugins=["helpers.plug_in:SumPool"])
 
 
 def test_value_targets_reach_the_batch_unstandardised(build):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers import published_forward
 from helpers.paths import GOLDEN_FILES
 from marl_pool import InputError, arguments, cli
 from marl_pool.envs import make_batched_env
@@ -27,7 +28,6 @@ from marl_pool.policies.sensory import Sensory
 from marl_pool.policies.storage import load_policies, load_policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
-from tests import published_forward
 
 FILES = GOLDEN_FILES / "attention_neuron"
 WEIGHTS, GOLDEN = FILES / "cartpole_pi.npz", FILES / "golden_cartpole.npz"

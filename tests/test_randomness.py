@@ -4,7 +4,7 @@ from itertools import pairwise, product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
@@ -100,7 +100,6 @@ def test_parts_of_a_purpose_are_different_streams() -> None:
     assert len({int(each) for each in keys}) == 5
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**63 - 1),
     world=st.integers(0, 2**45),
@@ -161,7 +160,6 @@ def test_one_world_alone_equals_the_same_among_many() -> None:
     assert torch.equal(serve(one, 11)[:, 0], many[:, 3])
 
 
-@settings(deadline=None)
 @given(
     block=st.integers(1, 6),
     plays=st.lists(

@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.samples import SPEC
 from marl_pool.config import assign, compose, registry
 from marl_pool.config.checks import check
 from marl_pool.datasets.idx import read_idx
@@ -40,7 +41,6 @@ from marl_pool.reading import (
 )
 from marl_pool.runs import Run
 from marl_pool.signatures import options_of
-from tests.samples import SPEC
 
 # YAML
 

@@ -8,6 +8,7 @@ ray = pytest.importorskip("ray")
 from ray.rllib.core.columns import Columns
 from safetensors.torch import load_file
 
+from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.policies.storage import load_policies
 from marl_pool.runs import Run
@@ -16,18 +17,10 @@ from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.batch import num_steps
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray's own warnings are not ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
-    "env=tests.toy:FoxAndHens",
+    "env=helpers.toy:FoxAndHens",
     "encoder=identity",
     "pooling=attention_neuron",
     "pooling.num_codes=4",
@@ -42,13 +35,6 @@ SMALL = [
 ]
 MEMORIES = ["lstm", "none"]
 each_memory = pytest.mark.parametrize("memory", MEMORIES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def trained(path, *overrides: str) -> Run:

@@ -17,6 +17,23 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.reported import (
+    EPISODES,
+    SETTINGS,
+    Cells,
+    Page,
+    area,
+    cells,
+    diagnosed,
+    evaluated,
+    page_of,
+    scores_of,
+    several,
+    texts,
+    trained,
+    with_policy,
+    written,
+)
 from marl_pool import cli
 from marl_pool.envs.simple_centroid import SimpleCentroid
 from marl_pool.errors import InputError
@@ -43,23 +60,6 @@ from marl_pool.evaluation.results import (
 from marl_pool.evaluation.statistics import Interval
 from marl_pool.evaluation.subject import Subject
 from marl_pool.manifest import sealed_json
-from tests.reported import (
-    EPISODES,
-    SETTINGS,
-    Cells,
-    Page,
-    area,
-    cells,
-    diagnosed,
-    evaluated,
-    page_of,
-    scores_of,
-    several,
-    texts,
-    trained,
-    with_policy,
-    written,
-)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REQUIRED = bool(os.environ.get("MARL_POOL_REQUIRE_CHROMIUM"))

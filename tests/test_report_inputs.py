@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_pool import cli
-from marl_pool.config import compose
-from marl_pool.errors import InputError
-from marl_pool.evaluation.report.methods import methods_of
-from marl_pool.evaluation.report.runs import not_evaluated, read_runs
-from marl_pool.evaluation.results import DOCUMENT, RETURNS
-from marl_pool.runs import Run
-from tests.reported import (
+from helpers.reported import (
     EPISODES,
     SMALL,
     cells,
@@ -27,6 +20,14 @@ from tests.reported import (
     trained,
     written,
 )
+from marl_pool import cli
+from marl_pool.config import compose
+from marl_pool.errors import InputError
+from marl_pool.evaluation.report.methods import methods_of
+from marl_pool.evaluation.report.runs import not_evaluated, read_runs
+from marl_pool.evaluation.report.sources import not_evaluated
+from marl_pool.evaluation.results import DOCUMENT, RETURNS
+from marl_pool.runs import Run
 
 # Which evaluation counts
 

@@ -136,7 +136,7 @@ def test_two_processes_cannot_train_one_run(run):
         answer = spawn.Queue()
         process = spawn.Process(target=_try_lock, args=(run.path, answer))
         process.start()
-        text = answer.get(timeout=60)
+        text = answer.get(timeout=300)
         process.join()
         return text
 

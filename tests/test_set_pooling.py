@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.samples import DIM, NUM_TOKENS, make_head, random_set
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.base import Pooling
@@ -18,7 +19,6 @@ from marl_pool.pooling.lstm import LSTMPool
 from marl_pool.pooling.means import PowerMean, SoftmaxPool
 from marl_pool.pooling.multi import Multi
 from marl_pool.pooling.pma import PMA
-from tests.samples import DIM, NUM_TOKENS, make_head, random_set
 
 X = torch.tensor([[[1.0, -4.0], [3.0, 0.0], [5.0, 1.0]]], dtype=torch.float64)
 AVERAGE, MAXIMUM = X.mean(1), X.amax(1)
@@ -63,7 +63,7 @@ def test_a_power_mean_of_negative_features_ignores_padding() -> None:
         assert make_pooling("power", dim=1, p=p, learn=False)(x, padding).item() == -1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     features=st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=6),
     hidden=st.integers(0, 3),
@@ -302,7 +302,6 @@ def test_of_pairs_as_much_alike_the_content_decides() -> None:
         assert found.tolist() == [[0.5, 0.25, 0.25]]
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(
         st.lists(st.integers(-1, 1), min_size=3, max_size=3), min_size=2, max_size=6

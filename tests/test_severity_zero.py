@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.perturbed import VARIANTS
+from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
 from marl_pool.evaluation.measure import Measured, measure
@@ -16,8 +18,6 @@ from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.jitter import Jitter
 from marl_pool.policies import make_policy
 from marl_pool.tokens import Tokens
-from tests.perturbed import VARIANTS
-from tests.toy import FoxAndHens
 
 EPISODES = 6
 OWN = ("among", "token_type", "features", "position_features")
@@ -78,7 +78,16 @@ def measured(world: str, *names: str) -> Measured:
     return measure(in_double(policies), make, ladders)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+# In quick runs a world that all perturbations fit, and one with gaps.
+@pytest.mark.parametrize(
+    "world",
+    [
+        name
+        if name in ("simple_centroid", "boxworld")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in WORLDS
+    ],
+)
 def test_severity_0_returns_exactly_what_clean_episodes_do(world: str) -> None:
     found = measured(world, *PERTURBATIONS)
     clean = {

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.perturbed import bits, keys, seeds
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
@@ -27,7 +28,6 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.batches import Disturbance, Sampler
-from tests.perturbed import bits, keys, seeds
 
 ENVS, AGENTS, PLACES, FRAMES, WIDTH = 3, 2, 7, 4, 5
 SPEC = TokenSpec(PLACES, FRAMES * WIDTH, ("patch",), has_self=False, num_frames=FRAMES)

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.toy import FoxAndHens
+from helpers.worlds import CASES
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import World
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.policies import make_policy
 from marl_pool.tokens import SELF_TYPE, TokenSpec
-from tests.test_env_views import CASES
-from tests.toy import FoxAndHens
 
 KNOWN = {"boxworld", "cartpole", "pettingzoo", "simple_centroid", "simple_tag"}
 

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
+from helpers.toy_simulator import Counter
 from marl_pool.cli import main
 from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.base import Group
@@ -26,9 +27,8 @@ from marl_pool.errors import InputError, StoppedError
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
-from tests.toy_simulator import Counter
 
-COUNTER = "tests.toy_simulator:Counter"
+COUNTER = "helpers.toy_simulator:Counter"
 
 
 class Counted(SimulatedWorld):
@@ -333,7 +333,7 @@ def test_a_dead_process_is_one_clear_error() -> None:
 
 
 def test_a_process_that_cannot_start_says_why() -> None:
-    process = SimulatorProcess("tests.toy_simulator:Nothing", {})
+    process = SimulatorProcess("helpers.toy_simulator:Nothing", {})
     with pytest.raises(AttributeError, match="Nothing"):
         process.begin([0], [1], [[]])
 
@@ -347,7 +347,7 @@ def test_exceptions_of_the_simulators_are_raised_here() -> None:
 
 
 def test_exceptions_that_cannot_be_sent_are_told() -> None:
-    process = SimulatorProcess("tests.toy_simulator:Broken", {})
+    process = SimulatorProcess("helpers.toy_simulator:Broken", {})
     with pytest.raises(RuntimeError, match="Unsendable: cannot be rebuilt"):
         process.begin([0], [1], [[]])
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers.image_files import write_mnist
 from marl_pool.cli import main
 from marl_pool.config.grid import plan_sweep
 from marl_pool.config.sections import files_of
 from marl_pool.datasets.images import load_images
 from marl_pool.training.supervised.tasks import TASKS
-from tests.test_images import write_mnist
 
 PRESETS = [
     name

@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -258,7 +257,6 @@ print(json.dumps([m for m in ("ray", "torch", "scipy", "pyarrow") if m in sys.mo
 """
     done = subprocess.run(
         [sys.executable, "-c", source],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,

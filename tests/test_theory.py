@@ -12,10 +12,10 @@ from hypothesis.extra import numpy as arrays
 from scipy.special import softmax
 from torch import Tensor, nn
 
+from helpers.samples import DIM, NUM_TOKENS, heads, make_head, random_set
 from marl_pool import theory
 from marl_pool.pooling import make_pooling
 from marl_pool.theory import Bounds, Neighborhoods
-from tests.samples import DIM, NUM_TOKENS, heads, make_head, random_set
 
 seeds = st.integers(0, 2**31)
 

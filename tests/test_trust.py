@@ -16,6 +16,8 @@ import pytest
 import torch
 import yaml
 
+from helpers.reported import evaluated, trained, with_policy
+from helpers.samples import SPEC
 from marl_pool import evaluate as evaluate_policy
 from marl_pool import names
 from marl_pool.cli import main
@@ -33,8 +35,6 @@ from marl_pool.pooling import make_pooling
 from marl_pool.runs import Run
 from marl_pool.signatures import ANY_OTHER, options_of
 from marl_pool.sweeps import Sweep
-from tests.reported import evaluated, trained, with_policy
-from tests.samples import SPEC
 
 PAYLOAD = "sent_payload:Part"
 CODE = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
@@ -592,7 +592,7 @@ def test_worlds_of_a_loaded_run_stay_restricted(payload: Path) -> None:
 
 
 def test_a_policy_saved_with_a_plug_in_says_how_to_allow_it(tmp_path: Path) -> None:
-    name = "tests.plug_in:SumPool"
+    name = "helpers.plug_in:SumPool"
     pooling = {"name": "multi", "heads": [{"name": name}, {"name": "avg"}]}
     policy = make_policy(SPEC, BOX, encoder={"name": "identity"}, pooling=pooling)
     save_policy(policy, tmp_path / "mine")

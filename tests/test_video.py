@@ -9,39 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from helpers.toy import FoxAndHens
+from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
 from marl_pool.errors import InputError
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.subject import in_double
 from marl_pool.evaluation.video import Attention, Film, attention_of, render_run
 from marl_pool.evaluation.webm import Writer, captioned
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
-from marl_pool.policies import make_policy
-from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.randomness import Purpose, stream_keys
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
-from tests.toy import FoxAndHens
-
-ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 5}
-STEPS, PLACES = 5, 8
-
-
-def centroid(count: int = 1) -> World:
-    return make_batched_env(num_envs=count, **ENV)
-
-
-def policy_for(world: World, pooling: Any = "ada") -> Policy:
-    group = world.groups["agent"]
-    made = make_policy(
-        group.tokens, group.action_space, pooling=pooling, init_std=0.4, seed=1
-    )
-    return in_double({"agent": made})["agent"]
-
 
 HEADS = {"name": "ada", "num_heads": 4}
 
@@ -232,16 +212,6 @@ def test_captions_make_a_higher_image_of_even_sides(size: int) -> None:
 
 
 # Files
-
-
-def read(path: Path) -> list[np.ndarray]:
-    capture = cv2.VideoCapture(str(path))
-    images = []
-    while True:
-        there, image = capture.read()
-        if not there:
-            return images
-        images.append(image[..., ::-1])
 
 
 def test_a_file_holds_the_frames_in_their_colors(

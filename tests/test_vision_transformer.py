@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from helpers.image_files import cifar_contents, write_cifar
 from helpers.shared_data import shared_data
 from marl_pool.attention import MultiHeadAttention
 from marl_pool.config import compose
@@ -40,7 +41,6 @@ from marl_pool.training.supervised.tasks.images import (
     VisionOptions,
     VisionTransformer,
 )
-from tests.test_images import cifar_contents, write_cifar
 
 ARCHIVE = OWN_ARCHIVES["cifar10"]
 GOLDEN = Path(__file__).parent / "golden" / "vision_transformer.json"

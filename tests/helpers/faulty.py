@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.toy import FoxAndHens
+from helpers.toy import FoxAndHens
 
 
 class EscapedError(RuntimeError):

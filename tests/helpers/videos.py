@@ -1,0 +1,38 @@
+"""A small world to film, a policy for it, and the frames of a video file."""
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.evaluation.subject import in_double
+from marl_pool.policies import make_policy
+from marl_pool.policies.base import Policy
+
+ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 5}
+STEPS, PLACES = 5, 8
+
+
+def centroid(count: int = 1) -> World:
+    return make_batched_env(num_envs=count, **ENV)
+
+
+def policy_for(world: World, pooling: Any = "ada") -> Policy:
+    group = world.groups["agent"]
+    made = make_policy(
+        group.tokens, group.action_space, pooling=pooling, init_std=0.4, seed=1
+    )
+    return in_double({"agent": made})["agent"]
+
+
+def read(path: Path) -> list[np.ndarray]:
+    capture = cv2.VideoCapture(str(path))
+    images = []
+    while True:
+        there, image = capture.read()
+        if not there:
+            return images
+        images.append(image[..., ::-1])

@@ -1,0 +1,130 @@
+"""What is imported when: light things stay light, and ray stays behind training.
+
+One script does all of it and prints after each step the modules that should not be
+loaded: with a fresh interpreter for each step torch would be imported six times.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from gymnasium import spaces
+
+from helpers.samples import SPEC
+from marl_pool import cli
+from marl_pool.policies import make_policy
+from marl_pool.policies.storage import save_policy
+
+ID = "marl_pool/simple_centroid-v0"
+HEAVY = ("torch", "ray", "scipy", "matplotlib", "cv2")
+COMMANDS = [
+    [],
+    ["--help"],
+    ["--version"],
+    *([verb, "--help"] for verb in cli.VERBS),
+    ["list"],
+    ["train", "--cfg"],
+    ["train", "pooling=adda"],
+    ["train", "env.num_noise=many"],
+    ["train", "policy.trunk=both"],
+    ["train", "ppo.lr=0"],
+    ["train", "perturbation=occlude", "perturbation.severity=2"],
+    ["train", "--num-env-runner", "3"],
+    ["evaluate", "--cfg"],
+    ["evaluate", "perturbations=[{name: jitter, severities: [2]}]"],
+    ["resume", "nowhere"],
+    ["evaluate", "nowhere"],
+    ["diagnose", "nowhere"],
+    ["render", "nowhere"],
+    ["report", "nowhere"],
+]
+# Rooms that a policy needs for nothing.
+BEYOND_POLICIES = (
+    *(*HEAVY[1:], "hydra", "mpe2", "pydantic.v1"),
+    *("marl_pool.envs", "marl_pool.perturbations", "marl_pool.training"),
+    *("marl_pool.evaluation", "marl_pool.rollout"),
+)
+SCRIPT = f"""
+import contextlib, io, json, os, sys
+
+def tell(step, banned):
+    print(json.dumps([step, [name for name in banned if name in sys.modules]]))
+    sys.stdout.flush()
+
+import marl_pool
+tell("package", {(*HEAVY, "hydra", "pydantic")!r})
+
+# The command line, in a process that stays without torch.
+if os.fork() == 0:
+    from marl_pool.cli import main
+    for command in {COMMANDS!r}:
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+            with contextlib.suppress(SystemExit):
+                main(command)
+        tell(" ".join(["marl-pool", *command]), {HEAVY!r})
+    sys.exit()
+assert os.wait()[1] == 0
+
+# Worlds that Gymnasium and PettingZoo know.
+if os.fork() == 0:
+    import marl_pool.envs
+    tell("registration", ["torch"])
+    import gymnasium, pettingzoo
+    assert {ID!r} in gymnasium.registry
+    assert {ID!r} in pettingzoo.parallel_registry
+    sys.exit()
+assert os.wait()[1] == 0
+
+# A policy, and then all that the package offers.
+import pickle, torch
+
+def refuse(*args, **kwargs):
+    raise AssertionError("unpickled")
+
+kept = pickle.load, pickle.loads, pickle.Unpickler, torch.load
+pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse
+marl_pool.load_policy(sys.argv[1])
+pickle.load, pickle.loads, pickle.Unpickler, torch.load = kept
+tell("policy", {BEYOND_POLICIES!r})
+for name in marl_pool.__all__:
+    getattr(marl_pool, name)
+tell("api", {(*HEAVY[1:], "hydra")!r})
+import gymnasium
+gymnasium.make("marl_pool.envs:{ID}")
+tell("env", ["ray"])
+"""
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The modules that should not be there, by step."""
+    folder = tmp_path_factory.mktemp("imports")
+    policy = make_policy(SPEC, spaces.Discrete(3), seed=0)
+    save_policy(policy, folder / "policy")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder / "policy")],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert [path.name for path in folder.iterdir()] == ["policy"]
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+STEPS = ["package", "registration", "policy", "api", "env"]
+STEPS += [" ".join(["marl-pool", *command]) for command in COMMANDS]
+
+
+def test_every_step_is_looked_at(brought: dict[str, list[str]]) -> None:
+    assert sorted(brought) == sorted(STEPS)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_nothing_heavy_is_imported(brought: dict[str, list[str]], step: str) -> None:
+    assert brought[step] == []
