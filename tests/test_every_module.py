@@ -26,7 +26,6 @@ from helpers.samples import (
 )
 from marl_pool.construction import build
 from marl_pool.encoders import make_encoder
-from marl_pool.names import build
 from marl_pool.networks import SetNetwork
 from marl_pool.pooling import POOLING, pooling_names
 from marl_pool.pooling.base import Pooling

@@ -25,7 +25,6 @@ from marl_pool.config import compose
 from marl_pool.errors import InputError
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.runs import not_evaluated, read_runs
-from marl_pool.evaluation.report.sources import not_evaluated
 from marl_pool.evaluation.results import DOCUMENT, RETURNS
 from marl_pool.runs import Run
 
