@@ -34,6 +34,7 @@ from marl_pool.training.evolution.evaluator import MAX_WORLDS, Evaluator, Task
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
 from marl_pool.training.evolution.pgpe import PGPE, centred_ranks
 from marl_pool.training.evolution.start import start_vector
+from marl_pool.training.settings import EvolveConfig
 from tests.valley import Valley
 
 cma_es = pytest.importorskip("cma") and pytest.importorskip(
@@ -277,7 +278,7 @@ def test_a_world_with_levels_in_stock_forgets_them():
 
 
 def evaluator(*overrides):
-    return Evaluator(compose("evolve", overrides))
+    return Evaluator(EvolveConfig.from_plain(compose("evolve", overrides)))
 
 
 def cartpole_agents(*overrides, count=5):
@@ -353,7 +354,7 @@ def test_pieces_cover_all_and_fit(members, worlds, most, shares):
     found = Evaluator.__new__(Evaluator)
     found.max_worlds = most
     covered = torch.zeros(members, worlds)
-    pieces = list(found.pieces(members, worlds, shares))
+    pieces = list(found.chunks(members, worlds, shares))
     for piece in pieces:
         covered[piece] += 1
         assert 0 < covered[piece].numel() <= most

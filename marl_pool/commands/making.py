@@ -52,9 +52,10 @@ def fit(arguments: Namespace, overrides: list[str]) -> int:
     config = composed("fit", arguments, overrides)
     if config is not None:
         from marl_pool.training.supervised.fit import price
+        from marl_pool.training.supervised.settings import FitConfig
 
         with tempfile.TemporaryDirectory() as folder:
-            print(price(config, Path(folder)))
+            print(price(FitConfig.from_plain(config), Path(folder)))
     return 0
 
 

@@ -1,7 +1,8 @@
-"""What a training run can be told, as typed dataclasses without torch or RLlib."""
+"""Settings of training runs, as typed dataclasses without torch or RLlib."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, Self, get_type_hints
 
 from marl_pool.errors import InputError
 from marl_pool.types import (
@@ -14,6 +15,9 @@ from marl_pool.types import (
     Seed,
     UnitInterval,
 )
+
+Options = Mapping[str, Any]
+"""``{"name": …, **options}`` of a registered class."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,40 @@ class CheckpointSettings:
     """The newest so many are kept, and the best one."""
 
 
+class RunConfig:
+    """Base of the typed configurations that training receives.
+
+    The plain data of ``config.yaml``, once checked, become one of these where a run
+    begins. A section whose ``name`` chooses a class stays a mapping, `Options`.
+
+    Attributes:
+        seed: random seed of the run.
+        time_limit: seconds after which training ends; None: no limit.
+        threads: CPU threads of torch.
+        checkpoint: when the run saves itself.
+    """
+
+    seed: int
+    time_limit: float | None
+    threads: int
+    checkpoint: CheckpointSettings
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Build from checked plain data, as in ``run.config``."""
+        values = {}
+        for name, hint in _hints(cls).items():
+            if name in plain:
+                typed = is_dataclass(hint)
+                values[name] = hint(**plain[name]) if typed else plain[name]
+        return cls(**values)
+
+
+def _hints(config: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(config)
+    return {each.name: hints[each.name] for each in fields(config)}
+
+
 @dataclass(frozen=True)
 class ResourceSettings:
     """Processes and GPUs of a run, in RLlib's terms."""
@@ -124,6 +162,18 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_plugins(self.plugins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(TrainSettings, RunConfig):
+    """Configuration of a run of PPO."""
+
+    env: Options
+    encoder: Options
+    pooling: Options
+    policy: Options
+    ppo: PPOSettings
+    perturbation: Options
 
 
 @dataclass(frozen=True)
@@ -194,6 +244,16 @@ class EvolveSettings:
 
     def __post_init__(self) -> None:
         check_plugins(self.plugins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolveConfig(EvolveSettings, RunConfig):
+    """Configuration of a run of evolution."""
+
+    env: Options
+    policy: Options
+    evolution: Options
+    perturbation: Options
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.runs import Run
-from marl_pool.training.supervised.results import FILE, epochs_over
+from marl_pool.training.supervised.results import FILE
+from marl_pool.training.supervised.settings import FitSettings
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ def _in_column(name: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], in
     return lambda row, config: int(row[name])
 
 
+def _epochs(row: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    settings = FitSettings(**config["fit"])
+    return settings.epochs_over(row["fold"], row["epoch"], row["seconds"])
+
+
 WORKS = {
     "train": Work(
         "marl_pool.training.ppo:train",
@@ -98,7 +104,7 @@ WORKS = {
     "fit": Work(
         "marl_pool.training.supervised.fit:fit",
         "epochs",
-        epochs_over,
+        _epochs,
         ("fit.folds", "fit.epochs"),
         ("time_limit", "checkpoint", "data_dir", "threads", "device"),
         FILE,

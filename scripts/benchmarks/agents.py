@@ -22,6 +22,7 @@ from marl_pool.training.cloning.batches import Batch
 from marl_pool.training.cloning.learner import Learner
 from marl_pool.training.evolution.cma_es import CMAES
 from marl_pool.training.evolution.evaluator import Evaluator, Played, Task
+from marl_pool.training.settings import EvolveConfig
 
 ALONE = 24
 """Episodes that the comparator plays; its time is scaled by the steps of all."""
@@ -33,7 +34,7 @@ def generation(size: Size) -> Iterator[Row]:
     population, repetitions = (4, 2) if size.tiny else (256, 16)
     chosen = ["experiment=cartpole_attention_neuron", f"device={size.device}"]
     config = compose("evolve", [*chosen, f"repetitions={repetitions}"])
-    evaluator = Evaluator(config)
+    evaluator = Evaluator(EvolveConfig.from_plain(config))
     start = torch.zeros_like(to_vector(evaluator.agent))
     whole, ratios = [], []
     for turn in range(1 + size.rounds):

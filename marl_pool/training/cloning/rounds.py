@@ -21,7 +21,7 @@ from marl_pool.training.cloning.collect import Cast, Games, collect
 from marl_pool.training.cloning.fitting import logits_option
 from marl_pool.training.cloning.learner import Loss
 from marl_pool.training.cloning.recorder import Rows
-from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.storage import (
     Round,
     load_round,
@@ -42,7 +42,6 @@ class Rounds:
 
     Args:
         config: of the run.
-        settings: its section ``clone``.
         cast: who plays.
         folder: where the run keeps its trajectories.
         disturbance: what is done to what the student sees.
@@ -56,13 +55,12 @@ class Rounds:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
-        settings: CloneSettings,
+        config: CloneConfig,
         cast: Cast,
         folder: Path,
         disturbance: Disturbance,
     ) -> None:
-        self.config, self.settings, self.cast = config, settings, cast
+        self.config, self.settings, self.cast = config, config.clone, cast
         self.folder, self.disturbance = folder, disturbance
         world = self.world(1, 0)
         group = world.groups[cast.group]
@@ -70,7 +68,7 @@ class Rounds:
             "group": cast.group,
             "spec": group.tokens.to_json(),
             "actions": ActionSpec.of(group.action_space).to_json(),
-            "env": config["env"],
+            "env": config.env,
             "teacher": None if cast.teacher is None else cast.teacher.identity,
         }
         self.about: dict[str, Any] = json.loads(json.dumps(about))
@@ -84,7 +82,7 @@ class Rounds:
 
     def _hint_names(self) -> tuple[str, ...]:
         """Those of the trajectories that are given or, without any, the teacher's."""
-        if self.config["trajectories"] is not None:
+        if self.config.trajectories is not None:
             return _hints_of(self._given_paths()[0])
         return () if self.cast.teacher is None else self.cast.teacher.hint_names
 
@@ -104,14 +102,14 @@ class Rounds:
 
     def world(self, count: int, first: int, student: bool = False) -> World:
         """Worlds ``first`` to ``first + count - 1``, perhaps those for the student."""
-        options = dict(self.config["env"])
+        options = dict(self.config.env)
         if student:
             options |= self.settings.rollout_env
         return make_batched_env(
             num_envs=count,
-            seed=self.config["seed"],
+            seed=self.config.seed,
             first_world=first,
-            device=self.config["device"],
+            device=self.config.device,
             **options,
         )
 
@@ -133,7 +131,7 @@ class Rounds:
                 none that is long or good enough.
         """
         path = round_path(self.folder, number)
-        if not number and self.config["trajectories"] is not None:
+        if not number and self.config.trajectories is not None:
             rounds = self._given(self._given_paths())
         elif path.is_dir() and learned in (None, read_about(path).get("learned")):
             rounds = [load_round(path, self.rows)]
@@ -147,7 +145,7 @@ class Rounds:
 
     def _given_paths(self) -> list[Path]:
         """Rounds that an earlier run has collected."""
-        path = Path(self.config["trajectories"])
+        path = Path(self.config.trajectories or "")
         folder = path / FOLDER if (path / FOLDER).is_dir() else path
         found = rounds_in(folder)
         if not found:
@@ -172,7 +170,7 @@ class Rounds:
 
     def _given(self, found: list[Path]) -> list[Round]:
         """Read what an earlier run has collected."""
-        path = self.config["trajectories"]
+        path = self.config.trajectories
         for each in found:
             self._refuse_others(each)
         teachers = {str(read_about(each).get("teacher")) for each in found}

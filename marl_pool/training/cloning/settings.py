@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.errors import InputError
-from marl_pool.training.settings import CheckpointSettings, check_plugins
+from marl_pool.training.settings import (
+    CheckpointSettings,
+    Options,
+    RunConfig,
+    check_plugins,
+)
 from marl_pool.types import (
     Device,
     NonNegativeFloat,
@@ -168,3 +173,13 @@ class CloneRunSettings:
 
     def __post_init__(self) -> None:
         check_plugins(self.plugins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloneConfig(CloneRunSettings, RunConfig):
+    """Configuration of a cloning run."""
+
+    env: Options
+    policy: Options
+    clone: CloneSettings
+    perturbation: Options

@@ -14,6 +14,8 @@ from marl_pool.reading import read_json
 from marl_pool.runs import Run
 
 FILE = "results.json"
+COPIED = ("task", "encoder", "pooling", "scale", "seed")
+"""Keys of the configuration that the file repeats."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,8 @@ class Results:
             baselines: the metric of naive predictors on the test set, by name.
             pictures: that were drawn.
         """
-        config = self.run.config
         self.document = {
-            "task": config["task"],
-            "encoder": config["encoder"],
-            "pooling": config["pooling"],
-            "scale": config["scale"],
-            "seed": config["seed"],
+            **{key: self.run.config[key] for key in COPIED},
             "package_version": self.run.version,
             "config_digest": self.run.config_digest,
             "metric": self.metric,
@@ -117,21 +114,6 @@ class Results:
             label = f"baseline {name}: {self.metric}"
             lines.append(f"  {label:<24} {value:.5g}")
         return "\n".join(lines)
-
-
-def epochs_over(row: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """How many epochs of all folds are over, all of a fold's when the fold is.
-
-    Where seconds end a fold, the share of them that is over counts: of 1000 epochs
-    500 after half of the seconds, however few those were.
-
-    Args:
-        row: of ``metrics.csv``.
-        config: of the run.
-    """
-    epochs, limit = config["fit"]["epochs"], config["fit"]["seconds_per_fold"]
-    share = 0.0 if limit is None else min(row["seconds"] / limit, 1.0)
-    return int(row["fold"] * epochs + max(row["epoch"], int(share * epochs)))
 
 
 def read_results(run: Path) -> dict[str, Any]:

@@ -4,7 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.errors import InputError
-from marl_pool.training.settings import CheckpointSettings, SweepSettings
+from marl_pool.training.settings import (
+    CheckpointSettings,
+    Options,
+    RunConfig,
+    SweepSettings,
+)
 from marl_pool.types import (
     Device,
     NonNegativeFloat,
@@ -83,6 +88,21 @@ class FitSettings:
                 f"learning rate itself, got {self.decay}"
             )
 
+    def epochs_over(self, fold: int, epoch: int, seconds: float) -> int:
+        """Count the epochs of all folds that are over, all of a fold's when it is.
+
+        Where seconds end a fold, the share of them that is over counts: of 1000 epochs
+        500 after half of the seconds, however few those were.
+
+        Args:
+            fold: number of the fold, from 0.
+            epoch: epochs of this fold.
+            seconds: of training in this fold.
+        """
+        limit = self.seconds_per_fold
+        share = 0.0 if limit is None else min(seconds / limit, 1.0)
+        return int(fold * self.epochs + max(epoch, int(share * self.epochs)))
+
 
 @dataclass(frozen=True)
 class FitRunSettings:
@@ -107,6 +127,16 @@ class FitRunSettings:
         default_factory=lambda: CheckpointSettings(every=1, keep=1)
     )
     """When a run saves itself, in epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig(FitRunSettings, RunConfig):
+    """Configuration of a supervised run."""
+
+    task: Options
+    encoder: Options
+    pooling: Options
+    fit: FitSettings
 
 
 @dataclass(frozen=True)

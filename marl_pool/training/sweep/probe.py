@@ -16,7 +16,9 @@ from ray.rllib.utils.metrics import ALL_MODULES, ENV_RUNNER_RESULTS, LEARNER_RES
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.learner import LEARN_SECONDS
 from marl_pool.training.ppo.runner import SAMPLE_SECONDS
+from marl_pool.training.settings import TrainConfig
 from marl_pool.training.supervised.fit import price
+from marl_pool.training.supervised.settings import FitConfig
 
 STEPS = 32
 """Steps of each world in the piece that is measured; an iteration has more."""
@@ -63,7 +65,7 @@ def measure(config: Mapping[str, Any]) -> Pace | None:
 def _priced(config: Mapping[str, Any]) -> Pace:
     """How long an epoch of a supervised run takes, its share of the tests included."""
     with _threads(config["threads"]), tempfile.TemporaryDirectory() as folder:
-        cost = price(config, Path(folder))
+        cost = price(FitConfig.from_plain(config), Path(folder))
     epochs = cost.folds * cost.epochs
     return Pace(1, cost.seconds / epochs)
 
@@ -75,7 +77,7 @@ def _measure(config: Mapping[str, Any]) -> Pace:
     path as training. Sampling is scaled by steps and learning by rows and passes; the
     rest of the iteration's time is taken as it is.
     """
-    whole = algorithm_config(config)
+    whole = algorithm_config(TrainConfig.from_plain(config))
     length = whole.rollout_fragment_length
     piece = copy.deepcopy(dict(config))
     ppo, part = piece["ppo"], min(STEPS, length)
@@ -84,7 +86,7 @@ def _measure(config: Mapping[str, Any]) -> Pace:
     if ppo["minibatch_size"] is not None:
         ppo["minibatch_size"] = min(ppo["minibatch_size"], ppo["batch_size"])
     with _threads(config["threads"]):
-        algo = algorithm_config(piece).build_algo()
+        algo = algorithm_config(TrainConfig.from_plain(piece)).build_algo()
         try:
             algo.train()  # the first one is slower
             began = time.perf_counter()

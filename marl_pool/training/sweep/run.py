@@ -11,13 +11,14 @@ from marl_pool.errors import InputError, StoppedError
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.ppo.algorithm import algorithm_config
-from marl_pool.training.settings import SweepSettings
+from marl_pool.training.settings import RunConfig, SweepSettings, TrainConfig
 from marl_pool.training.stopping import checkpoint_to_resume, say
 from marl_pool.training.supervised.fit import (
     make_task,
     refuse_missing_data,
     refuse_missing_gpu,
 )
+from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.board import FAILED, WAITING, Board
 from marl_pool.training.sweep.probe import cell_of, measure
 from marl_pool.training.sweep.schedule import (
@@ -29,12 +30,17 @@ from marl_pool.training.sweep.schedule import (
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
 from marl_pool.training.verbs import WORKS, Work
 
-ASSEMBLE: dict[str, Callable[[Mapping[str, Any]], object]] = {
+CONFIGS: dict[str, type[RunConfig]] = {"train": TrainConfig, "fit": FitConfig}
+"""Typed configuration of a trial, by verb."""
+ASSEMBLE: dict[str, Callable[[Any], object]] = {
     "train": algorithm_config,
     "fit": make_task,
 }
 """By verb, what refuses a configuration whose parts don't fit each other."""
-DEVICES = {"train": refuse_missing_device, "fit": refuse_missing_gpu}
+DEVICES: dict[str, Callable[[Any], None]] = {
+    "train": refuse_missing_device,
+    "fit": refuse_missing_gpu,
+}
 """By verb, what refuses a device that this machine lacks."""
 DATA = ("task", "data_dir", "download")
 """Keys that say which data a supervised run reads."""
@@ -126,11 +132,12 @@ def _refuse_misfits(
 ) -> None:
     """Refuse what only shows when parts meet, once for each kind of trial."""
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
+        config = CONFIGS[verb].from_plain(trial.config)
         try:
             # A cluster's machines may have what this one lacks.
             if settings.address is None:
-                DEVICES[verb](trial.config)
-            ASSEMBLE[verb](trial.config)
+                DEVICES[verb](config)
+            ASSEMBLE[verb](config)
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
 
@@ -140,7 +147,7 @@ def _refuse_missing_data(trials: Sequence[Trial]) -> None:
     readers = {str([t.config[key] for key in DATA]): t for t in trials}
     for trial in readers.values():
         try:
-            refuse_missing_data(trial.config)
+            refuse_missing_data(FitConfig.from_plain(trial.config))
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
 
