@@ -1,4 +1,4 @@
-"""Who takes part: the teacher, the student, and who plays the other groups."""
+"""Building the teacher, the student and the policies of the other groups."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from marl_pool.policies import AGENTS
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import WEIGHTS, load_modules
-from marl_pool.training.cloning.collect import Cast
+from marl_pool.training.cloning.collect import Roles
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PlannerTeacher, PolicyTeacher, Teacher
 from marl_pool.training.fixed import build_fixed, check_fit, load_fixed, load_frozen
@@ -28,7 +28,7 @@ NAMED = (
 
 
 def cloned_group(config: CloneConfig, world: World) -> str:
-    """The one group that is not in ``fixed``.
+    """Return the one group that is not in ``fixed``.
 
     Raises:
         InputError: there is none, or more than one.
@@ -48,10 +48,10 @@ def cloned_group(config: CloneConfig, world: World) -> str:
     return left[0]
 
 
-def make_cast(
+def build_roles(
     config: CloneConfig, world: World, kept: Path, saved: Path | None
-) -> Cast:
-    """Find teacher and other players.
+) -> Roles:
+    """Build the teacher and the policies of the other groups.
 
     Args:
         config: of the run.
@@ -77,7 +77,7 @@ def make_cast(
             teacher = _teacher(config, config.teacher, world, group, kept)
         except InputError as error:
             raise InputError(f"teacher: {error}") from error
-    return Cast(group, teacher, others)
+    return Roles(group, teacher, others)
 
 
 def _teacher(
@@ -118,7 +118,7 @@ def _load(
 
 
 def make_student(config: CloneConfig, group: Group) -> Agent:
-    """Build what learns.
+    """Build the agent that learns.
 
     Raises:
         InputError: a wrong option, or a class that is no `Agent`.
@@ -136,5 +136,5 @@ def make_student(config: CloneConfig, group: Group) -> Agent:
 
 
 def has_memory(student: Agent, num_tokens: int) -> bool:
-    """Whether it has to learn from sequences, not from single steps."""
+    """Return True for a student that learns from sequences, not from single steps."""
     return bool(tree_leaves(student.initial_memory(1, num_tokens)))

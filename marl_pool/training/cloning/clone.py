@@ -18,7 +18,7 @@ from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run, iteration_of
 from marl_pool.training.cloning.batches import Sampler
-from marl_pool.training.cloning.casting import has_memory, make_cast, make_student
+from marl_pool.training.cloning.casting import build_roles, has_memory, make_student
 from marl_pool.training.cloning.collect import PLAY_WORLDS
 from marl_pool.training.cloning.fitting import (
     check_fit_together,
@@ -93,24 +93,24 @@ class CloningMethod(TrainingMethod):
         check_fit_together(config)
         world = make_batched_env(num_envs=1, seed=config.seed, **config.env)
         saved = checkpoint and checkpoint / "policy"
-        self.cast = make_cast(config, world, run.path / TEACHER, saved)
-        teacher = self.cast.teacher
+        self.roles = build_roles(config, world, run.path / TEACHER, saved)
+        teacher = self.roles.teacher
         self.loss = Loss(settings.soft, settings.by_gap, settings.regret)
         if self.loss.needs_logits and teacher is not None and not teacher.has_logits:
             raise InputError(
                 f"{logits_option(settings)}: the teacher {config.teacher} has no logits"
             )
-        group = world.groups[self.cast.group]
+        group = world.groups[self.roles.group]
         self.student = make_student(config, group)
         self.whole = has_memory(self.student, group.tokens.num_tokens)
-        if settings.piece is not None and not self.whole:
+        if settings.chunk_length is not None and not self.whole:
             raise InputError(
-                "clone.piece: expected null for a student without a memory, which "
-                f"learns from single steps, got {settings.piece}"
+                "clone.chunk_length: expected null for a student without a memory, "
+                f"which learns from single steps, got {settings.chunk_length}"
             )
         self.disturbance = disturbance_of(config, group.tokens)
         folder = run.path / FOLDER
-        self.dataset = Rounds(config, self.cast, folder, self.disturbance)
+        self.dataset = Rounds(config, self.roles, folder, self.disturbance)
         self.learner = Learner(
             self.student,
             lr=settings.lr,
@@ -178,7 +178,7 @@ class CloningMethod(TrainingMethod):
 
     def _keep_teacher(self) -> None:
         """Copy the teacher into the run: its folder may move, or hold another."""
-        teacher, folder = self.cast.teacher, self.run.path / TEACHER
+        teacher, folder = self.roles.teacher, self.run.path / TEACHER
         if not isinstance(teacher, PolicyTeacher) or folder.is_dir():
             return
         if isinstance(teacher.policy, SpecifiedPolicy):
@@ -186,7 +186,7 @@ class CloningMethod(TrainingMethod):
                 save_policy(teacher.policy, new)
 
     def _end(self, number: int) -> int:
-        """Batches after which the round ends."""
+        """Return the number of batches after which the round ends."""
         if number == self.settings.rounds:
             return self.config.total_batches
         return self.settings.start(number + 1)
@@ -203,7 +203,7 @@ class CloningMethod(TrainingMethod):
                 self.disturbance,
                 size=self.settings.batch_size,
                 whole=self.whole,
-                piece=self.settings.piece,
+                chunk_length=self.settings.chunk_length,
                 burn_in=self.settings.burn_in,
             )
             for part in (self.dataset.train, self.dataset.validation)
@@ -289,10 +289,10 @@ class CloningMethod(TrainingMethod):
         count = self.settings.play_episodes
         rollout = Rollout(
             self.dataset.world(count, PLAY_WORLDS, student=True),
-            {**self.cast.others, self.cast.group: self.student.eval()},
+            {**self.roles.others, self.roles.group: self.student.eval()},
             perturbation=self.dataset.perturbation(PLAY_WORLDS),
         )
-        returns = rollout.episodes().returns[self.cast.group]
+        returns = rollout.episodes().returns[self.roles.group]
         self.played, self.played_at = float(returns.mean()), self.iteration
         return self.played
 
@@ -330,10 +330,10 @@ class CloningMethod(TrainingMethod):
 
     @override
     def save_policy(self, folder: Path) -> None:
-        group = self.cast.group
+        group = self.roles.group
         modules: dict[str, SpecifiedPolicy] = {group: self.student}
         groups = {group: group}
-        for name, policy in self.cast.others.items():
+        for name, policy in self.roles.others.items():
             if isinstance(policy, SpecifiedPolicy):
                 groups[name] = frozen_module(name)
                 modules[groups[name]] = policy

@@ -17,7 +17,7 @@ from marl_pool.policies.agent import Agent
 from marl_pool.progress import Progress
 from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.training.cloning.batches import PLAY, Disturbance
-from marl_pool.training.cloning.collect import Cast, Games, collect
+from marl_pool.training.cloning.collect import Games, Roles, collect
 from marl_pool.training.cloning.fitting import logits_option
 from marl_pool.training.cloning.learner import Loss
 from marl_pool.training.cloning.recorder import Rows
@@ -42,7 +42,7 @@ class Rounds:
 
     Args:
         config: of the run.
-        cast: who plays.
+        roles: of the groups.
         folder: where the run keeps its trajectories.
         disturbance: what is done to what the student sees.
 
@@ -56,20 +56,20 @@ class Rounds:
     def __init__(
         self,
         config: CloneConfig,
-        cast: Cast,
+        roles: Roles,
         folder: Path,
         disturbance: Disturbance,
     ) -> None:
-        self.config, self.settings, self.cast = config, config.clone, cast
+        self.config, self.settings, self.roles = config, config.clone, roles
         self.folder, self.disturbance = folder, disturbance
         world = self.world(1, 0)
-        group = world.groups[cast.group]
+        group = world.groups[roles.group]
         about = {
-            "group": cast.group,
+            "group": roles.group,
             "spec": group.tokens.to_json(),
             "actions": ActionSpec.of(group.action_space).to_json(),
             "env": config.env,
-            "teacher": None if cast.teacher is None else cast.teacher.identity,
+            "teacher": None if roles.teacher is None else roles.teacher.identity,
         }
         self.about: dict[str, Any] = json.loads(json.dumps(about))
         bytes_ = group.tokens.dtype == "uint8"
@@ -84,7 +84,7 @@ class Rounds:
         """Those of the trajectories that are given or, without any, the teacher's."""
         if self.config.trajectories is not None:
             return _hints_of(self._given_paths()[0])
-        return () if self.cast.teacher is None else self.cast.teacher.hint_names
+        return () if self.roles.teacher is None else self.roles.teacher.hint_names
 
     def _check_student_world(self) -> None:
         """Refuse other worlds for the student that are of another kind."""
@@ -92,8 +92,8 @@ class Rounds:
             return
         try:
             world = self.world(1, 0, student=True)
-            group = world.groups.get(self.cast.group)
-            if group is None or group != self.world(1, 0).groups[self.cast.group]:
+            group = world.groups.get(self.roles.group)
+            if group is None or group != self.world(1, 0).groups[self.roles.group]:
                 raise InputError(
                     "expected options that change neither tokens nor actions"
                 )
@@ -158,8 +158,8 @@ class Rounds:
     def _refuse_other_hints(self, found: list[Path]) -> None:
         """Refuse rounds, past and to come, whose hints are not of one kind."""
         named = {str(path): _hints_of(path) for path in found}
-        if self.settings.rounds and self.cast.teacher is not None:
-            teacher = self.cast.teacher
+        if self.settings.rounds and self.roles.teacher is not None:
+            teacher = self.roles.teacher
             named[str(teacher.identity)] = teacher.hint_names
         for source, names in named.items():
             if self.settings.auxiliary and names != self.hint_names:
@@ -256,11 +256,11 @@ class Rounds:
             if name not in self._games:
                 world = self.world(episodes, first, student=True)
                 seen = self.perturbation(first)
-                self._games[name] = Games(self.cast, world, self.rows, student, seen)
+                self._games[name] = Games(self.roles, world, self.rows, student, seen)
             return self._games[name].play(settings.round_steps, settings.beta**number)
         with Progress(episodes, unit=f"{name} episodes") as progress:
             return collect(
-                self.cast,
+                self.roles,
                 lambda count, start: self.world(count, start, is_student),
                 first,
                 episodes,
