@@ -26,7 +26,7 @@ from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.supervised.tasks import knn_centroid
 from marl_pool.training.sweep.schedule import bundles, saved
-from marl_pool.training.verbs import WORKS
+from marl_pool.training.verbs import JOBS
 from tests.line import Line
 
 ROOT = Path(__file__).parents[1]
@@ -358,7 +358,7 @@ def test_what_seconds_end_is_counted_to_its_end(tmp_path, capsys):
         settings.epochs_over(row["fold"], row["epoch"], row["seconds"]) for row in rows
     ]
     assert reached == sorted(reached)
-    assert reached[-1] == 300_000 == WORKS["fit"].logged(run)
+    assert reached[-1] == 300_000 == JOBS["fit"].logged(run)
     folds = [row["fold"] for row in rows]
     assert reached[folds.index(2)] > 200_000
     assert len(reached) < 30_000
@@ -692,10 +692,10 @@ def test_what_needs_a_policy_says_that_a_fit_has_none(tmp_path, capsys, verb):
 def test_a_finished_run_without_checkpoints_is_not_run_again(tmp_path):
     run = fitted(tmp_path / "run")
     shutil.rmtree(run.path / "checkpoints")
-    work = WORKS["fit"]
-    assert saved(work, run) == work.total(run.config) == 9
+    job = JOBS["fit"]
+    assert saved(job, run) == job.total(run.config) == 9
     (run.path / "results.json").unlink()
-    assert saved(work, run) == 0
+    assert saved(job, run) == 0
 
 
 def test_a_trial_on_a_gpu_asks_for_one():

@@ -23,7 +23,7 @@ from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
 from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.verbs import WORKS
+from marl_pool.training.verbs import JOBS
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
 """What a study of a verb's runs is composed as."""
@@ -125,12 +125,12 @@ def refuse_other_runs(sweep: Sweep, plan: Plan) -> None:
             raise
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
-        work = WORKS[sweep.verb]
+        job = JOBS[sweep.verb]
         rows = [] if run.metrics_problem() else run.metrics.readable_rows()
-        limit = work.total(trial.config)
-        counts = [work.count(row, trial.config) for row in rows[-2:]]
+        limit = job.total(trial.config)
+        counts = [job.count(row, trial.config) for row in rows[-2:]]
         if len(counts) > 1 and counts[0] >= limit:
-            differing.append(f"{counts[1]} {work.unit} instead of {limit}")
+            differing.append(f"{counts[1]} {job.unit} instead of {limit}")
         if differing:
             raise InputError(
                 f"{run.path} is another run than the sweep's: {'; '.join(differing)}"
@@ -163,7 +163,7 @@ def differences(
     known = check(verb, _known(found, wanted))
     left, right = dict(_flat(canonical(known))), dict(_flat(canonical(wanted)))
     tops = {key.split(".")[0] for key in swept}
-    controls = (*RUN_CONTROL, *WORKS[verb].controls)
+    controls = (*RUN_CONTROL, *JOBS[verb].controls)
     control = [key for key in controls if key not in tops]
     return [
         f"{key}={show(left.get(key))} instead of {show(value)}"

@@ -28,7 +28,7 @@ from marl_pool.training.sweep.schedule import (
     saved,
 )
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
-from marl_pool.training.verbs import WORKS, Work
+from marl_pool.training.verbs import JOBS, Job
 
 CONFIGS: dict[str, type[RunConfig]] = {"train": TrainConfig, "fit": FitConfig}
 """Typed configuration of a trial, by verb."""
@@ -67,21 +67,21 @@ def run_sweep(
     """
     with quiet():
         _refuse_misfits(sweep.verb, trials, settings)
-        work = WORKS[sweep.verb]
-        done = {trial.name: saved(work, sweep.run(trial)) for trial in trials}
-        left = [t for t in trials if done[t.name] < work.total(t.config)]
+        job = JOBS[sweep.verb]
+        done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
+        left = [t for t in trials if done[t.name] < job.total(t.config)]
         # A cluster's machines may have what this one lacks.
         if sweep.verb == "fit" and settings.address is None:
             _refuse_missing_data(left)
-        _say(size_of(sweep.grid, trials, done, work))
+        _say(size_of(sweep.grid, trials, done, job))
         _say(detectable(sweep.grid, settings.seed_sd))
         if others := sweep.strangers(trials):
             _say(f"{len(others)} other folders in trials/ are no part of it")
         with _resources(left, settings) as concurrency:
-            _say(_duration(left, done, concurrency, work))
+            _say(_duration(left, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, trials, done, settings, concurrency)
-    unit = work.unit
+    unit = job.unit
     _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
     return {}
 
@@ -93,8 +93,8 @@ def _run(
     settings: SweepSettings,
     concurrency: int,
 ) -> dict[str, str]:
-    work = WORKS[sweep.verb]
-    board = Board({t.name: work.total(t.config) for t in trials}, done, unit=work.unit)
+    job = JOBS[sweep.verb]
+    board = Board({t.name: job.total(t.config) for t in trials}, done, unit=job.unit)
     left = [trial for trial in trials if trial.name in board.named(WAITING)]
 
     def write_table() -> None:
@@ -153,13 +153,13 @@ def _refuse_missing_data(trials: Sequence[Trial]) -> None:
 
 
 def _duration(
-    left: Sequence[Trial], done: Mapping[str, int], concurrency: int, work: Work
+    left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
     kinds = {cell_of(trial.config): trial.config for trial in left}
     paces = {cell: measure(config) for cell, config in kinds.items()}
     known = [(t, pace) for t in left if (pace := paces[cell_of(t.config)])]
     seconds = [
-        pace.seconds_for(work.total(trial.config) - done[trial.name])
+        pace.seconds_for(job.total(trial.config) - done[trial.name])
         for trial, pace in known
     ]
     return duration_of(seconds, len(left) - len(known), concurrency)
