@@ -20,7 +20,7 @@ from marl_pool.sweeps import Sweep
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
 from marl_pool.training.supervised.folds import fold_rows, network_seed
-from marl_pool.training.supervised.learner import Learner
+from marl_pool.training.supervised.learner import FoldLearner
 from marl_pool.training.supervised.results import Results, read_results, read_study
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
@@ -114,7 +114,7 @@ def test_back_tracking_counts_the_last_epochs_that_were_no_worse(losses, back):
     assert must_go_back(losses) is back
 
 
-def moments(learner: Learner) -> list[torch.Tensor]:
+def moments(learner: FoldLearner) -> list[torch.Tensor]:
     state = learner.optimizer.state_dict()["state"]
     return [each.clone() for entry in state.values() for each in entry.values()]
 
@@ -123,7 +123,7 @@ def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
     task = Line(noisy=False)
     task.prepare(Path())
     settings = FitSettings(back_tracking=True, batch_size=8, lr=0.1)
-    learner = Learner(task, settings, seed=0, number=0)
+    learner = FoldLearner(task, settings, seed=0, number=0)
     best, known = {}, []
     for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]):
         learner.learn(torch.arange(40))
@@ -233,7 +233,7 @@ def test_gradient_clipping_limits_a_step():
     for clip in (None, 1e-9):
         # Adam divides by the gradient's size: only one near its epsilon shows.
         settings = FitSettings(grad_clip=clip, batch_size=40, lr=0.1)
-        learner = Learner(task, settings, seed=0, number=0)
+        learner = FoldLearner(task, settings, seed=0, number=0)
         before = learner.network[1].weight.item()
         learner.learn(torch.arange(40))
         moved[clip] = abs(learner.network[1].weight.item() - before)
@@ -245,7 +245,7 @@ def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
     task = Line(noisy=False)
     task.prepare(Path())
     settings = FitSettings(optimizer=optimizer, weight_decay=0.5, batch_size=40, lr=0.1)
-    learner = Learner(task, settings, seed=0, number=0)
+    learner = FoldLearner(task, settings, seed=0, number=0)
     before = learner.network[1].weight.item()
     learner.learn(torch.arange(40))
     # Adam's first step is as long as the learning rate, here up, towards 3.
@@ -266,7 +266,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(mixed):
     task, seen = Single(noisy=False), []
     task.prepare(Path())
     settings = FitSettings(bfloat16=mixed, batch_size=8)
-    learner = Learner(task, settings, seed=0, number=0)
+    learner = FoldLearner(task, settings, seed=0, number=0)
     learner.network[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
     learner.learn(torch.arange(40))
     learner.measure("test", torch.arange(10))
@@ -285,7 +285,7 @@ def test_what_learns_is_the_compiled_network(monkeypatch):
     task.prepare(Path())
     for compile_it in (False, True):
         settings = FitSettings(compile=compile_it, batch_size=8)
-        learner = Learner(task, settings, seed=0, number=0)
+        learner = FoldLearner(task, settings, seed=0, number=0)
         learner.learn(torch.arange(40))
         assert calls == ([8] * 5 if compile_it else [])
 

@@ -28,8 +28,8 @@ def never() -> bool:
     return False
 
 
-class Step(NamedTuple):
-    """Result of one iteration.
+class Iteration(NamedTuple):
+    """Result of one iteration of a method.
 
     Attributes:
         metrics: numbers to log, by name; the same names in every iteration.
@@ -83,7 +83,7 @@ class TrainingMethod(ABC):
         return self.done >= self.total
 
     @abstractmethod
-    def step(self, iteration: int) -> Step | None:
+    def step(self, iteration: int) -> Iteration | None:
         """Run one iteration; return None if nothing could be learned in it.
 
         Args:
@@ -214,14 +214,14 @@ class TrainingLoop:
             time_limit=None if limit is None else limit - self._elapsed(),
         )
 
-    def _step(self, method: TrainingMethod) -> Step | None:
+    def _step(self, method: TrainingMethod) -> Iteration | None:
         number = self.iteration + 1
         try:
             return method.step(number)
         except StepError as error:
             raise stopped(self.run, method.where(number), str(error)) from error
 
-    def _log(self, method: TrainingMethod, step: Step) -> None:
+    def _log(self, method: TrainingMethod, step: Iteration) -> None:
         with self._writing(method, "metrics.csv"):
             self.run.log({"iteration": self.iteration, **step.metrics})
 

@@ -32,7 +32,7 @@ from marl_pool.training.cloning.saving import load_learner, save_learner
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.fixed import frozen_module, with_absolute_folders
-from marl_pool.training.loop import Step, TrainingLoop, TrainingMethod, never
+from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.stopping import StepError, writing
 
 PROGRESS, TEACHER = "progress.json", "teacher"
@@ -213,7 +213,7 @@ class CloningMethod(TrainingMethod):
     # Iterations
 
     @override
-    def step(self, iteration: int) -> Step:
+    def step(self, iteration: int) -> Iteration:
         began, every = time.monotonic(), self.settings.play_every
         self.iteration = iteration
         # Learn some batches, and measure the loss on trajectories held out.
@@ -241,7 +241,7 @@ class CloningMethod(TrainingMethod):
             "samples_per_second": score.steps / learn_seconds,
         }
         shown = {name: row[name] for name in SHOWN} | {"return_mean": self.played}
-        return Step(row, shown)
+        return Iteration(row, shown)
 
     def _learn(self) -> Score:
         """Learn an iteration's batches, none beyond the end of the round."""

@@ -25,7 +25,7 @@ IDLE = 0.25
 """Share of ended worlds that are still stepped, in worlds that run on."""
 
 
-class Task(NamedTuple):
+class PopulationTask(NamedTuple):
     """Episodes that every member plays."""
 
     worlds: Tensor
@@ -36,7 +36,7 @@ class Task(NamedTuple):
     """``{"name": …, **options}``."""
 
 
-class Played(NamedTuple):
+class PopulationReturns(NamedTuple):
     """Finished episodes, ``(members, R)``."""
 
     returns: Tensor
@@ -125,7 +125,7 @@ class Evaluator:
         if misfit:
             raise InputError(f"{where}: the policy does not fit its worlds: {misfit}")
 
-    def play(self, vectors: Tensor, task: Task) -> Played:
+    def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Play one episode for each member and world.
 
         Args:
@@ -139,9 +139,9 @@ class Evaluator:
             worlds = task.worlds[chunk.worlds]
             part = self._play(vectors[chunk.members], task._replace(worlds=worlds))
             returns[chunk], lengths[chunk] = part
-        return Played(returns, lengths)
+        return PopulationReturns(returns, lengths)
 
-    def _play(self, vectors: Tensor, task: Task) -> Played:
+    def _play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Play what fits one batch."""
         shape = (len(vectors), len(task.worlds))
         world = self._world(len(vectors) * len(task.worlds), task.env)
@@ -153,7 +153,7 @@ class Evaluator:
         )
         episodes = rollout.episodes(idle=IDLE if world.runs_on else 0.0)
         returns = episodes.returns[self.group].mean(1).cpu().view(shape)
-        return Played(returns, episodes.lengths.cpu().view(shape))
+        return PopulationReturns(returns, episodes.lengths.cpu().view(shape))
 
     def _policy(self, vectors: Tensor) -> Policy:
         if len(vectors) > 1:

@@ -21,11 +21,11 @@ from marl_pool.reading import read_npz
 from marl_pool.runs import Best, Run, iteration_of
 from marl_pool.training.evolution import STRATEGIES
 from marl_pool.training.evolution.curriculum import check_options, env_at
-from marl_pool.training.evolution.evaluator import Evaluator, Task
+from marl_pool.training.evolution.evaluator import Evaluator, PopulationTask
 from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
 from marl_pool.training.evolution.workers import EpisodeRunner, episode_runner
-from marl_pool.training.loop import Step, TrainingLoop, TrainingMethod, never
+from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.training.stopping import StepError, writing
 
@@ -134,13 +134,15 @@ class EvolutionMethod(TrainingMethod):
     # Generations
 
     @override
-    def step(self, iteration: int) -> Step:
+    def step(self, iteration: int) -> Iteration:
         config, began = self.config, time.monotonic()
         # Sample members and measure each one's fitness in the same environments.
         vectors = self.strategy.ask(iteration)
         share = (iteration - 1) / config.curriculum_generations
         worlds = torch.arange(config.repetitions)
-        played = self.runner.play(vectors, Task(worlds, iteration, self._env(share)))
+        played = self.runner.play(
+            vectors, PopulationTask(worlds, iteration, self._env(share))
+        )
         fitness = played.returns.mean(1)
         if not fitness.isfinite().all():
             raise StepError("a return is not finite")
@@ -174,7 +176,7 @@ class EvolutionMethod(TrainingMethod):
             "validated": self.run.best.score if self.run.best else float("nan"),
             "rollouts_per_second": row["rollouts_per_second"],
         }
-        return Step(row, shown)
+        return Iteration(row, shown)
 
     def _env(self, share: float) -> dict[str, Any]:
         """Return the env of training when ``share`` of the curriculum is done."""
@@ -185,7 +187,9 @@ class EvolutionMethod(TrainingMethod):
         """Measure the favourite and a member; the best so far is the run's policy."""
         worlds = torch.arange(self.config.validation.episodes) + VALIDATION_WORLDS
         vectors = torch.stack((self.strategy.favourite, best_sample))
-        played = self.runner.play(vectors, Task(worlds, 0, dict(self.config.env)))
+        played = self.runner.play(
+            vectors, PopulationTask(worlds, 0, dict(self.config.env))
+        )
         returns = played.returns.mean(1)
         if not returns.isfinite().all():
             raise StepError("a return of the validation is not finite")

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.runs import Run
-from marl_pool.training.evolution.evaluator import Chunk, Evaluator, Played, Task
+from marl_pool.training.evolution.evaluator import (
+    Chunk,
+    Evaluator,
+    PopulationReturns,
+    PopulationTask,
+)
 from marl_pool.training.settings import EvolveConfig
 
 RESTARTS = 1
@@ -19,7 +24,7 @@ RESTARTS = 1
 class EpisodeRunner(Protocol):
     """Protocol of what plays a population; see `Evaluator.play`."""
 
-    def play(self, vectors: Tensor, task: Task) -> Played:
+    def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Play one episode for each member and world."""
 
 
@@ -81,7 +86,7 @@ class Workers:
         )(Worker)
         self.actors = [actor.remote(config) for _ in range(resources.num_workers)]
 
-    def play(self, vectors: Tensor, task: Task) -> Played:
+    def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Play one episode for each member and world.
 
         Raises:
@@ -101,18 +106,18 @@ class Workers:
                 future = actor.play.remote(vectors[chunk.members].numpy(), part)
                 running[future] = (actor, chunk)
             if not running:
-                return Played(returns, lengths)
+                return PopulationReturns(returns, lengths)
             for future in ray.wait(list(running))[0]:
                 actor, chunk = running.pop(future)
                 returns[chunk], lengths[chunk] = self._get(future)
                 idle.append(actor)
 
-    def _get(self, future: Any) -> Played:
+    def _get(self, future: Any) -> PopulationReturns:
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
-            played: Played = ray.get(future)
+            played: PopulationReturns = ray.get(future)
         except RayTaskError as error:
             file = self.run.write_error(str(error))
             cause = error.cause
@@ -139,7 +144,7 @@ class Worker:
         torch.set_num_threads(1)
         self.evaluator = Evaluator(config)
 
-    def play(self, vectors: Any, task: Task) -> Played:
+    def play(self, vectors: Any, task: PopulationTask) -> PopulationReturns:
         """Play one episode for each member and world; see `Evaluator.play`."""
         return self.evaluator.play(torch.from_numpy(vectors), task)
 

@@ -28,7 +28,7 @@ from marl_pool.errors import InputError, StoppedError
 from marl_pool.runs import LEARNER, Run
 from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
 from marl_pool.training.fixed import Fixed, with_absolute_folders
-from marl_pool.training.loop import Step, TrainingLoop, TrainingMethod, never
+from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
     RETURN_WINDOW,
@@ -180,7 +180,7 @@ class PPOMethod(TrainingMethod):
         return self.steps
 
     @override
-    def step(self, iteration: int) -> Step | None:
+    def step(self, iteration: int) -> Iteration | None:
         began = time.monotonic()
         result = self._train(iteration)
         sampled = result.get(ENV_RUNNER_RESULTS, {})
@@ -213,7 +213,7 @@ class PPOMethod(TrainingMethod):
             metrics = result[LEARNER_RESULTS].get(module, {})
             for theirs, ours in self.logged.items():
                 row[f"{module}/{ours}"] = float(metrics.get(theirs, math.nan))
-        return Step(row, {"return_mean": row["return_mean"]})
+        return Iteration(row, {"return_mean": row["return_mean"]})
 
     def _train(self, iteration: int) -> Mapping[str, Any]:
         """Run one iteration of RLlib's algorithm."""

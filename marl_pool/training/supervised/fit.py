@@ -16,7 +16,7 @@ from marl_pool.errors import InputError
 from marl_pool.manifest import add_to_manifest
 from marl_pool.names import build
 from marl_pool.runs import Run
-from marl_pool.training.loop import Step, TrainingLoop, TrainingMethod, never
+from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.state import write_tensors
 from marl_pool.training.stopping import StepError, writing
 from marl_pool.training.supervised.cost import Cost, estimate
@@ -27,9 +27,9 @@ from marl_pool.training.supervised.folds import (
     network_seed,
 )
 from marl_pool.training.supervised.learner import (
-    Learner,
+    EpochMetrics,
+    FoldLearner,
     Means,
-    Measured,
     is_finite,
 )
 from marl_pool.training.supervised.results import FoldResult, Results
@@ -203,7 +203,7 @@ class FitMethod(TrainingMethod):
         self._write_results()
 
     @override
-    def step(self, iteration: int) -> Step:
+    def step(self, iteration: int) -> Iteration:
         # Begin the next fold with a network of its own.
         if self.learner.is_done:
             self._end_fold(self.learner)
@@ -219,10 +219,10 @@ class FitMethod(TrainingMethod):
         learner.end_epoch(measured.means[self.task.metric])
         row = self._row(learner, learned, measured)
         shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
-        return Step(row, {name: row[name] for name in shown})
+        return Iteration(row, {name: row[name] for name in shown})
 
-    def _learner(self) -> Learner:
-        return Learner(
+    def _learner(self) -> FoldLearner:
+        return FoldLearner(
             self.task,
             self.settings,
             seed=self.config.seed,
@@ -234,7 +234,7 @@ class FitMethod(TrainingMethod):
         return fold_rows(self.task.num_train, number, self.config.seed, self.settings)
 
     def _row(
-        self, learner: Learner, learned: Measured, measured: Measured
+        self, learner: FoldLearner, learned: EpochMetrics, measured: EpochMetrics
     ) -> dict[str, float]:
         return {
             "fold": self.fold,
@@ -248,7 +248,7 @@ class FitMethod(TrainingMethod):
             "measured_per_second": measured.examples / measured.seconds,
         }
 
-    def _end_fold(self, learner: Learner) -> None:
+    def _end_fold(self, learner: FoldLearner) -> None:
         """Measure the best network of a fold on the test set, and keep it."""
         learner.network.load_state_dict(learner.best)
         test = learner.measure("test", torch.arange(self.task.num_test))
@@ -318,7 +318,7 @@ class FitMethod(TrainingMethod):
 
 def _cost(task: Task, config: FitConfig) -> Cost:
     rows = fold_rows(task.num_train, 0, config.seed, config.fit)
-    learner = Learner(task, config.fit, seed=0, number=0, device=config.device)
+    learner = FoldLearner(task, config.fit, seed=0, number=0, device=config.device)
     return estimate(learner, rows, task.num_test)
 
 

@@ -20,18 +20,18 @@ COPIED = ("task", "encoder", "pooling", "scale", "seed")
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What one fold came to."""
+    """Results of one fold."""
 
     fold: int
-    """From 0."""
+    """Number of the fold, from 0."""
     epochs: int
-    """That it had."""
+    """Number of epochs."""
     best_epoch: int
     """The one with the lowest validation metric, from 1."""
     steps: int
     """Gradient steps."""
     seconds: float
-    """Of training."""
+    """Seconds of training."""
     validation: float
     """That lowest metric."""
     test: dict[str, float]
@@ -52,15 +52,15 @@ class Results:
         self.document: dict[str, Any] = {}
 
     def add(self, fold: FoldResult) -> None:
-        """Note a fold that is over."""
+        """Add a fold that is over."""
         self.folds.append(fold)
 
     def as_data(self) -> list[dict[str, Any]]:
-        """The folds as plain data, for `restore`."""
+        """Return the folds as plain data, for `restore`."""
         return [asdict(fold) for fold in self.folds]
 
     def restore(self, data: Sequence[Mapping[str, Any]]) -> None:
-        """Take over what an earlier process noted."""
+        """Restore folds from `as_data`."""
         self.folds = [FoldResult(**fold) for fold in data]
 
     def write(
@@ -99,7 +99,7 @@ class Results:
         return {name: statistic([f.test[name] for f in self.folds]) for name in names}
 
     def table(self) -> str:
-        """The written results as lines for people."""
+        """Format the written results as lines of text."""
         found = self.document
         spread = found["sd_over_folds"] or {}
         folds = len(self.folds)
@@ -169,5 +169,5 @@ def read_study(
 
 
 def is_finished(run: Path) -> bool:
-    """Whether a run has written its results."""
+    """Return True if a run has written its results."""
     return (run / FILE).is_file()

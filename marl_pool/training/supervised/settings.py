@@ -1,4 +1,4 @@
-"""What a supervised run can be told, as typed dataclasses without torch."""
+"""Settings of supervised runs, as typed dataclasses without torch."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
