@@ -149,7 +149,7 @@ class TrainingLoop:
         should_stop: Callable[[], bool] = never,
     ) -> None:
         self.run, self.config, self.plain = run, config, plain
-        self.should_stop, self.stopping = should_stop, False
+        self.should_stop, self.stopping, self.has_stepped = should_stop, False, False
         self.iteration, self.began = 0, 0.0
         self.ctrl_c = Interruptible()
 
@@ -175,21 +175,19 @@ class TrainingLoop:
 
         with method.session():
             self._resume(method, checkpoint)
-            self.began = time.monotonic()
+            every, self.began = self.config.checkpoint.every, time.monotonic()
             for _ in method.rounds():
                 with self._progress(method) as progress, self.ctrl_c:
                     while not method.round_is_over and not self._must_stop():
                         step = self._step(method)
-                        if step is not None:
-                            # Log before saving: a checkpoint vouches for its row.
-                            self.iteration += 1
-                            self._log(method, step)
-                            progress.update(method.done, **step.shown)
-                            every = self.config.checkpoint.every
-                            if method.is_due or self.iteration % every == 0:
-                                self._save(method)
-                        # At least one step a session, however short the time limit.
-                        self.stopping = self.stopping or self._is_late()
+                        if step is None:
+                            continue
+                        # Log before saving: a checkpoint's manifest holds the row.
+                        self.iteration += 1
+                        self._log(method, step)
+                        progress.update(method.done, **step.shown)
+                        if method.is_due or self.iteration % every == 0:
+                            self._save(method)
                 # A round ends with a checkpoint, and so does a stopped run.
                 self._save(method)
                 if self.ctrl_c.asked:
@@ -215,7 +213,7 @@ class TrainingLoop:
         )
 
     def _step(self, method: TrainingMethod) -> Iteration | None:
-        number = self.iteration + 1
+        number, self.has_stepped = self.iteration + 1, True
         try:
             return method.step(number)
         except StepError as error:
@@ -246,7 +244,9 @@ class TrainingLoop:
         return writing(self.run, method.where(self.iteration), what)
 
     def _must_stop(self) -> bool:
-        asked = self.stopping or self.ctrl_c.asked
+        # At least one step a session, however short the time limit.
+        late = self.has_stepped and self._is_late()
+        asked = self.stopping or late or self.ctrl_c.asked
         self.stopping = asked or self.should_stop()
         return self.stopping
 
