@@ -1,12 +1,12 @@
-"""How long a trial takes, from a short piece of its own training."""
+"""Duration of a trial, estimated from a short part of its own training."""
 
 import contextlib
-import copy
 import json
 import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from marl_pool.training.supervised.fit import price
 from marl_pool.training.supervised.settings import FitConfig
 
 STEPS = 32
-"""Steps of each world in the piece that is measured; an iteration has more."""
+"""Steps of each environment that are timed; an iteration has more."""
 IRRELEVANT = ("seed", "total_steps", "time_limit", "checkpoint")
 """Keys that leave the speed of a trial as it is."""
 
@@ -43,7 +43,7 @@ class Pace(NamedTuple):
 
 
 def cell_of(config: Mapping[str, Any]) -> str:
-    """A text that is the same for configurations of the same speed."""
+    """Return a text that is the same for configurations of the same speed."""
     kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
     return json.dumps(kept, sort_keys=True)
 
@@ -57,36 +57,35 @@ def measure(config: Mapping[str, Any]) -> Pace | None:
         config: of the trial, checked. Ray runs already.
     """
     try:
-        return _priced(config) if "task" in config else _measure(config)
+        if "task" in config:
+            return _priced(FitConfig.from_plain(config))
+        return _measure(TrainConfig.from_plain(config))
     except Exception:
         return None
 
 
-def _priced(config: Mapping[str, Any]) -> Pace:
-    """How long an epoch of a supervised run takes, its share of the tests included."""
-    with _threads(config["threads"]), tempfile.TemporaryDirectory() as folder:
-        cost = price(FitConfig.from_plain(config), Path(folder))
+def _priced(config: FitConfig) -> Pace:
+    """Estimate the seconds of an epoch of a fit, its share of the tests included."""
+    with _threads(config.threads), tempfile.TemporaryDirectory() as folder:
+        cost = price(config, Path(folder))
     epochs = cost.folds * cost.epochs
     return Pace(1, cost.seconds / epochs)
 
 
-def _measure(config: Mapping[str, Any]) -> Pace:
-    """Train a small piece of an iteration, and reckon how long a whole one takes.
+def _measure(config: TrainConfig) -> Pace:
+    """Time a shortened iteration, and extrapolate to a whole one.
 
-    The piece has `STEPS` steps of every world and one pass over them, on the same
-    path as training. Sampling is scaled by steps and learning by rows and passes; the
-    rest of the iteration's time is taken as it is.
+    The short one has `STEPS` steps of every environment and one pass over them, on the
+    same path as training. Sampling is scaled by steps and learning by rows and passes;
+    the rest of the iteration's time is taken as it is.
     """
-    whole = algorithm_config(TrainConfig.from_plain(config))
-    length = whole.rollout_fragment_length
-    piece = copy.deepcopy(dict(config))
-    ppo, part = piece["ppo"], min(STEPS, length)
-    passes, ppo["num_epochs"] = ppo["num_epochs"], 1
-    ppo["batch_size"] = ppo["batch_size"] // length * part
-    if ppo["minibatch_size"] is not None:
-        ppo["minibatch_size"] = min(ppo["minibatch_size"], ppo["batch_size"])
-    with _threads(config["threads"]):
-        algo = algorithm_config(TrainConfig.from_plain(piece)).build_algo()
+    ppo, length = config.ppo, algorithm_config(config).rollout_fragment_length
+    part = min(STEPS, length)
+    batch = ppo.batch_size // length * part
+    minibatch = None if ppo.minibatch_size is None else min(ppo.minibatch_size, batch)
+    short = replace(ppo, num_epochs=1, batch_size=batch, minibatch_size=minibatch)
+    with _threads(config.threads):
+        algo = algorithm_config(replace(config, ppo=short)).build_algo()
         try:
             algo.train()  # the first one is slower
             began = time.perf_counter()
@@ -97,9 +96,9 @@ def _measure(config: Mapping[str, Any]) -> Pace:
     sampling = float(result[ENV_RUNNER_RESULTS][SAMPLE_SECONDS])
     learning = float(result[LEARNER_RESULTS][ALL_MODULES][LEARN_SECONDS])
     rest = max(elapsed - sampling - learning, 0.0)
-    seconds = (sampling + learning * passes) * length / part + rest
-    runners = max(1, config["resources"]["num_env_runners"])
-    return Pace(length * ppo["num_envs"] * runners, seconds)
+    seconds = (sampling + learning * ppo.num_epochs) * length / part + rest
+    runners = max(1, config.resources.num_env_runners)
+    return Pace(length * ppo.num_envs * runners, seconds)
 
 
 @contextlib.contextmanager
