@@ -63,7 +63,7 @@ def ray_session(
         ray.shutdown()
 
 
-def refuse_missing_device(config: TrainConfig) -> None:
+def validate_device(config: TrainConfig) -> None:
     """Reject a CUDA device that this process lacks and its runner or learner needs.
 
     Raises:

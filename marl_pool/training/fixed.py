@@ -15,7 +15,7 @@ from marl_pool.runs import Run
 from marl_pool.tokens import Tokens
 
 Fixed = dict[str, str | SpecifiedPolicy]
-"""What plays each fixed group: the name of a scripted policy, or a frozen one."""
+"""Policy of each fixed group: the name of a scripted policy, or a frozen one."""
 
 
 def with_absolute_folders(fixed: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -79,7 +79,7 @@ class TrainingMethod(ABC):
 
     @property
     def round_is_over(self) -> bool:
-        """Whether the round has no step left."""
+        """True once the round has no step left."""
         return self.done >= self.total
 
     @abstractmethod
@@ -108,7 +108,7 @@ class TrainingMethod(ABC):
 
     @property
     def is_due(self) -> bool:
-        """Whether this iteration is saved, even out of turn."""
+        """True to save this iteration, even out of turn."""
         return False
 
     def score(self, iteration: int) -> float | None:

@@ -109,4 +109,4 @@ JOBS = {
         FILE,
     ),
 }
-"""By verb."""
+"""Jobs by verb."""

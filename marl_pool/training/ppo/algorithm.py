@@ -33,9 +33,9 @@ from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
 from marl_pool.training.settings import PPOSettings, TrainConfig
 
 MAX_RESTARTS = 3
-"""How often RLlib restarts a failed runner before the run ends."""
+"""Number of times that RLlib restarts a failed runner before the run ends."""
 RESTART_SECONDS = 120.0
-"""How long a run without any runner waits for one to be started again."""
+"""Seconds that a run without any runner waits for a restart."""
 RETURN_WINDOW = 128
 """Episodes over which the logged mean return is taken."""
 
@@ -51,7 +51,7 @@ class BatchedPPO(PPO):
 
     @property
     def losses(self) -> int:
-        """How many runners died in this session."""
+        """Number of runners that died in this session."""
         runners = self.env_runner_group
         missing = runners.num_remote_env_runners()
         return self.restarts + missing - runners.num_healthy_remote_env_runners()

@@ -26,7 +26,7 @@ from typing_extensions import override
 from marl_pool.atomic import new_file
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.runs import LEARNER, Run
-from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
+from marl_pool.training.cluster import quiet, ray_session, validate_device
 from marl_pool.training.fixed import Fixed, with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.ppo.algorithm import (
@@ -94,7 +94,7 @@ def train(
     # A run may be resumed from another working directory.
     plain = {**config, "fixed": with_absolute_folders(config["fixed"])}
     typed = TrainConfig.from_plain(plain)
-    refuse_missing_device(typed)
+    validate_device(typed)
     with quiet():
         TrainingLoop(run, typed, plain, should_stop).train(
             lambda checkpoint: PPOMethod(run, typed, checkpoint)

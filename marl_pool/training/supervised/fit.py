@@ -98,13 +98,13 @@ def price(config: FitConfig, folder: Path) -> Cost:
         InputError: see `fit`.
     """
     torch.set_num_threads(config.threads)
-    refuse_missing_gpu(config)
+    validate_gpu(config)
     task = make_task(config)
     task.preview(_data_folder(config, folder))
     return _cost(task, config)
 
 
-def refuse_missing_data(config: FitConfig) -> None:
+def validate_data(config: FitConfig) -> None:
     """Reject missing data before many runs look for them.
 
     Raises:
@@ -114,7 +114,7 @@ def refuse_missing_data(config: FitConfig) -> None:
         make_task(config).preview(_data_folder(config, Path(folder)))
 
 
-def refuse_missing_gpu(config: FitConfig) -> None:
+def validate_gpu(config: FitConfig) -> None:
     """Reject a CUDA device that this machine lacks.
 
     Raises:
@@ -159,7 +159,7 @@ class FitMethod(TrainingMethod):
     def __init__(self, run: Run, config: FitConfig) -> None:
         super().__init__(run)
         self.config, self.settings = config, config.fit
-        refuse_missing_gpu(config)
+        validate_gpu(config)
         self.task = make_task(config)
         self.task.prepare(_data_folder(config, run.path))
         self._rows(0)  # refuses what no fold can be split into

@@ -33,7 +33,7 @@ class FoldResult:
     seconds: float
     """Seconds of training."""
     validation: float
-    """That lowest metric."""
+    """Lowest validation metric."""
     test: dict[str, float]
     """The best network's metrics on the hold-out test set."""
 

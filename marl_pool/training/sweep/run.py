@@ -9,14 +9,14 @@ import ray
 
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.sweeps import Sweep, Trial
-from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
+from marl_pool.training.cluster import quiet, ray_session, validate_device
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import RunConfig, SweepSettings, TrainConfig
 from marl_pool.training.stopping import checkpoint_to_resume, say
 from marl_pool.training.supervised.fit import (
     make_task,
-    refuse_missing_data,
-    refuse_missing_gpu,
+    validate_data,
+    validate_gpu,
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.board import FAILED, WAITING, Board
@@ -38,8 +38,8 @@ ASSEMBLE: dict[str, Callable[[Any], object]] = {
 }
 """By verb, what refuses a configuration whose parts don't fit each other."""
 DEVICES: dict[str, Callable[[Any], None]] = {
-    "train": refuse_missing_device,
-    "fit": refuse_missing_gpu,
+    "train": validate_device,
+    "fit": validate_gpu,
 }
 """By verb, what refuses a device that this machine lacks."""
 DATA = ("task", "data_dir", "download")
@@ -72,7 +72,7 @@ def run_sweep(
         left = [t for t in trials if done[t.name] < job.total(t.config)]
         # A cluster's machines may have what this one lacks.
         if sweep.verb == "fit" and settings.address is None:
-            _refuse_missing_data(left)
+            _validate_data(left)
         _say(size_of(sweep.grid, trials, done, job))
         _say(detectable(sweep.grid, settings.seed_sd))
         if others := sweep.strangers(trials):
@@ -142,12 +142,12 @@ def _refuse_misfits(
             raise InputError(f"{error} (trial {trial.name})") from error
 
 
-def _refuse_missing_data(trials: Sequence[Trial]) -> None:
+def _validate_data(trials: Sequence[Trial]) -> None:
     """Refuse data that are not there, once for all trials that read the same."""
     readers = {str([t.config[key] for key in DATA]): t for t in trials}
     for trial in readers.values():
         try:
-            refuse_missing_data(FitConfig.from_plain(trial.config))
+            validate_data(FitConfig.from_plain(trial.config))
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
 
