@@ -33,7 +33,7 @@ from marl_pool.training.sweep.board import FAILED, FINISHED, RUNNING, Board
 from marl_pool.training.sweep.power import smallest_difference
 from marl_pool.training.sweep.probe import Pace
 from marl_pool.training.sweep.run import _tell_damage
-from marl_pool.training.sweep.schedule import PAYLOAD, REASON, _Watch, bundles, saved
+from marl_pool.training.sweep.schedule import JOB, REASON, _Watch, bundles, saved
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
 from marl_pool.training.verbs import JOBS
 
@@ -618,7 +618,7 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     watch = _Watch(sweep, jobs, board, lambda: None, Path("s", ".stop"))
     saved_run(sweep.run_path(here), here.config, [64, 128])
     for trial in (elsewhere, here):
-        ended = SimpleNamespace(config={PAYLOAD: trial.name}, last_result={REASON: ""})
+        ended = SimpleNamespace(config={JOB: trial.name}, last_result={REASON: ""})
         watch.on_trial_complete(0, [], ended)
     assert board.lines[elsewhere.name].state == FAILED
     assert "its folder is not on this machine" in board.lines[elsewhere.name].note

@@ -22,7 +22,7 @@ from marl_pool.training.sweep.board import (
     STOPPED,
     Board,
 )
-from marl_pool.training.sweep.trial import PAYLOAD, REASON, run_trial
+from marl_pool.training.sweep.trial import JOB, REASON, run_trial
 from marl_pool.training.verbs import JOBS, Job
 
 MAX_DEATHS = 2
@@ -70,7 +70,7 @@ def run_trials(
     """
     root = sweep.path.absolute()
     stop, scratch = root / ".stop", root / ".tune"
-    payloads = {
+    jobs = {
         json.dumps(
             {
                 "path": str(root / sweep.run_path(trial).relative_to(sweep.path)),
@@ -81,13 +81,13 @@ def run_trials(
         ): trial
         for trial in trials
     }
-    watch = _Watch(sweep, payloads, board, on_end, stop)
+    watch = _Watch(sweep, jobs, board, on_end, stop)
     _clear(stop, scratch)
     try:
         with _environment(DRIVER_ENV), watch.interruptible():
             tune.Tuner(
                 tune.with_resources(run_trial, lambda given: _bundles(given, settings)),
-                param_space={PAYLOAD: tune.grid_search(list(payloads))},
+                param_space={JOB: tune.grid_search(list(jobs))},
                 tune_config=tune.TuneConfig(
                     max_concurrent_trials=concurrency,
                     trial_name_creator=lambda trial: trial.trial_id,
@@ -134,7 +134,7 @@ def bundles(
 
 
 def _bundles(given: Mapping[str, Any], settings: SweepSettings) -> Any:
-    config = json.loads(given[PAYLOAD])["config"]
+    config = json.loads(given[JOB])["config"]
     return tune.PlacementGroupFactory(
         [
             {kind: count for kind, count in bundle.items() if count}
@@ -154,15 +154,15 @@ class _Watch(tune.Callback, tune.Stopper):
     def __init__(
         self,
         sweep: Sweep,
-        payloads: Mapping[str, Trial],
+        jobs: Mapping[str, Trial],
         board: Board,
         on_end: Callable[[], None],
         stop: Path,
     ) -> None:
-        self.sweep, self.payloads, self.board = sweep, payloads, board
+        self.sweep, self.jobs, self.board = sweep, jobs, board
         self.on_end, self.stop = on_end, stop
         self.awaited: set[str] | None = None
-        self.job = JOBS[sweep.verb]
+        self.work = JOBS[sweep.verb]
         self._looked = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -224,8 +224,8 @@ class _Watch(tune.Callback, tune.Stopper):
         running = set(self.board.named(RUNNING))
         self.board.advance(
             {
-                trial.name: self.job.logged(self.sweep.run(trial))
-                for trial in self.payloads.values()
+                trial.name: self.work.logged(self.sweep.run(trial))
+                for trial in self.jobs.values()
                 if trial.name in running
             }
         )
@@ -234,10 +234,10 @@ class _Watch(tune.Callback, tune.Stopper):
         run = self.sweep.run(trial)
         if run is None:
             reason = reason or ELSEWHERE
-        steps = self.job.logged(run)
+        steps = self.work.logged(run)
         self.board.advance({trial.name: steps})
         state = FAILED if reason else STOPPED
-        if not reason and steps >= self.job.total(trial.config):
+        if not reason and steps >= self.work.total(trial.config):
             state = FINISHED
         self.board.change(trial.name, state, reason)
         if self.awaited is not None:
@@ -245,10 +245,10 @@ class _Watch(tune.Callback, tune.Stopper):
         self.on_end()
 
     def _ours(self, trial: Any) -> Trial:
-        return self.payloads[trial.config[PAYLOAD]]
+        return self.jobs[trial.config[JOB]]
 
 
-def saved(job: Job, run: Run | None) -> int:
+def saved(work: Job, run: Run | None) -> int:
     """What a run has done when it goes on: up to its last checkpoint.
 
     A run that was killed after its last iteration, before it saved itself, is not
@@ -257,9 +257,9 @@ def saved(job: Job, run: Run | None) -> int:
     """
     if run is None:
         return 0
-    if not job.result and not run.checkpoints():
-        return job.logged(run) if run.policy_dir.is_dir() else 0
-    return job.saved(run)
+    if not work.result and not run.checkpoints():
+        return work.logged(run) if run.policy_dir.is_dir() else 0
+    return work.saved(run)
 
 
 def _clear(stop: Path, scratch: Path) -> None:

@@ -13,20 +13,20 @@ ALPHA, POWER = 0.05, 0.8
 
 
 def size_of(
-    grid: Grid, trials: Sequence[Trial], done: Mapping[str, int], job: Job
+    grid: Grid, trials: Sequence[Trial], done: Mapping[str, int], work: Job
 ) -> str:
     """How many runs and steps there are, in all and still to do."""
     axes = " x ".join(f"{key} ({len(values)})" for key, values in grid.items())
-    left = {t.name: job.total(t.config) - done[t.name] for t in trials}
+    left = {t.name: work.total(t.config) - done[t.name] for t in trials}
     finished = sum(steps <= 0 for steps in left.values())
     begun = sum(done[name] > 0 and steps > 0 for name, steps in left.items())
-    total = sum(job.total(trial.config) for trial in trials)
+    total = sum(work.total(trial.config) for trial in trials)
     to_do = sum(max(steps, 0) for steps in left.values())
     return (
         f"{len(trials)} runs: {axes}\n"
         f"{finished} finished, {begun} to go on with, "
         f"{len(trials) - finished - begun} to begin\n"
-        f"{total:,} {job.unit} in all, {to_do:,} to do"
+        f"{total:,} {work.unit} in all, {to_do:,} to do"
     )
 
 

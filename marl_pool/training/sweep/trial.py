@@ -12,8 +12,9 @@ from marl_pool.errors import InputError
 from marl_pool.runs import CONFIG, Run, is_unused
 from marl_pool.training.verbs import JOBS
 
-PAYLOAD = "payload"
-"""Key of what Tune hands over, as JSON: Tune would read meaning into mappings."""
+JOB = "job"
+"""The key under which Tune hands over a job, as JSON: Tune would read meaning into
+some mappings."""
 REASON = "reason"
 """What a trial reports at its end: why it failed, or nothing."""
 
@@ -26,26 +27,26 @@ def run_trial(given: dict[str, Any]) -> None:
     last checkpoint.
 
     Args:
-        given: `PAYLOAD`: the ``verb``, ``path`` of the run folder, ``config``, and the
+        given: `JOB`: the ``verb``, ``path`` of the run folder, ``config``, and the
             file ``stop`` that ends training when it exists.
     """
-    payload = json.loads(given[PAYLOAD])
-    tune.report({REASON: _train(payload)})
+    job = json.loads(given[JOB])
+    tune.report({REASON: _train(job)})
 
 
-def _train(payload: dict[str, Any]) -> str:
+def _train(job: dict[str, Any]) -> str:
     try:
-        run = _open_or_create(Path(payload["path"]), payload["config"], payload["verb"])
+        run = _open_or_create(Path(job["path"]), job["config"], job["verb"])
         with run.lock():
-            return _train_run(run, payload)
+            return _train_run(run, job)
     except InputError as error:
         return str(error)
 
 
-def _train_run(run: Run, payload: dict[str, Any]) -> str:
+def _train_run(run: Run, job: dict[str, Any]) -> str:
     try:
-        train = JOBS[run.verb].load()
-        train(run, payload["config"], should_stop=Path(payload["stop"]).exists)
+        work = JOBS[run.verb].load()
+        work(run, job["config"], should_stop=Path(job["stop"]).exists)
     except InputError:
         raise
     except Exception as error:
