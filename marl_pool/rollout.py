@@ -241,8 +241,8 @@ class Rollout:
         return Episodes(returns, torch.cat([part.lengths for part in parts])[back])
 
     @torch.no_grad()
-    def go_on(self, count: int) -> dict[str, Tensor]:
-        """Take steps like `steps`, and take nothing down but what they bring.
+    def advance(self, count: int) -> dict[str, Tensor]:
+        """Like `steps`, but record no trajectory and return only summed rewards.
 
         Args:
             count: of the steps.

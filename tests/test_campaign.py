@@ -139,7 +139,7 @@ def make_clone(path: Path) -> None:
 def make_fit(path: Path) -> None:
     run = Run.create(path, compose("fit", FIT), "fit")
     calls = itertools.count()
-    fit(run, run.config, lambda: next(calls) >= 3)
+    fit(run, run.config, lambda: next(calls) >= 4)
     run.close()
     assert (run.path / "networks" / "fold_0.safetensors").is_file()
 

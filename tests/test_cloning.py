@@ -28,14 +28,15 @@ from marl_pool.policies.storage import load_policies, load_policy, save_policy
 from marl_pool.randomness import EVALUATION_WORLDS, VALIDATION_WORLDS
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.cloning.batches import Batch, Disturbance, Sampler, pieces
-from marl_pool.training.cloning.clone import Driver, clone
-from marl_pool.training.cloning.collect import PLAY_WORLDS, Cast, Games, collect
+from marl_pool.training.cloning.batches import Batch, Disturbance, Sampler, chunks
+from marl_pool.training.cloning.clone import CloningMethod, clone
+from marl_pool.training.cloning.collect import PLAY_WORLDS, Games, Roles, collect
 from marl_pool.training.cloning.learner import Learner, Loss, losses
 from marl_pool.training.cloning.reader import AuxiliaryHead, auxiliary_errors
 from marl_pool.training.cloning.recorder import NO_ACTION, Rows
 from marl_pool.training.cloning.rounds import FOLDER
 from marl_pool.training.cloning.saving import load_learner, save_learner
+from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.storage import (
     Round,
     load_round,
@@ -107,8 +108,8 @@ def collected(
 
     (name, group), *_ = world(1, 0).groups.items()
     rows = Rows(group.tokens.num_features) if group.tokens.dtype == "uint8" else None
-    cast = Cast(name, teacher, {})
-    return collect(cast, world, 0, episodes, rows=rows, **options), rows
+    roles = Roles(name, teacher, {})
+    return collect(roles, world, 0, episodes, rows=rows, **options), rows
 
 
 CARTPOLE = {"name": "cartpole", "max_steps": 15}
@@ -253,7 +254,7 @@ def games(count: int, **options) -> Games:
     teacher = PolicyTeacher(Left().eval(), "test")
     spec, space = world.groups["walker"].tokens, spaces.Discrete(2)
     student = make_agent(spec, space, "feed_forward", seed=3)
-    return Games(Cast("walker", teacher, {}), world, None, student, **options)
+    return Games(Roles("walker", teacher, {}), world, None, student, **options)
 
 
 def test_games_go_on_where_they_were_left() -> None:
@@ -383,7 +384,7 @@ def sampler(
     *,
     whole: bool = False,
     size: int = 8,
-    piece: int | None = None,
+    chunk_length: int | None = None,
     burn_in: int = 0,
     **options,
 ) -> Sampler:
@@ -398,7 +399,7 @@ def sampler(
         disturbance,
         size=size,
         whole=whole,
-        piece=piece,
+        chunk_length=chunk_length,
         burn_in=burn_in,
     )
 
@@ -468,7 +469,7 @@ def test_pieces_hold_each_step_once_and_in_its_order(
     lengths: list[int], length: int
 ) -> None:
     sizes = torch.tensor(lengths)
-    starts, cut = pieces(sizes.cumsum(0) - sizes, sizes, length)
+    starts, cut = chunks(sizes.cumsum(0) - sizes, sizes, length)
     steps = [
         range(a, a + n) for a, n in zip(starts.tolist(), cut.tolist(), strict=True)
     ]
@@ -479,7 +480,7 @@ def test_pieces_hold_each_step_once_and_in_its_order(
 
 def test_a_pieces_first_steps_count_only_where_an_episode_begins() -> None:
     played, rows = collected(Left(), {**BYTES, "max_steps": 8}, episodes=2)
-    batches = sampler(played, rows, whole=True, piece=5, burn_in=2)
+    batches = sampler(played, rows, whole=True, chunk_length=5, burn_in=2)
     batch = batches.take(torch.arange(batches.count), 0)
     valid = [[1, 1, 1, 1, 1], [0, 0, 1, 0, 0]] * 2
     assert batch.valid.int().tolist() == valid
@@ -488,7 +489,7 @@ def test_a_pieces_first_steps_count_only_where_an_episode_begins() -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_targets_go_along_with_their_steps(whole: bool) -> None:
     played, rows = collected(with_targets(Left()), BYTES)
-    batches = sampler(played, rows, whole=whole, piece=5 if whole else None)
+    batches = sampler(played, rows, whole=whole, chunk_length=5 if whole else None)
     batch = batches.batch(1, 0)
     assert batch.privileged_targets is not None
     time, place = batch.privileged_targets.unbind(-1)
@@ -827,7 +828,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, teacher_folder)
 
 
 def test_rounds_of_games_that_go_on(tmp_path, teacher_folder) -> None:
-    options = ["clone.round_steps=4", "clone.piece=4", "clone.burn_in=1"]
+    options = ["clone.round_steps=4", "clone.chunk_length=4", "clone.burn_in=1"]
     options += [f"teacher={teacher_folder}", *ROUNDS]
     run = run_clone(tmp_path / "run", *options)
     paths = [round_path(run.path / FOLDER, number) for number in (1, 2)]
@@ -972,8 +973,9 @@ def test_the_learning_rate_goes_from_one_end_to_the_other(tmp_path, teacher_fold
         overrides = [*SMALL, f"teacher={teacher_folder}", f"clone.decay={decay}"]
         overrides += ["clone.lr=0.1", "clone.lr_end=0.02", "total_batches=11"]
         config = compose("clone", overrides)
-        driver = Driver(Run.create(tmp_path / decay, config, "clone"), config, bool)
-        rates[decay] = [driver.lr(batch) for batch in (0, 5, 10)]
+        run = Run.create(tmp_path / decay, config, "clone")
+        method = CloningMethod(run, CloneConfig.from_plain(config), None)
+        rates[decay] = [method.lr(batch) for batch in (0, 5, 10)]
     assert rates["constant"] == [0.1] * 3
     assert rates["linear"] == pytest.approx([0.1, 0.06, 0.02])
     assert rates["cosine"] == pytest.approx([0.1, 0.06, 0.02])
@@ -1034,12 +1036,12 @@ LOOKING = [
             "clone.auxiliary: expected 0, since heuristic has .* got 1",
         ),
         (
-            ["teacher=heuristic", "clone.piece=4", "clone.burn_in=4"],
-            "clone.burn_in: expected fewer steps than clone.piece = 4 and",
+            ["teacher=heuristic", "clone.chunk_length=4", "clone.burn_in=4"],
+            "clone.burn_in: expected fewer steps than clone.chunk_length = 4 and",
         ),
         (
-            ["teacher=heuristic", "policy=feed_forward", "clone.piece=4"],
-            "clone.piece: expected null for a student without a memory",
+            ["teacher=heuristic", "policy=feed_forward", "clone.chunk_length=4"],
+            "clone.chunk_length: expected null for a student without a memory",
         ),
         (["trajectories=."], "trajectories: .* holds none"),
         (
@@ -1129,7 +1131,7 @@ def test_the_command_resumes_and_knows_when_it_is_done(
     threads = torch.get_num_threads()
     command = ["clone", "--run-dir", "run", *SMALL, f"teacher={teacher_folder}"]
     assert cli.main([*command, "time_limit=1e-6"]) == 0
-    assert not Run.open("run").rows()
+    assert len(Run.open("run").rows()) == 1  # one iteration, however late
     assert cli.main(["resume", "run", "time_limit=null"]) == 0
     assert Run.open("run").rows()[-1]["batches"] == 6
     assert cli.main(["resume", "run"]) == 0

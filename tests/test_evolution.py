@@ -30,10 +30,11 @@ from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
 from marl_pool.training.evolution.curriculum import check_options, env_at
-from marl_pool.training.evolution.evaluator import MAX_WORLDS, Evaluator, Task
+from marl_pool.training.evolution.evaluator import MAX_WORLDS, Evaluator, PopulationTask
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
 from marl_pool.training.evolution.pgpe import PGPE, centred_ranks
 from marl_pool.training.evolution.start import start_vector
+from marl_pool.training.settings import EvolveConfig
 
 cma_es = pytest.importorskip("cma") and pytest.importorskip(
     "marl_pool.training.evolution.cma_es"
@@ -314,7 +315,7 @@ def test_a_world_with_levels_in_stock_forgets_them():
 
 
 def evaluator(*overrides):
-    return Evaluator(compose("evolve", overrides))
+    return Evaluator(EvolveConfig.from_plain(compose("evolve", overrides)))
 
 
 def cartpole_agents(*overrides, count=5):
@@ -329,7 +330,7 @@ def test_all_members_meet_the_same_episodes_and_each_generation_new_ones():
     env = {"name": "cartpole", "max_steps": 40}
     same = vectors.repeat(4, 1)
     first, second = (
-        found.play(same, Task(torch.arange(6), episode, env)).returns
+        found.play(same, PopulationTask(torch.arange(6), episode, env)).returns
         for episode in (1, 2)
     )
     torch.testing.assert_close(first, first[:1].expand(4, -1), **ROUNDING)
@@ -340,7 +341,7 @@ def test_all_members_meet_the_same_episodes_and_each_generation_new_ones():
 @pytest.mark.parametrize("policy", ["sensory", "feed_forward"])
 def test_a_population_plays_as_its_members_do_one_by_one(policy):
     found, vectors = cartpole_agents(f"policy={policy}")
-    task = Task(torch.arange(6), 3, {"name": "cartpole", "max_steps": 40})
+    task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 40})
     together = found.play(vectors, task)
     found.max_worlds = 6
     apart = found.play(vectors, task)
@@ -359,7 +360,7 @@ def test_an_agent_with_attention_plays_as_its_members_do_one_by_one():
     found = evaluator("env.max_steps=20", SET_AGENT)
     own = to_vector(found.agent)
     noise = torch.randn(4, len(own), generator=torch.Generator().manual_seed(0))
-    task = Task(torch.arange(6), 3, {"name": "cartpole", "max_steps": 20})
+    task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 20})
     together = found.play(own + 0.3 * noise, task)
     found.max_worlds = 6
     apart = found.play(own + 0.3 * noise, task)
@@ -377,7 +378,7 @@ def test_an_agent_of_ones_own_with_attention_is_evolved(tmp_path):
 
 def test_a_perturbation_is_the_same_for_all_members():
     found, vectors = cartpole_agents("perturbation=shuffle", count=1)
-    task = Task(torch.arange(6), 1, {"name": "cartpole", "max_steps": 40})
+    task = PopulationTask(torch.arange(6), 1, {"name": "cartpole", "max_steps": 40})
     returns = found.play(vectors.repeat(3, 1), task).returns
     torch.testing.assert_close(returns, returns[:1].expand(3, -1), **ROUNDING)
     plain, _ = cartpole_agents("policy=feed_forward")
@@ -390,7 +391,7 @@ def test_pieces_cover_all_and_fit(members, worlds, most, shares):
     found = Evaluator.__new__(Evaluator)
     found.max_worlds = most
     covered = torch.zeros(members, worlds)
-    pieces = list(found.pieces(members, worlds, shares))
+    pieces = list(found.chunks(members, worlds, shares))
     for piece in pieces:
         covered[piece] += 1
         assert 0 < covered[piece].numel() <= most

@@ -37,7 +37,8 @@ from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
 from marl_pool.training.ppo.saving import load_algorithm, save_algorithm
-from marl_pool.training.ppo.train import Driver
+from marl_pool.training.ppo.train import PPOMethod
+from marl_pool.training.settings import TrainConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
@@ -227,7 +228,9 @@ def test_nobody_waits_for_runners_that_will_not_come_back():
 
 
 def test_every_incarnation_of_a_runner_has_episodes_of_its_own():
-    config = algorithm_config(compose("train", [*FAULTY, "env.max_steps=1"]))
+    config = algorithm_config(
+        TrainConfig.from_plain(compose("train", [*FAULTY, "env.max_steps=1"]))
+    )
 
     def episodes(restarts: int, steps: int) -> set[int]:
         runner = BatchedEnvRunner(config=config, worker_index=1, num_workers=1)
@@ -355,14 +358,14 @@ def kill_it(learner) -> None:
 
 
 def test_a_learner_that_dies_stops_the_run(tmp_path, monkeypatch):
-    iterate = Driver._iterate
+    step = PPOMethod.step
 
-    def with_fault(driver, progress):
-        if driver.iteration == 1:
-            driver.algo.learner_group.foreach_learner(kill_it)
-        iterate(driver, progress)
+    def with_fault(method, iteration):
+        if iteration == 2:
+            method.algo.learner_group.foreach_learner(kill_it)
+        return step(method, iteration)
 
-    monkeypatch.setattr(Driver, "_iterate", with_fault)
+    monkeypatch.setattr(PPOMethod, "step", with_fault)
     message = r"iteration 2: a learner died; see .*error\.txt; kept .*000001"
     with pytest.raises(StoppedError, match=message):
         trained(tmp_path / "run", *PLAIN, "resources.num_learners=1")
@@ -390,10 +393,10 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
 ):
     settings = [*PLAIN, f"resources.num_learners={learners}"]
     straight = trained(tmp_path / "straight", *settings, f"total_steps={BATCH * 4}")
-    build, states, found = Driver._build, [], []
+    build, states, found = PPOMethod._build, [], []
 
-    def elsewhere(driver, algorithm):
-        algo = build(driver, algorithm)
+    def elsewhere(method):
+        algo = build(method)
         algo.learner_group.foreach_learner(take_its_disk)
         return algo
 
@@ -407,7 +410,7 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
         load_algorithm(algo, folder)
         found.extend(algo.learner_group.foreach_learner(Learner.get_state))
 
-    monkeypatch.setattr(Driver, "_build", elsewhere)
+    monkeypatch.setattr(PPOMethod, "_build", elsewhere)
     monkeypatch.setattr(module, "save_algorithm", saved)
     monkeypatch.setattr(module, "load_algorithm", loaded)
     run = trained(tmp_path / "run", *settings, f"total_steps={BATCH * 2}")

@@ -24,18 +24,13 @@ from marl_pool.sweeps import Sweep
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
 from marl_pool.training.supervised.folds import fold_rows, network_seed
-from marl_pool.training.supervised.learner import Learner
-from marl_pool.training.supervised.results import (
-    Results,
-    epochs_over,
-    read_results,
-    read_study,
-)
+from marl_pool.training.supervised.learner import FoldLearner
+from marl_pool.training.supervised.results import Results, read_results, read_study
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
-from marl_pool.training.supervised.settings import FitSettings
+from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.supervised.tasks import knn_centroid
 from marl_pool.training.sweep.schedule import bundles, saved
-from marl_pool.training.verbs import WORKS
+from marl_pool.training.verbs import JOBS
 
 ROOT = Path(__file__).parents[1]
 TINY = ("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1")
@@ -45,6 +40,10 @@ FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
 
 def config_of(*overrides: str) -> dict[str, object]:
     return compose("fit", [*FEW, *overrides])
+
+
+def typed(*overrides: str) -> FitConfig:
+    return FitConfig.from_plain(config_of(*overrides))
 
 
 def run_of(path: Path, *overrides: str) -> Run:
@@ -118,7 +117,7 @@ def test_back_tracking_counts_the_last_epochs_that_were_no_worse(losses, back):
     assert must_go_back(losses) is back
 
 
-def moments(learner: Learner) -> list[torch.Tensor]:
+def moments(learner: FoldLearner) -> list[torch.Tensor]:
     state = learner.optimizer.state_dict()["state"]
     return [each.clone() for entry in state.values() for each in entry.values()]
 
@@ -127,7 +126,7 @@ def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
     task = Line(noisy=False)
     task.prepare(Path())
     settings = FitSettings(back_tracking=True, batch_size=8, lr=0.1)
-    learner = Learner(task, settings, seed=0, number=0)
+    learner = FoldLearner(task, settings, seed=0, number=0)
     best, known = {}, []
     for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]):
         learner.learn(torch.arange(40))
@@ -195,7 +194,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     whole = fitted(tmp_path / "whole", *options)
     run = run_of(tmp_path / "stopped", *options)
     calls = iter(range(100))
-    fit(run, run.config, should_stop=lambda: next(calls) == stop_after - 1)
+    fit(run, run.config, should_stop=lambda: next(calls) == stop_after)
     assert len(run.rows()) == stop_after
     fit(run, run.config)
     assert read_results(run.path)["mean"] == read_results(whole.path)["mean"]
@@ -246,7 +245,7 @@ def test_gradient_clipping_limits_a_step():
     for clip in (None, 1e-9):
         # Adam divides by the gradient's size: only one near its epsilon shows.
         settings = FitSettings(grad_clip=clip, batch_size=40, lr=0.1)
-        learner = Learner(task, settings, seed=0, number=0)
+        learner = FoldLearner(task, settings, seed=0, number=0)
         before = learner.network[1].weight.item()
         learner.learn(torch.arange(40))
         moved[clip] = abs(learner.network[1].weight.item() - before)
@@ -258,7 +257,7 @@ def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
     task = Line(noisy=False)
     task.prepare(Path())
     settings = FitSettings(optimizer=optimizer, weight_decay=0.5, batch_size=40, lr=0.1)
-    learner = Learner(task, settings, seed=0, number=0)
+    learner = FoldLearner(task, settings, seed=0, number=0)
     before = learner.network[1].weight.item()
     learner.learn(torch.arange(40))
     # Adam's first step is as long as the learning rate, here up, towards 3.
@@ -279,7 +278,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(mixed):
     task, seen = Single(noisy=False), []
     task.prepare(Path())
     settings = FitSettings(bfloat16=mixed, batch_size=8)
-    learner = Learner(task, settings, seed=0, number=0)
+    learner = FoldLearner(task, settings, seed=0, number=0)
     learner.network[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
     learner.learn(torch.arange(40))
     learner.measure("test", torch.arange(10))
@@ -298,7 +297,7 @@ def test_what_learns_is_the_compiled_network(monkeypatch):
     task.prepare(Path())
     for compile_it in (False, True):
         settings = FitSettings(compile=compile_it, batch_size=8)
-        learner = Learner(task, settings, seed=0, number=0)
+        learner = FoldLearner(task, settings, seed=0, number=0)
         learner.learn(torch.arange(40))
         assert calls == ([8] * 5 if compile_it else [])
 
@@ -331,7 +330,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_a_checkpoint(tmp_path)
 def test_a_damaged_checkpoint_is_told(tmp_path, keep, way):
     run = run_of(tmp_path / "run", f"checkpoint.keep={keep}")
     calls = iter(range(9))
-    fit(run, run.config, should_stop=lambda: next(calls) == 1)
+    fit(run, run.config, should_stop=lambda: next(calls) == 2)
     assert len(run.checkpoints()) == keep
     (run.latest_checkpoint() / "learner.json").write_text("{")
     with pytest.raises(StoppedError, match=f"cannot be read: .*{way}"):
@@ -366,9 +365,12 @@ def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypa
 def test_what_seconds_end_is_counted_to_its_end(tmp_path, capsys):
     run = fitted(tmp_path, "fit.epochs=100_000", "fit.seconds_per_fold=0.05")
     rows = run.rows()
-    reached = [epochs_over(row, run.config) for row in rows]
+    settings = FitSettings(**run.config["fit"])
+    reached = [
+        settings.epochs_over(row["fold"], row["epoch"], row["seconds"]) for row in rows
+    ]
     assert reached == sorted(reached)
-    assert reached[-1] == 300_000 == WORKS["fit"].logged(run)
+    assert reached[-1] == 300_000 == JOBS["fit"].logged(run)
     folds = [row["fold"] for row in rows]
     assert reached[folds.index(2)] > 200_000
     assert len(reached) < 300_000
@@ -376,14 +378,12 @@ def test_what_seconds_end_is_counted_to_its_end(tmp_path, capsys):
 
 
 def test_the_price_counts_folds_epochs_and_tests(tmp_path):
-    cost = price(config_of("fit.folds=2"), tmp_path)
+    cost = price(typed("fit.folds=2"), tmp_path)
     assert (cost.folds, cost.epochs, cost.examples) == (2, 3, 30)
     assert cost.seconds > 2 * 3 * 30 / cost.rate
-    limited = price(config_of("fit.epochs=100_000", "fit.seconds_per_fold=2"), tmp_path)
+    limited = price(typed("fit.epochs=100_000", "fit.seconds_per_fold=2"), tmp_path)
     assert (
-        3 * 2
-        <= limited.seconds
-        < price(config_of("fit.epochs=100_000"), tmp_path).seconds
+        3 * 2 <= limited.seconds < price(typed("fit.epochs=100_000"), tmp_path).seconds
     )
 
 
@@ -394,7 +394,7 @@ def test_the_price_sees_what_becomes_slower(tmp_path, monkeypatch):
         seen.append((epoch, epochs))
 
     monkeypatch.setattr(Line, "begin_epoch", begin_epoch)
-    price(config_of("fit.epochs=9"), tmp_path)
+    price(typed("fit.epochs=9"), tmp_path)
     assert seen == [(0, 9), (0, 9), (4, 9), (8, 9)]
 
 
@@ -408,7 +408,7 @@ def test_the_price_of_many_sets_draws_few(tmp_path, monkeypatch):
 
     monkeypatch.setattr(knn_centroid, "Sets", Counted)
     chosen = ("task=knn_centroid", "scale=paper", "encoder=identity", "pooling=avg")
-    cost = price(check("fit", compose("fit", [*chosen, "threads=1"])), tmp_path)
+    cost = price(FitConfig.from_plain(compose("fit", [*chosen, "threads=1"])), tmp_path)
     assert cost.examples == 720_000
     assert drawn == [knn_centroid.PREVIEW]
     assert not list(tmp_path.iterdir())
@@ -560,7 +560,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
     path = str(tmp_path / "run")
     run = run_of(tmp_path / "run")
     calls = iter(range(9))
-    fit(run, run.config, should_stop=lambda: next(calls) == 0)
+    fit(run, run.config, should_stop=lambda: next(calls) == 1)
     run.close()
     assert main([*RESUME, path, "checkpoint.keep=2"]) == 0
     assert "results.json" in capsys.readouterr().out
@@ -623,7 +623,7 @@ def test_another_verb_says_whose_group_it_is(capsys):
 def test_a_folder_of_data_that_a_resumed_run_is_told_is_kept(tmp_path):
     run = run_of(tmp_path / "run")
     calls = iter(range(9))
-    fit(run, run.config, should_stop=lambda: next(calls) == 0)
+    fit(run, run.config, should_stop=lambda: next(calls) == 1)
     run.close()
     elsewhere = str(tmp_path / "elsewhere")
     assert main([*RESUME, str(run.path), f"data_dir='{elsewhere}'"]) == 0
@@ -655,7 +655,7 @@ def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
 
 
 def test_a_task_of_ones_own_gets_only_what_it_asks_for():
-    task = make_task(config_of("task.num_samples=7"))
+    task = make_task(typed("task.num_samples=7"))
     assert isinstance(task, Line)
     assert task.count == 7
 
@@ -707,10 +707,10 @@ def test_what_needs_a_policy_says_that_a_fit_has_none(tmp_path, capsys, verb):
 def test_a_finished_run_without_checkpoints_is_not_run_again(tmp_path):
     run = fitted(tmp_path / "run")
     shutil.rmtree(run.path / "checkpoints")
-    work = WORKS["fit"]
-    assert saved(work, run) == work.total(run.config) == 9
+    job = JOBS["fit"]
+    assert saved(job, run) == job.total(run.config) == 9
     (run.path / "results.json").unlink()
-    assert saved(work, run) == 0
+    assert saved(job, run) == 0
 
 
 def test_a_trial_on_a_gpu_asks_for_one():

@@ -41,6 +41,7 @@ from marl_pool.errors import InputError
 from marl_pool.pooling import pooling_names
 from marl_pool.tokens import Tokens
 from marl_pool.training.supervised.fit import make_task
+from marl_pool.training.supervised.settings import FitConfig
 
 # IDX
 
@@ -401,7 +402,7 @@ def task_of(tmp_path: Path, *overrides: str):
     config = compose(
         "fit", ["task=images", f"data_dir='{tmp_path}'", *head, *overrides]
     )
-    task = make_task(config)
+    task = make_task(FitConfig.from_plain(config))
     task.prepare(tmp_path)
     return task
 

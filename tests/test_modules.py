@@ -34,6 +34,7 @@ from marl_pool.runs import Run
 from marl_pool.training.fixed import with_absolute_folders
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import algorithm_config, assign_modules
+from marl_pool.training.settings import TrainConfig
 
 pytestmark = RAY_WARNINGS
 slow = pytest.mark.slow
@@ -187,13 +188,13 @@ def test_scripted_policies_are_built_for_their_group():
 )
 def test_a_policy_that_is_not_there_is_refused(what, message):
     with pytest.raises(InputError, match=message) as caught:
-        algorithm_config(config_of(f"fixed={{hen: {what}}}"))
+        algorithm_config(TrainConfig.from_plain(config_of(f"fixed={{hen: {what}}}")))
     assert "\n" not in str(caught.value)
 
 
 def refusal(path: Path) -> str:
     with pytest.raises(InputError) as caught:
-        algorithm_config(config_of(f"fixed={{hen: {path}}}"))
+        algorithm_config(TrainConfig.from_plain(config_of(f"fixed={{hen: {path}}}")))
     message = str(caught.value)
     assert message.startswith("fixed.hen: ")
     assert "\n" not in message
@@ -219,7 +220,9 @@ def test_a_frozen_policy_must_fit_its_group(tmp_path):
     assert "3" in refusal(tmp_path / "flat")
     # What an invariant head was trained on may have had another number of tokens.
     save_policy(token_policy("hen", spec=few), tmp_path / "few")
-    algorithm_config(config_of(f"fixed={{hen: {tmp_path / 'few'}}}"))
+    algorithm_config(
+        TrainConfig.from_plain(config_of(f"fixed={{hen: {tmp_path / 'few'}}}"))
+    )
 
 
 def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
@@ -232,7 +235,7 @@ def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
         "plugins=['helpers.plug_in:SumPool']",
         f"fixed={{hen: {tmp_path / 'hen'}}}",
     ]
-    algorithm_config(config_of(*allowed))
+    algorithm_config(TrainConfig.from_plain(config_of(*allowed)))
 
 
 def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
@@ -243,7 +246,9 @@ def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     )
     right = {"cat": token_policy("fox"), "dog": token_policy("hen", seed=7)}
     save_policies(right, {"fox": "cat", "hen": "dog"}, tmp_path / "farm")
-    made = algorithm_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
+    made = algorithm_config(
+        TrainConfig.from_plain(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
+    )
     found = made.env_config["fixed"]["hen"].state_dict()
     assert all(torch.equal(found[k], v) for k, v in right["dog"].state_dict().items())
 
@@ -260,15 +265,19 @@ def test_a_module_cannot_take_the_name_of_a_frozen_policy(tmp_path):
     save_policy(token_policy("hen"), tmp_path / "hen")
     overrides = [f"fixed={{hen: {tmp_path / 'hen'}}}", "modules={fox: frozen-hen}"]
     with pytest.raises(InputError, match="the name 'frozen-hen' is kept for the fr"):
-        algorithm_config(config_of(*overrides))
+        algorithm_config(TrainConfig.from_plain(config_of(*overrides)))
 
 
 def test_a_batch_counts_the_agents_that_learn():
     for fixed, steps in (("null", 3), ("{hen: random}", 12), ("{fox: random}", 4)):
-        made = algorithm_config(config_of(f"fixed={fixed}"))
+        made = algorithm_config(TrainConfig.from_plain(config_of(f"fixed={fixed}")))
         assert made.rollout_fragment_length == steps
     with pytest.raises(InputError, match="a multiple of 12 .* × agents that learn"):
-        algorithm_config(config_of("ppo.batch_size=40", "fixed={fox: random}"))
+        algorithm_config(
+            TrainConfig.from_plain(
+                config_of("ppo.batch_size=40", "fixed={fox: random}")
+            )
+        )
 
 
 # Training
@@ -291,7 +300,9 @@ def test_a_batch_counts_the_agents_that_learn():
 def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
     cluster, overrides, expected
 ):
-    algo = algorithm_config(config_of("ppo.num_epochs=3", *overrides)).build_algo()
+    algo = algorithm_config(
+        TrainConfig.from_plain(config_of("ppo.num_epochs=3", *overrides))
+    ).build_algo()
     learner = algo.learner_group._learner
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
     loss = learner.compute_loss_for_module

@@ -35,6 +35,7 @@ from marl_pool.training.ppo.algorithm import (
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
+from marl_pool.training.settings import TrainConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
@@ -81,7 +82,7 @@ def build():
     built = []
 
     def make(config: dict):
-        algo = algorithm_config(config).build_algo()
+        algo = algorithm_config(TrainConfig.from_plain(config)).build_algo()
         torch.set_num_threads(1)
         built.append(algo)
         return algo
@@ -379,15 +380,21 @@ def test_a_damaged_checkpoint_is_one_clear_line(tmp_path):
 
 def test_parts_that_do_not_fit_are_refused_before_anything_starts():
     with pytest.raises(InputError, match="ppo.batch_size: expected a multiple of 8"):
-        algorithm_config(config_of("ppo.batch_size=60", "ppo.minibatch_size=null"))
+        algorithm_config(
+            TrainConfig.from_plain(
+                config_of("ppo.batch_size=60", "ppo.minibatch_size=null")
+            )
+        )
     with pytest.raises(InputError, match="num_heads: expected a divisor of dim = 8"):
-        algorithm_config(config_of("encoder.num_heads=3"))
+        algorithm_config(TrainConfig.from_plain(config_of("encoder.num_heads=3")))
     with pytest.raises(InputError, match=r"query positions \[99\] need more than"):
-        algorithm_config(config_of("pooling.query=[99]"))
+        algorithm_config(TrainConfig.from_plain(config_of("pooling.query=[99]")))
     with pytest.raises(
         InputError, match=r"RuntimeError on tokens of shape \(2, 8, 4\)"
     ):
-        algorithm_config(config_of("pooling=helpers.plug_in:Unfit"))
+        algorithm_config(
+            TrainConfig.from_plain(config_of("pooling=helpers.plug_in:Unfit"))
+        )
     with pytest.raises(InputError, match="expected package.module:Class, got 'nope'"):
         config_of("plugins=[nope]")
 
@@ -424,7 +431,7 @@ def test_the_runner_obeys_rllibs_interface(build):
 
 
 def test_a_restarted_runner_does_not_replay_its_worlds(build):
-    config = algorithm_config(config_of())
+    config = algorithm_config(TrainConfig.from_plain(config_of()))
     fresh = config.env_runner_cls(config=config, worker_index=1, num_workers=2)
     other = config.env_runner_cls(config=config, worker_index=2, num_workers=2)
     starts = [runner.sample()[0].observations.data for runner in (fresh, other)]
@@ -438,7 +445,9 @@ def test_a_restarted_runner_does_not_replay_its_worlds(build):
 def test_a_runner_that_starts_late_knows_how_far_a_ramp_is(build):
     """Of 2 * 8 worlds of 8 steps an episode, 256 steps are two episodes each."""
     ramp = ["perturbation=occlude", "perturbation.severity=1", "perturbation.ramp=4"]
-    config = algorithm_config(config_of(*ramp)).copy(copy_frozen=False)
+    config = algorithm_config(TrainConfig.from_plain(config_of(*ramp))).copy(
+        copy_frozen=False
+    )
     config.num_env_runners = 2
     for steps, missing in ((0, 0), (256, 4), (1 << 20, 7)):
         runner = config.env_runner_cls(config=config, worker_index=1, num_workers=2)

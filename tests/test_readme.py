@@ -18,7 +18,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
-from marl_pool.training.verbs import WORKS
+from marl_pool.training.verbs import JOBS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -101,12 +101,12 @@ def test_its_python_runs(folder, number):
 def test_its_commands_are_understood(folder, words):
     with contextlib.suppress(SystemExit):  # --help
         known, overrides = arguments.parse(words)
-        if known.verb in WORKS:
+        if known.verb in JOBS:
             compose(known.verb, overrides)
         elif known.verb == "sweep":
             assert plan_sweep(overrides, None, known.trained_by).trials
         elif known.verb == "resume":
-            allowed = {key for work in WORKS.values() for key in work.controls}
+            allowed = {key for job in JOBS.values() for key in job.controls}
             assert {text.partition("=")[0] for text in overrides} <= allowed
         elif known.verb == "import-weights":
             assert known.source in arguments.WEIGHTS

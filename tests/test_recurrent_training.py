@@ -16,6 +16,7 @@ from marl_pool.training.ppo import learner as learner_module
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.batch import num_steps
+from marl_pool.training.settings import TrainConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
@@ -51,7 +52,7 @@ def build():
 
     def make(*overrides: str):
         config = compose("train", [*SMALL, *overrides])
-        built.append(algorithm_config(config).build_algo())
+        built.append(algorithm_config(TrainConfig.from_plain(config)).build_algo())
         torch.set_num_threads(1)
         return built[-1]
 

@@ -8,7 +8,7 @@ import pytest
 
 from marl_pool import arguments
 from marl_pool.config import STUDIES, compose, compose_only
-from marl_pool.training.verbs import WORKS
+from marl_pool.training.verbs import JOBS
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def test_a_command_is_understood(words: list[str]) -> None:
     if known.verb == "sweep":
         study = STUDIES[known.trained_by]
         assert compose_only(study, [first_value(text) for text in overrides])
-    elif known.verb in WORKS:
+    elif known.verb in JOBS:
         compose(known.verb, overrides)
     else:
         assert known.verb == "evaluate"

@@ -341,7 +341,7 @@ def test_going_on_is_taking_steps_without_taking_them_down(kind: str) -> None:
     one, other = (
         rollout(explore=True, perturbation=PERTURBATIONS[kind]()) for _ in range(2)
     )
-    totals, parts = one.go_on(STEPS), other.steps(STEPS)
+    totals, parts = one.advance(STEPS), other.steps(STEPS)
     for name, part in parts.items():
         sums = part.rewards.double().sum(0)
         torch.testing.assert_close(totals[name], sums, rtol=0, atol=1e-6)

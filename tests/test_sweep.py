@@ -34,9 +34,9 @@ from marl_pool.training.sweep.probe import Throughput
 from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import JOB, REASON, _Watch, bundles, saved
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
-from marl_pool.training.verbs import WORKS
+from marl_pool.training.verbs import JOBS
 
-TRAIN = WORKS["train"]
+TRAIN = JOBS["train"]
 
 HEADS = ["ada", "avg", "max", "cls"]
 ROOT = Path(marl_pool.__file__).parents[1]

@@ -35,6 +35,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.supervised.fit import fit, make_task
 from marl_pool.training.supervised.folds import generator_of
 from marl_pool.training.supervised.patch_embedding import PatchEmbedding
+from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Split
 from marl_pool.training.supervised.tasks.images import (
     ImageClassification,
@@ -238,7 +239,7 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 def of_paper(*overrides: str) -> VisionTransformer:
     """The network of scale=paper; its images need not be there."""
-    task = make_task(composed("scale=paper", *overrides))
+    task = make_task(FitConfig.from_plain(composed("scale=paper", *overrides)))
     assert isinstance(task, ImageClassification)
     task.num_classes = 10
     task._images = {"train": torch.zeros(0, 32, 32, 3, dtype=torch.uint8)}
@@ -413,7 +414,11 @@ def test_every_head_learns_with_the_papers_options(pooling):
 )
 def test_cifar_is_normalized_by_the_published_constants(dataset, mean, std):
     assert NORMALIZATION[dataset] == Normalization(mean, std)
-    task = make_task(composed("scale=paper", f"task.dataset={dataset}", "pooling=avg"))
+    task = make_task(
+        FitConfig.from_plain(
+            composed("scale=paper", f"task.dataset={dataset}", "pooling=avg")
+        )
+    )
     assert isinstance(task, ImageClassification)
     assert task.normalization == (mean, std)
 
@@ -506,7 +511,11 @@ def cifar_task(folder: Path, *overrides: str) -> ImageClassification:
     """The tiny task on fifteen images in the form of CIFAR-10."""
     write_cifar(folder / ARCHIVE, "cifar10", cifar_contents("cifar10"))
     task = make_task(
-        compose("fit", [*AUGMENTED, f"data_dir='{folder}'", "pooling=avg", *overrides])
+        FitConfig.from_plain(
+            compose(
+                "fit", [*AUGMENTED, f"data_dir='{folder}'", "pooling=avg", *overrides]
+            )
+        )
     )
     assert isinstance(task, ImageClassification)
     task.prepare(folder)
@@ -572,7 +581,7 @@ def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
         data = (f"data_dir='{tmp_path}'", "pooling=ada", "task.query=mean")
         epochs = ("fit.epochs=4", "fit.folds=1", "fit.validation=0.2")
         config = compose("fit", [*AUGMENTED, *data, *epochs, *overrides])
-        asked = iter([False, True])
+        asked = iter([False, False, True])
         path = tmp_path / name
         with closing(Run.create(path, config, "fit")) as run:
             fit(run, config, (lambda: next(asked)) if stops else lambda: False)
@@ -613,4 +622,4 @@ def test_the_stream_is_the_epochs_own():
 )
 def test_bad_options_are_refused(override, message):
     with pytest.raises(InputError, match=message):
-        make_task(composed("pooling=avg", override))
+        make_task(FitConfig.from_plain(composed("pooling=avg", override)))

@@ -52,9 +52,10 @@ def fit(arguments: Namespace, overrides: list[str]) -> int:
     config = composed("fit", arguments, overrides)
     if config is not None:
         from marl_pool.training.supervised.fit import price
+        from marl_pool.training.supervised.settings import FitConfig
 
         with tempfile.TemporaryDirectory() as folder:
-            print(price(config, Path(folder)))
+            print(price(FitConfig.from_plain(config), Path(folder)))
     return 0
 
 
@@ -158,15 +159,15 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import assign, check
 
     run = open_run(arguments.verb, arguments.run)
-    from marl_pool.training.verbs import WORKS
+    from marl_pool.training.verbs import JOBS
 
-    if run.verb not in WORKS:
+    if run.verb not in JOBS:
         raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
-    work = WORKS[run.verb]
-    _refuse_unless(work.controls, overrides)
+    job = JOBS[run.verb]
+    _refuse_unless(job.controls, overrides)
     with trust(allowed(), run.path):
         try:
-            # Complete, whatever an earlier version wrote: `Work` reads it.
+            # Complete, whatever an earlier version wrote: `Job` reads it.
             complete = check(run.verb, run.config)
             _refuse_new_defaults(run.config, complete)
             run.config = complete
@@ -175,9 +176,9 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
             raise  # it names the run
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
-        done, wanted = work.saved(run), work.total(config)
+        done, wanted = job.saved(run), job.total(config)
         if done >= wanted:
-            told = f"{done:,} of {wanted:,} {work.unit}"
+            told = f"{done:,} of {wanted:,} {job.unit}"
             print(f"{run.path}: {told} are done; nothing to do")
             return 0
         require_ray_for(run.verb, config)
@@ -207,9 +208,9 @@ def _refuse_new_defaults(
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     from marl_pool.config import parse, plan_grid
-    from marl_pool.training.verbs import WORKS
+    from marl_pool.training.verbs import JOBS
 
-    _refuse_unless((*WORKS[sweep.verb].controls, "sweep"), overrides)
+    _refuse_unless((*JOBS[sweep.verb].controls, "sweep"), overrides)
     for key in {parse(text).key_or_group for text in overrides} & set(sweep.grid):
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
     sweep.overrides += overrides
@@ -231,20 +232,20 @@ def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
-    from marl_pool.training.verbs import WORKS
+    from marl_pool.training.verbs import JOBS
 
-    work = WORKS[run.verb]
+    job = JOBS[run.verb]
     try:
         with run.lock():
-            work.load()(run, config)
+            job.load()(run, config)
     except KeyboardInterrupt:
         return stopped(run.path, config)
     finally:
         run.close()
-    if config["time_limit"] is not None and work.saved(run) < work.total(config):
+    if config["time_limit"] is not None and job.saved(run) < job.total(config):
         way = go_on(run.path, config)
         print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
-    results = [run.path / work.result] if work.result else []
+    results = [run.path / job.result] if job.result else []
     written = (run.metrics_path, run.policy_dir, *results)
     print_paths([run.path, *filter(Path.exists, written)])
     return 0

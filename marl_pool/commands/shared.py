@@ -95,11 +95,11 @@ def open_run(verb: str, path: str | None) -> "Run":
         raise InputError(f"{verb}: expected the folder of a run, got none")
     run = Run.open(path)
     if run.verb == "fit" and verb != "resume":
-        from marl_pool.training.verbs import WORKS
+        from marl_pool.training.verbs import JOBS
 
         raise InputError(
             f"{verb}: expected a run that has a policy, got {path}, made by fit: what "
-            f"it came to is in {WORKS[run.verb].result}"
+            f"it came to is in {JOBS[run.verb].result}"
         )
     return run
 

@@ -22,7 +22,6 @@ from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
 from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.verbs import WORKS
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
 """Primary configuration of a sweep, by the verb of its runs."""
@@ -31,7 +30,7 @@ OWN = ("grid", "sweep")
 SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and the flags that it sets them from."""
 RUN_CONTROL = ("threads", "data_dir", "download")
-"""Keys that a resumed trial may change, besides its verb's `Work.controls`."""
+"""Keys that a resumed trial may change, besides its verb's `Job.controls`."""
 
 
 class Plan(NamedTuple):
@@ -106,7 +105,7 @@ def validate_runs(sweep: Sweep, plan: Plan) -> None:
     Raises:
         InputError: a run was made by another verb, or with other settings.
     """
-    ignored = {*RUN_CONTROL, *WORKS[sweep.verb].controls}
+    ignored = {*RUN_CONTROL, *JOBS[sweep.verb].controls}
     for trial in plan.trials:
         run = sweep.run(trial)
         if run is None:

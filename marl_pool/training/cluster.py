@@ -6,13 +6,13 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import ray
 import torch
 
 from marl_pool.errors import InputError
 from marl_pool.names import inheritance
+from marl_pool.training.settings import TrainConfig
 
 
 @contextlib.contextmanager
@@ -63,24 +63,22 @@ def ray_session(
         ray.shutdown()
 
 
-def refuse_missing_device(config: Mapping[str, Any]) -> None:
-    """Refuse a CUDA device that this process lacks and its runner or learner wants.
-
-    Args:
-        config: of a run.
+def validate_device(config: TrainConfig) -> None:
+    """Reject a CUDA device that this process lacks and its runner or learner needs.
 
     Raises:
         InputError: it would fail deep inside torch or RLlib.
     """
-    resources, wanted = config["resources"], {}
-    if not resources["num_env_runners"] and config["device"] != "cpu":
-        wanted["device"] = torch.device(config["device"])
-    if not resources["num_learners"] and resources["num_gpus_per_learner"]:
+    resources, wanted = config.resources, {}
+    if not resources.num_env_runners and config.device != "cpu":
+        wanted["device"] = torch.device(config.device)
+    if not resources.num_learners and resources.num_gpus_per_learner:
         wanted["resources.num_gpus_per_learner"] = torch.device("cuda")
-    for kind in ("env_runner", "learner"):
-        gpus = resources[f"num_gpus_per_{kind}"]
-        most = 1 if kind == "learner" else 0
-        if not resources[f"num_{kind}s"] and gpus > most:
+    for kind, processes, gpus, most in (
+        ("env_runner", resources.num_env_runners, resources.num_gpus_per_env_runner, 0),
+        ("learner", resources.num_learners, resources.num_gpus_per_learner, 1),
+    ):
+        if not processes and gpus > most:
             raise InputError(
                 f"resources.num_gpus_per_{kind}: expected at most {most} without "
                 f"processes of their own (num_{kind}s), got {gpus:g}"

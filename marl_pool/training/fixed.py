@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from marl_pool.runs import Run
 from marl_pool.tokens import Tokens
 
 Fixed = dict[str, str | SpecifiedPolicy]
-"""What plays each fixed group: the name of a scripted policy, or a frozen one."""
+"""Policy of each fixed group: the name of a scripted policy, or a frozen one."""
 
 
 def with_absolute_folders(fixed: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -35,42 +34,42 @@ def frozen_module(group: str) -> str:
 
 
 def load_fixed(
-    config: Mapping[str, Any], groups: Mapping[str, Group], saved: Path | None = None
+    fixed: Mapping[str, str] | None,
+    groups: Mapping[str, Group],
+    *,
+    env: str,
+    plugins: Sequence[str],
+    saved: Path | None = None,
 ) -> Fixed:
-    """Find what plays each group of ``config["fixed"]``.
+    """Load the policy of each fixed group.
 
     Args:
-        config: of the run.
-        groups: of the world, those of ``config["fixed"]`` among them.
+        fixed: group → name of a scripted policy, or a folder; None: no group is fixed.
+        groups: of the environment, those of ``fixed`` among them.
+        env: name of the environment.
+        plugins: ``package.module:Class`` names that the folders may use.
         saved: a policy folder of this run. Its frozen policies are taken: the folders
             that they came from may have moved, or hold others by now.
 
     Raises:
         InputError: no such policy, or one that does not fit its group.
     """
-    own = [config[part]["name"] for part in ("encoder", "pooling") if part in config]
-    plugins = [*own, *config["plugins"]]
-    fixed: Fixed = {}
-    for name, what in (config["fixed"] or {}).items():
+    found: Fixed = {}
+    for name, what in (fixed or {}).items():
         try:
             if is_scripted(what):
-                build_fixed(what, config["env"]["name"], name, groups[name])
-                fixed[name] = what
+                build_fixed(what, env, name, groups[name])
+                found[name] = what
             elif saved is not None:
                 modules, _ = load_modules(saved, plugins=plugins)
-                fixed[name] = modules[frozen_module(name)].requires_grad_(False)
+                found[name] = modules[frozen_module(name)].requires_grad_(False)
             else:
                 policy = load_frozen(Path(what), name, plugins)
                 check_fit(policy, groups[name], what)
-                fixed[name] = policy
+                found[name] = policy
         except InputError as error:
             raise InputError(f"fixed.{name}: {error}") from error
-        if frozen_module(name) in (config.get("modules") or {}).values():
-            raise InputError(
-                f"modules: the name {frozen_module(name)!r} is kept for the frozen "
-                f"policy of the group {name!r}"
-            )
-    return fixed
+    return found
 
 
 def build_fixed(

@@ -1,11 +1,11 @@
-"""Ctrl-C that lets work reach a point from which it can go on."""
+"""Ctrl-C that lets an iteration end before the run stops."""
 
 import os
 import signal
 from types import FrameType, TracebackType
 
 STDERR = 2
-"""The process's own, whatever `sys.stderr` was replaced by."""
+"""File descriptor of the process, whatever `sys.stderr` was replaced by."""
 STOPPING = b"\nmarl-pool: stopping where it can go on; Ctrl-C again stops at once\n"
 
 
@@ -24,7 +24,7 @@ class Interruptible:
     def __enter__(self) -> "Interruptible":
         try:
             self._before = signal.signal(signal.SIGINT, self._stop)
-        except ValueError:  # not the main thread: signals are someone else's
+        except ValueError:  # signals reach the main thread only
             return self
         self._ours = True
         return self
@@ -42,5 +42,5 @@ class Interruptible:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        # A handler may not wait for a lock that the code it interrupts has: no print.
+        # No print: the interrupted code may hold the lock of the stream.
         os.write(STDERR, STOPPING)

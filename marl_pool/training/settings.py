@@ -1,7 +1,8 @@
-"""What a training run can be told, as typed dataclasses without torch or RLlib."""
+"""Settings of training runs, as typed dataclasses without torch or RLlib."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Self, get_type_hints
 
 from marl_pool.errors import InputError
 from marl_pool.types import (
@@ -14,6 +15,9 @@ from marl_pool.types import (
     Seed,
     UnitInterval,
 )
+
+Options = Mapping[str, Any]
+"""``{"name": …, **options}`` of a registered class."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class PPOSettings:
     gae_lambda: UnitInterval = 0.9
     """λ of the generalised advantage estimate."""
     clip: PositiveFloat = 0.2
-    """How far the probability ratio may leave 1 before its gradient stops."""
+    """Distance that the probability ratio may leave 1 before its gradient stops."""
     value_coeff: NonNegativeFloat = 0.3
     """Weight of the value loss."""
     normalize_value_loss: bool = True
@@ -80,6 +84,40 @@ class CheckpointSettings:
     """The newest so many are kept, and the best one."""
 
 
+class RunConfig:
+    """Base of the typed configurations that training receives.
+
+    The plain data of ``config.yaml``, once checked, become one of these where a run
+    begins. A section whose ``name`` chooses a class stays a mapping, `Options`.
+
+    Attributes:
+        seed: random seed of the run.
+        time_limit: seconds after which training ends; None: no limit.
+        threads: CPU threads of torch.
+        checkpoint: when the run saves itself.
+    """
+
+    seed: int
+    time_limit: float | None
+    threads: int
+    checkpoint: CheckpointSettings
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Build from checked plain data, as in ``run.config``."""
+        values = {}
+        for name, hint in _hints(cls).items():
+            if name in plain:
+                typed = is_dataclass(hint)
+                values[name] = hint(**plain[name]) if typed else plain[name]
+        return cls(**values)
+
+
+def _hints(config: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(config)
+    return {each.name: hints[each.name] for each in fields(config)}
+
+
 @dataclass(frozen=True)
 class ResourceSettings:
     """Processes and GPUs of a run, in RLlib's terms."""
@@ -93,12 +131,12 @@ class ResourceSettings:
     num_gpus_per_learner: NonNegativeFloat = 0
     """GPUs of each learner; a share is allowed."""
     address: str | None = None
-    """Of an existing Ray cluster ("auto", "host:port"); None starts a local one."""
+    """Address of a Ray cluster ("auto", "host:port"); None starts a local one."""
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What belongs to the run itself, not to one of its parts."""
+    """Settings of the run itself, not of one of its parts."""
 
     modules: dict[str, str] | None = None
     """Group that learns → name of the module that plays it; None: one for each."""
@@ -108,7 +146,7 @@ class TrainSettings:
     plugins: list[str] = field(default_factory=list)
     """``package.module:Class`` names that the folder of a frozen policy may use."""
     seed: Seed = 0
-    """Of worlds, initial weights, exploration and the order of minibatches."""
+    """Seed of environments, initial weights, exploration and minibatches."""
     total_steps: PositiveInt = 1_000_000
     """Environment steps, summed over all worlds, after which training ends."""
     time_limit: PositiveFloat | None = None
@@ -116,7 +154,7 @@ class TrainSettings:
     threads: PositiveInt = 2
     """CPU threads of torch in the main process."""
     device: Device = "cpu"
-    """Where a local runner's worlds and policy live."""
+    """Device of a local runner's environments and policy."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """When a run saves itself."""
     resources: ResourceSettings = field(default_factory=ResourceSettings)
@@ -126,9 +164,21 @@ class TrainSettings:
         check_plugins(self.plugins)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(TrainSettings, RunConfig):
+    """Configuration of a run of PPO."""
+
+    env: Options
+    encoder: Options
+    pooling: Options
+    policy: Options
+    ppo: PPOSettings
+    perturbation: Options
+
+
 @dataclass(frozen=True)
 class ValidationSettings:
-    """How the solution is found that a run of evolution keeps."""
+    """Validation, which finds the solution that a run of evolution keeps."""
 
     every: PositiveInt = 10
     """Generations between two validations."""
@@ -145,24 +195,24 @@ class WorkerSettings:
     num_gpus_per_worker: NonNegativeFloat = 0
     """GPUs of each worker; a share is allowed."""
     address: str | None = None
-    """Of an existing Ray cluster ("auto", "host:port"); None starts a local one."""
+    """Address of a Ray cluster ("auto", "host:port"); None starts a local one."""
 
 
 @dataclass(frozen=True)
 class EvolveSettings:
-    """What belongs to a run of evolution itself, not to one of its parts.
+    """Settings of a run of evolution itself, not of one of its parts.
 
     Raises:
         InputError: a plug-in that is no ``package.module:Class``.
     """
 
     init: str = "policy"
-    """Where the search starts: policy (the agent's own initial weights), zeros, or the
+    """Start of the search: policy (the agent's own initial weights), zeros, or the
     folder of a policy or run."""
     plugins: list[str] = field(default_factory=list)
     """``package.module:Class`` names that the folder ``init`` may use."""
     seed: Seed = 0
-    """Of worlds, initial weights and the strategy."""
+    """Seed of environments, initial weights and the strategy."""
     repetitions: PositiveInt = 16
     """Episodes over which a member's fitness is the mean: the same for all members of
     a generation, new ones in the next."""
@@ -179,14 +229,14 @@ class EvolveSettings:
     curriculum_generations: PositiveInt = 300
     """Generations that the curriculum takes."""
     validation: ValidationSettings = field(default_factory=ValidationSettings)
-    """How the best solution is found."""
+    """Validation, which finds the best solution."""
     max_worlds: PositiveInt | None = None
     """Worlds that one process steps together at most; members beyond take turns.
     None: 8192, or of a simulator as many as ``repetitions``."""
     threads: PositiveInt = 2
     """CPU threads of torch in the main process."""
     device: Device = "cpu"
-    """Where worlds and agents live."""
+    """Device of environments and agents."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """When a run saves itself."""
     resources: WorkerSettings = field(default_factory=WorkerSettings)
@@ -196,9 +246,19 @@ class EvolveSettings:
         check_plugins(self.plugins)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvolveConfig(EvolveSettings, RunConfig):
+    """Configuration of a run of evolution."""
+
+    env: Options
+    policy: Options
+    evolution: Options
+    perturbation: Options
+
+
 @dataclass(frozen=True)
 class SweepSettings:
-    """How the trials of a sweep are run, which changes nothing that they find."""
+    """Settings of running the trials of a sweep, which change no result."""
 
     concurrency: PositiveInt | None = None
     """Trials at a time; None: as many as the CPUs allow."""
@@ -209,17 +269,17 @@ class SweepSettings:
     seed_sd: PositiveFloat | None = None
     """Standard deviation of the return between seeds, if known from earlier runs."""
     address: str | None = None
-    """Of an existing Ray cluster ("auto", "host:port"); None starts a local one."""
+    """Address of a Ray cluster ("auto", "host:port"); None starts a local one."""
 
 
 @dataclass(frozen=True)
 class StudySettings(TrainSettings):
-    """What belongs to a study of many runs, beside what each of them is told."""
+    """Settings of a study of many runs, beside those of each run."""
 
     grid: dict[str, list[Any]] = field(default_factory=dict)
     """Key → the values that it takes, each combined with those of the other keys."""
     sweep: SweepSettings = field(default_factory=SweepSettings)
-    """How the trials are run."""
+    """Settings of running the trials."""
 
 
 def check_plugins(plugins: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What checkpoints hold of networks and optimizers: tensors by name, in one file."""
+"""Tensors of networks and optimizers, by name, in one file of a checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,12 +30,12 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `prefixed` was given."""
+    """Undo `prefixed`."""
     return stacked.under(prefix, tensors, separator="/")
 
 
 def moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What an optimizer's ``state_dict`` remembers of each parameter, by name."""
+    """Return the tensors in an optimizer's ``state_dict``, by parameter and name."""
     return {
         f"{number}/{name}": part
         for number, own in state.get("state", {}).items()
@@ -46,7 +46,7 @@ def moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
 def with_moments(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """A ``state_dict`` for an optimizer with what `moments` gave; {} if it is empty."""
+    """Build an optimizer's ``state_dict`` from `moments`; {} if there are none."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, part in tensors.items():
         number, _, name = key.partition("/")

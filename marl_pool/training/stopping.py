@@ -1,4 +1,4 @@
-"""How a run that cannot go on says so: in one line, with what it has kept."""
+"""One-line errors of runs that cannot continue, and checks of what they resume from."""
 
 import sys
 from collections.abc import Iterator
@@ -13,12 +13,16 @@ from marl_pool.text import printable
 START_ANOTHER = "there is nothing to resume, start another run"
 
 
+class StepError(Exception):
+    """An iteration that training cannot continue after; the message says why."""
+
+
 def stopped(run: Run, where: str, reason: str) -> StoppedError:
-    """Build what ends a run.
+    """Build the error that ends a run.
 
     Args:
         run: that ends.
-        where: how far it was: ``iteration 3``, say.
+        where: ``iteration 3``, say.
         reason: why.
     """
     checkpoint = run.latest_checkpoint()
@@ -36,7 +40,7 @@ def writing(run: Run, where: str, what: str) -> Iterator[None]:
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:
-    """The checkpoint from which a run goes on: the newest that is whole.
+    """Find the checkpoint to resume a run from: the newest that is whole.
 
     Newer ones that are damaged are named on stderr, with what is wrong.
 
@@ -69,7 +73,7 @@ def checkpoint_to_resume(run: Run) -> Path | None:
 
 
 def trim_log(run: Run, iteration: int) -> None:
-    """Drop what was logged after an iteration, and say if the rest is damaged."""
+    """Drop what was logged after an iteration, and report damage in the rest."""
     if not iteration and run.metrics_path.is_file():
         say(f"{run.path} has no checkpoint yet: it starts over, and its metrics too")
     if lost := run.resume_at(iteration):
@@ -77,7 +81,7 @@ def trim_log(run: Run, iteration: int) -> None:
 
 
 def say(line: str) -> None:
-    """Tell what does not stop a run, on stderr."""
+    """Print a warning that does not stop a run."""
     print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
 
 
@@ -85,8 +89,8 @@ def say(line: str) -> None:
 def reading(run: Run, checkpoint: Path) -> Iterator[None]:
     """Stop with one line if a checkpoint that is whole cannot be read.
 
-    It may be of another version of this package or of another; whatever reads it fails
-    in its own way, and all mean the same to a user.
+    It may be written by another version of this package or of a dependency, which
+    fails in its own way; all of these errors mean the same to a user.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The verbs that make runs: who does the work, and how much of it there is."""
+"""The jobs of the verbs that make runs: functions, units and amounts."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.runs import Run
-from marl_pool.training.supervised.results import FILE, epochs_over
+from marl_pool.training.supervised.results import FILE
+from marl_pool.training.supervised.settings import FitSettings
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a verb's runs consist of.
+class Job:
+    """Description of the runs that a verb makes.
 
     Attributes:
-        function: ``module:function`` that does it, called with the run, its
-            configuration and, by keyword, ``should_stop``.
-        unit: what is counted.
-        count: how much of it there was at a row of ``metrics.csv``, given that row and
-            the configuration.
+        function: ``module:function``, called with the run, its configuration as plain
+            data and, by keyword, ``should_stop``.
+        unit: name of what is counted.
+        count: amount at a row of ``metrics.csv``, given that row and the configuration.
         limits: keys whose product says when a run is done.
         controls: keys, with those below them, that ``resume`` may change.
         result: file in the run's folder without which a run is not done, and with
@@ -39,7 +39,7 @@ class Work:
         return found
 
     def total(self, config: Mapping[str, Any]) -> int:
-        """How much a run has to do, at most."""
+        """Return the amount of a whole run, at most."""
         product = 1
         for key in self.limits:
             value: Any = config
@@ -49,12 +49,12 @@ class Work:
         return product
 
     def saved(self, run: Run) -> int:
-        """How much a run has done, up to the checkpoint from which it goes on."""
+        """Return the amount up to the checkpoint from which a run is resumed."""
         row = run.saved()
         return self._counted(run, [row] if row else [])
 
     def logged(self, run: Run | None) -> int:
-        """How much a run has done, as its metrics say, or damaged ones' checkpoint."""
+        """Return the amount in a run's metrics or, if damaged, up to its checkpoint."""
         if run is None:
             return 0
         if run.metrics_problem():
@@ -73,35 +73,40 @@ def _in_column(name: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], in
     return lambda row, config: int(row[name])
 
 
-WORKS = {
-    "train": Work(
+def _epochs(row: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    settings = FitSettings(**config["fit"])
+    return settings.epochs_over(row["fold"], row["epoch"], row["seconds"])
+
+
+JOBS = {
+    "train": Job(
         "marl_pool.training.ppo:train",
         "steps",
         _in_column("env_steps"),
         ("total_steps",),
         ("total_steps", "time_limit", "checkpoint", "resources"),
     ),
-    "evolve": Work(
+    "evolve": Job(
         "marl_pool.training.evolution.evolve:evolve",
         "generations",
         _in_column("iteration"),
         ("total_generations",),
         ("total_generations", "time_limit", "checkpoint", "resources"),
     ),
-    "clone": Work(
+    "clone": Job(
         "marl_pool.training.cloning.clone:clone",
         "batches",
         _in_column("batches"),
         ("total_batches",),
         ("total_batches", "time_limit", "checkpoint"),
     ),
-    "fit": Work(
+    "fit": Job(
         "marl_pool.training.supervised.fit:fit",
         "epochs",
-        epochs_over,
+        _epochs,
         ("fit.folds", "fit.epochs"),
         ("time_limit", "checkpoint", "data_dir", "threads", "device"),
         FILE,
     ),
 }
-"""By verb."""
+"""Jobs by verb."""

@@ -21,7 +21,12 @@ from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.batches import Batch
 from marl_pool.training.cloning.learner import Learner
 from marl_pool.training.evolution.cma_es import CMAES
-from marl_pool.training.evolution.evaluator import Evaluator, Played, Task
+from marl_pool.training.evolution.evaluator import (
+    Evaluator,
+    PopulationReturns,
+    PopulationTask,
+)
+from marl_pool.training.settings import EvolveConfig
 
 ALONE = 24
 """Episodes that the comparator plays; its time is scaled by the steps of all."""
@@ -33,15 +38,15 @@ def generation(size: Size) -> Iterator[Row]:
     population, repetitions = (4, 2) if size.tiny else (256, 16)
     chosen = ["experiment=cartpole_attention_neuron", f"device={size.device}"]
     config = compose("evolve", [*chosen, f"repetitions={repetitions}"])
-    evaluator = Evaluator(config)
+    evaluator = Evaluator(EvolveConfig.from_plain(config))
     start = torch.zeros_like(to_vector(evaluator.agent))
     whole, ratios = [], []
     for turn in range(1 + size.rounds):
         strategy = CMAES(start, population=population, seed=turn)
-        task = Task(torch.arange(repetitions), turn + 1, config["env"])
-        done: list[tuple[Tensor, Played]] = []
+        task = PopulationTask(torch.arange(repetitions), turn + 1, config["env"])
+        done: list[tuple[Tensor, PopulationReturns]] = []
 
-        def run(strategy: CMAES = strategy, task: Task = task) -> None:
+        def run(strategy: CMAES = strategy, task: PopulationTask = task) -> None:
             vectors = strategy.ask(1)
             played = evaluator.play(vectors, task)
             strategy.tell(vectors, played.returns.mean(1))
@@ -64,7 +69,7 @@ def generation(size: Size) -> Iterator[Row]:
     )
 
 
-def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: Task) -> float:
+def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: PopulationTask) -> float:
     """Seconds that a step takes where every agent plays its episodes by itself."""
     agent, steps, spent = evaluator.agent, 0, 0.0
     for number in range(min(ALONE, len(vectors))):

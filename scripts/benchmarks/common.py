@@ -15,6 +15,7 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import Group, World
 from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.settings import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def start_ray() -> None:
 def build(config: dict[str, Any]) -> Any:
     """Build an algorithm as `marl-pool train` does."""
     start_ray()
-    algo = algorithm_config(config).build_algo()
+    algo = algorithm_config(TrainConfig.from_plain(config)).build_algo()
     torch.set_num_threads(config["threads"])
     return algo
 

@@ -14,6 +14,7 @@ from marl_pool.narrow_attention import narrow_attention
 from marl_pool.randomness import EVALUATION_WORLDS
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.module import build_policy
+from marl_pool.training.settings import TrainConfig
 
 
 def attention(size: Size) -> Iterator[Row]:
@@ -46,7 +47,9 @@ def attention(size: Size) -> Iterator[Row]:
 def evaluation(size: Size) -> Iterator[Row]:
     """Deterministic episodes, as `marl-pool evaluate` plays them."""
     settings = compose("train", [])
-    (spec,) = algorithm_config(settings).rl_module_spec.rl_module_specs.values()
+    (spec,) = algorithm_config(
+        TrainConfig.from_plain(settings)
+    ).rl_module_spec.rl_module_specs.values()
     policy = build_policy(spec.model_config).double().eval().to(size.device)
 
     def run() -> None:

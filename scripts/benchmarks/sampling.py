@@ -20,6 +20,7 @@ from marl_pool.envs.gymnasium_view import OneAgentView
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
 from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.settings import TrainConfig
 
 Rates = dict[str, list[float]]
 
@@ -143,7 +144,7 @@ def compete(contenders: dict[str, Callable[[], Any]], task: Task, size: Size) ->
 
 def our_runner(task: Task, size: Size) -> tuple[Callable[[], Any], TokenPolicy]:
     """`BatchedEnvRunner.sample`, and the policy that it runs."""
-    config = algorithm_config(task.sampling(size))
+    config = algorithm_config(TrainConfig.from_plain(task.sampling(size)))
     runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
     return runner.sample, next(iter(dict(runner.module.items()).values())).policy
 
@@ -225,9 +226,9 @@ def stock_runner(task: Task, size: Size, *, batched: bool) -> Callable[[], Any]:
     """RLlib's own runner with our module, on one batched env or many single ones."""
     start_ray()
     settings = task.sampling(size)
-    spec = algorithm_config(settings).rl_module_spec
+    spec = algorithm_config(TrainConfig.from_plain(settings)).rl_module_spec
     (module,) = spec.rl_module_specs.values()
-    config = type(algorithm_config(settings))()
+    config = type(algorithm_config(TrainConfig.from_plain(settings)))()
     config.env_runners(
         num_env_runners=0,
         num_envs_per_env_runner=task.num_envs,

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
         return Batch._make(part if part is None else part.to(device) for part in self)
 
     def windows(self, length: int | None) -> Iterator["Batch"]:
-        """Cut it along time into pieces of ``length`` steps; None: only one."""
+        """Cut it along time into chunks of ``length`` steps; None: only one."""
         total = self.valid.shape[1]
         for start in range(0, total, length or total):
             end = min(start + (length or total), total)
@@ -98,8 +98,8 @@ class Disturbance:
         if self.perturbation is None:
             return tokens
         keys = self.keys(len(tokens.types), turn, part)
-        pieces = 1 if self.severities is None else min(SEVERITIES, len(keys))
-        rows = torch.arange(len(keys)).chunk(pieces)
+        count = 1 if self.severities is None else min(SEVERITIES, len(keys))
+        rows = torch.arange(len(keys)).chunk(count)
         seen = [
             _perturb(self.at(turn * SEVERITIES + i, part), tokens.at(own), keys[own])
             for i, own in enumerate(rows)
@@ -142,16 +142,16 @@ def _length(tokens: Tokens) -> int:
     return tokens.types.shape[1]
 
 
-def pieces(starts: Tensor, lengths: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Cut trajectories into pieces of a length; each one's last may be shorter.
+def chunks(starts: Tensor, lengths: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Cut trajectories into chunks of a length; each one's last may be shorter.
 
     Args:
         starts: ``(n,)`` the first step of each trajectory.
         lengths: ``(n,)`` its steps.
-        length: of a piece.
+        length: of a chunk.
 
     Returns:
-        The same of the pieces.
+        The same of the chunks.
     """
     counts = -(-lengths // length)
     firsts = (counts.cumsum(0) - counts).repeat_interleave(counts)
@@ -169,9 +169,9 @@ class Sampler:
         actions: of the student.
         disturbance: what is done to samples.
         size: of a batch: steps, or trajectories where whole ones are taken.
-        whole: take whole trajectories, or pieces of them.
-        piece: steps of a piece; None: whole ones.
-        burn_in: first steps of a piece that are not valid, unless it begins an episode.
+        whole: take whole trajectories, or chunks of them.
+        chunk_length: steps of a chunk; None: whole ones.
+        burn_in: first steps of a chunk that are not valid, unless it begins an episode.
     """
 
     def __init__(
@@ -183,14 +183,14 @@ class Sampler:
         *,
         size: int,
         whole: bool,
-        piece: int | None = None,
+        chunk_length: int | None = None,
         burn_in: int = 0,
     ) -> None:
         self.trajectories, self.table = trajectories, table
         self.actions, self.disturbance, self.whole = actions, disturbance, whole
         self.starts, self.lengths = trajectories.starts, trajectories.lengths
-        if piece is not None:
-            self.starts, self.lengths = pieces(self.starts, self.lengths, piece)
+        if chunk_length is not None:
+            self.starts, self.lengths = chunks(self.starts, self.lengths, chunk_length)
         self.burn_in = burn_in
         self.count = len(self.starts) if whole else trajectories.num_steps
         self.size = min(size, self.count)

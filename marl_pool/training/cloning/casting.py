@@ -1,8 +1,6 @@
-"""Who takes part: the teacher, the student, and who plays the other groups."""
+"""Building the teacher, the student and the policies of the other groups."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
@@ -16,7 +14,8 @@ from marl_pool.policies import AGENTS
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import WEIGHTS, load_modules
-from marl_pool.training.cloning.collect import Cast
+from marl_pool.training.cloning.collect import Roles
+from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PolicyTeacher, PrivilegedTeacher, Teacher
 from marl_pool.training.fixed import build_fixed, check_fit, load_fixed, load_frozen
 
@@ -26,13 +25,13 @@ NAMED = (
 )
 
 
-def cloned_group(config: Mapping[str, Any], world: World) -> str:
-    """The one group that is not in ``fixed``.
+def cloned_group(config: CloneConfig, world: World) -> str:
+    """Return the one group that is not in ``fixed``.
 
     Raises:
         InputError: there is none, or more than one.
     """
-    fixed = config["fixed"] or {}
+    fixed = config.fixed or {}
     for name in fixed:
         if name not in world.groups:
             raise InputError(
@@ -47,10 +46,10 @@ def cloned_group(config: Mapping[str, Any], world: World) -> str:
     return left[0]
 
 
-def make_cast(
-    config: Mapping[str, Any], world: World, kept: Path, saved: Path | None
-) -> Cast:
-    """Find teacher and other players.
+def build_roles(
+    config: CloneConfig, world: World, kept: Path, saved: Path | None
+) -> Roles:
+    """Build the teacher and the policies of the other groups.
 
     Args:
         config: of the run.
@@ -62,31 +61,34 @@ def make_cast(
         InputError: no such policy, or one that cannot play its group.
     """
     group = cloned_group(config, world)
-    env, device = config["env"]["name"], config["device"]
+    env, groups = config.env["name"], world.groups
+    fixed = load_fixed(
+        config.fixed, groups, env=env, plugins=config.plugins, saved=saved
+    )
     others = {
-        name: build_fixed(what, env, name, world.groups[name]).to(device)
-        for name, what in load_fixed(config, world.groups, saved).items()
+        name: build_fixed(what, env, name, groups[name]).to(config.device)
+        for name, what in fixed.items()
     }
     teacher = None
-    if config["teacher"] is not None:
+    if config.teacher is not None:
         try:
-            teacher = _teacher(config, world, group, kept)
+            teacher = _teacher(config, config.teacher, world, group, kept)
         except InputError as error:
             raise InputError(f"teacher: {error}") from error
-    return Cast(group, teacher, others)
+    return Roles(group, teacher, others)
 
 
 def _teacher(
-    config: Mapping[str, Any], world: World, group: str, kept: Path
+    config: CloneConfig, what: str, world: World, group: str, kept: Path
 ) -> Teacher:
-    what, env, own = config["teacher"], config["env"]["name"], world.groups[group]
+    env, own = config.env["name"], world.groups[group]
     if what == VALUE_TABLE:
         return _value_table(env)
     if what == HEURISTIC or is_plug_in(what):
         policy = scripted_policy(what, env=env, role=group, group=own)
     else:
-        policy = _load(config, group, own, kept)
-    return PolicyTeacher(policy.to(config["device"]).eval(), what)
+        policy = _load(config, what, group, own, kept)
+    return PolicyTeacher(policy.to(config.device).eval(), what)
 
 
 def _value_table(env: str) -> Teacher:
@@ -99,37 +101,37 @@ def _value_table(env: str) -> Teacher:
 
 
 def _load(
-    config: Mapping[str, Any], name: str, group: Group, kept: Path
+    config: CloneConfig, what: str, name: str, group: Group, kept: Path
 ) -> SpecifiedPolicy:
     """Read the teacher; the run keeps a copy, since folders move and change."""
     if (kept / WEIGHTS).is_file():
-        return next(iter(load_modules(kept, plugins=config["plugins"])[0].values()))
-    path = Path(config["teacher"]).expanduser()
+        return next(iter(load_modules(kept, plugins=config.plugins)[0].values()))
+    path = Path(what).expanduser()
     if not path.is_dir():
-        raise InputError(f"expected {NAMED}, got {config['teacher']!r}")
-    policy = load_frozen(path, name, config["plugins"])
+        raise InputError(f"expected {NAMED}, got {what!r}")
+    policy = load_frozen(path, name, config.plugins)
     check_fit(policy, group, str(path))
     return policy
 
 
-def make_student(config: Mapping[str, Any], group: Group) -> Agent:
-    """Build what learns.
+def make_student(config: CloneConfig, group: Group) -> Agent:
+    """Build the agent that learns.
 
     Raises:
         InputError: a wrong option, or a class that is no `Agent`.
     """
-    options = dict(config["policy"])
+    options = dict(config.policy)
     context = {
         "spec": group.tokens,
         "action_space": group.action_space,
-        "seed": config["seed"],
+        "seed": config.seed,
     }
     name = options.pop("name")
-    with seeded(config["seed"], "student"):  # a class of one's own may take no seed
+    with seeded(config.seed, "student"):  # a class of one's own may take no seed
         student: Agent = build(name, AGENTS, "policy", Agent, options, context)
-    return student.to(config["device"])
+    return student.to(config.device)
 
 
 def has_memory(student: Agent, num_tokens: int) -> bool:
-    """Whether it has to learn from sequences, not from single steps."""
+    """Return True for a student that learns from sequences, not from single steps."""
     return bool(tree_leaves(student.initial_memory(1, num_tokens)))

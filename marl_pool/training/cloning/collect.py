@@ -11,7 +11,7 @@ from marl_pool.policies.base import Policy
 from marl_pool.progress import Progress
 from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.rollout import Rollout
-from marl_pool.training.cloning.player import Player
+from marl_pool.training.cloning.player import BehaviourPolicy
 from marl_pool.training.cloning.recorder import Recorder, Rows
 from marl_pool.training.cloning.teacher import Teacher
 from marl_pool.training.cloning.trajectories import Trajectories, cut, join
@@ -24,13 +24,13 @@ MakeWorld = Callable[[int, int], World]
 
 
 @dataclass(frozen=True)
-class Cast:
-    """Who plays the groups of a world.
+class Roles:
+    """Roles of an environment's groups.
 
     Attributes:
-        group: that is cloned.
-        teacher: labels it; None where nobody has to.
-        others: play the other groups.
+        group: name of the group that is cloned.
+        teacher: labels its steps; None where trajectories are given.
+        others: policies of the other groups.
     """
 
     group: str
@@ -39,7 +39,7 @@ class Cast:
 
 
 def collect(
-    cast: Cast,
+    roles: Roles,
     make_world: MakeWorld,
     first: int,
     episodes: int,
@@ -55,7 +55,7 @@ def collect(
     """Play one episode in each of some worlds.
 
     Args:
-        cast: who plays.
+        roles: of the groups.
         make_world: of those worlds.
         first: number of the first one.
         episodes: how many.
@@ -73,10 +73,10 @@ def collect(
         count = min(num_envs, episodes - done)
         world = make_world(count, first + done)
         seen = perturbation and perturbation(first + done)
-        player = _seat(cast, world, rows, student, seen, beta, noise)
+        behaviour = _behaviour_policy(roles, world, rows, student, seen, beta, noise)
         worlds = world.worlds
-        returns = player.rollout.episodes().returns[cast.group]
-        parts.append(_recorded(player, worlds, returns))
+        returns = behaviour.rollout.episodes().returns[roles.group]
+        parts.append(_recorded(behaviour, worlds, returns))
         done += count
         if progress is not None:
             steps = sum(part.num_steps for part in parts)
@@ -85,10 +85,10 @@ def collect(
 
 
 class Games:
-    """Games that go on from one round to the next; one that is over begins anew.
+    """Games that continue from one round to the next; a finished one starts again.
 
     Args:
-        cast: who plays.
+        roles: of the groups.
         world: where.
         rows: takes the distinct features, where they are bytes.
         student: plays in the teacher's place.
@@ -97,62 +97,66 @@ class Games:
 
     def __init__(
         self,
-        cast: Cast,
+        roles: Roles,
         world: World,
         rows: Rows | None,
         student: Policy,
         perturbation: Perturbation | None = None,
     ) -> None:
         self.worlds = world.worlds
-        self._player = _seat(cast, world, rows, student, perturbation)
+        self._behaviour = _behaviour_policy(roles, world, rows, student, perturbation)
 
     def play(self, steps: int, beta: float = 0.0) -> Trajectories:
-        """Go on for some steps; each trajectory's return is of its world in them.
+        """Advance some steps; each trajectory's return is of its world in them.
 
         Args:
             steps: how many.
             beta: probability that a step is the teacher's.
         """
-        player = self._player
-        player.beta = beta
-        returns = player.rollout.go_on(steps)[player.group]
-        return _recorded(player, self.worlds, returns)
+        behaviour = self._behaviour
+        behaviour.beta = beta
+        returns = behaviour.rollout.advance(steps)[behaviour.group]
+        return _recorded(behaviour, self.worlds, returns)
 
 
-def _seat(
-    cast: Cast,
+def _behaviour_policy(
+    roles: Roles,
     world: World,
     rows: Rows | None,
     student: Policy | None,
     perturbation: Perturbation | None,
     beta: float = 0.0,
     noise: float = 0.0,
-) -> Player:
-    """Let a player begin to play in a world."""
-    assert cast.teacher is not None
-    group = world.groups[cast.group]
-    player = Player(
-        cast.teacher,
+) -> BehaviourPolicy:
+    """Build the policy that collects, in a rollout of its own."""
+    assert roles.teacher is not None
+    group = world.groups[roles.group]
+    behaviour = BehaviourPolicy(
+        roles.teacher,
         group.tokens,
         group.action_space,
-        group=cast.group,
+        group=roles.group,
         recorder=Recorder(discrete=not group.action_space.shape, rows=rows),
         student=student,
         beta=beta,
         noise=noise,
         device=world.device,
     )
-    policies = {**cast.others, cast.group: player}
-    player.rollout = Rollout(world, policies, perturbation=perturbation)
-    return player
+    policies = {**roles.others, roles.group: behaviour}
+    behaviour.rollout = Rollout(world, policies, perturbation=perturbation)
+    return behaviour
 
 
-def _recorded(player: Player, worlds: Tensor, returns: Tensor) -> Trajectories:
-    """What was taken down since the last call, with the agents' returns."""
+def _recorded(
+    behaviour: BehaviourPolicy, worlds: Tensor, returns: Tensor
+) -> Trajectories:
+    """Return what was recorded since the last call, with the agents' returns."""
     by_agent = {
         (number, agent): value
         for number, row in zip(worlds.tolist(), returns.tolist(), strict=True)
         for agent, value in enumerate(row)
     }
-    rows = player.recorder.rows
-    return cut(player.recorder.pop(), by_agent, None if rows is None else rows.table())
+    rows = behaviour.recorder.rows
+    return cut(
+        behaviour.recorder.pop(), by_agent, None if rows is None else rows.table()
+    )

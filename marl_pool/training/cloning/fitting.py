@@ -1,36 +1,32 @@
 """Parts of a configuration that have to fit each other."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from marl_pool.errors import InputError
 from marl_pool.perturbations.severity import refuse_ramp
 from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.batches import Disturbance
-from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.cloning.settings import CloneConfig, CloneSettings
 
 
-def check_fit_together(config: Mapping[str, Any], settings: CloneSettings) -> None:
+def check_fit_together(config: CloneConfig) -> None:
     """Refuse what no single section shows to be wrong.
 
     Raises:
         InputError: rounds beyond the end, no teacher where one is needed, or a
             perturbation that leaves nothing to learn from.
     """
-    total, last = config["total_batches"], settings.start(settings.rounds)
+    settings, total = config.clone, config.total_batches
+    last = settings.start(settings.rounds)
     if total <= last:
         raise InputError(
             f"total_batches: expected more than {last}, where the last of "
             f"clone.rounds = {settings.rounds} begins, got {total}"
         )
-    if config["teacher"] is None and (
-        config["trajectories"] is None or settings.rounds
-    ):
+    if config.teacher is None and (config.trajectories is None or settings.rounds):
         raise InputError(
             "teacher: expected one where trajectories is null or clone.rounds is above "
             "0, got null"
         )
-    perturbation = config["perturbation"]
+    perturbation = config.perturbation
     name = perturbation["name"]
     if name == "none" and settings.severities is not None:
         raise InputError(
@@ -61,16 +57,14 @@ def logits_option(settings: CloneSettings) -> str:
     return "clone.expected_regret: expected 0"
 
 
-def disturbance_of(
-    config: Mapping[str, Any], settings: CloneSettings, spec: TokenSpec
-) -> Disturbance:
-    """What is done to samples while they are learned from."""
-    perturbation = config["perturbation"]
+def disturbance_of(config: CloneConfig, spec: TokenSpec) -> Disturbance:
+    """Build what is done to samples while they are learned from."""
+    perturbation, settings = config.perturbation, config.clone
     return Disturbance(
         spec,
         None if perturbation["name"] == "none" else perturbation,
         settings.severities,
         settings.before_noise,
         settings.before_dropout,
-        config["seed"],
+        config.seed,
     )

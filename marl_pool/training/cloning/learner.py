@@ -112,7 +112,7 @@ class Learner:
         lr: learning rate of Adam, until `learn` is told another.
         grad_clip: largest global norm of the gradient; None: no limit.
         truncate: steps that a gradient goes back in time; None: the whole sequence.
-            Then each piece is a gradient step of its own, and the memory is carried
+            Then each chunk is a gradient step of its own, and the memory is carried
             from one to the next.
         loss: what counts.
         bfloat16: compute in bfloat16 where torch thinks that it is safe.
@@ -144,7 +144,7 @@ class Learner:
         self.gradient_norm = torch.zeros(())
 
     def learn(self, batch: Batch, lr: float | None = None) -> Score:
-        """Learn from one batch: a gradient step, or one for each truncated piece.
+        """Learn from one batch: a gradient step, or one for each truncated chunk.
 
         Args:
             batch: on the student's device.
@@ -154,8 +154,8 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
         total, memory = NOTHING, None
-        for piece in batch.windows(self.truncate):
-            score, memory = self._answer(piece, memory)
+        for chunk in batch.windows(self.truncate):
+            score, memory = self._answer(chunk, memory)
             if not score.steps:
                 continue
             self.optimizer.zero_grad(set_to_none=True)

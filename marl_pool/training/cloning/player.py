@@ -1,4 +1,4 @@
-"""Who plays while trajectories are collected, labelled by the teacher."""
+"""The policy that acts while trajectories are collected, labelled by the teacher."""
 
 from typing import Any
 
@@ -15,27 +15,27 @@ from marl_pool.training.cloning.recorder import Recorder
 from marl_pool.training.cloning.teacher import Teacher
 
 
-class Player(Policy):
-    """Teacher, student or chance, one of them in each step; the teacher labels all.
+class BehaviourPolicy(Policy):
+    """Mixture of teacher, student and chance; the teacher labels every step.
 
-    The teacher sees what the world shows, the student what the rollout's perturbation
-    leaves of it. Whoever remembers runs along in the steps that others take, and is
-    told what was truly done.
+    The teacher sees the unperturbed observation, the student what the rollout's
+    perturbation leaves of it. Recurrent policies are stepped even when another policy
+    acts, and receive the executed action.
 
     Args:
-        teacher: says what should be done.
-        spec: of what the world shows the group.
+        teacher: labels every step.
+        spec: of the group's tokens.
         action_space: of one agent.
-        group: whom it plays.
-        recorder: takes down what was seen, done and said.
-        student: plays where the teacher does not; None: the teacher always plays.
+        group: name of the group.
+        recorder: stores observations, actions and labels.
+        student: acts where the teacher does not; None: the teacher always acts.
         beta: probability that a step is the teacher's.
         noise: probability that a step's action is random.
-        device: where the worlds live.
+        device: of the environments.
     """
 
     rollout: Rollout
-    """That it plays in, to be set before the first step."""
+    """Rollout in which it acts, to be set before the first step."""
 
     def __init__(
         self,
@@ -56,12 +56,13 @@ class Player(Policy):
         self.actions = ActionSpec.of(action_space)
         self.recorder, self.student = recorder, student
         self.beta, self.noise_share = beta, noise
-        # Whose step it is, whether it is random, a random action, the teacher's own.
+        # Random numbers of a step: teacher or student, random or not, a random action,
+        # then the teacher's own.
         self._own = 2 + self.actions.noise_size
         self.noise_size = self._own + teacher.noise_size
 
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """Memories of teacher and student, and the action before."""
+        """Return the memories of teacher and student, and the previous action."""
         size = (num_envs, num_agents)
         student = self.student and self.student.initial_state(*size, num_tokens)
         return {
@@ -77,14 +78,14 @@ class Player(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Play and take down one step; see `Policy.act`."""
+        """Act and record one step; see `Policy.act`."""
         world = self.rollout.world
         perturbed = self.rollout.perturbation is not None
         shown = world.observe()[self.group] if perturbed else tokens
         numbers = self.noise(tokens, generator)
         own, others = numbers.split([self._own, self.teacher.noise_size], dim=-1)
         answer = self.teacher.answer(
-            world, shown, state["teacher"], _Drawn(others.flatten(1))
+            world, shown, state["teacher"], _Sampled(others.flatten(1))
         )
         label = to_unit(self.actions, answer.action)
         action, student = label, ()
@@ -108,7 +109,7 @@ class Player(Policy):
         return Decision(action, none, none, before, state)
 
     def scale(self, action: Tensor) -> Tensor:
-        """From [-1, 1] to the bounds of the box; a choice stays as it is."""
+        """Map [-1, 1] to the bounds of the box; a choice stays as it is."""
         if self.actions.discrete:
             return action
         low, high = (
@@ -122,8 +123,8 @@ class Player(Policy):
         return 2 * numbers - 1
 
 
-class _Drawn(Stream):
-    """Numbers that were drawn already, in the form in which policies take them."""
+class _Sampled(Stream):
+    """Stream of numbers that were sampled before."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._numbers = numbers
@@ -133,7 +134,7 @@ class _Drawn(Stream):
 
 
 def to_unit(actions: ActionSpec, action: Tensor) -> Tensor:
-    """From the env's units to the policy's: a box to [-1, 1], clipped."""
+    """Map the bounds of a box to [-1, 1], clipped; a choice stays as it is."""
     if actions.discrete:
         return action
     low, high = (action.new_tensor(bound) for bound in (actions.low, actions.high))
@@ -145,7 +146,7 @@ def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
 
 
 def _told(state: Any, before: Tensor) -> Any:
-    """A memory that holds the previous action, with the one that was truly taken."""
+    """Replace the previous action in a memory by the executed one."""
     if isinstance(state, dict) and "action" in state:
         return {**state, "action": before.to(state["action"])}
     return state

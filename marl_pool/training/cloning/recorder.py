@@ -1,4 +1,4 @@
-"""Taking down what a player sees, does and is told, in little memory."""
+"""Recording observations, actions and labels in little memory."""
 
 import hashlib
 from dataclasses import dataclass, field

@@ -17,11 +17,11 @@ from marl_pool.policies.agent import Agent
 from marl_pool.progress import Progress
 from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.training.cloning.batches import PLAY, Disturbance
-from marl_pool.training.cloning.collect import Cast, Games, collect
+from marl_pool.training.cloning.collect import Games, Roles, collect
 from marl_pool.training.cloning.fitting import logits_option
 from marl_pool.training.cloning.learner import Loss
 from marl_pool.training.cloning.recorder import Rows
-from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.storage import (
     Round,
     load_round,
@@ -42,8 +42,7 @@ class Rounds:
 
     Args:
         config: of the run.
-        settings: its section ``clone``.
-        cast: who plays.
+        roles: of the groups.
         folder: where the run keeps its trajectories.
         disturbance: what is done to what the student sees.
 
@@ -56,22 +55,21 @@ class Rounds:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
-        settings: CloneSettings,
-        cast: Cast,
+        config: CloneConfig,
+        roles: Roles,
         folder: Path,
         disturbance: Disturbance,
     ) -> None:
-        self.config, self.settings, self.cast = config, settings, cast
+        self.config, self.settings, self.roles = config, config.clone, roles
         self.folder, self.disturbance = folder, disturbance
         world = self.world(1, 0)
-        group = world.groups[cast.group]
+        group = world.groups[roles.group]
         about = {
-            "group": cast.group,
+            "group": roles.group,
             "spec": group.tokens.to_json(),
             "actions": ActionSpec.of(group.action_space).to_json(),
-            "env": config["env"],
-            "teacher": None if cast.teacher is None else cast.teacher.identity,
+            "env": config.env,
+            "teacher": None if roles.teacher is None else roles.teacher.identity,
         }
         self.about: dict[str, Any] = json.loads(json.dumps(about))
         bytes_ = group.tokens.dtype == "uint8"
@@ -84,9 +82,9 @@ class Rounds:
 
     def _target_names(self) -> tuple[str, ...]:
         """Return those of the given trajectories or, without any, of the teacher."""
-        if self.config["trajectories"] is not None:
+        if self.config.trajectories is not None:
             return _target_names_of(self._given_paths()[0])
-        return () if self.cast.teacher is None else self.cast.teacher.target_names
+        return () if self.roles.teacher is None else self.roles.teacher.target_names
 
     def _check_student_world(self) -> None:
         """Refuse other worlds for the student that are of another kind."""
@@ -94,8 +92,8 @@ class Rounds:
             return
         try:
             world = self.world(1, 0, student=True)
-            group = world.groups.get(self.cast.group)
-            if group is None or group != self.world(1, 0).groups[self.cast.group]:
+            group = world.groups.get(self.roles.group)
+            if group is None or group != self.world(1, 0).groups[self.roles.group]:
                 raise InputError(
                     "expected options that change neither tokens nor actions"
                 )
@@ -104,14 +102,14 @@ class Rounds:
 
     def world(self, count: int, first: int, student: bool = False) -> World:
         """Worlds ``first`` to ``first + count - 1``, perhaps those for the student."""
-        options = dict(self.config["env"])
+        options = dict(self.config.env)
         if student:
             options |= self.settings.rollout_env
         return make_batched_env(
             num_envs=count,
-            seed=self.config["seed"],
+            seed=self.config.seed,
             first_world=first,
-            device=self.config["device"],
+            device=self.config.device,
             **options,
         )
 
@@ -133,7 +131,7 @@ class Rounds:
                 none that is long or good enough.
         """
         path = round_path(self.folder, number)
-        if not number and self.config["trajectories"] is not None:
+        if not number and self.config.trajectories is not None:
             rounds = self._given(self._given_paths())
         elif path.is_dir() and learned in (None, read_about(path).get("learned")):
             rounds = [load_round(path, self.rows)]
@@ -147,7 +145,7 @@ class Rounds:
 
     def _given_paths(self) -> list[Path]:
         """Rounds that an earlier run has collected."""
-        path = Path(self.config["trajectories"])
+        path = Path(self.config.trajectories or "")
         folder = path / FOLDER if (path / FOLDER).is_dir() else path
         found = rounds_in(folder)
         if not found:
@@ -160,8 +158,8 @@ class Rounds:
     def _refuse_other_targets(self, found: list[Path]) -> None:
         """Reject past and future rounds with different privileged targets."""
         named = {str(path): _target_names_of(path) for path in found}
-        if self.settings.rounds and self.cast.teacher is not None:
-            teacher = self.cast.teacher
+        if self.settings.rounds and self.roles.teacher is not None:
+            teacher = self.roles.teacher
             named[str(teacher.identity)] = teacher.target_names
         for source, names in named.items():
             if self.settings.auxiliary and names != self.target_names:
@@ -173,7 +171,7 @@ class Rounds:
 
     def _given(self, found: list[Path]) -> list[Round]:
         """Read what an earlier run has collected."""
-        path = self.config["trajectories"]
+        path = self.config.trajectories
         for each in found:
             self._refuse_others(each)
         teachers = {str(read_about(each).get("teacher")) for each in found}
@@ -260,11 +258,11 @@ class Rounds:
             if name not in self._games:
                 world = self.world(episodes, first, student=True)
                 seen = self.perturbation(first)
-                self._games[name] = Games(self.cast, world, self.rows, student, seen)
+                self._games[name] = Games(self.roles, world, self.rows, student, seen)
             return self._games[name].play(settings.round_steps, settings.beta**number)
         with Progress(episodes, unit=f"{name} episodes") as progress:
             return collect(
-                self.cast,
+                self.roles,
                 lambda count, start: self.world(count, start, is_student),
                 first,
                 episodes,

@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.errors import InputError
-from marl_pool.training.settings import CheckpointSettings, check_plugins
+from marl_pool.training.settings import (
+    CheckpointSettings,
+    Options,
+    RunConfig,
+    check_plugins,
+)
 from marl_pool.types import (
     Device,
     NonNegativeFloat,
@@ -61,11 +66,11 @@ class CloneSettings:
     """Single steps, or whole trajectories where the student remembers."""
     truncate: PositiveInt | None = None
     """Steps that a gradient goes back in time; None: the whole trajectory."""
-    piece: PositiveInt | None = None
-    """Steps of the pieces that trajectories are cut into where the student remembers,
+    chunk_length: PositiveInt | None = None
+    """Steps of the chunks that trajectories are cut into where the student remembers,
     each learned by itself, with a memory that starts anew. None: they are whole."""
     burn_in: NonNegativeInt = 0
-    """First steps of a piece that count nothing, if it does not begin an episode: the
+    """First steps of a chunk that count nothing, if it does not begin an episode: the
     memory holds too little then."""
     soft: bool = False
     """Learn the probabilities of the teacher's choices, not only its choice."""
@@ -114,11 +119,13 @@ class CloneSettings:
                 "clone.play_every: expected at least 1 with clone.select=return, got 0"
             )
         if self.burn_in and self.burn_in >= min(
-            length for length in (self.piece, self.round_steps, math.inf) if length
+            length
+            for length in (self.chunk_length, self.round_steps, math.inf)
+            if length
         ):
             raise InputError(
-                "clone.burn_in: expected fewer steps than clone.piece = "
-                f"{self.piece} and clone.round_steps = {self.round_steps}, "
+                "clone.burn_in: expected fewer steps than clone.chunk_length = "
+                f"{self.chunk_length} and clone.round_steps = {self.round_steps}, "
                 f"got {self.burn_in}"
             )
         if self.severities is not None and self.severities[0] > self.severities[1]:
@@ -167,3 +174,13 @@ class CloneRunSettings:
 
     def __post_init__(self) -> None:
         check_plugins(self.plugins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloneConfig(CloneRunSettings, RunConfig):
+    """Configuration of a cloning run."""
+
+    env: Options
+    policy: Options
+    clone: CloneSettings
+    perturbation: Options

@@ -4,4 +4,4 @@ STRATEGIES: dict[str, str] = {
     "cma": "marl_pool.training.evolution.cma_es:CMAES",
     "pgpe": "marl_pool.training.evolution.pgpe:PGPE",
 }
-"""How populations are drawn, and what is learned from their returns."""
+"""Strategies, which sample populations and learn from their returns."""

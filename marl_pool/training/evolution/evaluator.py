@@ -17,6 +17,7 @@ from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import Policy
 from marl_pool.policies.population import Population, load_vector
 from marl_pool.rollout import Rollout
+from marl_pool.training.settings import EvolveConfig
 
 MAX_WORLDS = 8192
 """Worlds that are stepped together at most, where nothing else is said."""
@@ -24,8 +25,8 @@ IDLE = 0.25
 """Share of ended worlds that are still stepped, in worlds that run on."""
 
 
-class Task(NamedTuple):
-    """Episodes to be played by every member of some."""
+class PopulationTask(NamedTuple):
+    """Episodes that every member plays."""
 
     worlds: Tensor
     """``(R,)`` int64 world numbers."""
@@ -35,7 +36,7 @@ class Task(NamedTuple):
     """``{"name": …, **options}``."""
 
 
-class Played(NamedTuple):
+class PopulationReturns(NamedTuple):
     """Finished episodes, ``(members, R)``."""
 
     returns: Tensor
@@ -44,8 +45,8 @@ class Played(NamedTuple):
     """int64, in steps."""
 
 
-class Piece(NamedTuple):
-    """A part of what is to be played, small enough for one batch."""
+class Chunk(NamedTuple):
+    """Members and worlds that are played in one batch."""
 
     members: slice
     worlds: slice
@@ -63,39 +64,39 @@ class Evaluator:
         InputError: parts of the configuration that don't fit each other.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.seed, self.device = config["seed"], config["device"]
-        self.options = config["perturbation"]
-        world = self._build(1, config["env"])
+    def __init__(self, config: EvolveConfig) -> None:
+        self.seed, self.device = config.seed, config.device
+        self.options = config.perturbation
+        world = self._build(1, config.env)
         if len(world.groups) != 1:
             raise InputError(
-                f"env: evolution finds one policy, {config['env']['name']} has the "
+                f"env: evolution finds one policy, {config.env['name']} has the "
                 f"groups {', '.join(world.groups)}"
             )
         ((self.group, group),) = world.groups.items()
         self.agent: Agent = make_agent(
-            group.tokens, group.action_space, **config["policy"], seed=self.seed
+            group.tokens, group.action_space, **config.policy, seed=self.seed
         ).to(self.device)
         self.agent.eval()
         self._perturbation()
         # A simulator for each member and repetition would be thousands of them.
-        most = config["repetitions"] if world.simulated else MAX_WORLDS
-        self.max_worlds: int = config["max_worlds"] or most
+        most = config.repetitions if world.simulated else MAX_WORLDS
+        self.max_worlds: int = config.max_worlds or most
         self._kept: tuple[Any, World] | None = None
 
-    def pieces(self, members: int, worlds: int, shares: int = 1) -> Iterator[Piece]:
-        """Cut what is to be played into batches.
+    def chunks(self, members: int, worlds: int, shares: int = 1) -> Iterator[Chunk]:
+        """Cut the episodes into batches.
 
         Args:
             members: how many.
             worlds: R, that each of them plays.
-            shares: processes that want a piece each, at least.
+            shares: number of processes, each of which should get a chunk.
         """
         columns = min(worlds, self.max_worlds)
         rows = max(1, min(self.max_worlds // columns, members // shares))
         for row in range(0, members, rows):
             for column in range(0, worlds, columns):
-                yield Piece(
+                yield Chunk(
                     slice(row, min(row + rows, members)),
                     slice(column, min(column + columns, worlds)),
                 )
@@ -124,7 +125,7 @@ class Evaluator:
         if misfit:
             raise InputError(f"{where}: the policy does not fit its worlds: {misfit}")
 
-    def play(self, vectors: Tensor, task: Task) -> Played:
+    def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Play one episode for each member and world.
 
         Args:
@@ -134,13 +135,13 @@ class Evaluator:
         shape = (len(vectors), len(task.worlds))
         returns = torch.zeros(shape, dtype=torch.float64)
         lengths = torch.zeros(shape, dtype=torch.int64)
-        for piece in self.pieces(*shape):
-            worlds = task.worlds[piece.worlds]
-            part = self._play(vectors[piece.members], task._replace(worlds=worlds))
-            returns[piece], lengths[piece] = part
-        return Played(returns, lengths)
+        for chunk in self.chunks(*shape):
+            worlds = task.worlds[chunk.worlds]
+            part = self._play(vectors[chunk.members], task._replace(worlds=worlds))
+            returns[chunk], lengths[chunk] = part
+        return PopulationReturns(returns, lengths)
 
-    def _play(self, vectors: Tensor, task: Task) -> Played:
+    def _play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Play what fits one batch."""
         shape = (len(vectors), len(task.worlds))
         world = self._world(len(vectors) * len(task.worlds), task.env)
@@ -152,7 +153,7 @@ class Evaluator:
         )
         episodes = rollout.episodes(idle=IDLE if world.runs_on else 0.0)
         returns = episodes.returns[self.group].mean(1).cpu().view(shape)
-        return Played(returns, episodes.lengths.cpu().view(shape))
+        return PopulationReturns(returns, episodes.lengths.cpu().view(shape))
 
     def _policy(self, vectors: Tensor) -> Policy:
         if len(vectors) > 1:

@@ -1,149 +1,169 @@
-"""The driver: ask, play, tell, validate, log, checkpoint."""
+"""Evolution, one generation at a time: ask, play, tell, validate."""
 
 import json
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.atomic import new_binary_file, new_file
 from marl_pool.construction import build
-from marl_pool.errors import StoppedError
 from marl_pool.policies.population import load_vector
 from marl_pool.policies.storage import save_policies
-from marl_pool.progress import Progress
 from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.reading import read_npz
-from marl_pool.runs import PARTS, Best, Run, iteration_of
+from marl_pool.runs import Best, Run, iteration_of
 from marl_pool.training.evolution import STRATEGIES
 from marl_pool.training.evolution.curriculum import check_options, env_at
-from marl_pool.training.evolution.evaluator import Evaluator, Task
+from marl_pool.training.evolution.evaluator import Evaluator, PopulationTask
 from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
-from marl_pool.training.evolution.workers import Player, players
-from marl_pool.training.interrupt import Interruptible
-from marl_pool.training.stopping import (
-    checkpoint_to_resume,
-    reading,
-    stopped,
-    trim_log,
-    writing,
-)
+from marl_pool.training.evolution.workers import EpisodeRunner, episode_runner
+from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
+from marl_pool.training.settings import EvolveConfig
+from marl_pool.training.stopping import StepError, writing
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
 
 
-def evolve(run: Run, config: Mapping[str, Any]) -> None:
+def evolve(
+    run: Run,
+    config: Mapping[str, Any],
+    should_stop: Callable[[], bool] = never,
+) -> None:
     """Evolve until the generations or the seconds are used up.
 
-    It goes on from the last checkpoint, if there is one.
+    A run that has a checkpoint continues from it.
 
     Args:
         run: takes the metrics, the checkpoints and the best policy.
         config: composed and checked, as in ``run.config``.
+        should_stop: asked before each generation; True saves the run and ends it.
 
     Raises:
         InputError: parts of the configuration that don't fit each other.
         StoppedError: a return was not finite, a worker failed for good, or the disk is
             full; the last good checkpoint stays.
     """
-    torch.set_num_threads(config["threads"])
-    evolution = Evolution(run, config)
-    if config != run.config:
-        run.write_config(config)
-    with players(evolution.evaluator, config, run) as player:
-        evolution.loop(player)
+    typed = EvolveConfig.from_plain(config)
+    TrainingLoop(run, typed, config, should_stop).train(
+        lambda checkpoint: EvolutionMethod(run, typed, checkpoint)
+    )
 
 
 class Validation(NamedTuple):
-    """Mean returns in the worlds by which solutions are chosen."""
+    """Mean returns in the environments by which solutions are chosen."""
 
     favourite: float
     best_sample: float
 
 
-class Evolution:
-    """One process's search of one run.
+class EvolutionMethod(TrainingMethod):
+    """Search for the parameters of a policy by the returns of whole populations.
 
     Args:
         run: takes the results.
         config: of the run.
+        checkpoint: that the run is resumed from; None: it begins.
 
     Raises:
         InputError: parts of the configuration that don't fit each other.
     """
 
-    def __init__(self, run: Run, config: Mapping[str, Any]) -> None:
-        self.run, self.config = run, config
+    unit = "generations"
+
+    def __init__(self, run: Run, config: EvolveConfig, checkpoint: Path | None) -> None:
+        super().__init__(run)
+        self.config = config
         self.evaluator = Evaluator(config)
         self._check_training_env()
-        agent, options = self.evaluator.agent, dict(config["evolution"])
-        # A run that goes on needs no start: its folder may be gone by then.
-        init = OWN if checkpoint_to_resume(run) else config["init"]
-        start = start_vector(init, agent, config["plugins"])
+        agent, options = self.evaluator.agent, dict(config.evolution)
+        # A resumed run needs no start: its folder may be gone by then.
+        init = config.init if checkpoint is None else OWN
+        start = start_vector(init, agent, config.plugins)
         self.strategy: Strategy = build(
             options.pop("name"),
             STRATEGIES,
             "evolution",
             Strategy,
             options,
-            {"start": start.cpu(), "seed": config["seed"]},
+            {"start": start.cpu(), "seed": config.seed},
         )
         self.generation = self.steps = self.episodes = 0
         self.seconds = 0.0
         self.best: Tensor = start.double().cpu()
 
-    def loop(self, player: Player) -> None:
-        """Run generations; see `evolve`."""
-        self._resume()
-        limit, total = self.config["time_limit"], self.config["total_generations"]
-        began = time.monotonic()
-        with (
-            Progress(
-                total, unit="generations", done=self.generation, time_limit=limit
-            ) as progress,
-            Interruptible() as ctrl_c,
-        ):
-            while self.generation < total and not ctrl_c.asked:
-                self._iterate(player, progress)
-                if limit is not None and time.monotonic() - began >= limit:
-                    break
-        self._save()
-        if ctrl_c.asked:
-            raise KeyboardInterrupt
+    def _check_training_env(self) -> None:
+        config = self.config
+        if config.fitness_env:
+            self.evaluator.check({**config.env, **config.fitness_env}, "fitness_env")
+        if not config.curriculum:
+            return
+        check_options(config.env, config.curriculum, config.fitness_env)
+        for share in (0.0, 1.0):
+            self.evaluator.check(self._env(share), "curriculum")
 
-    def _iterate(self, player: Player, progress: Progress) -> None:
-        began, number = time.monotonic(), self.generation + 1
-        vectors = self.strategy.ask(number)
-        share = (number - 1) / self.config["curriculum_generations"]
-        worlds = torch.arange(self.config["repetitions"])
-        played = player.play(vectors, Task(worlds, number, self._env(share)))
+    @override
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        with episode_runner(self.evaluator, self.config, self.run) as runner:
+            self.runner: EpisodeRunner = runner
+            yield
+
+    @property
+    @override
+    def total(self) -> int:
+        return self.config.total_generations
+
+    @property
+    @override
+    def done(self) -> int:
+        return self.generation
+
+    @override
+    def where(self, iteration: int) -> str:
+        return f"generation {iteration}"
+
+    # Generations
+
+    @override
+    def step(self, iteration: int) -> Iteration:
+        config, began = self.config, time.monotonic()
+        # Sample members and measure each one's fitness in the same environments.
+        vectors = self.strategy.ask(iteration)
+        share = (iteration - 1) / config.curriculum_generations
+        worlds = torch.arange(config.repetitions)
+        played = self.runner.play(
+            vectors, PopulationTask(worlds, iteration, self._env(share))
+        )
         fitness = played.returns.mean(1)
         if not fitness.isfinite().all():
-            raise self._stopped("a return is not finite")
+            raise StepError("a return is not finite")
+        # Update the search distribution.
         self.strategy.tell(vectors, fitness)
-        self.generation = number
+        self.generation = iteration
         self.steps += int(played.lengths.sum())
         self.episodes += played.lengths.numel()
         row = {
-            "iteration": number,
             "env_steps": self.steps,
             "episodes": self.episodes,
             "seconds": self.seconds,
-            # Of worlds with `fitness_env`; validation is in the run's own env.
+            # In `fitness_env`; validation is in the run's own env.
             "fitness_mean": float(fitness.mean()),
             "fitness_max": float(fitness.max()),
             "fitness_min": float(fitness.min()),
             "step_size": self.strategy.step_size,
         }
-        if number == 1 or number % self.config["validation"]["every"] == 0:
-            found = self._validate(player, vectors[fitness.argmax()])
+        # Validate, and keep the best solution so far.
+        if iteration == 1 or iteration % config.validation.every == 0:
+            found = self._validate(vectors[fitness.argmax()])
             row["validation_favourite"] = found.favourite
             row["validation_best_sample"] = found.best_sample
         seconds = time.monotonic() - began
@@ -151,91 +171,67 @@ class Evolution:
         row["seconds"] = self.seconds
         row["generations_per_second"] = 1 / seconds
         row["rollouts_per_second"] = played.lengths.numel() / seconds
-        with self._writing("metrics.csv"):
-            self.run.log(row)
-        progress.update(
-            number,
-            fitness=row["fitness_mean"],
-            validated=self.run.best.score if self.run.best else float("nan"),
-            rollouts_per_second=row["rollouts_per_second"],
-        )
-        if number % self.config["checkpoint"]["every"] == 0:
-            self._save()
-
-    def _check_training_env(self) -> None:
-        curriculum, fixed = self.config["curriculum"], self.config["fitness_env"]
-        if fixed:
-            self.evaluator.check({**self.config["env"], **fixed}, "fitness_env")
-        if not curriculum:
-            return
-        check_options(self.config["env"], curriculum, fixed)
-        for share in (0.0, 1.0):
-            self.evaluator.check(self._env(share), "curriculum")
+        shown = {
+            "fitness": row["fitness_mean"],
+            "validated": self.run.best.score if self.run.best else float("nan"),
+            "rollouts_per_second": row["rollouts_per_second"],
+        }
+        return Iteration(row, shown)
 
     def _env(self, share: float) -> dict[str, Any]:
-        """Training's worlds when ``share`` of the curriculum is done."""
-        env = {**self.config["env"], **self.config["fitness_env"]}
-        return env_at(env, self.config["curriculum"], share)
+        """Return the env of training when ``share`` of the curriculum is done."""
+        env = {**self.config.env, **self.config.fitness_env}
+        return env_at(env, self.config.curriculum, share)
 
-    def _validate(self, player: Player, best_sample: Tensor) -> Validation:
+    def _validate(self, best_sample: Tensor) -> Validation:
         """Measure the favourite and a member; the best so far is the run's policy."""
-        count = self.config["validation"]["episodes"]
-        worlds = torch.arange(count) + VALIDATION_WORLDS
+        worlds = torch.arange(self.config.validation.episodes) + VALIDATION_WORLDS
         vectors = torch.stack((self.strategy.favourite, best_sample))
-        played = player.play(vectors, Task(worlds, 0, dict(self.config["env"])))
+        played = self.runner.play(
+            vectors, PopulationTask(worlds, 0, dict(self.config.env))
+        )
         returns = played.returns.mean(1)
         if not returns.isfinite().all():
-            raise self._stopped("a return of the validation is not finite")
-        best, score = self.run.best, float(returns.max())
-        # A generation that is played again, since the run was killed after it had
-        # marked its best and before its checkpoint, finds what it found.
-        again = best is not None and best.iteration == self.generation
-        if best is None or again or score > best.score:
+            raise StepError("a return of the validation is not finite")
+        if self.accept(float(returns.max())):
             self.best = vectors[returns.argmax()]
-            best = Best(self.generation, score)
-            with self._writing("the policy"), self.run.save_policy_dir(best) as folder:
-                self._save_policy(self.best, folder)
+            self._save_best(Best(self.generation, float(returns.max())))
         return Validation(*returns.tolist())
 
-    def _save_policy(self, vector: Tensor, folder: Path) -> None:
-        agent, group = self.evaluator.agent, self.evaluator.group
-        load_vector(agent, vector.to(agent.low))
-        save_policies({group: agent}, {group: group}, folder)
+    @override
+    def accept(self, score: float) -> bool:
+        # A generation that is played again, since the run was killed after it had
+        # marked its best and before its checkpoint, finds what it found.
+        best = self.run.best
+        again = best is not None and best.iteration == self.generation
+        return again or super().accept(score)
 
-    def _save(self) -> None:
-        """Checkpoint: the search, its favourite and the best solution so far."""
-        latest = self.run.latest_checkpoint()
-        saved = 0 if latest is None else iteration_of(latest)
-        if self.generation == saved:
-            return
-        with self._writing("the checkpoint"):
-            with self.run.checkpoint(self.generation, PARTS["evolve"]) as folder:
-                self._write_checkpoint(folder)
-            self.run.prune(self.config["checkpoint"]["keep"])
+    def _save_best(self, best: Best) -> None:
+        with (
+            writing(self.run, self.where(self.generation), "the policy"),
+            self.run.save_policy_dir(best) as folder,
+        ):
+            self._save_vector(self.best, folder)
 
-    def _write_checkpoint(self, folder: Path) -> None:
+    # Checkpoints
+
+    @override
+    def save(self, checkpoint: Path) -> None:
         state = self.strategy.state_dict()
-        with new_binary_file(folder / SEARCH) as out:
+        with new_binary_file(checkpoint / SEARCH) as out:
             np.savez(out, best=self.best.numpy(), allow_pickle=False, **state)
-        self._save_policy(self.strategy.favourite, folder / "policy")
-        self._save_policy(self.best, folder / BEST)
+        self._save_vector(self.strategy.favourite, checkpoint / "policy")
+        self._save_vector(self.best, checkpoint / BEST)
         counts = {
             "steps": self.steps,
             "episodes": self.episodes,
             "seconds": self.seconds,
         }
-        with new_file(folder / STATE) as out:
+        with new_file(checkpoint / STATE) as out:
             json.dump(counts, out)
 
-    def _resume(self) -> None:
-        checkpoint = self.run.latest_checkpoint()
-        if checkpoint is not None:
-            with reading(self.run, checkpoint):
-                self._load(checkpoint)
-        with self._writing("metrics.csv"):
-            trim_log(self.run, self.generation)
-
-    def _load(self, checkpoint: Path) -> None:
+    @override
+    def restore(self, checkpoint: Path) -> None:
         counts = json.loads((checkpoint / STATE).read_text())
         state = read_npz(checkpoint / SEARCH)
         self.best = torch.from_numpy(state.pop(BEST))
@@ -244,12 +240,7 @@ class Evolution:
         self.seconds = counts["seconds"]
         self.generation = iteration_of(checkpoint)
 
-    def _writing(self, what: str) -> AbstractContextManager[None]:
-        return writing(self.run, self._where, what)
-
-    def _stopped(self, reason: str) -> StoppedError:
-        return stopped(self.run, self._where, reason)
-
-    @property
-    def _where(self) -> str:
-        return f"generation {self.generation + 1}"
+    def _save_vector(self, vector: Tensor, folder: Path) -> None:
+        agent, group = self.evaluator.agent, self.evaluator.group
+        load_vector(agent, vector.to(agent.low))
+        save_policies({group: agent}, {group: group}, folder)

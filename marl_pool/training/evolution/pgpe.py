@@ -11,11 +11,11 @@ from marl_pool.training.evolution.strategy import State, Strategy
 from marl_pool.types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability
 
 BETA, EPSILON = 0.999, 1e-8
-"""Of Adam's running mean of squares."""
+"""Decay of Adam's running mean of squares."""
 TENSORS = ("mean", "std", "slope", "squares")
 """Its state, besides the number of its steps."""
 LARGEST_CHANGE = 0.2
-"""Of a standard deviation in one generation, as a share of it."""
+"""Largest change of a standard deviation in one generation, as a share of it."""
 
 
 class PGPE(Strategy):

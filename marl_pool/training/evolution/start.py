@@ -1,4 +1,4 @@
-"""Where a search starts: the agent's own weights, zeros, or a saved policy."""
+"""Start of a search: the agent's own weights, zeros, or a saved policy."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -13,7 +13,7 @@ from marl_pool.policies.storage import load_policy
 from marl_pool.runs import Run
 
 OWN, ZEROS = "policy", "zeros"
-"""What `init` may say besides a path."""
+"""Values of `init` besides a path."""
 
 
 def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every strategy of evolution is: ask for a population, tell how good it was."""
+"""Base of the strategies of evolution: ask for a population, tell its fitness."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from marl_pool.errors import InputError
 from marl_pool.randomness import Purpose, stream_keys, uniform
 
 State = dict[str, np.ndarray]
-"""What a strategy has learned, as arrays; a number is an array of no dimensions."""
+"""State of a strategy as arrays; a number is an array of no dimensions."""
 
 
 class Strategy(ABC):
@@ -63,7 +63,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def step_size(self) -> float:
-        """How far the next generation will be strewn, as a standard deviation."""
+        """Standard deviation of the next generation."""
 
     @abstractmethod
     def state_dict(self) -> State:

@@ -1,6 +1,6 @@
-"""Who plays the episodes: this process, or Ray actors on one machine or a cluster."""
+"""Playing the episodes in this process, or in Ray actors on a machine or cluster."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -9,24 +9,30 @@ from torch import Tensor
 
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.runs import Run
-from marl_pool.training.evolution.evaluator import Evaluator, Piece, Played, Task
+from marl_pool.training.evolution.evaluator import (
+    Chunk,
+    Evaluator,
+    PopulationReturns,
+    PopulationTask,
+)
+from marl_pool.training.settings import EvolveConfig
 
 RESTARTS = 1
-"""How often an actor that died is started again, and its piece tried again."""
+"""Number of times that a dead actor is restarted, and its chunk played again."""
 
 
-class Player(Protocol):
-    """What plays a population; see `Evaluator.play`."""
+class EpisodeRunner(Protocol):
+    """Protocol of what plays a population; see `Evaluator.play`."""
 
-    def play(self, vectors: Tensor, task: Task) -> Played:
+    def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Play one episode for each member and world."""
 
 
 @contextmanager
-def players(
-    evaluator: Evaluator, config: Mapping[str, Any], run: Run
-) -> Iterator[Player]:
-    """Yield who plays, as ``config["resources"]`` says.
+def episode_runner(
+    evaluator: Evaluator, config: EvolveConfig, run: Run
+) -> Iterator[EpisodeRunner]:
+    """Yield the evaluator of this process or, with ``resources``, Ray actors.
 
     Args:
         evaluator: of this process.
@@ -36,18 +42,18 @@ def players(
     Raises:
         InputError: ray cannot be started or joined, or lacks CPUs or GPUs.
     """
-    resources = config["resources"]
-    if not resources["num_workers"]:
+    resources = config.resources
+    if not resources.num_workers:
         yield evaluator
         return
     from marl_pool.training.cluster import ray_session
 
-    with ray_session(resources["address"], num_cpus=resources["num_workers"] + 1):
+    with ray_session(resources.address, num_cpus=resources.num_workers + 1):
         yield Workers(evaluator, config, run)
 
 
 class Workers:
-    """Evaluators in Ray actors, each taking the next piece when it has done one.
+    """Evaluators in Ray actors, each taking the next chunk when it has played one.
 
     Args:
         evaluator: of this process; cuts the work.
@@ -58,16 +64,14 @@ class Workers:
         InputError: ray has fewer CPUs or GPUs than are asked for.
     """
 
-    def __init__(
-        self, evaluator: Evaluator, config: Mapping[str, Any], run: Run
-    ) -> None:
+    def __init__(self, evaluator: Evaluator, config: EvolveConfig, run: Run) -> None:
         import ray
 
         self.evaluator, self.run = evaluator, run
-        resources = config["resources"]
-        gpus = resources["num_gpus_per_worker"]
+        resources = config.resources
+        gpus = resources.num_gpus_per_worker
         for kind, each in (("CPU", 1), ("GPU", gpus)):
-            wanted = each * resources["num_workers"]
+            wanted = each * resources.num_workers
             there = ray.cluster_resources().get(kind, 0)
             # Otherwise it would wait for them for ever.
             if wanted > there:
@@ -80,9 +84,9 @@ class Workers:
             max_restarts=RESTARTS,
             max_task_retries=RESTARTS,
         )(Worker)
-        self.actors = [actor.remote(config) for _ in range(resources["num_workers"])]
+        self.actors = [actor.remote(config) for _ in range(resources.num_workers)]
 
-    def play(self, vectors: Tensor, task: Task) -> Played:
+    def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Play one episode for each member and world.
 
         Raises:
@@ -93,27 +97,27 @@ class Workers:
         shape = (len(vectors), len(task.worlds))
         returns = torch.zeros(shape, dtype=torch.float64)
         lengths = torch.zeros(shape, dtype=torch.int64)
-        todo = self.evaluator.pieces(*shape, shares=len(self.actors))
-        idle, running = list(self.actors), dict[Any, tuple[Any, Piece]]()
+        todo = self.evaluator.chunks(*shape, shares=len(self.actors))
+        idle, running = list(self.actors), dict[Any, tuple[Any, Chunk]]()
         while True:
-            for actor, piece in zip(list(idle), todo, strict=False):
+            for actor, chunk in zip(list(idle), todo, strict=False):
                 idle.remove(actor)
-                part = task._replace(worlds=task.worlds[piece.worlds])
-                future = actor.play.remote(vectors[piece.members].numpy(), part)
-                running[future] = (actor, piece)
+                part = task._replace(worlds=task.worlds[chunk.worlds])
+                future = actor.play.remote(vectors[chunk.members].numpy(), part)
+                running[future] = (actor, chunk)
             if not running:
-                return Played(returns, lengths)
+                return PopulationReturns(returns, lengths)
             for future in ray.wait(list(running))[0]:
-                actor, piece = running.pop(future)
-                returns[piece], lengths[piece] = self._get(future)
+                actor, chunk = running.pop(future)
+                returns[chunk], lengths[chunk] = self._get(future)
                 idle.append(actor)
 
-    def _get(self, future: Any) -> Played:
+    def _get(self, future: Any) -> PopulationReturns:
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
-            played: Played = ray.get(future)
+            played: PopulationReturns = ray.get(future)
         except RayTaskError as error:
             file = self.run.write_error(str(error))
             cause = error.cause
@@ -136,11 +140,11 @@ class Worker:
         config: of the run.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: EvolveConfig) -> None:
         torch.set_num_threads(1)
         self.evaluator = Evaluator(config)
 
-    def play(self, vectors: Any, task: Task) -> Played:
+    def play(self, vectors: Any, task: PopulationTask) -> PopulationReturns:
         """Play one episode for each member and world; see `Evaluator.play`."""
         return self.evaluator.play(torch.from_numpy(vectors), task)
 

@@ -24,18 +24,18 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
-from marl_pool.training.fixed import load_fixed
+from marl_pool.training.fixed import frozen_module, load_fixed
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.learner import NUM_MINIBATCHES, BatchedPPOLearner
 from marl_pool.training.ppo.module import TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
-from marl_pool.training.settings import PPOSettings
+from marl_pool.training.settings import PPOSettings, TrainConfig
 
 MAX_RESTARTS = 3
-"""How often RLlib restarts a failed runner before the run ends."""
+"""Number of times that RLlib restarts a failed runner before the run ends."""
 RESTART_SECONDS = 120.0
-"""How long a run without any runner waits for one to be started again."""
+"""Seconds that a run without any runner waits for a restart."""
 RETURN_WINDOW = 128
 """Episodes over which the logged mean return is taken."""
 
@@ -51,7 +51,7 @@ class BatchedPPO(PPO):
 
     @property
     def losses(self) -> int:
-        """How many runners died in this session."""
+        """Number of runners that died in this session."""
         runners = self.env_runner_group
         missing = runners.num_remote_env_runners()
         return self.restarts + missing - runners.num_healthy_remote_env_runners()
@@ -134,8 +134,8 @@ def assign_modules(
     return dict(modules)
 
 
-def algorithm_config(config: Mapping[str, Any], saved: Path | None = None) -> PPOConfig:
-    """Translate a composed and checked configuration.
+def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfig:
+    """Translate a run's configuration for RLlib.
 
     Args:
         config: of the run.
@@ -144,35 +144,42 @@ def algorithm_config(config: Mapping[str, Any], saved: Path | None = None) -> PP
     Raises:
         InputError: parts that don't fit each other; raised before a process starts.
     """
-    settings = PPOSettings(**config["ppo"])
-    world = make_batched_env(**config["env"], num_envs=1, seed=config["seed"])
-    modules = assign_modules(world.groups, config["modules"], config["fixed"] or ())
-    fixed = load_fixed(config, world.groups, saved)
+    settings, resources = config.ppo, config.resources
+    world = make_batched_env(**config.env, num_envs=1, seed=config.seed)
+    modules = assign_modules(world.groups, config.modules, config.fixed or ())
+    own = (config.encoder["name"], config.pooling["name"])
+    fixed = load_fixed(
+        config.fixed,
+        world.groups,
+        env=config.env["name"],
+        plugins=(*own, *config.plugins),
+        saved=saved,
+    )
+    _reject_frozen_names(modules, fixed)
     agents = sum(world.groups[name].num_agents for name in modules)
-    resources = config["resources"]
-    fragment = fragment_length(settings, resources["num_env_runners"], agents)
-    steps = fragment * settings.num_envs * max(1, resources["num_env_runners"])
-    learners = max(1, resources["num_learners"])
+    fragment = fragment_length(settings, resources.num_env_runners, agents)
+    steps = fragment * settings.num_envs * max(1, resources.num_env_runners)
+    learners = max(1, resources.num_learners)
     result = PPOConfig(algo_class=BatchedPPO)
     result.api_stack(
         enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True
     )
     result.environment(
         env_config={
-            "world": dict(config["env"]),
+            "world": dict(config.env),
             "modules": modules,
             "fixed": fixed,
             "perturbation": _perturbation(config, world),
-            "device": config["device"],
-            "seed": config["seed"],
+            "device": config.device,
+            "seed": config.seed,
             "threads": 1,
         }
     )
     result.env_runners(
         env_runner_cls=BatchedEnvRunner,
-        num_env_runners=resources["num_env_runners"],
+        num_env_runners=resources.num_env_runners,
         num_envs_per_env_runner=settings.num_envs,
-        num_gpus_per_env_runner=resources["num_gpus_per_env_runner"],
+        num_gpus_per_env_runner=resources.num_gpus_per_env_runner,
         rollout_fragment_length=fragment,
         # A slow world takes its time: RLlib would drop what comes after a minute.
         sample_timeout_s=None,
@@ -182,8 +189,8 @@ def algorithm_config(config: Mapping[str, Any], saved: Path | None = None) -> PP
         delay_between_env_runner_restarts_s=1.0,
     )
     result.learners(
-        num_learners=resources["num_learners"],
-        num_gpus_per_learner=resources["num_gpus_per_learner"],
+        num_learners=resources.num_learners,
+        num_gpus_per_learner=resources.num_gpus_per_learner,
         learner_class=BatchedPPOLearner,
         learner_connector=lambda observation_space, action_space: TrainBatch(
             normalize_value_loss=settings.normalize_value_loss,
@@ -211,9 +218,19 @@ def algorithm_config(config: Mapping[str, Any], saved: Path | None = None) -> PP
         min_sample_timesteps_per_iteration=0,
     )
     # RLlib's seed goes to numpy, which takes 32 bits, and RLlib adds to it.
-    seed = zlib.crc32(str(config["seed"]).encode()) % (1 << 31)
+    seed = zlib.crc32(str(config.seed).encode()) % (1 << 31)
     result.debugging(seed=seed, log_level="ERROR")
     return result
+
+
+def _reject_frozen_names(modules: Mapping[str, str], fixed: Collection[str]) -> None:
+    """Reject modules named as frozen policies are when they are saved with the run."""
+    for group in fixed:
+        if frozen_module(group) in modules.values():
+            raise InputError(
+                f"modules: the name {frozen_module(group)!r} is kept for the frozen "
+                f"policy of the group {group!r}"
+            )
 
 
 def fragment_length(settings: PPOSettings, num_env_runners: int, agents: int) -> int:
@@ -258,21 +275,19 @@ def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
 
 
 def _module_spec(
-    config: Mapping[str, Any], groups: Mapping[str, Group], modules: Mapping[str, str]
+    config: TrainConfig, groups: Mapping[str, Group], modules: Mapping[str, str]
 ) -> MultiRLModuleSpec:
     specs = {}
     for name, module in modules.items():
         group = groups[name]
         policy = {
-            **{
-                key: option for key, option in config["policy"].items() if key != "name"
-            },
+            **{key: option for key, option in config.policy.items() if key != "name"},
             "spec": group.tokens.to_json(),
             "action_space": ActionSpec.of(group.action_space).to_json(),
-            "encoder": dict(config["encoder"]),
-            "pooling": dict(config["pooling"]),
-            "dropout": config["ppo"]["dropout"],
-            "seed": config["seed"],
+            "encoder": dict(config.encoder),
+            "pooling": dict(config.pooling),
+            "dropout": config.ppo.dropout,
+            "seed": config.seed,
         }
         _try(build_policy({"policy": policy}), group)
         specs[module] = RLModuleSpec(
@@ -306,8 +321,8 @@ def _try(policy: TokenPolicy, group: Group) -> None:
         ) from error
 
 
-def _perturbation(config: Mapping[str, Any], world: World) -> dict[str, Any] | None:
-    options = dict(config["perturbation"])
+def _perturbation(config: TrainConfig, world: World) -> dict[str, Any] | None:
+    options = dict(config.perturbation)
     if options["name"] == "none":
         return None
     # What does not fit is refused here, not in a runner.

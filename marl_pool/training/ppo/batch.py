@@ -196,7 +196,7 @@ def to_sequences(rows: Rows, lengths: Sequence[int], limit: int) -> Rows:
 
 
 def num_steps(rows: Mapping[str, Any]) -> int:
-    """How many steps a module's batch, or a part of it, holds."""
+    """Count the steps of a module's batch, or of a part of it."""
     if Columns.LOSS_MASK in rows:
         return int(rows[Columns.LOSS_MASK].sum())
     return len(rows[Columns.ACTIONS])

@@ -1,4 +1,4 @@
-"""What goes wrong in a run's processes and numbers, put in words."""
+"""Detection of failed processes and of numbers that are not finite."""
 
 import contextlib
 import logging
@@ -27,7 +27,7 @@ NON_FINITE_PLACE = "non_finite_place"
 runner that raised would be restarted by RLlib without a word; so it reports, and the
 driver stops the run."""
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
-"""Where RLlib tells, with tracebacks, how its processes died."""
+"""Loggers to which RLlib writes the tracebacks of its processes."""
 
 
 class Failure(NamedTuple):
@@ -52,7 +52,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(runner: Any) -> Failure | None:
-    """What a runner keeps of an exception; a function, so that it can be sent there."""
+    """Return the exception that a runner keeps; a function, so that it can be sent."""
     failure: Failure | None = runner.failure
     return failure
 
@@ -124,7 +124,7 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
 
 
 def all_learners_live(algo: PPO) -> bool:
-    """Whether no learner died; RLlib starts none again, and may not notice."""
+    """Return True if no learner died; RLlib restarts none, and may not notice."""
     answers = algo.learner_group.foreach_learner(_answer)
     return sum(answer.ok for answer in answers) >= (algo.config.num_learners or 1)
 
@@ -160,7 +160,7 @@ def bad_numbers(result: Mapping[str, Any]) -> str | None:
 
 
 def non_finite(trajectory: Trajectory) -> dict[str, Tensor]:
-    """Where numbers of each kind are not finite; kinds without any are left out."""
+    """Mark numbers of each kind that are not finite; kinds without any are left out."""
     features, _, padding = trajectory.tokens
     kinds = {"rewards": trajectory.rewards, "action logits": trajectory.logits}
     # Bytes are finite, and their sum as float64 would copy a batch at eight times

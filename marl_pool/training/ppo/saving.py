@@ -1,4 +1,4 @@
-"""What a run saves of an algorithm: its whole state, and its policies."""
+"""Saving an algorithm: its whole state, and its policies."""
 
 import pickle
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from marl_pool.training.ppo.module import build_policy
 ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pkl", "env_runner/state.pkl"
 LEARNER_STATE = "learner_group/learner/state.pkl"
 MODULES, MODULE_STATE = "learner_group/learner/rl_module", "module_state.pkl"
-"""Where RLlib has them."""
+"""Paths that RLlib gives them."""
 
 
 def save_algorithm(algo: BatchedPPO, folder: Path) -> None:

@@ -1,24 +1,24 @@
-"""What a run will cost, reckoned from a few of its batches."""
+"""Cost of a run, estimated from a few of its batches."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from marl_pool.training.supervised.folds import Fold
-from marl_pool.training.supervised.learner import Learner, Measured
+from marl_pool.training.supervised.learner import EpochMetrics, FoldLearner
 
 BATCHES = 2
-"""That are measured of each epoch, after one that is not: the first is slower."""
+"""Batches that are timed in each epoch, after one that is not: the first is slower."""
 
 
 class Cost(NamedTuple):
-    """An estimate; as text it is a line for people.
+    """Estimated cost of a run; ``str`` gives one line.
 
     Attributes:
-        folds: how many.
-        epochs: of each, at most.
-        examples: that an epoch learns from.
-        rate: examples learned from in a second.
-        seconds: of the whole run.
+        folds: number of folds.
+        epochs: epochs of each fold, at most.
+        examples: training examples of an epoch.
+        rate: training examples per second.
+        seconds: duration of the whole run.
     """
 
     folds: int
@@ -35,8 +35,8 @@ class Cost(NamedTuple):
         )
 
 
-def estimate(learner: Learner, rows: Fold, num_test: int) -> Cost:
-    """Measure a few batches, and reckon what the whole run takes.
+def estimate(learner: FoldLearner, rows: Fold, num_test: int) -> Cost:
+    """Time a few batches, and extrapolate to the whole run.
 
     They are of the first, the middle and the last epoch: a task may have a schedule,
     and a merging network that goes deeper epoch by epoch becomes slower.
@@ -53,23 +53,23 @@ def estimate(learner: Learner, rows: Fold, num_test: int) -> Cost:
         learner.losses = [0.0] * epoch
         learned.append(learner.learn(rows.train[: BATCHES * size]))
         measured.append(learner.measure("train", rows.validation[: BATCHES * size]))
-    each, looked = _seconds_each(learned), _seconds_each(measured)
-    an_epoch = each * len(rows.train)
-    training, epochs = an_epoch * settings.epochs, float(settings.epochs)
+    each, measuring_each = _seconds_each(learned), _seconds_each(measured)
+    epoch_seconds = each * len(rows.train)
+    training, epochs = epoch_seconds * settings.epochs, float(settings.epochs)
     if settings.seconds_per_fold is not None and training > settings.seconds_per_fold:
         training = settings.seconds_per_fold
-        epochs = training / an_epoch
-    measuring = looked * (len(rows.validation) * epochs + num_test)
+        epochs = training / epoch_seconds
+    measuring = measuring_each * (len(rows.validation) * epochs + num_test)
     whole = settings.folds * (training + measuring)
     return Cost(settings.folds, settings.epochs, len(rows.train), 1 / each, whole)
 
 
-def _seconds_each(pieces: Sequence[Measured]) -> float:
-    return sum(part.seconds / part.examples for part in pieces) / len(pieces)
+def _seconds_each(epochs: Sequence[EpochMetrics]) -> float:
+    return sum(each.seconds / each.examples for each in epochs) / len(epochs)
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words of a fitting size."""
+    """Format seconds in the unit that suits them."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Which examples a fold learns from, and which validate it."""
+"""Splitting examples into folds for training and validation."""
 
 import zlib
 from typing import NamedTuple
@@ -63,16 +63,16 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
 
 
 def network_seed(seed: int, number: int) -> int:
-    """The seed of a fold's initial weights, another for each fold and run's seed."""
+    """Return the seed of a fold's initial weights."""
     return number_of(seed, "network", number)
 
 
 def generator_of(seed: int, *names: object) -> torch.Generator:
-    """A generator whose stream the seed and the names alone decide."""
+    """Build a generator that depends on the seed and the names alone."""
     return torch.Generator().manual_seed(number_of(seed, *names))
 
 
 def number_of(seed: int, *names: object) -> int:
-    """A number that the seed and the names alone decide, as a seed for torch."""
+    """Hash the seed and the names into a seed for torch."""
     # torch's CPU generator heeds the low 32 bits of its seed only: hash into those.
     return zlib.crc32(" ".join(map(str, (*names, seed))).encode())

@@ -19,13 +19,13 @@ from marl_pool.training.supervised.task import Batch, Outcome, Split, Task
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-class Measured(NamedTuple):
-    """Means over examples.
+class EpochMetrics(NamedTuple):
+    """Metrics of one pass over some examples.
 
     Attributes:
-        means: by metric.
-        examples: how many.
-        seconds: that it took.
+        means: mean over the examples, by metric.
+        examples: number of examples.
+        seconds: duration.
     """
 
     means: dict[str, float]
@@ -48,12 +48,12 @@ class Means:
         self.examples += len(next(iter(metrics.values())))
 
     def means(self) -> dict[str, float]:
-        """By name."""
+        """Return the means by name."""
         return {name: float(each) / self.examples for name, each in self._sums.items()}
 
 
-class Learner:
-    """What learns in one fold.
+class FoldLearner:
+    """The network of one fold, its optimizer and its best weights.
 
     Args:
         task: of the run, prepared.
@@ -103,26 +103,26 @@ class Learner:
 
     @property
     def epoch(self) -> int:
-        """Of epochs that are over."""
+        """Number of epochs that are over."""
         return len(self.losses)
 
     @property
     def best_epoch(self) -> int:
-        """The first epoch of the lowest loss of validation, from 0."""
+        """First epoch of the lowest validation loss, from 0."""
         return self.losses.index(min(self.losses))
 
     @property
     def spent(self) -> bool:
-        """Whether the seconds of the fold are used up."""
+        """True once the seconds of the fold are used up."""
         limit = self.settings.seconds_per_fold
         return limit is not None and self.seconds >= limit
 
     @property
     def is_done(self) -> bool:
-        """Whether the fold has had its epochs or its seconds."""
+        """True once the fold has had its epochs or its seconds."""
         return self.epoch >= self.settings.epochs or self.spent
 
-    def learn(self, rows: Tensor) -> Measured:
+    def learn(self, rows: Tensor) -> EpochMetrics:
         """Learn an epoch: all rows once, in an order of its own.
 
         Args:
@@ -148,7 +148,7 @@ class Learner:
         started = time.perf_counter()
         found = means.means()  # waits for what a GPU has still to do
         self.seconds += time.perf_counter() - started
-        return Measured(found, means.examples, self.seconds - began)
+        return EpochMetrics(found, means.examples, self.seconds - began)
 
     def _descend(self, loss: Tensor, examples: int) -> None:
         self.lr = self.rate * lr_at(self._progress(examples), self.settings)
@@ -162,14 +162,14 @@ class Learner:
         self.step += 1
 
     def _progress(self, examples: int) -> float:
-        """The share of the fold that is over at the middle of the next step."""
+        """Return the share of the fold that is over at the middle of the next step."""
         a_pass = examples // self.settings.batch_size
         by_steps = (self.step + 0.5) / (a_pass * self.settings.epochs)
         limit = self.settings.seconds_per_fold
         by_time = 0.0 if limit is None else self.seconds / limit
         return min(max(by_steps, by_time), 1.0)
 
-    def measure(self, split: Split, rows: Tensor) -> Measured:
+    def measure(self, split: Split, rows: Tensor) -> EpochMetrics:
         """Measure the network as it is, on all ``rows``."""
         self.network.eval()
         generator = generator_of(self.seed, "measure", split)
@@ -183,7 +183,7 @@ class Learner:
                 f"task: expected {type(self.task).__name__}.evaluate to measure its "
                 f"metric {self.task.metric!r}, got {', '.join(found) or 'nothing'}"
             )
-        return Measured(found, means.examples, time.perf_counter() - began)
+        return EpochMetrics(found, means.examples, time.perf_counter() - began)
 
     def end_epoch(self, loss: float) -> None:
         """Keep the weights if they are the best so far, or go back to those.
@@ -222,12 +222,12 @@ class Learner:
 
 
 def on(batch: Batch, device: torch.device) -> Batch:
-    """A batch on another device."""
+    """Move a batch to a device."""
     return {name: each.to(device, non_blocking=True) for name, each in batch.items()}
 
 
-def is_finite(measured: Measured) -> bool:
-    """Whether all means are numbers."""
+def is_finite(measured: EpochMetrics) -> bool:
+    """Return True if all means are finite."""
     return all(map(math.isfinite, measured.means.values()))
 
 

@@ -14,24 +14,26 @@ from marl_pool.reading import read_json
 from marl_pool.runs import Run
 
 FILE = "results.json"
+COPIED = ("task", "encoder", "pooling", "scale", "seed")
+"""Keys of the configuration that the file repeats."""
 
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What one fold came to."""
+    """Results of one fold."""
 
     fold: int
-    """From 0."""
+    """Number of the fold, from 0."""
     epochs: int
-    """That it had."""
+    """Number of epochs."""
     best_epoch: int
     """The one with the lowest validation metric, from 1."""
     steps: int
     """Gradient steps."""
     seconds: float
-    """Of training."""
+    """Seconds of training."""
     validation: float
-    """That lowest metric."""
+    """Lowest validation metric."""
     test: dict[str, float]
     """The best network's metrics on the hold-out test set."""
 
@@ -50,15 +52,15 @@ class Results:
         self.document: dict[str, Any] = {}
 
     def add(self, fold: FoldResult) -> None:
-        """Note a fold that is over."""
+        """Add a fold that is over."""
         self.folds.append(fold)
 
     def as_data(self) -> list[dict[str, Any]]:
-        """The folds as plain data, for `restore`."""
+        """Return the folds as plain data, for `restore`."""
         return [asdict(fold) for fold in self.folds]
 
     def restore(self, data: Sequence[Mapping[str, Any]]) -> None:
-        """Take over what an earlier process noted."""
+        """Restore folds from `as_data`."""
         self.folds = [FoldResult(**fold) for fold in data]
 
     def write(
@@ -76,13 +78,8 @@ class Results:
             baselines: the metric of naive predictors on the test set, by name.
             pictures: that were drawn.
         """
-        config = self.run.config
         self.document = {
-            "task": config["task"],
-            "encoder": config["encoder"],
-            "pooling": config["pooling"],
-            "scale": config["scale"],
-            "seed": config["seed"],
+            **{key: self.run.config[key] for key in COPIED},
             "package_version": self.run.version,
             "config_digest": self.run.config_digest,
             "metric": self.metric,
@@ -102,7 +99,7 @@ class Results:
         return {name: statistic([f.test[name] for f in self.folds]) for name in names}
 
     def table(self) -> str:
-        """The written results as lines for people."""
+        """Format the written results as lines of text."""
         found = self.document
         spread = found["sd_over_folds"] or {}
         folds = len(self.folds)
@@ -117,21 +114,6 @@ class Results:
             label = f"baseline {name}: {self.metric}"
             lines.append(f"  {label:<24} {value:.5g}")
         return "\n".join(lines)
-
-
-def epochs_over(row: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """How many epochs of all folds are over, all of a fold's when the fold is.
-
-    Where seconds end a fold, the share of them that is over counts: of 1000 epochs
-    500 after half of the seconds, however few those were.
-
-    Args:
-        row: of ``metrics.csv``.
-        config: of the run.
-    """
-    epochs, limit = config["fit"]["epochs"], config["fit"]["seconds_per_fold"]
-    share = 0.0 if limit is None else min(row["seconds"] / limit, 1.0)
-    return int(row["fold"] * epochs + max(row["epoch"], int(share * epochs)))
 
 
 def read_results(run: Path) -> dict[str, Any]:
@@ -187,5 +169,5 @@ def read_study(
 
 
 def is_finished(run: Path) -> bool:
-    """Whether a run has written its results."""
+    """Return True if a run has written its results."""
     return (run / FILE).is_file()

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a fold: weights, optimizer, and how far it is."""
+"""Checkpoints of a fold: weights, optimizer and counts."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from marl_pool.training.state import (
     with_moments,
     write_tensors,
 )
-from marl_pool.training.supervised.learner import Learner
+from marl_pool.training.supervised.learner import FoldLearner
 
 STATE, COUNTS = "learner.safetensors", "learner.json"
 NETWORK, BEST, OPTIMIZER, BEST_OPTIMIZER = "network", "best", "adam", "best_adam"
@@ -25,7 +25,7 @@ COUNTED = ("losses", "rate", "seconds", "step")
 """Attributes of a learner that a checkpoint holds beside its tensors."""
 
 
-def save_learner(learner: Learner, folder: Path) -> None:
+def save_learner(learner: FoldLearner, folder: Path) -> None:
     """Write a learner."""
     tensors = {
         **prefixed(NETWORK, learner.network.state_dict()),
@@ -39,7 +39,7 @@ def save_learner(learner: Learner, folder: Path) -> None:
         json.dump(counts, out)
 
 
-def load_learner(learner: Learner, folder: Path) -> None:
+def load_learner(learner: FoldLearner, folder: Path) -> None:
     """Continue where a learner was saved that was built alike."""
     tensors = load_file(folder / STATE, device=str(learner.device))
     learner.network.load_state_dict(under(NETWORK, tensors))

@@ -1,10 +1,15 @@
-"""What a supervised run can be told, as typed dataclasses without torch."""
+"""Settings of supervised runs, as typed dataclasses without torch."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.errors import InputError
-from marl_pool.training.settings import CheckpointSettings, SweepSettings
+from marl_pool.training.settings import (
+    CheckpointSettings,
+    Options,
+    RunConfig,
+    SweepSettings,
+)
 from marl_pool.types import (
     Device,
     NonNegativeFloat,
@@ -21,7 +26,7 @@ Scale = Literal["tiny", "cpu", "paper"]
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How a network is fitted.
+    """Settings of fitting a network.
 
     The defaults are the AdaPool paper's (C.2) but for ``epochs`` (100 there), ``folds``
     (5 there), ``dropout`` (0.1 there) and ``validation_examples`` (all, there).
@@ -43,12 +48,12 @@ class FitSettings:
     lr: PositiveFloat = 5e-4
     """The largest learning rate."""
     weight_decay: NonNegativeFloat = 0.0
-    """Of the optimizer."""
+    """Weight decay of the optimizer."""
     warmup: Probability = 0.0
     """Share of the steps in which the learning rate rises from 0."""
     decay: Decay = "constant"
-    """Of the learning rate after that: none, a cosine to 0, or to a tenth after 70 %
-    of the steps."""
+    """Learning rate after that: constant, a cosine to 0, or a drop to a tenth after
+    70 % of the steps."""
     back_tracking: bool = False
     """Go back to the best weights, with 0.9 of the learning rate, whenever more than a
     fifth of the epochs so far, and more than 5, were no worse than the last one in a
@@ -61,9 +66,9 @@ class FitSettings:
     validation: UnitInterval = 0.1
     """Share of the examples that validate if there is one fold; above 0, below 1."""
     validation_examples: PositiveInt | None = 20_000
-    """Of a fold's validation examples so many are measured; None: all."""
+    """Validation examples of a fold that are measured; None: all."""
     dropout: Probability = 0.0
-    """Of the encoder, while it learns."""
+    """Dropout of the encoder, while it learns."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of initial weights, where a part has no rule of its own."""
     bfloat16: bool = False
@@ -83,30 +88,55 @@ class FitSettings:
                 f"learning rate itself, got {self.decay}"
             )
 
+    def epochs_over(self, fold: int, epoch: int, seconds: float) -> int:
+        """Count the epochs of all folds that are over, all of a fold's when it is.
+
+        Where seconds end a fold, the share of them that is over counts: of 1000 epochs
+        500 after half of the seconds, however few those were.
+
+        Args:
+            fold: number of the fold, from 0.
+            epoch: epochs of this fold.
+            seconds: of training in this fold.
+        """
+        limit = self.seconds_per_fold
+        share = 0.0 if limit is None else min(seconds / limit, 1.0)
+        return int(fold * self.epochs + max(epoch, int(share * self.epochs)))
+
 
 @dataclass(frozen=True)
 class FitRunSettings:
-    """What belongs to the run itself, not to one of its parts."""
+    """Settings of the run itself, not of one of its parts."""
 
     scale: Scale = "cpu"
-    """How large the study is: tiny (seconds), cpu (within an hour on two cores), paper
+    """Size of the study: tiny (seconds), cpu (within an hour on two cores), paper
     (as published). A label: its sizes are in the other keys."""
     data_dir: str | None = None
     """Folder of data sets; generated data are kept there, too. None: in the run."""
     download: bool = False
     """Fetch a data set that ``data_dir`` lacks, and check its checksum."""
     seed: Seed = 0
-    """Of folds, initial weights and the order of batches."""
+    """Seed of folds, initial weights and the order of batches."""
     time_limit: PositiveFloat | None = None
     """Seconds after which the run ends and can be resumed; None: no limit."""
     threads: PositiveInt = 2
     """CPU threads of torch."""
     device: Device = "cpu"
-    """Where the network lives."""
+    """Device of the network."""
     checkpoint: CheckpointSettings = field(
         default_factory=lambda: CheckpointSettings(every=1, keep=1)
     )
     """When a run saves itself, in epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig(FitRunSettings, RunConfig):
+    """Configuration of a supervised run."""
+
+    task: Options
+    encoder: Options
+    pooling: Options
+    fit: FitSettings
 
 
 @dataclass(frozen=True)
@@ -116,4 +146,4 @@ class FitStudySettings(FitRunSettings):
     grid: dict[str, list[Any]] = field(default_factory=dict)
     """Key → values; every combination is a trial."""
     sweep: SweepSettings = field(default_factory=SweepSettings)
-    """How the trials are run."""
+    """Settings of running the trials."""

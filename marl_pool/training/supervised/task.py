@@ -1,4 +1,4 @@
-"""What a supervised study consists of: data, a network, a loss."""
+"""Base of supervised studies: data, a network, a loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -102,7 +102,7 @@ class Task(ABC):
         """
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """What naive predictors score: by name, ``(B,)`` values of ``metric``."""
+        """Score naive predictors: by name, ``(B,)`` values of ``metric``."""
         return {}
 
     def finish(

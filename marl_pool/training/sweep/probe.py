@@ -1,12 +1,12 @@
 """Timing: the duration of a trial, estimated from a short part of its training."""
 
 import contextlib
-import copy
 import json
 import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,9 @@ from ray.rllib.utils.metrics import ALL_MODULES, ENV_RUNNER_RESULTS, LEARNER_RES
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.learner import LEARN_SECONDS
 from marl_pool.training.ppo.runner import SAMPLE_SECONDS
+from marl_pool.training.settings import TrainConfig
 from marl_pool.training.supervised.fit import price
+from marl_pool.training.supervised.settings import FitConfig
 
 STEPS = 32
 """Timed steps of each environment; an iteration has more."""
@@ -55,36 +57,35 @@ def measure(config: Mapping[str, Any]) -> Throughput | None:
         config: of the trial, checked. Ray must be initialized.
     """
     try:
-        return _time_fit(config) if "task" in config else _time_ppo(config)
+        if "task" in config:
+            return _time_fit(FitConfig.from_plain(config))
+        return _time_ppo(TrainConfig.from_plain(config))
     except Exception:
         return None
 
 
-def _time_fit(config: Mapping[str, Any]) -> Throughput:
+def _time_fit(config: FitConfig) -> Throughput:
     """Estimate the duration of an epoch, with its share of the tests."""
-    with _threads(config["threads"]), tempfile.TemporaryDirectory() as folder:
+    with _threads(config.threads), tempfile.TemporaryDirectory() as folder:
         cost = price(config, Path(folder))
     epochs = cost.folds * cost.epochs
     return Throughput(1, cost.seconds / epochs)
 
 
-def _time_ppo(config: Mapping[str, Any]) -> Throughput:
+def _time_ppo(config: TrainConfig) -> Throughput:
     """Train for a short iteration and extrapolate to a whole one.
 
     The short iteration has `STEPS` steps of every environment and one pass over them.
     Sampling time is scaled by the steps, learning time by the rows and passes; the
     remaining time of an iteration is constant.
     """
-    whole = algorithm_config(config)
-    length = whole.rollout_fragment_length
-    piece = copy.deepcopy(dict(config))
-    ppo, part = piece["ppo"], min(STEPS, length)
-    passes, ppo["num_epochs"] = ppo["num_epochs"], 1
-    ppo["batch_size"] = ppo["batch_size"] // length * part
-    if ppo["minibatch_size"] is not None:
-        ppo["minibatch_size"] = min(ppo["minibatch_size"], ppo["batch_size"])
-    with _threads(config["threads"]):
-        algo = algorithm_config(piece).build_algo()
+    ppo, length = config.ppo, algorithm_config(config).rollout_fragment_length
+    part = min(STEPS, length)
+    batch = ppo.batch_size // length * part
+    minibatch = None if ppo.minibatch_size is None else min(ppo.minibatch_size, batch)
+    short = replace(ppo, num_epochs=1, batch_size=batch, minibatch_size=minibatch)
+    with _threads(config.threads):
+        algo = algorithm_config(replace(config, ppo=short)).build_algo()
         try:
             algo.train()  # the first iteration is slower
             start = time.perf_counter()
@@ -95,9 +96,9 @@ def _time_ppo(config: Mapping[str, Any]) -> Throughput:
     sampling = float(result[ENV_RUNNER_RESULTS][SAMPLE_SECONDS])
     learning = float(result[LEARNER_RESULTS][ALL_MODULES][LEARN_SECONDS])
     rest = max(elapsed - sampling - learning, 0.0)
-    seconds = (sampling + learning * passes) * length / part + rest
-    runners = max(1, config["resources"]["num_env_runners"])
-    return Throughput(length * ppo["num_envs"] * runners, seconds)
+    seconds = (sampling + learning * ppo.num_epochs) * length / part + rest
+    runners = max(1, config.resources.num_env_runners)
+    return Throughput(length * ppo.num_envs * runners, seconds)
 
 
 @contextlib.contextmanager

@@ -9,15 +9,16 @@ import ray
 
 from marl_pool.errors import InputError, StoppedError
 from marl_pool.sweeps import Sweep, Trial
-from marl_pool.training.cluster import quiet, ray_session, refuse_missing_device
+from marl_pool.training.cluster import quiet, ray_session, validate_device
 from marl_pool.training.ppo.algorithm import algorithm_config
-from marl_pool.training.settings import SweepSettings
+from marl_pool.training.settings import RunConfig, SweepSettings, TrainConfig
 from marl_pool.training.stopping import checkpoint_to_resume, say
 from marl_pool.training.supervised.fit import (
     make_task,
-    refuse_missing_data,
-    refuse_missing_gpu,
+    validate_data,
+    validate_gpu,
 )
+from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.board import FAILED, WAITING, TrialTable
 from marl_pool.training.sweep.probe import cell_of, measure
 from marl_pool.training.sweep.schedule import (
@@ -27,14 +28,19 @@ from marl_pool.training.sweep.schedule import (
     saved,
 )
 from marl_pool.training.sweep.study import detectable, duration_of, size_of
-from marl_pool.training.verbs import WORKS, Work
+from marl_pool.training.verbs import JOBS, Job
 
-ASSEMBLE: dict[str, Callable[[Mapping[str, Any]], object]] = {
+CONFIGS: dict[str, type[RunConfig]] = {"train": TrainConfig, "fit": FitConfig}
+"""Typed configuration of a trial, by verb."""
+ASSEMBLE: dict[str, Callable[[Any], object]] = {
     "train": algorithm_config,
     "fit": make_task,
 }
 """By verb, the function that rejects parts which do not fit each other."""
-DEVICES = {"train": refuse_missing_device, "fit": refuse_missing_gpu}
+DEVICES: dict[str, Callable[[Any], None]] = {
+    "train": validate_device,
+    "fit": validate_gpu,
+}
 """By verb, the function that rejects a device which this machine lacks."""
 DATA = ("task", "data_dir", "download")
 """Keys that determine the data of a supervised run."""
@@ -61,19 +67,19 @@ def run_sweep(
     """
     with quiet():
         _validate_parts(sweep.verb, trials, settings)
-        work = WORKS[sweep.verb]
-        done = {trial.name: saved(work, sweep.run(trial)) for trial in trials}
-        left = [t for t in trials if done[t.name] < work.total(t.config)]
+        job = JOBS[sweep.verb]
+        done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
+        left = [t for t in trials if done[t.name] < job.total(t.config)]
         # The machines of a cluster may have data that this one lacks.
         if sweep.verb == "fit" and settings.address is None:
             _validate_data(left)
-        _say(size_of(sweep.grid, trials, done, work))
+        _say(size_of(sweep.grid, trials, done, job))
         _say(detectable(sweep.grid, settings.seed_sd))
         with _resources(left, settings) as concurrency:
-            _say(_duration(left, done, concurrency, work))
+            _say(_duration(left, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, trials, done, settings, concurrency)
-    unit = work.unit
+    unit = job.unit
     _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
     return {}
 
@@ -85,9 +91,9 @@ def _run(
     settings: SweepSettings,
     concurrency: int,
 ) -> dict[str, str]:
-    work = WORKS[sweep.verb]
-    totals = {trial.name: work.total(trial.config) for trial in trials}
-    table = TrialTable(totals, done, unit=work.unit)
+    job = JOBS[sweep.verb]
+    totals = {trial.name: job.total(trial.config) for trial in trials}
+    table = TrialTable(totals, done, unit=job.unit)
     left = [trial for trial in trials if trial.name in table.named(WAITING)]
 
     def write_table() -> None:
@@ -127,11 +133,12 @@ def _validate_parts(
 ) -> None:
     """Reject parts that do not fit each other, once for each kind of trial."""
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
+        config = CONFIGS[verb].from_plain(trial.config)
         try:
             # The machines of a cluster may have devices that this one lacks.
             if settings.address is None:
-                DEVICES[verb](trial.config)
-            ASSEMBLE[verb](trial.config)
+                DEVICES[verb](config)
+            ASSEMBLE[verb](config)
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
 
@@ -141,19 +148,19 @@ def _validate_data(trials: Sequence[Trial]) -> None:
     readers = {str([t.config[key] for key in DATA]): t for t in trials}
     for trial in readers.values():
         try:
-            refuse_missing_data(trial.config)
+            validate_data(FitConfig.from_plain(trial.config))
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
 
 
 def _duration(
-    left: Sequence[Trial], done: Mapping[str, int], concurrency: int, work: Work
+    left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
     kinds = {cell_of(trial.config): trial.config for trial in left}
     measured = {cell: measure(config) for cell, config in kinds.items()}
     known = [(t, speed) for t in left if (speed := measured[cell_of(t.config)])]
     seconds = [
-        speed.seconds_for(work.total(trial.config) - done[trial.name])
+        speed.seconds_for(job.total(trial.config) - done[trial.name])
         for trial, speed in known
     ]
     return duration_of(seconds, len(left) - len(known), concurrency)

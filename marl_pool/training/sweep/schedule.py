@@ -23,7 +23,7 @@ from marl_pool.training.sweep.board import (
     TrialTable,
 )
 from marl_pool.training.sweep.trial import JOB, REASON, run_trial
-from marl_pool.training.verbs import WORKS, Work
+from marl_pool.training.verbs import JOBS, Job
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
@@ -162,7 +162,7 @@ class _Watch(tune.Callback, tune.Stopper):
         self.sweep, self.jobs, self.table = sweep, jobs, table
         self.on_end, self.stop = on_end, stop
         self.awaited: set[str] | None = None
-        self.work = WORKS[sweep.verb]
+        self.work = JOBS[sweep.verb]
         self._last_poll = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class _Watch(tune.Callback, tune.Stopper):
         return self.jobs[trial.config[JOB]]
 
 
-def saved(work: Work, run: Run | None) -> int:
+def saved(work: Job, run: Run | None) -> int:
     """Return the progress from which a run resumes, that of its last checkpoint.
 
     A run that was killed between its last iteration and its last checkpoint is not

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from marl_pool.sweeps import Grid, Trial
 from marl_pool.training.sweep.power import smallest_difference
-from marl_pool.training.verbs import Work
+from marl_pool.training.verbs import Job
 
 SEED = "seed"
 """Key whose values are repetitions; every combination of the others is a cell."""
@@ -13,7 +13,7 @@ ALPHA, POWER = 0.05, 0.8
 
 
 def size_of(
-    grid: Grid, trials: Sequence[Trial], done: Mapping[str, int], work: Work
+    grid: Grid, trials: Sequence[Trial], done: Mapping[str, int], work: Job
 ) -> str:
     """Describe the number of runs and steps, in total and remaining."""
     axes = " x ".join(f"{key} ({len(values)})" for key, values in grid.items())

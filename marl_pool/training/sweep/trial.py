@@ -10,7 +10,7 @@ from ray import tune
 
 from marl_pool.errors import InputError
 from marl_pool.runs import CONFIG, Run, is_unused
-from marl_pool.training.verbs import WORKS
+from marl_pool.training.verbs import JOBS
 
 JOB = "job"
 """Key of a job in Tune's configuration; a JSON text, since Tune interprets some
@@ -44,7 +44,7 @@ def _train(job: dict[str, Any]) -> str:
 
 def _train_run(run: Run, job: dict[str, Any]) -> str:
     try:
-        work = WORKS[run.verb].load()
+        work = JOBS[run.verb].load()
         work(run, job["config"], should_stop=Path(job["stop"]).exists)
     except InputError:
         raise

@@ -1,0 +1,258 @@
+"""The loop that all training runs through: resume, step, log, checkpoint, stop."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from marl_pool.progress import Progress
+from marl_pool.runs import PARTS, Best, Run, iteration_of
+from marl_pool.training.interrupt import Interruptible
+from marl_pool.training.settings import RunConfig
+from marl_pool.training.stopping import (
+    StepError,
+    checkpoint_to_resume,
+    reading,
+    stopped,
+    trim_log,
+    writing,
+)
+
+
+def never() -> bool:
+    """Return False: the ``should_stop`` of a run that nobody stops from outside."""
+    return False
+
+
+class Iteration(NamedTuple):
+    """Result of one iteration of a method.
+
+    Attributes:
+        metrics: numbers to log, by name; the same names in every iteration.
+        shown: numbers beside the progress bar.
+    """
+
+    metrics: Mapping[str, float]
+    shown: Mapping[str, float]
+
+
+class TrainingMethod(ABC):
+    """Method of training, such as PPO, as `TrainingLoop` drives it.
+
+    Args:
+        run: takes the results.
+
+    Attributes:
+        unit: name of what `done` and `total` count.
+    """
+
+    unit: ClassVar[str]
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def session(self) -> AbstractContextManager[object]:
+        """Hold processes and the like while the loop runs."""
+        return nullcontext()
+
+    @property
+    @abstractmethod
+    def total(self) -> int:
+        """Amount of training of the whole run, in `unit`."""
+
+    @property
+    @abstractmethod
+    def done(self) -> int:
+        """Amount of training so far, in `unit`."""
+
+    def rounds(self) -> Iterator[None]:
+        """Yield before each round of steps.
+
+        Code before a yield may collect data; code after the last one completes the
+        run, and is not reached by a run that stops before its end.
+        """
+        yield
+
+    @property
+    def round_is_over(self) -> bool:
+        """True once the round has no step left."""
+        return self.done >= self.total
+
+    @abstractmethod
+    def step(self, iteration: int) -> Iteration | None:
+        """Run one iteration; return None if nothing could be learned in it.
+
+        Args:
+            iteration: its number, from 1.
+
+        Raises:
+            StepError: training cannot continue.
+        """
+
+    @abstractmethod
+    def save(self, checkpoint: Path) -> None:
+        """Write all that `restore` needs for an exact resume."""
+
+    @abstractmethod
+    def restore(self, checkpoint: Path) -> None:
+        """Continue from what `save` wrote."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Files without which a checkpoint is not whole; a star is any name."""
+        return PARTS[self.run.verb]
+
+    @property
+    def is_due(self) -> bool:
+        """True to save this iteration, even out of turn."""
+        return False
+
+    def score(self, iteration: int) -> float | None:
+        """Rate the policy of a checkpoint; None where checkpoints are not compared."""
+        return None
+
+    def accept(self, score: float) -> bool:
+        """Accept the rated policy as the best so far, or return False."""
+        return self.run.best is None or score > self.run.best.score
+
+    def save_policy(self, folder: Path) -> None:
+        """Write the policy that `score` rated."""
+        raise NotImplementedError(f"{type(self).__name__} rates no policy")
+
+    def where(self, iteration: int) -> str:
+        """Describe an iteration in a message."""
+        return f"iteration {iteration}"
+
+
+class TrainingLoop:
+    """Drive a method through a run, from the last checkpoint to the end.
+
+    Ctrl-C, ``should_stop`` and the time limit let the iteration end and save the run.
+    What cannot continue stops in one line that names the checkpoint to resume from.
+
+    Args:
+        run: takes metrics, checkpoints and the best policy.
+        config: of the run.
+        plain: the same as plain data, stored in ``config.yaml``.
+        should_stop: asked before each iteration; True saves the run and ends it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        config: RunConfig,
+        plain: Mapping[str, Any],
+        should_stop: Callable[[], bool] = never,
+    ) -> None:
+        self.run, self.config, self.plain = run, config, plain
+        self.should_stop, self.stopping, self.has_stepped = should_stop, False, False
+        self.iteration, self.began = 0, 0.0
+        self.ctrl_c = Interruptible()
+
+    def train(self, build: Callable[[Path | None], TrainingMethod]) -> None:
+        """Build a method and run its iterations.
+
+        Args:
+            build: makes the method, given the checkpoint that it will be restored
+                from; the loop calls `TrainingMethod.restore` itself.
+
+        Raises:
+            InputError: parts of the configuration that don't fit each other.
+            StoppedError: training cannot continue; the last good checkpoint stays.
+            KeyboardInterrupt: Ctrl-C, after the run was saved.
+        """
+        torch.set_num_threads(self.config.threads)
+        # Find the newest intact checkpoint; a run never starts over by itself.
+        checkpoint = checkpoint_to_resume(self.run)
+        method = build(checkpoint)
+        # The parts fit each other, so the configuration of this session is stored.
+        if self.plain != self.run.config:
+            self.run.write_config(self.plain)
+
+        with method.session():
+            self._resume(method, checkpoint)
+            every, self.began = self.config.checkpoint.every, time.monotonic()
+            for _ in method.rounds():
+                with self._progress(method) as progress, self.ctrl_c:
+                    while not method.round_is_over and not self._must_stop():
+                        step = self._step(method)
+                        if step is None:
+                            continue
+                        # Log before saving: a checkpoint's manifest holds the row.
+                        self.iteration += 1
+                        self._log(method, step)
+                        progress.update(method.done, **step.shown)
+                        if method.is_due or self.iteration % every == 0:
+                            self._save(method)
+                # A round ends with a checkpoint, and so does a stopped run.
+                self._save(method)
+                if self.ctrl_c.asked:
+                    raise KeyboardInterrupt
+                if self._must_stop():
+                    return
+
+    def _resume(self, method: TrainingMethod, checkpoint: Path | None) -> None:
+        if checkpoint is not None:
+            with reading(self.run, checkpoint):
+                method.restore(checkpoint)
+            self.iteration = iteration_of(checkpoint)
+        with self._writing(method, "metrics.csv"):
+            trim_log(self.run, self.iteration)
+
+    def _progress(self, method: TrainingMethod) -> Progress:
+        limit = self.config.time_limit
+        return Progress(
+            method.total,
+            unit=method.unit,
+            done=method.done,
+            time_limit=None if limit is None else limit - self._elapsed(),
+        )
+
+    def _step(self, method: TrainingMethod) -> Iteration | None:
+        number, self.has_stepped = self.iteration + 1, True
+        try:
+            return method.step(number)
+        except StepError as error:
+            raise stopped(self.run, method.where(number), str(error)) from error
+
+    def _log(self, method: TrainingMethod, step: Iteration) -> None:
+        with self._writing(method, "metrics.csv"):
+            self.run.log({"iteration": self.iteration, **step.metrics})
+
+    def _save(self, method: TrainingMethod) -> None:
+        """Write a checkpoint; the best one's policy becomes the run's."""
+        if self.iteration == self.run.iterations_saved:
+            return
+        score = method.score(self.iteration)
+        is_best = score is not None and method.accept(score)
+        with self._writing(method, "the checkpoint"):
+            with self.run.checkpoint(self.iteration, method.parts) as folder:
+                method.save(folder)
+            if score is not None and is_best:
+                best = Best(self.iteration, score)
+                with self.run.save_policy_dir(best) as folder:
+                    method.save_policy(folder)
+            self.run.prune(self.config.checkpoint.keep)
+
+    def _writing(
+        self, method: TrainingMethod, what: str
+    ) -> AbstractContextManager[None]:
+        return writing(self.run, method.where(self.iteration), what)
+
+    def _must_stop(self) -> bool:
+        # At least one step a session, however short the time limit.
+        late = self.has_stepped and self._is_late()
+        asked = self.stopping or late or self.ctrl_c.asked
+        self.stopping = asked or self.should_stop()
+        return self.stopping
+
+    def _is_late(self) -> bool:
+        limit = self.config.time_limit
+        return limit is not None and self._elapsed() >= limit
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.began
