@@ -22,6 +22,7 @@ from marl_pool.envs.options import counted
 from marl_pool.errors import InputError
 from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
 from marl_pool.training.settings import SweepSettings
+from marl_pool.training.verbs import JOBS
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
 """Primary configuration of a sweep, by the verb of its runs."""
