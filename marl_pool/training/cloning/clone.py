@@ -87,7 +87,7 @@ class CloningMethod(TrainingMethod):
     unit = "batches"
 
     def __init__(self, run: Run, config: CloneConfig, checkpoint: Path | None) -> None:
-        super().__init__(run)
+        super().__init__(run, config.total_batches)
         self.config, self.settings = config, config.clone
         settings = config.clone
         check_fit_together(config)
@@ -144,11 +144,6 @@ class CloningMethod(TrainingMethod):
         return reader.to(self.config.device)
 
     # Rounds
-
-    @property
-    @override
-    def total(self) -> int:
-        return self.config.total_batches
 
     @property
     @override
