@@ -45,6 +45,7 @@ class TrainingMethod(ABC):
 
     Args:
         run: takes the results.
+        total: amount of training of the whole run, in `unit`.
 
     Attributes:
         unit: name of what `done` and `total` count.
@@ -52,17 +53,12 @@ class TrainingMethod(ABC):
 
     unit: ClassVar[str]
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, total: int) -> None:
+        self.run, self.total = run, total
 
     def session(self) -> AbstractContextManager[object]:
         """Hold processes and the like while the loop runs."""
         return nullcontext()
-
-    @property
-    @abstractmethod
-    def total(self) -> int:
-        """Amount of training of the whole run, in `unit`."""
 
     @property
     @abstractmethod

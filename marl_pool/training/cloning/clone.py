@@ -87,7 +87,7 @@ class CloningMethod(TrainingMethod):
     unit = "batches"
 
     def __init__(self, run: Run, config: CloneConfig, checkpoint: Path | None) -> None:
-        super().__init__(run)
+        super().__init__(run, config.total_batches)
         self.config, self.settings = config, config.clone
         settings = config.clone
         check_fit_together(config)
@@ -149,11 +149,6 @@ class CloningMethod(TrainingMethod):
         return head.to(self.config.device)
 
     # Rounds
-
-    @property
-    @override
-    def total(self) -> int:
-        return self.config.total_batches
 
     @property
     @override

@@ -80,7 +80,7 @@ class EvolutionMethod(TrainingMethod):
     unit = "generations"
 
     def __init__(self, run: Run, config: EvolveConfig, checkpoint: Path | None) -> None:
-        super().__init__(run)
+        super().__init__(run, config.total_generations)
         self.config = config
         self.evaluator = Evaluator(config)
         self._check_training_env()
@@ -116,11 +116,6 @@ class EvolutionMethod(TrainingMethod):
         with episode_runner(self.evaluator, self.config, self.run) as runner:
             self.runner: EpisodeRunner = runner
             yield
-
-    @property
-    @override
-    def total(self) -> int:
-        return self.config.total_generations
 
     @property
     @override

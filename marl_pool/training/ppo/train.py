@@ -116,7 +116,7 @@ class PPOMethod(TrainingMethod):
     unit = "steps"
 
     def __init__(self, run: Run, config: TrainConfig, checkpoint: Path | None) -> None:
-        super().__init__(run)
+        super().__init__(run, config.total_steps)
         self.config = config
         self.algorithm = algorithm_config(config, checkpoint and checkpoint / "policy")
         options = self.algorithm.env_config
@@ -168,11 +168,6 @@ class PPOMethod(TrainingMethod):
         return algo
 
     # Iterations
-
-    @property
-    @override
-    def total(self) -> int:
-        return self.config.total_steps
 
     @property
     @override

@@ -157,7 +157,7 @@ class FitMethod(TrainingMethod):
     unit = "epochs"
 
     def __init__(self, run: Run, config: FitConfig) -> None:
-        super().__init__(run)
+        super().__init__(run, config.fit.folds * config.fit.epochs)
         self.config, self.settings = config, config.fit
         validate_gpu(config)
         self.task = make_task(config)
@@ -166,11 +166,6 @@ class FitMethod(TrainingMethod):
         self.results = Results(run, self.task.metric)
         self.fold = 0
         self.learner = self._learner()
-
-    @property
-    @override
-    def total(self) -> int:
-        return self.settings.folds * self.settings.epochs
 
     @property
     @override
