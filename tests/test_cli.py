@@ -79,20 +79,9 @@ def test_help_and_refusals_import_nothing_heavy(tmp_path):
         ["--version"],
         *([verb, "--help"] for verb in cli.VERBS),
         ["list"],
-        ["train", "--cfg"],
         ["train", "pooling=adda"],
-        ["train", "env.num_noise=many"],
-        ["train", "policy.trunk=both"],
-        ["train", "ppo.lr=0"],
-        ["train", "perturbation=occlude", "perturbation.severity=2"],
         ["train", "--num-env-runner", "3"],
-        ["evaluate", "--cfg"],
-        ["evaluate", "perturbations=[{name: jitter, severities: [2]}]"],
         ["resume", "nowhere"],
-        ["evaluate", "nowhere"],
-        ["diagnose", "nowhere"],
-        ["render", "nowhere"],
-        ["report", "nowhere"],
     ]
     source = f"""
 import json, sys
@@ -109,6 +98,23 @@ print(json.dumps(heavy))
     heavy = in_new_process(source, tmp_path)
     assert len(heavy) == len(commands)
     assert not {command: found for command, found in heavy.items() if found}
+
+
+def test_a_configuration_imports_the_classes_that_it_names_and_no_ray(tmp_path):
+    source = """
+import sys
+from marl_pool.cli import main
+main(["train", "--cfg", "encoder=lstm", "perturbation=occlude"])
+assert main(["train", "ppo.lr=0"]) == 2
+found = {name for name in sys.modules if name.startswith("marl_pool.")}
+assert {"marl_pool.encoders.lstm", "marl_pool.perturbations.occlude"} <= found
+assert not {"marl_pool.encoders.swarm", "marl_pool.perturbations.shuffle"} & found
+for verb in ("evaluate", "diagnose", "render", "report"):
+    assert main([verb, "nowhere"]) == 2
+assert not {"ray", "matplotlib"} & {*sys.modules}
+print("{}")
+"""
+    in_new_process(source, tmp_path)
 
 
 def test_importing_the_package_imports_nothing_heavy(tmp_path):

@@ -1,9 +1,15 @@
 """Bias: sensors read too much or too little, by a constant."""
 
+from typing import Unpack
+
 from torch import Tensor
 
-from marl_pool.perturbations.readings import DisturbedReadings, check_size
-from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Severity
+from marl_pool.perturbations.readings import (
+    DisturbedReadings,
+    ReadingOptions,
+    check_size,
+)
+from marl_pool.types import NonNegativeFloat, Severity
 
 
 class Bias(DisturbedReadings):
@@ -31,22 +37,12 @@ class Bias(DisturbedReadings):
         *,
         severity: Severity = 0.1,
         scale: NonNegativeFloat = 1.0,
-        features: list[NonNegativeInt] | None = None,
-        protect_self: bool = True,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
-        num_features: PositiveInt | None = None,
+        **common: Unpack[ReadingOptions],
     ) -> None:
         super().__init__(
             severity=severity,
             size=check_size("scale", scale),
-            features=features,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
-            num_features=num_features,
+            **common,
         )
 
     def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
 from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import PositiveInt, Severity
@@ -36,8 +35,6 @@ class Delay(DrawnPerturbation):
         has_self: bool = True,
     ) -> None:
         super().__init__(severity=severity, ramp=ramp)
-        if steps < 1:
-            raise InputError(f"perturbation.steps: expected at least 1, got {steps}")
         self.steps, self.protects = steps, protect_self and has_self
 
     def draw(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:

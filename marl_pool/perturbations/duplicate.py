@@ -1,5 +1,7 @@
 """Duplicate: some tokens are there twice."""
 
+from typing import Unpack
+
 import torch
 
 from marl_pool.perturbations.base import PerturbationState
@@ -9,9 +11,9 @@ from marl_pool.perturbations.selection import (
     own_places,
     take_features,
 )
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.types import Severity
 
 
 class Duplicate(TokenShare):
@@ -37,17 +39,9 @@ class Duplicate(TokenShare):
         *,
         severity: Severity = 0.5,
         protect_self: bool = True,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
+        **common: Unpack[ShareOptions],
     ) -> None:
-        super().__init__(
-            severity=severity,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
-        )
+        super().__init__(severity=severity, protect_self=protect_self, **common)
 
     def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
         """Choose what each new slot copies; see `DrawnPerturbation.settle`."""

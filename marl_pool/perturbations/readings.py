@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -10,10 +11,21 @@ from marl_pool.errors import InputError
 from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
 from marl_pool.perturbations.draws import normal_like
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.types import NonNegativeInt, PositiveInt, Severity
 
 WHITE = 255
 """The largest value of an image's features, which count from 0 to 1 here."""
+
+
+class ReadingOptions(TypedDict, total=False):
+    """The options of `DisturbedReadings` that subclasses pass on to it."""
+
+    features: list[NonNegativeInt] | None
+    protect_self: bool
+    every: PositiveInt | None
+    ramp: PositiveInt | None
+    has_self: bool
+    num_features: PositiveInt | None
 
 
 class DisturbedReadings(DrawnPerturbation):
@@ -41,12 +53,12 @@ class DisturbedReadings(DrawnPerturbation):
         *,
         severity: Severity,
         size: float,
-        features: Sequence[int] | None,
-        protect_self: bool,
-        every: PositiveInt | None,
-        ramp: PositiveInt | None,
-        has_self: bool,
-        num_features: int | None,
+        features: Sequence[int] | None = None,
+        protect_self: bool = True,
+        every: PositiveInt | None = None,
+        ramp: PositiveInt | None = None,
+        has_self: bool = True,
+        num_features: int | None = None,
     ) -> None:
         super().__init__(severity=severity, every=every, ramp=ramp)
         if features is not None and not (features and min(features) >= 0):

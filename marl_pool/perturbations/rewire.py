@@ -1,8 +1,10 @@
 """Rewire: wires are crossed, so that a token shows what belongs to another."""
 
+from typing import Unpack
+
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.selection import permutation, take_features
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.share import RampOptions, TokenShare
 from marl_pool.tokens import Tokens
 from marl_pool.types import PositiveInt, Severity
 
@@ -28,15 +30,10 @@ class Rewire(TokenShare):
         severity: Severity = 1.0,
         every: PositiveInt | None = None,
         protect_self: bool = False,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
+        **common: Unpack[RampOptions],
     ) -> None:
         super().__init__(
-            severity=severity,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
+            severity=severity, protect_self=protect_self, every=every, **common
         )
 
     def settle(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:

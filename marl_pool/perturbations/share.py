@@ -1,5 +1,7 @@
 """What befalls a share of the tokens, the observer's own spared or not."""
 
+from typing import TypedDict
+
 from torch import Tensor
 
 from marl_pool.perturbations.base import DrawnPerturbation, PerturbationState
@@ -7,6 +9,21 @@ from marl_pool.perturbations.draws import uniform_like
 from marl_pool.perturbations.selection import lowest
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import PositiveInt, Severity
+
+
+class RampOptions(TypedDict, total=False):
+    """The options of `TokenShare` that a subclass with ``every`` passes on to it."""
+
+    ramp: PositiveInt | None
+    has_self: bool
+
+
+class ShareOptions(TypedDict, total=False):
+    """The options of `TokenShare` that other subclasses pass on to it."""
+
+    every: PositiveInt | None
+    ramp: PositiveInt | None
+    has_self: bool
 
 
 class TokenShare(DrawnPerturbation):
@@ -34,7 +51,7 @@ class TokenShare(DrawnPerturbation):
         has_self: bool = True,
     ) -> None:
         super().__init__(severity=severity, every=every, ramp=ramp)
-        self.protects = protect_self and has_self
+        self.has_self, self.protects = has_self, protect_self and has_self
 
     def eligible(self, tokens: Tokens) -> Tensor:
         """The tokens that may be taken, ``(num_envs, agents, N)`` bool."""
