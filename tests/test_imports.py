@@ -24,21 +24,14 @@ COMMANDS = [
     ["--version"],
     *([verb, "--help"] for verb in cli.VERBS),
     ["list"],
-    ["train", "--cfg"],
     ["train", "pooling=adda"],
-    ["train", "env.num_noise=many"],
-    ["train", "policy.trunk=both"],
-    ["train", "ppo.lr=0"],
-    ["train", "perturbation=occlude", "perturbation.severity=2"],
     ["train", "--num-env-runner", "3"],
-    ["evaluate", "--cfg"],
-    ["evaluate", "perturbations=[{name: jitter, severities: [2]}]"],
     ["resume", "nowhere"],
-    ["evaluate", "nowhere"],
-    ["diagnose", "nowhere"],
-    ["render", "nowhere"],
-    ["report", "nowhere"],
 ]
+UNNAMED = (
+    *("ray", "matplotlib"),
+    *("marl_pool.encoders.swarm", "marl_pool.perturbations.shuffle"),
+)
 # Rooms that a policy needs for nothing.
 BEYOND_POLICIES = (
     *(*HEAVY[1:], "hydra", "mpe2", "pydantic.v1"),
@@ -64,6 +57,19 @@ if os.fork() == 0:
             with contextlib.suppress(SystemExit):
                 main(command)
         tell(" ".join(["marl-pool", *command]), {HEAVY!r})
+    sys.exit()
+assert os.wait()[1] == 0
+
+# A configuration imports the classes that it names, and neither ray nor plots.
+if os.fork() == 0:
+    from marl_pool.cli import main
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(["train", "--cfg", "encoder=lstm", "perturbation=occlude"]) == 0
+        assert main(["train", "ppo.lr=0"]) == 2
+        for verb in ("evaluate", "diagnose", "render", "report"):
+            assert main([verb, "nowhere"]) == 2
+    assert {"marl_pool.encoders.lstm", "marl_pool.perturbations.occlude"} <= {*sys.modules}
+    tell("config", {UNNAMED!r})
     sys.exit()
 assert os.wait()[1] == 0
 
@@ -117,7 +123,7 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
-STEPS = ["package", "registration", "policy", "api", "env"]
+STEPS = ["package", "config", "registration", "policy", "api", "env"]
 STEPS += [" ".join(["marl-pool", *command]) for command in COMMANDS]
 
 

@@ -86,9 +86,10 @@ def test_features_that_there_are_not(name: str) -> None:
         play(build(name, features=[4]), make_tokens(0))
     with pytest.raises(InputError, match=r"features: expected numbers below 4.*\[4\]"):
         make_perturbation(name, specs=[SPEC], features=[4])
-    for features in ([], [-1]):
-        with pytest.raises(InputError, match="features: expected null or numbers"):
-            build(name, features=features)
+    with pytest.raises(InputError, match=r"features: expected null or .*got \[\]"):
+        build(name, features=[])
+    with pytest.raises(InputError, match=r"features: expected .* >= 0.*got \[-1\]"):
+        build(name, features=[-1])
 
 
 def test_scale_leaves_what_reads_0() -> None:
@@ -104,9 +105,9 @@ def test_errors_of_images_are_in_units_of_their_range() -> None:
         assert seen.features.dtype == torch.uint8
         errors = seen.features.float() - 128
         assert float(errors.std()) == pytest.approx(expected, rel=0.05)
-    with pytest.raises(InputError, match="spread: expected a number of at least 0"):
+    with pytest.raises(InputError, match="spread: expected a number >= 0, got -1.0"):
         build("scale", spread=-1.0)
-    with pytest.raises(InputError, match="scale: expected a number of at least 0"):
+    with pytest.raises(InputError, match="scale: expected a number >= 0, got -1.0"):
         build("bias", scale=-1.0)
 
 
@@ -184,7 +185,7 @@ def test_a_token_that_comes_back_begins_with_its_new_reading() -> None:
         shown.append(float(seen.features[0, 0, 4, 0]))
     assert shown[:2] == [0, 0]
     assert shown[4:] == [4, 4, 4, 5]
-    with pytest.raises(InputError, match="steps: expected at least 1, got 0"):
+    with pytest.raises(InputError, match="steps: expected an integer >= 1, got 0"):
         build("delay", steps=0)
 
 
@@ -348,9 +349,9 @@ def test_places_that_cannot_be() -> None:
         UnfitTokensError, match="place: expected alike or far, .*got near"
     ):
         build("inject", place="near", has_self=False)
-    with pytest.raises(InputError, match="place: expected alike, far, near, got 'up'"):
+    with pytest.raises(InputError, match="place: expected alike, far or near"):
         build("inject", place="up")
-    with pytest.raises(InputError, match="distance: expected a number of at least 0"):
+    with pytest.raises(InputError, match="distance: expected a number >= 0, got -1.0"):
         build("inject", distance=-1.0)
 
 

@@ -12,19 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 import marl_pool
 from marl_pool import InputError, cli
-from marl_pool.config import VERBS, check, compose, plan_grid, plan_sweep
-from marl_pool.config.grid import STUDIES, differences
-from marl_pool.config.sections import CONFIGS, files_of
+from marl_pool.config import check, compose, plan_grid, plan_sweep
+from marl_pool.config.grid import differences
+from marl_pool.config.sections import files_of
 from marl_pool.runs import Best, Run
 from marl_pool.sweeps import LONGEST_NAME, Sweep, Trial, read_table, trial_name
-from marl_pool.training.settings import StudySettings, SweepSettings
+from marl_pool.training.settings import SweepSettings
 
 pytest.importorskip("ray")
 

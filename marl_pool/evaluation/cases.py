@@ -1,6 +1,5 @@
 """The cases of an evaluation: who plays, and what is done to what they see."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.severity import refuse_ramp
 from marl_pool.policies.base import Policy
+from marl_pool.signatures import options_of
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,7 @@ def label(name: str, options: Mapping[str, Any]) -> str:
     """A perturbation's name and those of its options that are not the default."""
     if name == CLEAN:
         return name
-    known = inspect.signature(
-        resolve(name, PERTURBATIONS, "perturbation", Perturbation)
-    ).parameters
+    known = options_of(resolve(name, PERTURBATIONS, "perturbation", Perturbation))
     telling = [
         f"{key}={value}"
         for key, value in options.items()

@@ -1,6 +1,5 @@
 """What a paper reports for the rows of ``suite=attention_neuron``."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from marl_pool.policies.base import Policy
 from marl_pool.policies.feed_forward import FeedForward
 from marl_pool.pooling.attention_neuron import AttentionNeuron
 from marl_pool.pooling.vision_neuron import VisionNeuron
+from marl_pool.signatures import options_of
 
 Row = tuple[float, float]
 """Mean and standard deviation over episodes."""
@@ -189,7 +189,7 @@ def kind_of(policy: Policy) -> str:
 
 def _alike(table: Published, env: Mapping[str, Any]) -> bool:
     """Whether a world is the paper's: its options are the defaults but for some."""
-    known = inspect.signature(resolve(table.env, ENVS, "env", World)).parameters
-    defaults = {key: parameter.default for key, parameter in known.items()}
+    known = options_of(resolve(table.env, ENVS, "env", World))
+    defaults = {key: option.default for key, option in known.items()}
     found, wanted = {**defaults, **env}, {**defaults, **table.options}
     return all(found[key] == wanted[key] for key in defaults if key not in FREE)

@@ -1,7 +1,6 @@
 """What is evaluated or rendered: a run's policies, its worlds, and baselines."""
 
 import copy
-import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from marl_pool.policies.storage import load_modules
 from marl_pool.pooling.attention_neuron import AttentionNeuron
 from marl_pool.randomness import EVALUATION_WORLDS
 from marl_pool.runs import iteration_of
+from marl_pool.signatures import options_of
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -170,8 +170,8 @@ class Subject:
 
     def _lacks(self, env: Mapping[str, Any]) -> str:
         """The first option that the world's class lacks; empty if none."""
-        known = inspect.signature(resolve(self.env["name"], ENVS, "env", World))
-        return next((key for key in env if key not in known.parameters), "")
+        known = options_of(resolve(self.env["name"], ENVS, "env", World))
+        return next((key for key in env if key not in known), "")
 
     def baselines(self, **changes: Any) -> dict[str, Policies]:
         """The random policy, and the heuristic of the env if it has one.

@@ -1,10 +1,16 @@
 """Bias: constant sensor offsets."""
 
+from typing import Unpack
+
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.readings import DisturbedReadings, check_size
-from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Severity
+from marl_pool.perturbations.readings import (
+    DisturbedReadings,
+    ReadingOptions,
+    check_size,
+)
+from marl_pool.types import NonNegativeFloat, Severity
 
 
 class Bias(DisturbedReadings):
@@ -35,22 +41,12 @@ class Bias(DisturbedReadings):
         *,
         severity: Severity = 0.1,
         scale: NonNegativeFloat = 1.0,
-        features: list[NonNegativeInt] | None = None,
-        protect_self: bool = True,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
-        num_features: PositiveInt | None = None,
+        **common: Unpack[ReadingOptions],
     ) -> None:
         super().__init__(
             severity=severity,
             size=check_size("scale", scale),
-            features=features,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
-            num_features=num_features,
+            **common,
         )
 
     @override

@@ -1,6 +1,7 @@
 """Confuse: wrong token types."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -9,9 +10,9 @@ from typing_extensions import override
 from marl_pool.errors import UnfitTokensError
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.draws import uniform_like
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.types import Severity
 
 
 class Confuse(TokenShare):
@@ -39,19 +40,11 @@ class Confuse(TokenShare):
         *,
         severity: Severity = 0.5,
         protect_self: bool = True,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
         type_names: Sequence[str] = (),
+        **common: Unpack[ShareOptions],
     ) -> None:
-        super().__init__(
-            severity=severity,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
-        )
-        self.first = int(has_self)
+        super().__init__(severity=severity, protect_self=protect_self, **common)
+        self.first = int(self.has_self)
         self.count = len(type_names) - self.first
         if self.count < 2:
             raise UnfitTokensError(

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.errors import InputError
 from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import PositiveInt, Severity
@@ -37,8 +36,6 @@ class Delay(SampledPerturbation):
         has_self: bool = True,
     ) -> None:
         super().__init__(severity=severity, ramp=ramp)
-        if steps < 1:
-            raise InputError(f"perturbation.steps: expected at least 1, got {steps}")
         self.steps, self.protects = steps, protect_self and has_self
 
     @override

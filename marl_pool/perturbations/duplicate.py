@@ -1,5 +1,7 @@
 """Duplicate: repeated tokens."""
 
+from typing import Unpack
+
 import torch
 from typing_extensions import override
 
@@ -10,9 +12,9 @@ from marl_pool.perturbations.selection import (
     own_places,
     take_features,
 )
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.types import Severity
 
 
 class Duplicate(TokenShare):
@@ -38,17 +40,9 @@ class Duplicate(TokenShare):
         *,
         severity: Severity = 0.5,
         protect_self: bool = True,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
+        **common: Unpack[ShareOptions],
     ) -> None:
-        super().__init__(
-            severity=severity,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
-        )
+        super().__init__(severity=severity, protect_self=protect_self, **common)
 
     @override
     def apply_severity(

@@ -1,12 +1,14 @@
 """Freeze: stuck sensors."""
 
+from typing import Unpack
+
 import torch
 from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.types import Severity
 
 
 class Freeze(TokenShare):
@@ -29,17 +31,9 @@ class Freeze(TokenShare):
         *,
         severity: Severity = 0.5,
         protect_self: bool = True,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
+        **common: Unpack[ShareOptions],
     ) -> None:
-        super().__init__(
-            severity=severity,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
-        )
+        super().__init__(severity=severity, protect_self=protect_self, **common)
 
     @override
     def apply_severity(

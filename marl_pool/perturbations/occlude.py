@@ -1,7 +1,7 @@
 """Occlude: missing tokens."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from typing_extensions import override
 from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.names import unknown
 from marl_pool.perturbations.base import PerturbationState
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.types import Severity
 
 ANY, SIGNAL, NOISE = "any", "signal", "noise"
 
@@ -51,21 +51,11 @@ class Occlude(TokenShare):
         mode: Literal["drop", "zero"] = "drop",
         among: Literal["any", "signal", "noise"] | list[str] = "any",
         protect_self: bool = True,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
         type_names: Sequence[str] = (),
         signal_types: Sequence[str] = (),
+        **common: Unpack[ShareOptions],
     ) -> None:
-        super().__init__(
-            severity=severity,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
-        )
-        if mode not in ("drop", "zero"):
-            raise InputError(f"perturbation.mode: expected drop or zero, got {mode!r}")
+        super().__init__(severity=severity, protect_self=protect_self, **common)
         self.mode = mode
         self.kinds = _type_numbers(among, type_names, signal_types)
 

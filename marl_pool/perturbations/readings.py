@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -11,10 +12,21 @@ from marl_pool.errors import InputError
 from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.perturbations.draws import normal_like
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.types import NonNegativeInt, PositiveInt, Severity
 
 WHITE = 255
 """Largest value of an image, which is scaled to [0, 1]."""
+
+
+class ReadingOptions(TypedDict, total=False):
+    """Options of `DisturbedReadings` that subclasses pass on to it."""
+
+    features: list[NonNegativeInt] | None
+    protect_self: bool
+    every: PositiveInt | None
+    ramp: PositiveInt | None
+    has_self: bool
+    num_features: PositiveInt | None
 
 
 class DisturbedReadings(SampledPerturbation):
@@ -42,12 +54,12 @@ class DisturbedReadings(SampledPerturbation):
         *,
         severity: Severity,
         size: float,
-        features: Sequence[int] | None,
-        protect_self: bool,
-        every: PositiveInt | None,
-        ramp: PositiveInt | None,
-        has_self: bool,
-        num_features: int | None,
+        features: Sequence[int] | None = None,
+        protect_self: bool = True,
+        every: PositiveInt | None = None,
+        ramp: PositiveInt | None = None,
+        has_self: bool = True,
+        num_features: int | None = None,
     ) -> None:
         super().__init__(severity=severity, every=every, ramp=ramp)
         if features is not None and not (features and min(features) >= 0):

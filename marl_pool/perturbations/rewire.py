@@ -1,10 +1,12 @@
 """Rewire: features of one token shown by another."""
 
+from typing import Unpack
+
 from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.selection import permutation, take_features
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.share import RampOptions, TokenShare
 from marl_pool.tokens import Tokens
 from marl_pool.types import PositiveInt, Severity
 
@@ -29,15 +31,10 @@ class Rewire(TokenShare):
         severity: Severity = 1.0,
         every: PositiveInt | None = None,
         protect_self: bool = False,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
+        **common: Unpack[RampOptions],
     ) -> None:
         super().__init__(
-            severity=severity,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
+            severity=severity, protect_self=protect_self, every=every, **common
         )
 
     @override

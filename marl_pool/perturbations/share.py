@@ -1,5 +1,7 @@
 """Base class of perturbations of a share of the tokens."""
 
+from typing import TypedDict
+
 from torch import Tensor
 from typing_extensions import override
 
@@ -8,6 +10,21 @@ from marl_pool.perturbations.draws import uniform_like
 from marl_pool.perturbations.selection import lowest
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import PositiveInt, Severity
+
+
+class RampOptions(TypedDict, total=False):
+    """Options of `TokenShare` that a subclass with ``every`` passes on to it."""
+
+    ramp: PositiveInt | None
+    has_self: bool
+
+
+class ShareOptions(TypedDict, total=False):
+    """Options of `TokenShare` that other subclasses pass on to it."""
+
+    every: PositiveInt | None
+    ramp: PositiveInt | None
+    has_self: bool
 
 
 class TokenShare(SampledPerturbation):
@@ -35,7 +52,7 @@ class TokenShare(SampledPerturbation):
         has_self: bool = True,
     ) -> None:
         super().__init__(severity=severity, every=every, ramp=ramp)
-        self.protects = protect_self and has_self
+        self.has_self, self.protects = has_self, protect_self and has_self
 
     def eligible(self, tokens: Tokens) -> Tensor:
         """Tokens that may be selected, ``(num_envs, agents, N)`` bool."""

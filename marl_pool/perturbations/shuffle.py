@@ -1,6 +1,6 @@
 """Shuffle: another order of the tokens."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.draws import uniform_like
 from marl_pool.perturbations.selection import permutation, take_features
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.share import RampOptions, TokenShare
 from marl_pool.randomness import Purpose, stream_keys
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.types import PositiveInt, Seed, Severity
@@ -62,30 +62,16 @@ class Shuffle(TokenShare):
         scope: Literal["token", "frame"] = "token",
         held: Seed | None = None,
         protect_self: bool = False,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
         num_frames: PositiveInt = 1,
+        **common: Unpack[RampOptions],
     ) -> None:
         super().__init__(
-            severity=severity,
-            protect_self=protect_self,
-            every=every,
-            ramp=ramp,
-            has_self=has_self,
+            severity=severity, protect_self=protect_self, every=every, **common
         )
         if held is not None and every is not None:
             raise InputError(
                 f"perturbation.held: expected null where perturbation.every is given, "
                 f"got {held} and {every}"
-            )
-        if held is not None and not 0 <= held < 1 << 63:
-            raise InputError(
-                f"perturbation.held: expected null or an integer in [0, 2**63), "
-                f"got {held}"
-            )
-        if scope not in ("token", "frame"):
-            raise InputError(
-                f"perturbation.scope: expected token or frame, got {scope!r}"
             )
         if scope == "frame" and num_frames < 2:
             raise UnfitTokensError(
