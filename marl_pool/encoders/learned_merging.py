@@ -35,8 +35,8 @@ class LearnedMergingEncoder(Encoder):
         num_layers: how often the layer is applied.
         proportion: p, the share of the tokens left that merge in each layer; 1 halves
             them.
-        num_heads: of attention, a divisor of ``dim``.
-        policy_heads: of the merging policy, a divisor of ``dim``.
+        num_heads: heads of attention, a divisor of ``dim``.
+        policy_heads: heads of the merging policy, a divisor of ``dim``.
         dim_ff: hidden width of the feed-forward part and of the merging MLP.
         dropout: probability in the feed-forward part, in [0, 1).
         attention: have a transformer block and the cross-attention.

@@ -25,7 +25,7 @@ class LSTMEncoder(Encoder):
     Args:
         dim: D, the width of the vectors in and out.
         hidden: units in each direction; None means D.
-        num_layers: at least 1.
+        num_layers: LSTM layers.
         sort: sort the vectors first.
 
     Raises:

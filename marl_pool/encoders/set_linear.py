@@ -66,7 +66,7 @@ class SetLinearEncoder(Encoder):
 
     Args:
         dim: D, the width of the vectors in and out.
-        num_layers: at least 1.
+        num_layers: layers, with ReLU between them.
         hidden: width between the layers; None means D.
         others: pooling of the others: sum or mean; or max, the largest of all.
 

@@ -72,7 +72,7 @@ class SetTransformerEncoder(Encoder):
     Args:
         dim: D, the width.
         num_layers: blocks.
-        num_heads: H, a divisor of ``dim``.
+        num_heads: H, the attention heads, a divisor of ``dim``.
         num_inducing: m, inducing points of each block; 0 for SAB.
         layer_norm: normalise as above; the authors' code leaves it away by default.
         attention_scale: divide scores by the square root of the model width, as

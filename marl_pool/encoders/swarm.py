@@ -117,9 +117,9 @@ class SwarmEncoder(Encoder):
 
     Args:
         dim: D, the width of the vectors in and out.
-        units: of each entity's memory; None means D.
+        units: width of each entity's memory; None means D.
         iterations: of each layer.
-        num_layers: at least 1; the paper's best has one.
+        num_layers: SWARM layers; the paper's best has one.
         population: pooling of the hidden states: mean, max or causal.
 
     Raises:

@@ -55,8 +55,8 @@ class TransformerEncoder(Encoder):
 
     Args:
         dim: D, the width.
-        num_layers: of attention and feed-forward.
-        num_heads: H, a divisor of ``dim``.
+        num_layers: layers of attention and feed-forward.
+        num_heads: H, the attention heads, a divisor of ``dim``.
         dim_ff: width of the feed-forward part.
         dropout: probability in the feed-forward part, in [0, 1).
         attention_scale: divide scores by the square root of the model width, as the

@@ -42,13 +42,13 @@ class AttentionNeuron(MemoryPooling):
 
     Args:
         dim: D, the width of the vectors.
-        num_codes: M.
+        num_codes: M, the number of codes.
         memory: "lstm", or "none" for the feed-forward variant.
-        key_units: of the LSTM, or of a tanh layer in the feed-forward key; there 0
-            stands for no such layer, as published.
+        key_units: units of the LSTM, or of a tanh layer in the feed-forward key; there
+            0 stands for no such layer, as published.
         message_dim: d, the width of projected queries and keys.
         position_dim: width of the table of sinusoids.
-        frames: of a token, oldest first, for the feed-forward key; a divisor of D.
+        frames: frames in a token, oldest first, for the feed-forward key; divides D.
         activation: σ, "tanh" (vectors) or "softmax" over the tokens (patches).
         scale: divide the scores by √d.
         bias: give the projections of queries and keys a bias.

@@ -54,7 +54,7 @@ class VisionNeuron(MemoryPooling):
 
     Args:
         dim: D, the width of the vectors: F frames of D / F pixels.
-        num_codes: M.
+        num_codes: M, the number of codes.
         value_dim: V, the width of a code.
         message_dim: d, the width of projected queries and keys.
         position_dim: width of the table of sinusoids.
