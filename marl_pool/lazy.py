@@ -11,7 +11,7 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562).
 
-    Importing the package stays cheap: ``from marl_pool.pooling import AdaPool`` loads
+    Importing the package stays cheap: ``from marl_pool.pooling import Pooling`` loads
     torch, ``import marl_pool.pooling`` does not. Import the same names under
     ``TYPE_CHECKING`` as well, where type checkers and editors look for them.
 
