@@ -1,8 +1,8 @@
-"""Turn a video of ``marl-pool render`` into an animated WebP for a web page.
+r"""Turn a video of ``marl-pool render`` into an animated WebP for a web page.
 
-    marl-pool render pretrained=cartpole_attention_neuron_reshuffled size=256 fps=30 \\
+    marl-pool render pretrained=cartpole_attention_neuron_reshuffled size=256 fps=30 \
       perturbation=shuffle perturbation.every=25 beside_clean=true --out cartpole
-    python scripts/animate.py cartpole/videos/shuffle.webm \\
+    python scripts/animate.py cartpole/videos/shuffle.webm \
       --out docs/images/cartpole_shuffled.webp
 
 Browsers and GitHub play it like a GIF, at a fraction of the size.
