@@ -1,16 +1,17 @@
-"""Pooling heads for transformers on sets, policies built on them, and their tests.
+"""Pooling heads for transformers on sets, policies built on them, and their evaluation.
 
-The names below are the public API. They load when first used, so that importing the
-package costs nothing.
+The names below are the public API. Each is imported when it is first used, so that
+importing the package is cheap.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_pool.errors import InputError
+from marl_pool.lazy import lazy_exports
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
+    from marl_pool.api.train import train
     from marl_pool.encoders import encoder_names, make_encoder
     from marl_pool.encoders.base import Encoder
     from marl_pool.envs import env_names, make_batched_env, make_env, make_heuristic
@@ -65,47 +66,40 @@ __all__ = [
     "pooling_names",
     "save_policies",
     "save_policy",
+    "train",
 ]
 
-_HOMES = {
-    "Encoder": "encoders.base",
-    "Perturbation": "perturbations.base",
-    "Policy": "policies.base",
-    "Pooling": "pooling.base",
-    "Rollout": "rollout",
-    "SetNetwork": "networks",
-    "TokenPolicy": "policies.token_policy",
-    "TokenSpec": "tokens",
-    "Tokens": "tokens",
-    "World": "envs.base",
-    "collect": "rollout",
-    "encoder_names": "encoders",
-    "env_names": "envs",
-    "evaluate": "library",
-    "load_policies": "policies.storage",
-    "load_policy": "policies.storage",
-    "make_batched_env": "envs",
-    "make_encoder": "encoders",
-    "make_env": "envs",
-    "make_heuristic": "envs",
-    "make_perturbation": "perturbations",
-    "make_policy": "policies",
-    "make_pooling": "pooling",
-    "perturb_env": "perturbed_env",
-    "perturbation_names": "perturbations",
-    "pooling_names": "pooling",
-    "save_policies": "policies.storage",
-    "save_policy": "policies.storage",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    (
+        "marl_pool.encoders.base:Encoder",
+        "marl_pool.perturbations.base:Perturbation",
+        "marl_pool.policies.base:Policy",
+        "marl_pool.pooling.base:Pooling",
+        "marl_pool.rollout:Rollout",
+        "marl_pool.networks:SetNetwork",
+        "marl_pool.policies.token_policy:TokenPolicy",
+        "marl_pool.tokens:TokenSpec",
+        "marl_pool.tokens:Tokens",
+        "marl_pool.envs.base:World",
+        "marl_pool.rollout:collect",
+        "marl_pool.encoders:encoder_names",
+        "marl_pool.envs:env_names",
+        "marl_pool.library:evaluate",
+        "marl_pool.policies.storage:load_policies",
+        "marl_pool.policies.storage:load_policy",
+        "marl_pool.envs:make_batched_env",
+        "marl_pool.encoders:make_encoder",
+        "marl_pool.envs:make_env",
+        "marl_pool.envs:make_heuristic",
+        "marl_pool.perturbations:make_perturbation",
+        "marl_pool.policies:make_policy",
+        "marl_pool.pooling:make_pooling",
+        "marl_pool.perturbed_env:perturb_env",
+        "marl_pool.perturbations:perturbation_names",
+        "marl_pool.pooling:pooling_names",
+        "marl_pool.policies.storage:save_policies",
+        "marl_pool.policies.storage:save_policy",
+        "marl_pool.api.train:train",
+    ),
+)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from marl_pool.arguments import parse, print_help
 from marl_pool.commands import listing, making, measuring
-from marl_pool.commands.shared import EXTRAS, install_hint, search_working_directory
+from marl_pool.commands.shared import search_working_directory
 from marl_pool.errors import InputError
+from marl_pool.extras import explain_missing_modules
 from marl_pool.text import printable
 
 VERBS = {
@@ -38,16 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None takes the process's own.
     """
     try:
-        status = _main(sys.argv[1:] if arguments is None else list(arguments))
+        with explain_missing_modules():
+            status = _main(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()  # here, where a closed pipe can be told from a fault
         return status
     except InputError as error:
         return _refuse(str(error))
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
-            raise
-        return _refuse(install_hint(module, EXTRAS[module]))
     except KeyboardInterrupt:
         print("marl-pool: stopped", file=sys.stderr)
         return 130

@@ -44,7 +44,7 @@ def evaluate(
     """Measure how robust a policy is: one of ours, or any function.
 
     ``marl_pool.evaluate(lambda obs: model.predict(obs)[0], "simple_centroid")`` tests
-    a model of Stable-Baselines3; see ``scripts/examples``. What `marl-pool evaluate`
+    a model of Stable-Baselines3; see ``examples/``. What `marl-pool evaluate`
     does for a run, this does for a policy from anywhere, in the same worlds.
 
     Args:

@@ -1,4 +1,4 @@
-"""The README: its code runs, its commands exist, its links lead somewhere."""
+"""The README and its pages: code runs, commands exist, links lead somewhere."""
 
 import contextlib
 import re
@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from marl_pool import arguments
 from marl_pool.cli import VERBS, main
@@ -19,15 +20,30 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
 from marl_pool.training.verbs import JOBS
+from marl_pool.version import __version__
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = (
+    "README.md",
+    *(f"docs/{p}.md" for p in ("commands", "layers", "perturbations", "python")),
+)
+"""The pages whose code and commands are tried here."""
+README = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DOCUMENTS = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *("docs/architecture.md", "docs/sweeps.md", "docs/theory.md", "docs/report.md"),
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
 )
+TINY = {"num_envs": 2, "batch_size": 16, "minibatch_size": 8}
+PREFIXED = {f"ppo.{key}": value for key, value in TINY.items()}
+TRAINING = {
+    "time_limit=120": f"total_steps=16, ppo={TINY}",
+    '"total_steps": 100_000': f'"total_steps": 16, **{PREFIXED}',
+    "learn(100_000)": "learn(1)",
+    "episodes=64": "episodes=2",
+}
+"""What makes a reader wait, and what is tried instead."""
 SMALL = ("env.max_steps=2", "env.num_noise=1", "encoder.num_layers=1")
 
 
@@ -92,9 +108,25 @@ def test_it_shows_code_and_commands():
     assert {words[0] for words in commands("make")} >= {"demo", "test"}
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def quick_and_slow(sources: list[str]) -> list[object]:
+    """A parameter for each block of code; those that train are slow."""
+    trains = [any(long in source for long in TRAINING) for source in sources]
+    return [
+        pytest.param(number, marks=[pytest.mark.slow] if slow else [])
+        for number, slow in enumerate(trains)
+    ]
+
+
+@pytest.mark.parametrize("number", quick_and_slow(blocks("python")))
 def test_its_python_runs(folder, number):
-    exec(compile(blocks("python")[number], f"README {number}", "exec"), {})
+    source = blocks("python")[number]
+    for long, short in TRAINING.items():
+        source = source.replace(long, short)
+    exec(compile(source, f"block {number}", "exec"), {})
+
+
+def test_every_wait_that_is_shortened_is_there():
+    assert all(any(long in source for source in blocks("python")) for long in TRAINING)
 
 
 @pytest.mark.parametrize("words", commands("marl-pool"), ids=" ".join)
@@ -139,7 +171,7 @@ def test_its_extras_exist():
     assert {extra for group in wanted for extra in group.split(",")} <= set(known)
 
 
-@pytest.mark.parametrize("kind", ["pooling", "encoder", "perturbation", "env"])
+@pytest.mark.parametrize("kind", ["pooling", "encoder", "perturbation"])
 def test_its_tables_name_all_that_is_registered(kind):
     table = README[README.index(f"| `{kind}=`") :].partition("\n\n")[0]
     named = re.findall(r"^\| `(\w+)` \|", table, re.M)
@@ -149,9 +181,22 @@ def test_its_tables_name_all_that_is_registered(kind):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_to_files(document):
     path = ROOT / document
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    prose = re.sub(
+        r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S
+    )
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)
     for link in links:
-        assert "://" in link or (path.parent / link).is_file(), link
+        assert "://" in link or (path.parent / link).exists(), link
+
+
+def test_the_citation_has_the_version_and_the_papers_that_are_linked():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == __version__
+    assert {"title", "message", "authors"} <= citation.keys()
+    cited = {paper["url"] for paper in citation["references"] if "url" in paper}
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert cited == set(re.findall(r"https://arxiv\.org/abs/[\d.]+", page))
 
 
 def test_the_architecture_shows_the_layers_that_the_linter_holds():

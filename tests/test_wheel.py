@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
+import tarfile
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -64,6 +65,19 @@ def test_it_works_from_elsewhere_without_ray(site, tmp_path):
     assert result.stderr.strip() == (
         'marl-pool: this needs ray: pip install "marl-pool[rllib]"'
     )
+
+
+def test_the_source_distribution_has_the_package_and_no_tests(tmp_path):
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation"]
+    subprocess.run(
+        [*build, "--outdir", str(tmp_path), str(ROOT)], check=True, capture_output=True
+    )
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        paths = [PurePosixPath(*PurePosixPath(n).parts[1:]) for n in opened.getnames()]
+    top = {path.parts[0] for path in paths}
+    assert {"marl_pool", "examples", "README.md", "LICENSE", "pyproject.toml"} <= top
+    assert not {"tests", "docs", "scripts", "runs"} & top
 
 
 def test_it_holds_every_configuration_and_pretrained_policy(site):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.api.train import new_run, perform
 from marl_pool.arguments import RESOURCES, SWEEP_FLAGS, WORKERS
 from marl_pool.commands.shared import (
     composed,
@@ -16,11 +17,10 @@ from marl_pool.commands.shared import (
     open_run,
     print_paths,
     reading,
-    require_ray,
-    require_ray_for,
     stopped,
 )
-from marl_pool.errors import InputError, StoppedError
+from marl_pool.errors import InputError
+from marl_pool.extras import require_ray, require_ray_for
 from marl_pool.names import UntrustedError, allowed, trust
 from marl_pool.text import printable
 
@@ -67,17 +67,8 @@ def _new_run(
     config = composed(verb, arguments, overrides)
     if config is None:
         return 0
-    require_ray_for(verb, config)
-    from marl_pool.runs import Run, default_path
-
-    run = Run.create(arguments.run_dir or default_path(config), config, verb)
-    try:
+    with new_run(verb, config, arguments.run_dir) as run:
         return _run_training(run, config)
-    except StoppedError:
-        raise
-    except Exception:
-        run.discard_if_unused()
-        raise
 
 
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
@@ -236,12 +227,9 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
 
     job = JOBS[run.verb]
     try:
-        with run.lock():
-            job.load()(run, config)
+        perform(run, config)
     except KeyboardInterrupt:
         return stopped(run.path, config)
-    finally:
-        run.close()
     if config["time_limit"] is not None and job.saved(run) < job.total(config):
         way = go_on(run.path, config)
         print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)

@@ -1,6 +1,5 @@
-"""What several verbs do: compose, open a run, ask for ray, say what was written."""
+"""Steps that several verbs share: compose, open a run, print what was written."""
 
-import importlib.util
 import os
 import sys
 from argparse import Namespace
@@ -10,43 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool import names
+from marl_pool.api.train import compose_run
 from marl_pool.errors import InputError
 from marl_pool.text import printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
 
-EXTRAS = {
-    "ray": "rllib",
-    "tensorboardX": "rllib",
-    "cma": "evolve",
-    "matplotlib": "plots",
-    "pandas": "plots",
-    "cv2": "plots",
-    "ale_py": "atari",
-    "Box2D": "box2d",
-    "pygame": "box2d",
-    "pybullet": "bullet",
-    "mujoco": "mujoco",
-    "imageio": "mujoco",
-}
-"""Which extra installs a module that the base installation lacks."""
-
 
 def composed(
     verb: str, arguments: Namespace, overrides: list[str]
 ) -> dict[str, Any] | None:
     """Compose and check; with ``--cfg`` print the result and return None."""
-    from marl_pool.config import STUDIES, check, commented, compose_only
-    from marl_pool.config.sections import typed
-
-    whole, chosen = compose_only(verb, overrides, arguments.config_dir)
-    if verb in STUDIES and "grid" in whole:
-        command = f"marl-pool {typed(STUDIES[verb])}"
-        raise InputError(f"grid: a grid is many runs; use `{command}`")
-    checked = check(verb, whole)
+    checked, chosen = compose_run(verb, overrides, arguments.config_dir)
     if not arguments.cfg:
         return checked
+    from marl_pool.config import commented
+
     print(commented(verb, checked, chosen, arguments.config_dir), end="")
     return None
 
@@ -123,23 +102,6 @@ def _quoted(value: str) -> str:
     except ValueError:
         return "'" + value.replace("'", r"\'") + "'"
     return value
-
-
-def require_ray_for(verb: str, config: Mapping[str, Any]) -> None:
-    """Refuse a run that needs ray where there is none."""
-    if verb == "train" or config.get("resources", {}).get("num_workers"):
-        require_ray()
-
-
-def require_ray() -> None:
-    """Refuse in one line where ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise InputError(install_hint("ray", "rllib"))
-
-
-def install_hint(module: str, extra: str) -> str:
-    """Which command installs a module that is missing."""
-    return f'this needs {module}: pip install "marl-pool[{extra}]"'
 
 
 def stopped(path: Path, *configs: Mapping[str, Any]) -> int:

@@ -3,9 +3,21 @@
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.construction import build
+from marl_pool.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from marl_pool.encoders.base import Encoder
+    from marl_pool.encoders.base import Encoder as Encoder
+    from marl_pool.encoders.identity import IdentityEncoder as IdentityEncoder
+    from marl_pool.encoders.learned_merging import (
+        LearnedMergingEncoder as LearnedMergingEncoder,
+    )
+    from marl_pool.encoders.lstm import LSTMEncoder as LSTMEncoder
+    from marl_pool.encoders.set_linear import SetLinearEncoder as SetLinearEncoder
+    from marl_pool.encoders.set_transformer import (
+        SetTransformerEncoder as SetTransformerEncoder,
+    )
+    from marl_pool.encoders.swarm import SwarmEncoder as SwarmEncoder
+    from marl_pool.encoders.transformer import TransformerEncoder as TransformerEncoder
 
 ENCODERS: dict[str, str] = {
     "identity": "marl_pool.encoders.identity:IdentityEncoder",
@@ -36,3 +48,12 @@ def make_encoder(name: str, **options: Any) -> "Encoder":
     from marl_pool.encoders.base import Encoder
 
     return build(name, ENCODERS, "encoder", Encoder, options)
+
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    (
+        *ENCODERS.values(),
+        "marl_pool.encoders.base:Encoder",
+    ),
+)

@@ -4,9 +4,23 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.construction import build
+from marl_pool.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from marl_pool.perturbations.base import Perturbation
+    from marl_pool.perturbations.base import Perturbation as Perturbation
+    from marl_pool.perturbations.base import SampledPerturbation as SampledPerturbation
+    from marl_pool.perturbations.bias import Bias as Bias
+    from marl_pool.perturbations.confuse import Confuse as Confuse
+    from marl_pool.perturbations.delay import Delay as Delay
+    from marl_pool.perturbations.duplicate import Duplicate as Duplicate
+    from marl_pool.perturbations.freeze import Freeze as Freeze
+    from marl_pool.perturbations.inject import Inject as Inject
+    from marl_pool.perturbations.jitter import Jitter as Jitter
+    from marl_pool.perturbations.occlude import Occlude as Occlude
+    from marl_pool.perturbations.rewire import Rewire as Rewire
+    from marl_pool.perturbations.scale import Scale as Scale
+    from marl_pool.perturbations.share import TokenShare as TokenShare
+    from marl_pool.perturbations.shuffle import Shuffle as Shuffle
     from marl_pool.tokens import TokenSpec
 
 PERTURBATIONS: dict[str, str] = {
@@ -63,3 +77,14 @@ def make_perturbation(
         if len({getattr(spec, key) for spec in known}) == 1
     }
     return build(name, PERTURBATIONS, "perturbation", Perturbation, options, context)
+
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    (
+        *PERTURBATIONS.values(),
+        "marl_pool.perturbations.base:SampledPerturbation",
+        "marl_pool.perturbations.base:Perturbation",
+        "marl_pool.perturbations.share:TokenShare",
+    ),
+)

@@ -4,12 +4,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.construction import build
+from marl_pool.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gymnasium import spaces
 
-    from marl_pool.policies.agent import Agent
-    from marl_pool.policies.token_policy import TokenPolicy
+    from marl_pool.policies.agent import Agent as Agent
+    from marl_pool.policies.attention_agent import AttentionAgent as AttentionAgent
+    from marl_pool.policies.base import Decision as Decision
+    from marl_pool.policies.base import Policy as Policy
+    from marl_pool.policies.feed_forward import FeedForward as FeedForward
+    from marl_pool.policies.random_policy import RandomPolicy as RandomPolicy
+    from marl_pool.policies.sensory import Sensory as Sensory
+    from marl_pool.policies.token_policy import TokenPolicy as TokenPolicy
+    from marl_pool.policies.vision import Vision as Vision
     from marl_pool.tokens import TokenSpec
 
 AGENTS: dict[str, str] = {
@@ -77,3 +85,15 @@ def make_agent(
 
 def _part(part: str | Mapping[str, Any]) -> dict[str, Any]:
     return {"name": part} if isinstance(part, str) else dict(part)
+
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    (
+        *POLICIES.values(),
+        "marl_pool.policies.agent:Agent",
+        "marl_pool.policies.base:Decision",
+        "marl_pool.policies.base:Policy",
+        "marl_pool.policies.random_policy:RandomPolicy",
+    ),
+)

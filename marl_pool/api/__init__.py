@@ -1,0 +1,1 @@
+"""The library's Python entry points: train, evaluate, perturb."""

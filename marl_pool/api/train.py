@@ -1,0 +1,187 @@
+"""Train a new run by PPO from Python, as ``marl-pool train`` does."""
+
+import numbers
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.errors import InputError, StoppedError
+from marl_pool.extras import explain_missing_modules, require_ray_for
+
+if TYPE_CHECKING:
+    from marl_pool.runs import Run
+
+KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+"""Dotted keys that Hydra's grammar takes."""
+
+
+def train(
+    *overrides: str,
+    run_dir: str | Path | None = None,
+    config_dir: str | Path | None = None,
+    **options: Any,
+) -> "Run":
+    """Train a new run by PPO in this process, and return it.
+
+    ``train("experiment=simple_centroid", pooling="max", run_dir="runs/max")`` is
+    ``marl-pool train experiment=simple_centroid pooling=max --run-dir runs/max``: the
+    same checks, random numbers and files. Needs the extra ``rllib``.
+
+    Example::
+
+        run = train(
+            "experiment=simple_centroid",
+            pooling={"name": "ada", "query": "mean"},
+            ppo={"lr": 1e-3},
+            total_steps=100_000,
+            run_dir="runs/mean-query",
+        )
+        policy = load_policy(run.policy_dir)
+
+    Args:
+        *overrides: ``group=option`` and ``key=value``, as on the command line.
+        run_dir: folder of the run; None chooses a new one in ``runs/``.
+        config_dir: a folder of YAML files of your own.
+        **options: the same as keyword arguments, read after ``overrides``. A mapping
+            sets the keys of a section, and its ``name`` chooses the option of a group.
+            Dotted keys go by ``**{"ppo.lr": 1e-3}``.
+
+    Returns:
+        The finished run: `Run.path`, `Run.policy_dir`, `Run.rows`.
+
+    Raises:
+        InputError: an unknown key, a value of a wrong type or range, a folder that is
+            not empty, or a missing extra.
+        StoppedError: training failed; the newest checkpoint remains in the run.
+    """
+    with explain_missing_modules():
+        texts = [*overrides, *as_overrides(options)]
+        config, _ = compose_run("train", texts, config_dir)
+        with new_run("train", config, run_dir) as run, _threads_restored():
+            perform(run, config)
+    return run
+
+
+def compose_run(
+    verb: str, overrides: Sequence[str], config_dir: str | Path | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Compose and check one configuration; return also each group's chosen option.
+
+    Raises:
+        InputError: the configuration is wrong, or a grid of many runs.
+    """
+    from marl_pool.config import STUDIES, check, compose_only
+    from marl_pool.config.sections import typed
+
+    composed, chosen = compose_only(verb, overrides, config_dir)
+    if verb in STUDIES and "grid" in composed:
+        command = f"marl-pool {typed(STUDIES[verb])}"
+        raise InputError(f"grid: a grid is many runs; use `{command}`")
+    return check(verb, composed), chosen
+
+
+@contextmanager
+def new_run(
+    verb: str, config: Mapping[str, Any], path: str | Path | None
+) -> Iterator["Run"]:
+    """Create a run's folder; discard it if the block fails before it wrote anything.
+
+    Args:
+        verb: the command that creates the run.
+        config: composed and checked.
+        path: of the folder; None chooses a new one in ``runs/``.
+    """
+    require_ray_for(verb, config)
+    from marl_pool.runs import Run, default_path
+
+    run = Run.create(path or default_path(config), config, verb)
+    try:
+        yield run
+    except StoppedError:
+        raise  # the checkpoints remain
+    except Exception:
+        run.discard_if_unused()
+        raise
+
+
+def perform(run: "Run", config: Mapping[str, Any]) -> None:
+    """Do the work of a run from its newest checkpoint on, under the run's lock."""
+    from marl_pool.training.verbs import JOBS
+
+    try:
+        with run.lock():
+            JOBS[run.verb].load()(run, config)
+    finally:
+        run.close()
+
+
+@contextmanager
+def _threads_restored() -> Iterator[None]:
+    """Give the caller the number of torch's threads back, which training sets."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def as_overrides(options: Mapping[str, Any]) -> list[str]:
+    """Write keyword options in Hydra's syntax, one override a key.
+
+    ``{"pooling": {"name": "ada", "query": "mean"}}`` becomes ``pooling='ada'`` and
+    ``pooling.query='mean'``.
+    """
+    return [text for key, value in options.items() for text in _overrides(key, value)]
+
+
+def _overrides(key: str, value: Any) -> list[str]:
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise InputError(f"expected a key such as ppo.lr, got {key!r:.80}")
+    if not isinstance(value, Mapping) or not value:
+        return [f"{key}={_literal(key, value)}"]
+    rest = dict(value)
+    texts = []
+    if "." not in key and "name" in rest:  # the option of a group comes first
+        texts = _overrides(key, rest.pop("name"))
+    for inner, each in rest.items():
+        texts += _overrides(f"{key}.{inner}", each)
+    return texts
+
+
+def _literal(key: str, value: Any) -> str:
+    """Write a plain value as Hydra reads it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        # Only the backslashes before a quote count as escapes.
+        escaped = re.sub(r"(\\*)('|\Z)", _escape, str(value))
+        return f"'{escaped}'"
+    if isinstance(value, numbers.Integral):
+        return repr(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value))
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_literal(key, item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        items = (f"{_name(key, k)}: {_literal(key, v)}" for k, v in value.items())
+        return "{" + ",".join(items) + "}"
+    raise InputError(
+        f"{key}: expected numbers, text, lists and mappings, got {type(value).__name__}"
+    )
+
+
+def _escape(match: re.Match[str]) -> str:
+    slashes, quote = match.groups()
+    return slashes * 2 + (r"\'" if quote else "")
+
+
+def _name(key: str, name: Any) -> str:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InputError(f"{key}: expected keys that are names, got {name!r:.80}")
+    return name

@@ -1,0 +1,95 @@
+"""Each program of ``examples/`` runs as its first lines say, only for less time."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = (
+    "ppo.num_envs=2",
+    "ppo.batch_size=16",
+    "ppo.minibatch_size=8",
+    "total_steps=16",
+)
+
+
+def run(script: str, *arguments: str, cwd: Path) -> str:
+    """Run an example in an empty folder; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_short_and_says_how_to_run_it() -> None:
+    for file in EXAMPLES.glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert f"python examples/{file.name}" in text.split('"""')[1]
+        assert len(text.splitlines()) <= 70, file.name
+
+
+def test_evaluate_measures_the_shipped_policy(tmp_path: Path) -> None:
+    rows = [
+        line.split()
+        for line in run("evaluate.py", "--episodes=2", cwd=tmp_path).splitlines()
+    ]
+    policies = {row[0] for row in rows}
+    assert {"trained", "random"} <= policies
+    (clean,) = (float(row[3]) for row in rows if row[:2] == ["trained", "clean"])
+    (random,) = (float(row[3]) for row in rows if row[:2] == ["random", "clean"])
+    assert clean > random
+
+
+@pytest.mark.slow
+def test_train_leaves_a_run_and_its_evaluation(tmp_path: Path) -> None:
+    run("train.py", *SMALL, "env.max_steps=4", cwd=tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    content = json.loads((folder / "quick" / "results.json").read_text())
+    labels = {row["perturbation"] for row in content["results"]}
+    assert {"clean", "shuffle"} <= labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "section", "name"),
+    [
+        ("custom_pooling.py", "pooling", "custom_pooling:GatedSum"),
+        ("custom_env.py", "env", "custom_env:Reach"),
+    ],
+)
+def test_a_class_of_ones_own_is_trained(
+    script: str, section: str, name: str, tmp_path: Path
+) -> None:
+    printed = run(script, *SMALL, "env.max_steps=4", cwd=tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"{folder.relative_to(tmp_path)}: last return " in printed
+    assert f"{section}:\n  name: {name}" in (folder / "config.yaml").read_text()
+    assert (folder / "policy" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "training"),
+    [("stable_baselines.py", "--timesteps=1024"), ("rllib.py", "--iterations=1")],
+)
+def test_a_model_from_elsewhere_is_measured(
+    script: str, training: str, tmp_path: Path
+) -> None:
+    printed = run(script, training, "--episodes=4", "--out=measured", cwd=tmp_path)
+    content = json.loads((tmp_path / "measured" / "results.json").read_text())
+    rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
+    # Networks on one long vector: the order matters, and more tokens do not fit.
+    assert rows["trained", "shuffle"]["drop"] != 0
+    assert "takes 8 tokens and fails on 40" in rows["trained", "inject"]["gap"]
+    assert rows["heuristic", "clean"]["mean"] > rows["random", "clean"]["mean"]
+    assert "not measured: inject" in printed
