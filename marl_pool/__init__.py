@@ -6,21 +6,21 @@ importing the package is cheap.
 
 from typing import TYPE_CHECKING
 
-from marl_pool.errors import InputError
-from marl_pool.lazy import lazy_exports
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.lazy import lazy_exports
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
+    from marl_pool.api.evaluate import evaluate
+    from marl_pool.api.perturb import perturb_env
     from marl_pool.api.train import train
     from marl_pool.encoders import encoder_names, make_encoder
     from marl_pool.encoders.base import Encoder
     from marl_pool.envs import env_names, make_batched_env, make_env, make_heuristic
     from marl_pool.envs.base import World
-    from marl_pool.library import evaluate
     from marl_pool.networks import SetNetwork
     from marl_pool.perturbations import make_perturbation, perturbation_names
     from marl_pool.perturbations.base import Perturbation
-    from marl_pool.perturbed_env import perturb_env
     from marl_pool.policies import make_policy
     from marl_pool.policies.base import Policy
     from marl_pool.policies.storage import (
@@ -85,7 +85,7 @@ __getattr__, __dir__ = lazy_exports(
         "marl_pool.rollout:collect",
         "marl_pool.encoders:encoder_names",
         "marl_pool.envs:env_names",
-        "marl_pool.library:evaluate",
+        "marl_pool.api.evaluate:evaluate",
         "marl_pool.policies.storage:load_policies",
         "marl_pool.policies.storage:load_policy",
         "marl_pool.envs:make_batched_env",
@@ -95,7 +95,7 @@ __getattr__, __dir__ = lazy_exports(
         "marl_pool.perturbations:make_perturbation",
         "marl_pool.policies:make_policy",
         "marl_pool.pooling:make_pooling",
-        "marl_pool.perturbed_env:perturb_env",
+        "marl_pool.api.perturb:perturb_env",
         "marl_pool.perturbations:perturbation_names",
         "marl_pool.pooling:pooling_names",
         "marl_pool.policies.storage:save_policies",

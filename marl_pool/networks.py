@@ -8,16 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from marl_pool.activations import Activation, make_activation
-from marl_pool.construction import build
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
-from marl_pool.errors import InputError
+from marl_pool.kernels.activations import Activation, make_activation
+from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.transforms import is_transformed
+from marl_pool.utils.construction import build
+from marl_pool.utils.errors import InputError
 
 Part = Mapping[str, Any]
 """A ``name`` and the keyword options of what it names."""

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import Step, World
-from marl_pool.errors import InputError
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
-from marl_pool.randomness import Purpose, Stream, stream_keys
 from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
 
 class Moment(NamedTuple):

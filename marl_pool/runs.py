@@ -11,8 +11,8 @@
     RUN/error.txt             tracebacks, where an exception stopped a run or process
 
 What a crash or a power cut must not spoil is written aside, synced to the disk and then
-renamed (`marl_pool.atomic`), and its checksums tell what was damaged since
-(`marl_pool.manifest`).
+renamed (`marl_pool.utils.atomic`), and its checksums tell what was damaged since
+(`marl_pool.utils.manifest`).
 """
 
 import json
@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from marl_pool.atomic import (
+from marl_pool.utils.atomic import (
     LEFTOVER,
     appended,
     discard,
@@ -44,8 +44,8 @@ from marl_pool.atomic import (
     refuse_link_out,
     standing,
 )
-from marl_pool.errors import InputError
-from marl_pool.manifest import (
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import (
     add_to_manifest,
     is_intact_text,
     problem_of,
@@ -53,8 +53,8 @@ from marl_pool.manifest import (
     sealed_text,
     write_manifest,
 )
-from marl_pool.metrics import ITERATION, Metrics, free
-from marl_pool.reading import read_json, read_yaml
+from marl_pool.utils.metrics import ITERATION, Metrics, free
+from marl_pool.utils.reading import read_json, read_yaml
 from marl_pool.version import __version__
 
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"

@@ -18,18 +18,18 @@ from urllib.parse import quote
 
 import yaml
 
-from marl_pool.atomic import (
+from marl_pool.runs import TRAIN, Run
+from marl_pool.utils.atomic import (
     discard_leftovers,
     locked,
     make_folder,
     new_file,
     refuse_link_out,
 )
-from marl_pool.errors import InputError
-from marl_pool.manifest import is_intact_text, sealed_text
-from marl_pool.reading import read_yaml
-from marl_pool.runs import TRAIN, Run
-from marl_pool.tables import read_csv, write_csv
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import is_intact_text, sealed_text
+from marl_pool.utils.reading import read_yaml
+from marl_pool.utils.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
 CONTENT, TABLE = "sweep.yaml", "table.csv"

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.errors import InputError
+from marl_pool.utils.errors import InputError
 
 SELF_TYPE = 0
 """The type of the observing agent's own token, where there is one."""

@@ -32,7 +32,7 @@ from benchmarks.sampling import sampling, stock, two_runners
 from benchmarks.sets import swarm
 from benchmarks.worlds import env_alone, levels
 
-from marl_pool.progress import duration
+from marl_pool.utils.progress import duration
 
 BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "env/simple_centroid": env_alone("simple_centroid"),

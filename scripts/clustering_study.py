@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_pool.errors import InputError
 from marl_pool.training.supervised.results import read_study
+from marl_pool.utils.errors import InputError
 
 TASKS = ("clustering", "mixture")
 PUBLISHED = {

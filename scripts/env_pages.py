@@ -18,10 +18,10 @@ from marl_pool.config.sections import GROUPS, files_of
 from marl_pool.envs import ENVS, HEURISTICS, env_names, make_batched_env
 from marl_pool.envs.base import Group, World
 from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, env_id
-from marl_pool.errors import InputError
-from marl_pool.names import resolve
 from marl_pool.policies.base import Policy
-from marl_pool.signatures import (
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import resolve
+from marl_pool.utils.signatures import (
     ANY_OTHER,
     SECTION,
     describe,

@@ -13,9 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from marl_pool.errors import InputError
 from marl_pool.sweeps import Sweep, trial_name
 from marl_pool.training.supervised.results import read_study
+from marl_pool.utils.errors import InputError
 
 COUNTED = ("epochs", "seconds")
 """Numbers of a fold whose mean is shown."""

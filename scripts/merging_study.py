@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from marl_pool.errors import InputError
 from marl_pool.runs import Run
 from marl_pool.training.supervised.results import read_study
+from marl_pool.utils.errors import InputError
 
 TASKS = ("reconstruction", "merged_classification")
 Group = dict[str, list[float]]

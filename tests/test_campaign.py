@@ -20,7 +20,7 @@ import pytest
 from safetensors.torch import load_file
 
 from helpers.training import RAY_WARNINGS
-from marl_pool import cli
+from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy

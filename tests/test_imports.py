@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.samples import SPEC
-from marl_pool import cli
+from marl_pool.cli import main as cli
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policy
 
@@ -50,7 +50,7 @@ tell("package", {(*HEAVY, "hydra", "pydantic")!r})
 
 # The command line, in a process that stays without torch.
 if os.fork() == 0:
-    from marl_pool.cli import main
+    from marl_pool.cli.main import main
     for command in {COMMANDS!r}:
         told = io.StringIO()
         with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
@@ -62,7 +62,7 @@ assert os.wait()[1] == 0
 
 # A configuration imports the classes that it names, and neither ray nor plots.
 if os.fork() == 0:
-    from marl_pool.cli import main
+    from marl_pool.cli.main import main
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         assert main(["train", "--cfg", "encoder=lstm", "perturbation=occlude"]) == 0

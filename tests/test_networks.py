@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from helpers.samples import NUM_TOKENS, SPEC, random_tokens
 from marl_pool.encoders import encoder_names
 from marl_pool.encoders.base import Encoder
-from marl_pool.errors import InputError
 from marl_pool.networks import SetNetwork, TokenEmbedding, init_weights, seeded
 from marl_pool.policies import make_policy
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPool
+from marl_pool.studies.adapool.knn_centroid import KnnCentroid
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
-from marl_pool.training.supervised.tasks.knn_centroid import KnnCentroid
+from marl_pool.utils.errors import InputError
 
 ENCODER = {"name": "transformer", "num_layers": 1, "num_heads": 2}
 seeds = st.integers(0, 2**31)

@@ -11,15 +11,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import marl_pool
 from marl_pool.envs.base import Group, World
-from marl_pool.errors import InputError
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation, choose
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.randomness import Purpose, Stream, stream_keys
 from marl_pool.rollout import Moment, Rollout, Trajectory, collect
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
 SPEC = TokenSpec(3, 2, ("self", "heron", "frog"))
 NUM_ENVS, SEED, STEPS = 6, 7, 16

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from marl_pool import InputError, __version__, atomic, runs
-from marl_pool.errors import StoppedError
-from marl_pool.progress import Progress, duration
+from marl_pool import InputError, __version__, runs
 from marl_pool.runs import Best, Run, default_path, iteration_of
-from marl_pool.training.stopping import checkpoint_to_resume, trim_log
+from marl_pool.training.errors import checkpoint_to_resume, trim_log
+from marl_pool.utils import atomic
+from marl_pool.utils.errors import StoppedError
+from marl_pool.utils.progress import Progress, duration
 
 CONFIG = {"env": {"name": "simple_centroid"}, "lr": 1e-05, "seed": 3, "limit": None}
 

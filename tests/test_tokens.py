@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from torch.utils import _pytree as pytree
 
-from marl_pool.errors import InputError
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
 
 SPEC = TokenSpec(5, 3, ("self", "signal", "noise"))
 

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import tarfile
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import pytest
 
+from helpers.paths import ROOT
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
 SMOKE = """
 import sys
 sys.modules["ray"] = None  # as if it were not installed
@@ -26,7 +27,7 @@ parts = marl_pool.collect(world, {"agent": policy}, steps=3)
 assert parts["agent"].rewards.shape == (3, 2, 1)
 marl_pool.save_policy(policy, "saved")
 marl_pool.load_policy("saved")
-from marl_pool.cli import main
+from marl_pool.cli.main import main
 assert main(["list", "pooling"]) == 0
 assert main(["train", "--cfg"]) == 0
 assert main(["train", "--run-dir", "run"]) == 2

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.errors import InputError, StoppedError
-from marl_pool.extras import explain_missing_modules, require_ray_for
+from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.extras import explain_missing_modules, require_ray_for
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -108,7 +108,7 @@ def new_run(
 
 def perform(run: "Run", config: Mapping[str, Any]) -> None:
     """Do the work of a run from its newest checkpoint on, under the run's lock."""
-    from marl_pool.training.verbs import JOBS
+    from marl_pool.training.jobs import JOBS
 
     try:
         with run.lock():

@@ -7,7 +7,6 @@ and its value if it fits the annotation.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_pool import names
 from marl_pool.config.sections import (
     GROUPS,
     SECTIONS,
@@ -17,9 +16,10 @@ from marl_pool.config.sections import (
     Section,
     load,
 )
-from marl_pool.errors import InputError
 from marl_pool.evaluation.settings import WorldChange
-from marl_pool.signatures import (
+from marl_pool.utils import names
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.signatures import (
     check_options,
     check_settings,
     check_value,
@@ -29,7 +29,7 @@ from marl_pool.signatures import (
     show,
     unknown_key,
 )
-from marl_pool.types import UnitInterval
+from marl_pool.utils.types import UnitInterval
 
 
 def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:

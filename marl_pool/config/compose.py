@@ -22,7 +22,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from marl_pool import names
 from marl_pool.config.checks import check
 from marl_pool.config.sections import (
     CONFIGS,
@@ -36,9 +35,10 @@ from marl_pool.config.sections import (
     typed,
 )
 from marl_pool.config.source import SignatureSource
-from marl_pool.errors import InputError
-from marl_pool.reading import read_yaml
-from marl_pool.signatures import options_of, show
+from marl_pool.utils import names
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.reading import read_yaml
+from marl_pool.utils.signatures import options_of, show
 
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
 """OmegaConf's ``${function:arguments}``; ``oc.select`` sees the configuration only."""

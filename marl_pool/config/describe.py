@@ -26,9 +26,9 @@ from marl_pool.config.sections import (
     options_for,
 )
 from marl_pool.config.source import class_of
-from marl_pool.names import resolve
-from marl_pool.reading import read_yaml
-from marl_pool.signatures import describe, meanings, options_of
+from marl_pool.utils.names import resolve
+from marl_pool.utils.reading import read_yaml
+from marl_pool.utils.signatures import describe, meanings, options_of
 
 KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[\w/ ]+):")
 Notes = dict[str, list[str]]

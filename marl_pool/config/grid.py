@@ -19,10 +19,10 @@ from marl_pool.config.compose import (
 )
 from marl_pool.config.sections import VERBS
 from marl_pool.envs.options import counted
-from marl_pool.errors import InputError
 from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
+from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.verbs import JOBS
+from marl_pool.utils.errors import InputError
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
 """Primary configuration of a sweep, by the verb of its runs."""
@@ -226,7 +226,7 @@ def _trial(
 def _resolved(config: dict[str, Any]) -> dict[str, Any]:
     """Make the folders of frozen policies absolute, as training stores them."""
     if config.get("fixed"):
-        from marl_pool.training.fixed import with_absolute_folders
+        from marl_pool.training.fixed_policies import with_absolute_folders
 
         config["fixed"] = with_absolute_folders(config["fixed"])
     return config

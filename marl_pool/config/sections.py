@@ -7,8 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from marl_pool import names
-from marl_pool.errors import InputError
 from marl_pool.evaluation.settings import (
     DiagnoseSettings,
     EvaluateSettings,
@@ -16,7 +14,6 @@ from marl_pool.evaluation.settings import (
     ReportSettings,
 )
 from marl_pool.perturbations import CONTEXT
-from marl_pool.reading import read_yaml
 from marl_pool.runs import ENV_CONTEXT
 from marl_pool.training.cloning.settings import CloneRunSettings, CloneSettings
 from marl_pool.training.settings import (
@@ -30,6 +27,9 @@ from marl_pool.training.supervised.settings import (
     FitSettings,
     FitStudySettings,
 )
+from marl_pool.utils import names
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.reading import read_yaml
 
 CONFIGS = Path(str(files("marl_pool"))) / "configs"
 """The YAML files inside the package: one for each verb, a folder for each group."""

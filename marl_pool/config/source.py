@@ -23,7 +23,7 @@ from marl_pool.config.sections import (
     built_in,
     load,
 )
-from marl_pool.signatures import ANY_OTHER, options_of
+from marl_pool.utils.signatures import ANY_OTHER, options_of
 
 SETTINGS = "_settings"
 """Suffix of the options that hold a verb's own settings, such as ``train_settings``."""

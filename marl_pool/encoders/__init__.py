@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.construction import build
-from marl_pool.lazy import lazy_exports
+from marl_pool.utils.construction import build
+from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from marl_pool.encoders.base import Encoder as Encoder

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from marl_pool.encoders.base import Encoder
-from marl_pool.errors import InputError
-from marl_pool.types import PositiveInt
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveInt
 
 
 class IdentityEncoder(Encoder):

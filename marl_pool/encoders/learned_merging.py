@@ -6,8 +6,8 @@ from torch import Tensor
 from marl_pool.encoders.base import Encoder
 from marl_pool.encoders.merging import MergingLayer, timestep_encoding
 from marl_pool.encoders.pairs import Pairs, choose_pairs, pair_log_prob
-from marl_pool.errors import InputError
-from marl_pool.types import PositiveInt, Probability, UnitInterval
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveInt, Probability, UnitInterval
 
 ROUNDING = 1e-9
 """Added before rounding down, so that 0.1 · 20 / 2 is 1."""

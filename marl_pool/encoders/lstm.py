@@ -6,9 +6,9 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from marl_pool.encoders.base import Encoder
-from marl_pool.errors import InputError
-from marl_pool.transforms import is_transformed
-from marl_pool.types import PositiveInt
+from marl_pool.kernels.transforms import is_transformed
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveInt
 
 
 class LSTMEncoder(Encoder):

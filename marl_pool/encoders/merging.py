@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from marl_pool.attention import MultiHeadAttention
 from marl_pool.encoders.pairs import Pairs, take
 from marl_pool.encoders.transformer import TransformerLayer
+from marl_pool.kernels.attention import MultiHeadAttention
 
 MergingPolicy = Literal["learned", "shared_keys", "heuristic", "random"]
 POLICIES = ("learned", "shared_keys", "heuristic", "random")

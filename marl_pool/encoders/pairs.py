@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marl_pool.transforms import is_transformed
+from marl_pool.kernels.transforms import is_transformed
 
 LOWEST = -1e30
 """The logit of what cannot be chosen; finite, so that no gradient is NaN."""

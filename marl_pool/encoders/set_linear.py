@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.encoders.base import Encoder
-from marl_pool.errors import InputError
-from marl_pool.names import unknown
-from marl_pool.types import PositiveInt
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import unknown
+from marl_pool.utils.types import PositiveInt
 
 Others = Literal["sum", "mean", "max"]
 CHOICES = ("sum", "mean", "max")

@@ -4,11 +4,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from marl_pool.attention import AttentionScale, MultiHeadAttention
 from marl_pool.encoders.base import Encoder
-from marl_pool.errors import InputError
-from marl_pool.names import unknown
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import unknown
+from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 Initial = Literal["network", "swarm"]
 INITIAL = ("network", "swarm")

@@ -2,11 +2,11 @@
 
 from torch import Tensor, nn
 
-from marl_pool.activations import Activation, make_activation
-from marl_pool.attention import AttentionScale, MultiHeadAttention
 from marl_pool.encoders.base import Encoder
-from marl_pool.errors import InputError
-from marl_pool.types import PositiveInt, Probability
+from marl_pool.kernels.activations import Activation, make_activation
+from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveInt, Probability
 
 
 class TransformerLayer(nn.Module):

@@ -2,35 +2,35 @@
 
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.construction import build
 from marl_pool.envs.registration import register_ids
-from marl_pool.names import unknown
+from marl_pool.utils.construction import build
+from marl_pool.utils.names import unknown
 
 if TYPE_CHECKING:
     from marl_pool.envs.base import Group, World
-    from marl_pool.envs.parallel import ParallelView
+    from marl_pool.envs.views.pettingzoo import ParallelView
     from marl_pool.policies.base import Policy
 
 ENVS: dict[str, str] = {
-    "ant": "marl_pool.envs.ant:Ant",
-    "ant_bullet": "marl_pool.envs.ant_bullet:AntBullet",
-    "boxworld": "marl_pool.envs.boxworld:BoxWorld",
-    "car_racing": "marl_pool.envs.car_racing:CarRacing",
-    "cartpole": "marl_pool.envs.cartpole:CartPole",
-    "pettingzoo": "marl_pool.envs.pettingzoo_world:PettingZooWorld",
-    "pong": "marl_pool.envs.pong:Pong",
-    "simple_centroid": "marl_pool.envs.simple_centroid:SimpleCentroid",
-    "simple_tag": "marl_pool.envs.simple_tag:SimpleTag",
+    "ant": "marl_pool.envs.ant.mujoco:Ant",
+    "ant_bullet": "marl_pool.envs.ant.bullet:AntBullet",
+    "boxworld": "marl_pool.envs.boxworld.world:BoxWorld",
+    "car_racing": "marl_pool.envs.car_racing.world:CarRacing",
+    "cartpole": "marl_pool.envs.cartpole.world:CartPole",
+    "pettingzoo": "marl_pool.envs.pettingzoo.world:PettingZooWorld",
+    "pong": "marl_pool.envs.pong.world:Pong",
+    "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
+    "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
 }
 
 HEURISTICS: dict[str, str | dict[str, str]] = {
-    "boxworld": "marl_pool.envs.boxworld_solver:BoxWorldHeuristic",
-    "cartpole": "marl_pool.envs.cartpole_heuristic:CartPoleHeuristic",
-    "pong": "marl_pool.envs.pong_heuristic:PongHeuristic",
-    "simple_centroid": "marl_pool.envs.simple_centroid_heuristic:CentroidHeuristic",
+    "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
+    "cartpole": "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic",
+    "pong": "marl_pool.envs.pong.heuristic:PongHeuristic",
+    "simple_centroid": "marl_pool.envs.particles.centroid_heuristic:CentroidHeuristic",
     "simple_tag": {
-        "predator": "marl_pool.envs.simple_tag_heuristics:ChaseHeuristic",
-        "prey": "marl_pool.envs.simple_tag_heuristics:FleeHeuristic",
+        "predator": "marl_pool.envs.particles.tag_heuristics:ChaseHeuristic",
+        "prey": "marl_pool.envs.particles.tag_heuristics:FleeHeuristic",
     },
 }
 """One class, or one for each role: the group of agents that it plays."""
@@ -72,7 +72,7 @@ def make_env(
     Raises:
         InputError: an unknown name or mode, a wrong option or a number out of range.
     """
-    from marl_pool.envs.parallel import ParallelView
+    from marl_pool.envs.views.pettingzoo import ParallelView
 
     return ParallelView(name, render_mode=render_mode, **options)
 

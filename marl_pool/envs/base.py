@@ -10,11 +10,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.envs.patch_drawing import PatchGrid
-from marl_pool.errors import InputError, UnfitTokensError
-from marl_pool.randomness import Purpose, Stream, stream_keys, uniform
+from marl_pool.envs.drawing.patches import PatchGrid
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
+from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)

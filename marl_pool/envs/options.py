@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from marl_pool.errors import InputError
+from marl_pool.utils.errors import InputError
 
 
 def require(key: str, value: float, fits: bool, expected: str) -> None:

@@ -48,5 +48,5 @@ def register_ids() -> None:
             entry = "marl_pool.envs:make_env"
             pettingzoo.register("parallel", id_, entry_point=entry, kwargs=options)
         if name in ONE_LEARNER and id_ not in gymnasium.registry:
-            entry = "marl_pool.envs.gymnasium_view:OneAgentView"
+            entry = "marl_pool.envs.views.gymnasium:OneAgentView"
             gymnasium.register(id_, entry_point=entry, kwargs=options)

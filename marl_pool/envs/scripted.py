@@ -1,12 +1,12 @@
 """Policies that play a group of agents without having learned."""
 
-from marl_pool.construction import build
 from marl_pool.envs import HEURISTICS, make_heuristic
 from marl_pool.envs.base import Group
-from marl_pool.errors import InputError
-from marl_pool.names import is_plug_in
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.utils.construction import build
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import is_plug_in
 
 HEURISTIC, RANDOM = "heuristic", "random"
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marl_pool.envs.base import World
-from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD, Result
-from marl_pool.names import resolve
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.severity import refuse_ramp
 from marl_pool.policies.base import Policy
-from marl_pool.signatures import options_of
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.names import resolve
+from marl_pool.utils.signatures import options_of
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Sequence
 
-from marl_pool.errors import InputError
 from marl_pool.runs import Run
+from marl_pool.utils.errors import InputError
 
 SHARED = ("name", "max_steps")
 """Options of the env that runs which are compared share, beside those of the reward."""

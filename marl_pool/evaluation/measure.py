@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from marl_pool.envs.base import World
-from marl_pool.errors import UnfitTokensError
 from marl_pool.evaluation.cases import Case, OtherWorld, cases_of
 from marl_pool.evaluation.episodes import Played, play
 from marl_pool.evaluation.results import (
@@ -23,9 +22,10 @@ from marl_pool.evaluation.results import (
     print_areas,
     print_table,
 )
-from marl_pool.evaluation.scores import areas_of, scored
-from marl_pool.evaluation.statistics import paired_drop, summarize
+from marl_pool.evaluation.statistics.intervals import paired_drop, summarize
+from marl_pool.evaluation.statistics.scores import areas_of, scored
 from marl_pool.policies.base import Policy
+from marl_pool.utils.errors import UnfitTokensError
 
 Watch = Callable[[int, int], None]
 """Takes how many cases are done, and of how many."""

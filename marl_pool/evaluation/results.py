@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from marl_pool import tables
-from marl_pool.atomic import new_binary_file, new_file
-from marl_pool.manifest import sealed_json
-from marl_pool.reading import read_npz
-from marl_pool.text import printable
+from marl_pool.utils import tables
+from marl_pool.utils.atomic import new_binary_file, new_file
+from marl_pool.utils.manifest import sealed_json
+from marl_pool.utils.reading import read_npz
+from marl_pool.utils.text import printable
 
 CLEAN, WORLD = "clean", "world"
 TRAINED = "trained"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_pool.types import (
+from marl_pool.utils.types import (
     Device,
     NonNegativeInt,
     PositiveInt,

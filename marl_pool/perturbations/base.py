@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.errors import InputError
 from marl_pool.perturbations.severity import check_severity, sample_severities
 from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveInt, Severity
 
 PerturbationState = dict[str, Tensor]
 """Tensors with the leading dimension ``num_envs``.

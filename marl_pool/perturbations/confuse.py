@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.errors import UnfitTokensError
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.draws import uniform_like
 from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import Severity
+from marl_pool.utils.errors import UnfitTokensError
+from marl_pool.utils.types import Severity
 
 
 class Confuse(TokenShare):

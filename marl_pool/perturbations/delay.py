@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.utils.types import PositiveInt, Severity
 
 
 class Delay(SampledPerturbation):

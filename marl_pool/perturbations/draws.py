@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from marl_pool.randomness import uniform
+from marl_pool.utils.randomness import uniform
 
 
 def uniform_like(keys: Tensor, turn: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -14,7 +14,7 @@ from marl_pool.perturbations.selection import (
 )
 from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import Severity
+from marl_pool.utils.types import Severity
 
 
 class Duplicate(TokenShare):

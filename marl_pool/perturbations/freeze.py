@@ -8,7 +8,7 @@ from typing_extensions import override
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import Severity
+from marl_pool.utils.types import Severity
 
 
 class Freeze(TokenShare):

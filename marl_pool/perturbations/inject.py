@@ -7,14 +7,19 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.errors import InputError, UnfitTokensError
-from marl_pool.names import unknown
 from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.perturbations.draws import normal, uniform_like
 from marl_pool.perturbations.readings import check_numbers, check_size
 from marl_pool.perturbations.selection import append, own_places, take_features
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Severity
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.names import unknown
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Severity,
+)
 
 PLACES = ("alike", "far", "near")
 

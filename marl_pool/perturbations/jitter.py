@@ -1,7 +1,12 @@
 """Jitter: sensor noise."""
 
 from marl_pool.perturbations.bias import Bias
-from marl_pool.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Severity
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Severity,
+)
 
 
 class Jitter(Bias):

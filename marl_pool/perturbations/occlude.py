@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.errors import InputError, UnfitTokensError
-from marl_pool.names import unknown
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import Severity
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.names import unknown
+from marl_pool.utils.types import Severity
 
 ANY, SIGNAL, NOISE = "any", "signal", "noise"
 

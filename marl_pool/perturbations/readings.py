@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.errors import InputError
 from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.perturbations.draws import normal_like
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import NonNegativeInt, PositiveInt, Severity
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 
 WHITE = 255
 """Largest value of an image, which is scaled to [0, 1]."""

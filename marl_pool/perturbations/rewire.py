@@ -8,7 +8,7 @@ from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.selection import permutation, take_features
 from marl_pool.perturbations.share import RampOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.utils.types import PositiveInt, Severity
 
 
 class Rewire(TokenShare):

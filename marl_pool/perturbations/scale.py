@@ -10,7 +10,7 @@ from marl_pool.perturbations.readings import (
     ReadingOptions,
     check_size,
 )
-from marl_pool.types import NonNegativeFloat, Severity
+from marl_pool.utils.types import NonNegativeFloat, Severity
 
 
 class Scale(DisturbedReadings):

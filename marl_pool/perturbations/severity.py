@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
-from marl_pool.randomness import uniform
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import uniform
 
 PLACE = -1
 """Position in a perturbation's stream; its other numbers begin at 0."""

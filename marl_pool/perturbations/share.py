@@ -9,7 +9,7 @@ from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.perturbations.draws import uniform_like
 from marl_pool.perturbations.selection import lowest
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import PositiveInt, Severity
+from marl_pool.utils.types import PositiveInt, Severity
 
 
 class RampOptions(TypedDict, total=False):

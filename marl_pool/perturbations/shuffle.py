@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.draws import uniform_like
 from marl_pool.perturbations.selection import permutation, take_features
 from marl_pool.perturbations.share import RampOptions, TokenShare
-from marl_pool.randomness import Purpose, stream_keys
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.types import PositiveInt, Seed, Severity
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.randomness import Purpose, stream_keys
+from marl_pool.utils.types import PositiveInt, Seed, Severity
 
 
 class Shuffle(TokenShare):

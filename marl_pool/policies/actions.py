@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from marl_pool.errors import InputError
+from marl_pool.utils.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map
 from marl_pool.policies.actions import ActionSpec, sample
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
 from marl_pool.pooling.memory import Memory
-from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.randomness import Stream
 
 Unroll = Callable[[Tensor, Tensor | None, Tensor, Memory], tuple[Tensor, Memory]]
 """The form of `Agent.unroll`."""

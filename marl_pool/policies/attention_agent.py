@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from marl_pool.errors import InputError, UnfitTokensError
+from marl_pool.kernels.batched import tanh
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
@@ -17,9 +17,9 @@ from marl_pool.policies.base import State
 from marl_pool.policies.feed_forward import make_layers
 from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.memory import Memory
-from marl_pool.stacked import tanh
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.types import NonNegativeFloat, PositiveFloat, PositiveInt
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class AttentionAgent(Agent):

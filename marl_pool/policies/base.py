@@ -8,8 +8,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.randomness import Stream
 
 State = Any
 """A policy's memory: a pytree of tensors, ``(num_envs, agents, …)``, or ()."""

@@ -6,14 +6,14 @@ from itertools import pairwise
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError, UnfitTokensError
+from marl_pool.kernels.batched import Layer, layers_of, tanh, tanh_layers, under
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.pooling.memory import Memory
-from marl_pool.stacked import Layer, layers_of, tanh, tanh_layers, under
 from marl_pool.tokens import TokenSpec
-from marl_pool.types import PositiveInt
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.types import PositiveInt
 
 
 def make_layers(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequential:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from marl_pool.errors import InputError
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import Decision, Policy, State
-from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Stream
 
 
 def to_vector(agent: Agent) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy, State
-from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens
+from marl_pool.utils.randomness import Stream
 
 
 class RandomPolicy(Policy):

@@ -6,8 +6,7 @@ from typing import Any
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.construction import build
-from marl_pool.errors import InputError
+from marl_pool.kernels.batched import Layer, layers_of, tanh, tanh_layers, under
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
@@ -16,9 +15,10 @@ from marl_pool.policies.feed_forward import check_hidden, make_layers
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention_neuron import AttentionNeuron
 from marl_pool.pooling.memory import Memory, MemoryPooling
-from marl_pool.stacked import Layer, layers_of, tanh, tanh_layers, under
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.types import PositiveInt
+from marl_pool.utils.construction import build
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveInt
 
 
 def make_sensor(

@@ -19,16 +19,16 @@ from safetensors.torch import load_file, save
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from marl_pool.atomic import make_folder, new_binary_file, new_file
-from marl_pool.errors import InputError
-from marl_pool.limits import check_sizes
-from marl_pool.manifest import refuse_damaged, write_manifest
-from marl_pool.names import UntrustedError, name_of, resolve, trust
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
-from marl_pool.reading import read_json
 from marl_pool.tokens import TokenSpec
+from marl_pool.utils.atomic import make_folder, new_binary_file, new_file
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.limits import check_sizes
+from marl_pool.utils.manifest import refuse_damaged, write_manifest
+from marl_pool.utils.names import UntrustedError, name_of, resolve, trust
+from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
 
 FORMAT = 1

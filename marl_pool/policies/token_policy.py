@@ -8,15 +8,15 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from marl_pool.activations import Activation, make_activation
-from marl_pool.errors import InputError
+from marl_pool.kernels.activations import Activation, make_activation
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
 from marl_pool.pooling.memory import Memory
-from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Stream
+from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 def mlp(

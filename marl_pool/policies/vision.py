@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError
+from marl_pool.kernels.batched import tanh
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
@@ -23,9 +23,9 @@ from marl_pool.pooling.vision_neuron import (
     VisionNeuron,
     make_convolutions,
 )
-from marl_pool.stacked import tanh
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.types import NonNegativeInt, PositiveInt
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 NEURONS: Mapping[str, Any] = {"name": "vision_neuron", "num_codes": 400}
 """The sensory layer of the published Pong player."""

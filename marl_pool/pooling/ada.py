@@ -6,11 +6,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from marl_pool.attention import AttentionScale, MultiHeadAttention
-from marl_pool.errors import InputError, UnfitTokensError
+from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE
-from marl_pool.types import PositiveInt, Probability
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.types import PositiveInt, Probability
 
 Query = Literal["self", "mean", "learned"] | list[int]
 

@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError
-from marl_pool.lstm_sequence import Gates, lstm_sequence
+from marl_pool.kernels.batched import Layer, product, tanh, under
+from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
+from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.memory import Memory, MemoryPooling
-from marl_pool.stacked import Layer, product, tanh, under
-from marl_pool.transforms import is_transformed
-from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class AttentionNeuron(MemoryPooling):

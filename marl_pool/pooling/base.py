@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError
+from marl_pool.utils.errors import InputError
 
 NO_TYPE = -1
 """The type of a head's own token inside the encoder."""

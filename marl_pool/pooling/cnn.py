@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.pooling.base import Pooling
-from marl_pool.types import PositiveInt
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.types import PositiveInt
 
 
 class GridCNN(Pooling):

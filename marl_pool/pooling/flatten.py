@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError, UnfitTokensError
 from marl_pool.pooling.base import Pooling
+from marl_pool.utils.errors import InputError, UnfitTokensError
 
 
 class Flatten(Pooling):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError
 from marl_pool.pooling.base import Pooling
-from marl_pool.types import NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class HopfieldPooling(Pooling):

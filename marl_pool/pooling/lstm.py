@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.pooling.base import Pooling
-from marl_pool.types import PositiveInt
+from marl_pool.utils.types import PositiveInt
 
 
 class LSTMPool(Pooling):

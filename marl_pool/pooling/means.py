@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError
 from marl_pool.pooling.base import Pooling
-from marl_pool.types import PositiveFloat
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveFloat
 
 EPS = 1e-6
 """Least share of the largest distance that a distance counts as, since 0 has no

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.base import Pooling
-from marl_pool.transforms import is_transformed
 
 
 class Merge(Pooling):

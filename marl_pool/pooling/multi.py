@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marl_pool.construction import build
-from marl_pool.errors import InputError
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import MemoryPooling
+from marl_pool.utils.construction import build
+from marl_pool.utils.errors import InputError
 
 Part = Mapping[str, Any]
 

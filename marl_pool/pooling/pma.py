@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from marl_pool.attention import AttentionScale
 from marl_pool.encoders.set_transformer import AttentionBlock
+from marl_pool.kernels.attention import AttentionScale
 from marl_pool.pooling.base import Pooling
-from marl_pool.types import PositiveInt
+from marl_pool.utils.types import PositiveInt
 
 
 class PMA(Pooling):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from marl_pool.errors import InputError
 from marl_pool.pooling.attention_neuron import sinusoids
 from marl_pool.pooling.memory import Memory, MemoryPooling
-from marl_pool.types import PositiveFloat, PositiveInt
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveFloat, PositiveInt
 
 Convolution = tuple[PositiveInt, PositiveInt, PositiveInt]
 """Channels, width of the square kernel, and stride."""

@@ -7,7 +7,7 @@ Each is a folder ``NAME/`` that `marl_pool.policies.storage.save_policies` wrote
 import json
 from pathlib import Path
 
-from marl_pool import names
+from marl_pool.utils import names
 
 FOLDER = Path(__file__).parent
 CONFIG = "config.json"

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 import ray
 import torch
 
-from marl_pool.errors import InputError
-from marl_pool.names import inheritance
 from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import inheritance
 
 
 @contextlib.contextmanager

@@ -9,11 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from marl_pool.progress import Progress
 from marl_pool.runs import PARTS, Best, Run, iteration_of
-from marl_pool.training.interrupt import Interruptible
-from marl_pool.training.settings import RunConfig
-from marl_pool.training.stopping import (
+from marl_pool.training.errors import (
     StepError,
     checkpoint_to_resume,
     reading,
@@ -21,6 +18,9 @@ from marl_pool.training.stopping import (
     trim_log,
     writing,
 )
+from marl_pool.training.settings import RunConfig
+from marl_pool.training.signals import Interruptible
+from marl_pool.utils.progress import Progress
 
 
 def never() -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Self, get_type_hints
 
-from marl_pool.errors import InputError
-from marl_pool.types import (
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import (
     Device,
     NonNegativeFloat,
     NonNegativeInt,

@@ -18,8 +18,8 @@ from marl_pool.policies.sensory import Sensory
 from marl_pool.pooling.attention_neuron import AttentionNeuron
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import TokenSpec
-from marl_pool.training.cloning.batches import Batch
 from marl_pool.training.cloning.learner import Learner
+from marl_pool.training.cloning.sampler import Batch
 from marl_pool.training.evolution.cma_es import CMAES
 from marl_pool.training.evolution.evaluator import (
     Evaluator,

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Row, Size, seconds
-from marl_pool.datasets.knn_centroid import (
+from marl_pool.studies.adapool.knn_centroid import KnnCentroid
+from marl_pool.studies.adapool.knn_data import (
     CHUNK,
     draw_choices,
     draw_sets,
     nearest_means,
 )
-from marl_pool.training.supervised.tasks.knn_centroid import KnnCentroid
 
 VECTORS, DIM, K, BATCH, CHUNKS, DROPOUT = 128, 16, 8, 750, 120, 0.1
 ENCODER = {"name": "transformer", "dim": DIM, "num_layers": 12, "dim_ff": 64}

@@ -16,7 +16,7 @@ from ray.tune.registry import register_env
 from benchmarks.common import TASKS, Row, Size, Task, build, seconds, start_ray
 from benchmarks.worlds import stepping
 from marl_pool.envs.base import World
-from marl_pool.envs.gymnasium_view import OneAgentView
+from marl_pool.envs.views.gymnasium import OneAgentView
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
 from marl_pool.training.ppo.algorithm import algorithm_config

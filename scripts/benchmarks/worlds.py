@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.common import TASKS, Row, Size, Task, random_actions, seconds
 from marl_pool.envs.base import World
-from marl_pool.envs.boxworld_levels import MOST_AHEAD
+from marl_pool.envs.boxworld.levels import MOST_AHEAD
 
 BUDGET = 20_000
 """World steps after which a slow simulator is known well enough."""

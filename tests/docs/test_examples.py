@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from helpers.paths import ROOT
+
+EXAMPLES = ROOT.parent / "examples"
 SMALL = (
     "ppo.num_envs=2",
     "ppo.batch_size=16",

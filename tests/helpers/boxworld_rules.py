@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from marl_pool.envs.boxworld import BoxWorld
-from marl_pool.envs.boxworld_codes import (
+from marl_pool.envs.boxworld.codes import (
     AGENT,
     COLORS,
     FLOOR,
@@ -23,6 +22,7 @@ from marl_pool.envs.boxworld_codes import (
     NOTHING,
     TRAP,
 )
+from marl_pool.envs.boxworld.world import BoxWorld
 
 Cell = tuple[int, int]
 """Row and column, from 1 to n; (0, 0) is the corner of the wall."""

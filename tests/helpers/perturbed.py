@@ -10,8 +10,8 @@ from torch import Tensor
 
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
-from marl_pool.randomness import Purpose, stream_keys
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.utils.randomness import Purpose, stream_keys
 
 NOISE = 3
 TYPE_NAMES = ("self", "agent", "signal", "noise")

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from marl_pool.construction import build
 from marl_pool.encoders import encoder_names
 from marl_pool.pooling import POOLING, pooling_names
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.utils.construction import build
 
 DIM, NUM_TOKENS = 8, 5
 SPEC = TokenSpec(NUM_TOKENS, 3, ("self", "friend", "noise"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_pool.envs.simulators import Simulator
+from marl_pool.envs.simulation.simulator import Simulator
 
 
 class Counter(Simulator):

@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
-from marl_pool.evaluation.subject import in_double
+from marl_pool.evaluation.loading import in_double
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 

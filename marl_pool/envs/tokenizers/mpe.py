@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from marl_pool.envs.tokenizers.base import Observer, Slot, SlotTokenizer
-from marl_pool.errors import InputError
+from marl_pool.utils.errors import InputError
 
 Places = tuple[int, ...]
 """Where the numbers of a vector stand in the observation."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from marl_pool.evaluation.loading import Subject
 from marl_pool.evaluation.report.components import (
     Note,
     PageSection,
@@ -18,7 +19,6 @@ from marl_pool.evaluation.report.components import (
 )
 from marl_pool.evaluation.report.loading import Loaded, load_problem
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.subject import Subject
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
 

@@ -4,13 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marl_pool.evaluation.comparison import (
-    INTERVAL_FROM,
-    RANKED_FROM,
-    improvement,
-    rank,
-    retraining_gap,
-)
 from marl_pool.evaluation.report.components import (
     Component,
     Note,
@@ -28,14 +21,21 @@ from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels, draw_po
 from marl_pool.evaluation.report.provenance import joint_provenance
 from marl_pool.evaluation.report.robustness import trained_in
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
-from marl_pool.evaluation.statistics import (
+from marl_pool.evaluation.statistics.comparison import (
+    INTERVAL_FROM,
+    RANKED_FROM,
+    improvement,
+    rank,
+    retraining_gap,
+)
+from marl_pool.evaluation.statistics.intervals import (
     CONFIDENCE,
     Interval,
     interquartile_score,
     optimality_gap,
     performance_profile,
 )
-from marl_pool.plotting import LineStyle
+from marl_pool.utils.plotting import LineStyle
 
 THRESHOLDS = 121
 FEW = "fewer than two seeds of a method: there is no interval over seeds"

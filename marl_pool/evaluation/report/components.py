@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_pool.evaluation.statistics import Interval
+from marl_pool.evaluation.statistics.intervals import Interval
 
 DARK = 0.72
 """Tone from which on blue needs white letters."""

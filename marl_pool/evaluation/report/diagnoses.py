@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marl_pool.evaluation.diagnosis import ALL
-from marl_pool.evaluation.diagnosis_files import DOCUMENT
+from marl_pool.evaluation.diagnosis.files import DOCUMENT
+from marl_pool.evaluation.diagnosis.records import ALL
 from marl_pool.evaluation.report.evaluations import (
     AS_TRAINED,
     DEFAULTS,

@@ -20,9 +20,9 @@ from marl_pool.evaluation.results import (
     TRAINED,
     read_returns,
 )
-from marl_pool.manifest import is_intact_json
-from marl_pool.reading import read_json
 from marl_pool.runs import Run
+from marl_pool.utils.manifest import is_intact_json
+from marl_pool.utils.reading import read_json
 
 AS_TRAINED = "as trained"
 KEY = ["group", "policy", "stochastic", "perturbation", "label", "severity"]

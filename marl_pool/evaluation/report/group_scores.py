@@ -7,14 +7,6 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from marl_pool.evaluation.comparison import (
-    INTERVAL_FROM,
-    Scores,
-    mean_score,
-    over_seeds,
-    scores_of,
-    this_policy_only,
-)
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.provenance import provenance_of
 from marl_pool.evaluation.report.table import (
@@ -25,8 +17,16 @@ from marl_pool.evaluation.report.table import (
     results_table,
 )
 from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD
-from marl_pool.evaluation.scores import HEURISTIC, RANDOM, mean_over
-from marl_pool.evaluation.statistics import Interval, episode_draws
+from marl_pool.evaluation.statistics.comparison import (
+    INTERVAL_FROM,
+    Scores,
+    mean_score,
+    over_seeds,
+    scores_of,
+    this_policy_only,
+)
+from marl_pool.evaluation.statistics.intervals import Interval, episode_draws
+from marl_pool.evaluation.statistics.scores import HEURISTIC, RANDOM, mean_over
 
 NOT_ASKED = "not in the suite of this evaluation"
 

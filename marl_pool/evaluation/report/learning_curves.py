@@ -13,7 +13,7 @@ from marl_pool.evaluation.report.components import (
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels
 from marl_pool.evaluation.report.runs import ReportedRun
-from marl_pool.plotting import LineStyle
+from marl_pool.utils.plotting import LineStyle
 
 RETURN = "return_mean"
 COUNTS = {

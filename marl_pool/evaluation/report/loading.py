@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_pool.errors import InputError
+from marl_pool.evaluation.loading import Subject
 from marl_pool.evaluation.report.runs import ReportedRun
-from marl_pool.evaluation.subject import Subject
-from marl_pool.progress import Progress
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.progress import Progress
 
 DEFAULTS = {"checkpoint": "best", "seed": 0, "device": "cpu", "env": None}
 Loaded = Mapping[Path, Subject | str]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.envs.options import counted
-from marl_pool.errors import InputError
 from marl_pool.evaluation.report.folders import short_folders, with_short_folders
 from marl_pool.evaluation.report.runs import ReportedRun
+from marl_pool.utils.errors import InputError
 
 IRRELEVANT = frozenset(
     ("seed", "threads", "device", "time_limit", "checkpoint", "resources", "cluster")

@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.atomic import make_folder, new_file
-from marl_pool.errors import InputError
+from marl_pool.evaluation.loading import Subject, cpu_threads
 from marl_pool.evaluation.report.attention import attention
 from marl_pool.evaluation.report.comparison import comparison
 from marl_pool.evaluation.report.components import (
@@ -35,10 +34,11 @@ from marl_pool.evaluation.report.summary import overview, summary
 from marl_pool.evaluation.report.theory import theory
 from marl_pool.evaluation.report.transfer import transfer
 from marl_pool.evaluation.report.videos import videos
-from marl_pool.evaluation.subject import Subject, cpu_threads
-from marl_pool.names import trust
-from marl_pool.plotting import line_styles
 from marl_pool.runs import Run
+from marl_pool.utils.atomic import make_folder, new_file
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import trust
+from marl_pool.utils.plotting import line_styles
 from marl_pool.version import __version__, commit
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from marl_pool.plotting import (
+from marl_pool.utils.plotting import (
     FAINT,
     LineStyle,
     figure_style,

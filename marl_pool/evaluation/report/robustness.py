@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 
-from marl_pool.evaluation.comparison import INTERVAL_FROM
 from marl_pool.evaluation.report.components import (
     Component,
     Heading,
@@ -29,7 +28,8 @@ from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels
 from marl_pool.evaluation.report.provenance import joint_provenance
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import ONLY
-from marl_pool.plotting import LineStyle
+from marl_pool.evaluation.statistics.comparison import INTERVAL_FROM
+from marl_pool.utils.plotting import LineStyle
 
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
 

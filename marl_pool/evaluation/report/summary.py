@@ -5,13 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from marl_pool.evaluation.comparison import (
-    INTERVAL_FROM,
-    RANKED_FROM,
-    mean_score,
-    over_seeds,
-    rank,
-)
 from marl_pool.evaluation.report.components import (
     PageSection,
     Table,
@@ -27,6 +20,13 @@ from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.provenance import recorded
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import TRAINED
+from marl_pool.evaluation.statistics.comparison import (
+    INTERVAL_FROM,
+    RANKED_FROM,
+    mean_score,
+    over_seeds,
+    rank,
+)
 
 LAST = 0.1
 """Share of the training whose episodes count as its end."""

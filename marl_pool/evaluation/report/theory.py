@@ -19,7 +19,7 @@ from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.provenance import recorded
 from marl_pool.evaluation.report.runs import ReportedRun
 from marl_pool.evaluation.results import ONLY
-from marl_pool.evaluation.statistics import Interval
+from marl_pool.evaluation.statistics.intervals import Interval
 
 SIZES = ("heads", "episodes", "observations")
 """Columns of a diagnosis with sample sizes."""

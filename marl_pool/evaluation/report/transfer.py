@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from marl_pool.envs.options import counted
-from marl_pool.evaluation.heat_map import OCCLUDE, occluded_in_training
+from marl_pool.evaluation.plots.heat_map import OCCLUDE, occluded_in_training
 from marl_pool.evaluation.report.components import (
     Component,
     Heading,

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from marl_pool.errors import InputError
 from marl_pool.evaluation.cases import perturb
-from marl_pool.evaluation.grid import Tile, frames_of
+from marl_pool.evaluation.loading import Subject
 from marl_pool.evaluation.report.components import Component, Note, PageSection, Video
 from marl_pool.evaluation.report.group_scores import GroupScores
 from marl_pool.evaluation.report.loading import Loaded, load_problem
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.subject import Subject
-from marl_pool.evaluation.video import Film
-from marl_pool.evaluation.webm import Writer
+from marl_pool.evaluation.video.render import Film
+from marl_pool.evaluation.video.tiling import Tile, frames_of
+from marl_pool.evaluation.video.webm import Writer
 from marl_pool.rollout import Rollout
+from marl_pool.utils.errors import InputError
 
 SIZE, FPS, SECONDS = 288, 12, 5
 EVERY = 2

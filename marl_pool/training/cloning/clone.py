@@ -10,30 +10,30 @@ from typing import Any
 
 from typing_extensions import override
 
-from marl_pool.atomic import new_file, new_folder
 from marl_pool.envs import make_batched_env
-from marl_pool.errors import InputError
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run, iteration_of
-from marl_pool.training.cloning.batches import Sampler
-from marl_pool.training.cloning.casting import build_roles, has_memory, make_student
+from marl_pool.training.cloning.auxiliary import AuxiliaryHead
+from marl_pool.training.cloning.build import build_roles, has_memory, make_student
+from marl_pool.training.cloning.checkpoint import load_learner, save_learner
 from marl_pool.training.cloning.collect import PLAY_WORLDS
-from marl_pool.training.cloning.fitting import (
+from marl_pool.training.cloning.dataset import FOLDER, Rounds
+from marl_pool.training.cloning.learner import NOTHING, Learner, Loss, Score
+from marl_pool.training.cloning.sampler import Sampler
+from marl_pool.training.cloning.settings import CloneConfig
+from marl_pool.training.cloning.teacher import PolicyTeacher
+from marl_pool.training.cloning.validation import (
     check_fit_together,
     disturbance_of,
     logits_option,
 )
-from marl_pool.training.cloning.learner import NOTHING, Learner, Loss, Score
-from marl_pool.training.cloning.reader import AuxiliaryHead
-from marl_pool.training.cloning.rounds import FOLDER, Rounds
-from marl_pool.training.cloning.saving import load_learner, save_learner
-from marl_pool.training.cloning.settings import CloneConfig
-from marl_pool.training.cloning.teacher import PolicyTeacher
-from marl_pool.training.fixed import frozen_module, with_absolute_folders
+from marl_pool.training.errors import StepError, writing
+from marl_pool.training.fixed_policies import frozen_module, with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.training.stopping import StepError, writing
+from marl_pool.utils.atomic import new_file, new_folder
+from marl_pool.utils.errors import InputError
 
 PROGRESS, TEACHER = "progress.json", "teacher"
 COUNTS = ("round", "batch", "samples", "seconds", "best_round")

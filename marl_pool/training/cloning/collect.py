@@ -8,13 +8,13 @@ from torch import Tensor
 from marl_pool.envs.base import World
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
-from marl_pool.progress import Progress
-from marl_pool.randomness import VALIDATION_WORLDS
 from marl_pool.rollout import Rollout
-from marl_pool.training.cloning.player import BehaviourPolicy
+from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy
 from marl_pool.training.cloning.recorder import Recorder, Rows
 from marl_pool.training.cloning.teacher import Teacher
 from marl_pool.training.cloning.trajectories import Trajectories, cut, join
+from marl_pool.utils.progress import Progress
+from marl_pool.utils.randomness import VALIDATION_WORLDS
 
 PLAY_WORLDS = VALIDATION_WORLDS + (1 << 39)
 """First world number of measurements of the return during training."""

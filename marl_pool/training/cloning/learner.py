@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.policies.agent import Agent
 from marl_pool.pooling.memory import Memory
-from marl_pool.training.cloning.batches import Batch
-from marl_pool.training.cloning.reader import AuxiliaryHead, auxiliary_errors
+from marl_pool.training.cloning.auxiliary import AuxiliaryHead, auxiliary_errors
+from marl_pool.training.cloning.sampler import Batch
 
 
 class Score(NamedTuple):

@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_pool.errors import InputError
 from marl_pool.training.settings import (
     CheckpointSettings,
     Options,
     RunConfig,
     check_plugins,
 )
-from marl_pool.types import (
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import (
     Device,
     NonNegativeFloat,
     NonNegativeInt,

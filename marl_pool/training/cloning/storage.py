@@ -19,12 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from marl_pool.atomic import new_binary_file, new_file, new_folder
-from marl_pool.errors import InputError
-from marl_pool.manifest import refuse_damaged, write_manifest
-from marl_pool.reading import read_json
 from marl_pool.training.cloning.recorder import Rows
 from marl_pool.training.cloning.trajectories import STEP_PARTS, Trajectories
+from marl_pool.utils.atomic import new_binary_file, new_file, new_folder
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import refuse_damaged, write_manifest
+from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
 
 FORMAT = 1

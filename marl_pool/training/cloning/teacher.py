@@ -8,11 +8,11 @@ from torch import Tensor
 
 from marl_pool.envs.base import World
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
-from marl_pool.randomness import Stream
 from marl_pool.tokens import Tokens
+from marl_pool.utils.randomness import Stream
 
 if TYPE_CHECKING:
-    from marl_pool.envs.pong_planner import ValueTableTeacher
+    from marl_pool.envs.pong.teacher import ValueTableTeacher
 
 
 class Answer(NamedTuple):

@@ -7,9 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
 from marl_pool.training.evolution.strategy import State, Strategy
-from marl_pool.types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 FULL_UP_TO = 3000
 """Parameters up to which ``diagonal="auto"`` learns a full covariance: ask and tell

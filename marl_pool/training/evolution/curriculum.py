@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_pool import names
-from marl_pool.errors import InputError
+from marl_pool.utils import names
+from marl_pool.utils.errors import InputError
 
 Curriculum = Mapping[str, Sequence[float]]
 """Option of the env → its values at the start and at the end."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import World
-from marl_pool.errors import InputError
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.severity import refuse_ramp
@@ -18,6 +17,7 @@ from marl_pool.policies.base import Policy
 from marl_pool.policies.population import Population, load_vector
 from marl_pool.rollout import Rollout
 from marl_pool.training.settings import EvolveConfig
+from marl_pool.utils.errors import InputError
 
 MAX_WORLDS = 8192
 """Worlds that are stepped together at most, where nothing else is said."""

@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.atomic import new_binary_file, new_file
-from marl_pool.construction import build
 from marl_pool.policies.population import load_vector
 from marl_pool.policies.storage import save_policies
-from marl_pool.randomness import VALIDATION_WORLDS
-from marl_pool.reading import read_npz
 from marl_pool.runs import Best, Run, iteration_of
+from marl_pool.training.errors import StepError, writing
 from marl_pool.training.evolution import STRATEGIES
 from marl_pool.training.evolution.curriculum import check_options, env_at
 from marl_pool.training.evolution.evaluator import Evaluator, PopulationTask
@@ -27,7 +24,10 @@ from marl_pool.training.evolution.strategy import Strategy
 from marl_pool.training.evolution.workers import EpisodeRunner, episode_runner
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.settings import EvolveConfig
-from marl_pool.training.stopping import StepError, writing
+from marl_pool.utils.atomic import new_binary_file, new_file
+from marl_pool.utils.construction import build
+from marl_pool.utils.randomness import VALIDATION_WORLDS
+from marl_pool.utils.reading import read_npz
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""

@@ -6,9 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
 from marl_pool.training.evolution.strategy import State, Strategy
-from marl_pool.types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 BETA, EPSILON = 0.999, 1e-8
 """Decay of Adam's running mean of squares."""

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.population import to_vector
 from marl_pool.policies.storage import load_policy
 from marl_pool.runs import Run
+from marl_pool.utils.errors import InputError
 
 OWN, ZEROS = "policy", "zeros"
 """Values of `init` besides a path."""

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
-from marl_pool.randomness import Purpose, stream_keys, uniform
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
 State = dict[str, np.ndarray]
 """State of a strategy as arrays; a number is an array of no dimensions."""

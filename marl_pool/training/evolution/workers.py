@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError, StoppedError
 from marl_pool.runs import Run
 from marl_pool.training.evolution.evaluator import (
     Chunk,
@@ -16,6 +15,7 @@ from marl_pool.training.evolution.evaluator import (
     PopulationTask,
 )
 from marl_pool.training.settings import EvolveConfig
+from marl_pool.utils.errors import InputError, StoppedError
 
 RESTARTS = 1
 """Number of times that a dead actor is restarted, and its chunk played again."""

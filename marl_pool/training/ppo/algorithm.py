@@ -18,19 +18,19 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import Group, World
-from marl_pool.errors import InputError
-from marl_pool.names import unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
-from marl_pool.training.fixed import frozen_module, load_fixed
+from marl_pool.training.fixed_policies import frozen_module, load_fixed
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.learner import NUM_MINIBATCHES, BatchedPPOLearner
 from marl_pool.training.ppo.module import TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
 from marl_pool.training.settings import PPOSettings, TrainConfig
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import unknown
 
 MAX_RESTARTS = 3
 """Number of times that RLlib restarts a failed runner before the run ends."""

@@ -16,9 +16,9 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import Tensor
 
-from marl_pool.atomic import appended
 from marl_pool.rollout import Trajectory
 from marl_pool.training.ppo.learner import NON_FINITE_LOSS
+from marl_pool.utils.atomic import appended
 
 NON_FINITE = "non_finite"
 """Metrics: how many numbers of a sample were NaN or infinite, by kind."""

@@ -36,7 +36,7 @@ from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Episodes, Rollout, Trajectory
-from marl_pool.training.fixed import build_fixed
+from marl_pool.training.fixed_policies import build_fixed
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.episodes import to_episodes
 from marl_pool.training.ppo.faults import (

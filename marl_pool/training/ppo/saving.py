@@ -14,14 +14,14 @@ from ray.rllib.core import (
     COMPONENT_RL_MODULE,
 )
 
-from marl_pool.atomic import new_binary_file
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.training.fixed import Fixed, frozen_module
+from marl_pool.training.fixed_policies import Fixed, frozen_module
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.faults import all_learners_live
 from marl_pool.training.ppo.module import build_policy
+from marl_pool.utils.atomic import new_binary_file
 
 ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pkl", "env_runner/state.pkl"
 LEARNER_STATE = "learner_group/learner/state.pkl"

@@ -23,11 +23,10 @@ from ray.rllib.utils.metrics import (
 )
 from typing_extensions import override
 
-from marl_pool.atomic import new_file
-from marl_pool.errors import InputError, StoppedError
 from marl_pool.runs import LEARNER, Run
 from marl_pool.training.cluster import quiet, ray_session, validate_device
-from marl_pool.training.fixed import Fixed, with_absolute_folders
+from marl_pool.training.errors import StepError
+from marl_pool.training.fixed_policies import Fixed, with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
@@ -57,7 +56,8 @@ from marl_pool.training.ppo.saving import (
     save_modules,
 )
 from marl_pool.training.settings import ResourceSettings, TrainConfig
-from marl_pool.training.stopping import StepError
+from marl_pool.utils.atomic import new_file
+from marl_pool.utils.errors import InputError, StoppedError
 
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
 LOSSES = {

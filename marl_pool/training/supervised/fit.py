@@ -11,14 +11,9 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from marl_pool.atomic import make_folder, new_file
-from marl_pool.construction import build
-from marl_pool.errors import InputError
-from marl_pool.manifest import add_to_manifest
 from marl_pool.runs import Run
+from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.training.state import write_tensors
-from marl_pool.training.stopping import StepError, writing
 from marl_pool.training.supervised.cost import Cost, estimate
 from marl_pool.training.supervised.folds import (
     Fold,
@@ -41,6 +36,11 @@ from marl_pool.training.supervised.saving import (
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
 from marl_pool.training.supervised.tasks import TASKS
+from marl_pool.training.tensor_io import write_tensors
+from marl_pool.utils.atomic import make_folder, new_file
+from marl_pool.utils.construction import build
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import add_to_manifest
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marl_pool.errors import InputError
 from marl_pool.training.supervised.settings import FitSettings
+from marl_pool.utils.errors import InputError
 
 
 class Fold(NamedTuple):

@@ -10,11 +10,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError
 from marl_pool.training.supervised.folds import generator_of, network_seed, number_of
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
 from marl_pool.training.supervised.task import Batch, Outcome, Split, Task
+from marl_pool.utils.errors import InputError
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 

@@ -7,17 +7,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from marl_pool.atomic import new_file
-from marl_pool.errors import InputError
-from marl_pool.manifest import refuse_damaged
-from marl_pool.training.state import (
+from marl_pool.training.supervised.learner import FoldLearner
+from marl_pool.training.tensor_io import (
     moments,
     prefixed,
     under,
     with_moments,
     write_tensors,
 )
-from marl_pool.training.supervised.learner import FoldLearner
+from marl_pool.utils.atomic import new_file
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import refuse_damaged
 
 STATE, COUNTS = "learner.safetensors", "learner.json"
 NETWORK, BEST, OPTIMIZER, BEST_OPTIMIZER = "network", "best", "adam", "best_adam"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from marl_pool.errors import InputError
+from marl_pool.utils.errors import InputError
 
 Batch = Mapping[str, Tensor]
 """Tensors by name, each with a leading batch dimension ``(B,)``."""

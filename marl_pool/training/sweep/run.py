@@ -7,28 +7,28 @@ from typing import Any
 
 import ray
 
-from marl_pool.errors import InputError, StoppedError
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.cluster import quiet, ray_session, validate_device
+from marl_pool.training.errors import checkpoint_to_resume, say
+from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import RunConfig, SweepSettings, TrainConfig
-from marl_pool.training.stopping import checkpoint_to_resume, say
 from marl_pool.training.supervised.fit import (
     make_task,
     validate_data,
     validate_gpu,
 )
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.sweep.board import FAILED, WAITING, TrialTable
-from marl_pool.training.sweep.probe import cell_of, measure
+from marl_pool.training.sweep.progress import FAILED, WAITING, TrialTable
 from marl_pool.training.sweep.schedule import (
     WORKER_ENV,
     bundles,
     run_trials,
     saved,
 )
-from marl_pool.training.sweep.study import detectable, duration_of, size_of
-from marl_pool.training.verbs import JOBS, Job
+from marl_pool.training.sweep.summary import detectable, duration_of, size_of
+from marl_pool.training.sweep.timing import cell_of, measure
+from marl_pool.utils.errors import InputError, StoppedError
 
 CONFIGS: dict[str, type[RunConfig]] = {"train": TrainConfig, "fit": FitConfig}
 """Typed configuration of a trial, by verb."""

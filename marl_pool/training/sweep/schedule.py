@@ -14,8 +14,9 @@ from ray import tune
 
 from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep, Trial
+from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.sweep.board import (
+from marl_pool.training.sweep.progress import (
     FAILED,
     FINISHED,
     RUNNING,
@@ -23,7 +24,6 @@ from marl_pool.training.sweep.board import (
     TrialTable,
 )
 from marl_pool.training.sweep.trial import JOB, REASON, run_trial
-from marl_pool.training.verbs import JOBS, Job
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""

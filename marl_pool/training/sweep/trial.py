@@ -8,9 +8,9 @@ from typing import Any
 
 from ray import tune
 
-from marl_pool.errors import InputError
 from marl_pool.runs import CONFIG, Run, is_unused
-from marl_pool.training.verbs import JOBS
+from marl_pool.training.jobs import JOBS
+from marl_pool.utils.errors import InputError
 
 JOB = "job"
 """Key of a job in Tune's configuration; a JSON text, since Tune interprets some

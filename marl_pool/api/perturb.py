@@ -1,0 +1,290 @@
+"""A perturbation around other people's envs, if these observe tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
+
+from marl_pool.envs.base import World
+from marl_pool.envs.pettingzoo.agents import PARTS, by_name, token_spec
+from marl_pool.perturbations import make_perturbation, perturbation_names
+from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, stream_keys
+
+Observation = dict[str, np.ndarray]
+"""Arrays by the names of `Tokens`: ``features``, ``types`` and ``padding``."""
+
+ALONE = "agent"
+"""The agent of a Gymnasium env, and its group."""
+
+
+def perturb_env(
+    env: Any, perturbation: Perturbation | Mapping[str, Any] | str, seed: int = 0
+) -> "PerturbedParallelEnv | PerturbedEnv":
+    """Put a perturbation between an env and whoever acts in it.
+
+    Where the env is a world of this package, what is seen is what a `Rollout` of that
+    world, with that seed, shows its policies.
+
+    Args:
+        env: a PettingZoo ``ParallelEnv`` or a Gymnasium ``Env`` whose observations are
+            dicts of ``features`` ``(N, F)``, ``types`` and ``padding`` ``(N,)``.
+        perturbation: one that was made; or its name; or ``{"name": …, **options}``.
+        seed: of the perturbation, until ``reset(seed=…)`` brings another one.
+
+    Raises:
+        InputError: observations of another form, or a wrong perturbation.
+    """
+    if isinstance(env, gymnasium.Env):
+        return PerturbedEnv(env, perturbation, seed)
+    if isinstance(env, ParallelEnv):
+        return PerturbedParallelEnv(env, perturbation, seed)
+    raise InputError(
+        "env: expected a PettingZoo ParallelEnv or a Gymnasium Env, got "
+        f"{type(env).__name__}"
+    )
+
+
+class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
+    """A PettingZoo env seen through a perturbation; see `perturb_env`.
+
+    Agents whose names differ in a trailing number only are perturbed as the agents of
+    one group are, each by numbers of its own.
+    """
+
+    def __init__(
+        self,
+        env: ParallelEnv[Any, Any, Any],
+        perturbation: Perturbation | Mapping[str, Any] | str,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(env)
+        agents = list(env.possible_agents)
+        seen = {agent: env.observation_space(agent) for agent in agents}
+        groups = by_name(env, agents)
+        self._lens = Lens(perturbation, groups, seen, _specs(env), seed)
+
+    def observation_space(self, agent: Any) -> spaces.Dict:
+        """What ``agent`` observes; N may have grown."""
+        return self._lens.spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[Any, Observation], dict[Any, dict[str, Any]]]:
+        """Begin the next episode, or the first one of ``seed``."""
+        observations, infos = self.env.reset(seed=seed, options=options)
+        return self._lens.begin(observations, seed), infos
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        """Advance by one step; see PettingZoo's ``ParallelEnv.step``.
+
+        Raises:
+            InputError: before the first `reset`.
+        """
+        self._lens.require_reset()
+        observations, *rest = self.env.step(actions)
+        return self._lens.look(observations), *rest
+
+
+class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
+    """A Gymnasium env seen through a perturbation; see `perturb_env`."""
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        perturbation: Perturbation | Mapping[str, Any] | str,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(env)
+        seen = {ALONE: env.observation_space}
+        self._lens = Lens(perturbation, {ALONE: [ALONE]}, seen, _specs(env), seed)
+        self.observation_space = self._lens.spaces[ALONE]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin the next episode, or the first one of ``seed``."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._lens.begin({ALONE: observation}, seed)[ALONE], info
+
+    def step(self, action: Any) -> Any:
+        """Advance by one step.
+
+        Raises:
+            InputError: before the first `reset`.
+        """
+        self._lens.require_reset()
+        observation, *rest = self.env.step(action)
+        return self._lens.look({ALONE: observation})[ALONE], *rest
+
+
+class Lens:
+    """A perturbation of the observations of one env's agents, a batch of one world.
+
+    Args:
+        perturbation: see `perturb_env`.
+        groups: the agents of each group.
+        seen: what each agent observes.
+        specs: of the groups' tokens, where they are known; else spaces tell.
+        seed: of the perturbation.
+
+    Attributes:
+        spaces: what each agent observes through it.
+    """
+
+    def __init__(
+        self,
+        perturbation: Perturbation | Mapping[str, Any] | str,
+        groups: Mapping[str, Sequence[Any]],
+        seen: Mapping[Any, spaces.Space[Any]],
+        specs: Mapping[str, TokenSpec],
+        seed: int,
+    ) -> None:
+        self.groups = {name: list(agents) for name, agents in groups.items()}
+        self.specs = {
+            name: _spec(agents[0], seen[agents[0]], specs.get(name))
+            for name, agents in self.groups.items()
+        }
+        self.perturbation = _made(perturbation, list(self.specs.values()))
+        self.dtypes = {
+            agent: {part: space[part].dtype for part in PARTS}  # type: ignore[index]
+            for agent, space in seen.items()
+        }
+        self.seed, self.episode, self.played = seed, -1, -1
+        self.states: dict[str, PerturbationState] = {}
+        self.spaces = {
+            agent: self._space(agent, self._grown(spec))
+            for name, spec in self.specs.items()
+            for agent in self.groups[name]
+        }
+
+    def require_reset(self) -> None:
+        """Refuse a step of an episode that has not begun."""
+        if not self.states:
+            raise InputError("Cannot call env.step() before calling env.reset()")
+
+    def begin(
+        self, observations: Mapping[Any, Observation], seed: int | None
+    ) -> dict[Any, Observation]:
+        """Perturb the first observations of the next episode, or the first of a seed.
+
+        Args:
+            observations: of the agents that are there.
+            seed: what the env was reset with.
+        """
+        self.episode = 0 if seed is not None else self.episode + 1
+        self.seed = self.seed if seed is None else seed
+        self.played += 1
+        for part, name in enumerate(self.groups):
+            tokens = self._tokens(name, observations)
+            self.states[name] = self._start(tokens, part)
+        return self.look(observations)
+
+    def look(self, observations: Mapping[Any, Observation]) -> dict[Any, Observation]:
+        """Perturb one step's observations of the agents that are there."""
+        seen: dict[Any, Observation] = {}
+        for name, agents in self.groups.items():
+            tokens = self._tokens(name, observations)
+            tokens, self.states[name] = self.perturbation(tokens, self.states[name])
+            for i, agent in enumerate(agents):
+                parts = tokens.at((0, i))._asdict().items()
+                seen[agent] = {
+                    part: tensor.numpy().astype(self.dtypes[agent][part])
+                    for part, tensor in parts
+                }
+        return {agent: seen[agent] for agent in observations}
+
+    def _start(self, tokens: Tokens, part: int) -> PerturbationState:
+        numbers = torch.tensor([[0], [self.episode], [self.played]])
+        world, episode, played = numbers
+        keys = stream_keys(self.seed, world, episode, Purpose.PERTURBATION, part)
+        if self.perturbation.ramp is None:
+            return self.perturbation.start(tokens, keys)
+        extra: dict[str, Any] = {"episodes": played}
+        return self.perturbation.start(tokens, keys, **extra)
+
+    def _tokens(self, name: str, observations: Mapping[Any, Observation]) -> Tokens:
+        """The tokens of a group, ``(1, agents, …)``; who is not there has padding."""
+        spec, agents = self.specs[name], self.groups[name]
+        blank = {
+            "features": np.zeros((spec.num_tokens, spec.num_features), spec.dtype),
+            "types": np.zeros(spec.num_tokens, np.int64),
+            "padding": np.ones(spec.num_tokens, np.bool_),
+        }
+        seen = [observations.get(agent, blank) for agent in agents]
+        stacked = {part: np.stack([one[part] for one in seen])[None] for part in PARTS}
+        tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
+        return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())
+
+    def _grown(self, spec: TokenSpec) -> int:
+        """N as the perturbation leaves it."""
+        features = torch.zeros(
+            1, 1, spec.num_tokens, spec.num_features, dtype=getattr(torch, spec.dtype)
+        )
+        types = torch.zeros(1, 1, spec.num_tokens, dtype=torch.int64)
+        tokens = Tokens(features, types, types.bool())
+        keys = torch.zeros(1, dtype=torch.int64)
+        seen, _ = self.perturbation(tokens, self.perturbation.start(tokens, keys))
+        return seen.num_tokens
+
+    def _space(self, agent: Any, num_tokens: int) -> spaces.Dict:
+        name = next(name for name, those in self.groups.items() if agent in those)
+        spec, dtypes = self.specs[name], self.dtypes[agent]
+        # Errors of measurement know no bounds but those of bytes.
+        most = 255 if spec.dtype == "uint8" else np.inf
+        least = 0 if spec.dtype == "uint8" else -np.inf
+        shape = (num_tokens, spec.num_features)
+        return spaces.Dict(
+            features=spaces.Box(least, most, shape, dtypes["features"]),
+            types=spaces.Box(0, spec.num_types - 1, shape[:1], dtypes["types"]),
+            padding=spaces.Box(0, 1, shape[:1], dtypes["padding"]),
+        )
+
+
+def _made(
+    perturbation: Perturbation | Mapping[str, Any] | str, specs: Sequence[TokenSpec]
+) -> Perturbation:
+    if isinstance(perturbation, str):
+        perturbation = {"name": perturbation}
+    if isinstance(perturbation, Mapping):
+        options = dict(perturbation)
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise InputError(
+                'perturbation: expected {"name": …, **options}, got '
+                f"{dict(perturbation)}; choose from {', '.join(perturbation_names())}"
+            )
+        perturbation = make_perturbation(name, specs=specs, **options)
+    if not isinstance(perturbation, Perturbation):
+        raise InputError(
+            'perturbation: expected one that was made, a name, or {"name": …, '
+            f"**options}}, got {perturbation!r}"
+        )
+    return perturbation
+
+
+def _spec(agent: Any, space: spaces.Space[Any], known: TokenSpec | None) -> TokenSpec:
+    """What ``agent`` observes; the world's own word is better than the space's."""
+    spec = token_spec(space) if isinstance(space, spaces.Dict) else None
+    if spec is None:
+        raise InputError(
+            f"env: agent {agent!r}: expected observations in a Dict of "
+            f"{', '.join(PARTS)}, got {' '.join(str(space).split())}"
+        )
+    return known or spec
+
+
+def _specs(env: Any) -> dict[str, TokenSpec]:
+    """The specs of the groups, if the env is a view of a world."""
+    view = getattr(env.unwrapped, "view", env.unwrapped)
+    world = getattr(view, "world", None)
+    if not isinstance(world, World):
+        return {}
+    return {name: group.tokens for name, group in world.groups.items()}

@@ -1,0 +1,1 @@
+"""The ``marl-pool`` command line."""

@@ -1,0 +1,407 @@
+"""What the command line takes: verbs, flags, their help, and key=value overrides."""
+
+import argparse
+import difflib
+from pathlib import Path
+from typing import NoReturn
+
+from marl_pool import __version__
+from marl_pool.utils import names
+from marl_pool.utils.errors import InputError
+
+PRETRAINED = "pretrained"
+KINDS = (
+    *("pooling", "envs", "encoders", "perturbations", "tokenizers"),
+    *("policies", "strategies", "tasks", PRETRAINED),
+)
+"""What can be listed."""
+RESOURCES = {
+    "num_env_runners": "processes that sample",
+    "num_learners": "processes that learn",
+    "num_gpus_per_env_runner": "GPUs of each process that samples",
+    "num_gpus_per_learner": "GPUs of each process that learns",
+    "address": "existing Ray cluster, host:port or auto",
+}
+"""Flags of ``train`` that are short for the keys ``resources.…``."""
+WORKERS = {
+    "num_workers": "processes that play; 0: this one",
+    "num_gpus_per_worker": "GPUs of each process that plays",
+    "address": "existing Ray cluster, host:port or auto",
+}
+"""Flags of ``evolve`` that are short for the keys ``resources.…``."""
+SWEEP_FLAGS = {
+    "concurrency": "trials at a time",
+    "cpus_per_trial": "CPUs, and threads of torch, of each trial",
+    "gpus_per_trial": "GPUs of each trial",
+    "seed_sd": "standard deviation of the return between seeds, if known",
+    "address": "existing Ray cluster, host:port or auto",
+}
+"""Flags of ``sweep`` that are short for the keys ``sweep.…``."""
+
+STUDIED = ("train", "fit")
+"""The verbs whose runs can be swept."""
+WEIGHTS = ("attention-neuron",)
+"""Whose published weights can be imported."""
+PUBLISHED = ("ant_mlp", "ant_pi", "carracing", "carracing_pi", "cartpole_pi")
+"""The agents whose weights were published."""
+
+TRAIN = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+For env, encoder, pooling and perturbation the option may be package.module:Class,
+a class of your own. `marl-pool train --cfg` prints every key with its meaning.
+
+examples:
+  marl-pool train
+  marl-pool train experiment=simple_centroid pooling=max env.num_noise=16 seed=3
+  marl-pool train ppo=paper total_steps=4e6 --num-env-runners 4 --run-dir runs/paper
+  marl-pool train pooling=my_package.my_module:MyPool pooling.width=16
+"""
+SWEEP = """\
+key=a,b or key=range(0,3) gives a key several values; every combination is a trial. A
+preset such as experiment=figure5 may bring a grid, whose keys can be set anew. All
+trials are checked before the first one starts. key=value and group=option are as for
+`marl-pool train`, with --verb fit as for `marl-pool fit`:
+
+  {groups}
+
+Each trial is an ordinary run in DIR/trials. A sweep that was stopped goes on with
+`marl-pool resume DIR`. With --address, DIR must be on a file system that all machines
+of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key.
+
+examples:
+  marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
+  marl-pool sweep experiment=figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
+  marl-pool sweep experiment=figure5 --concurrency 8 --cpus-per-trial 2
+  marl-pool sweep --verb fit task=knn_centroid pooling=ada,avg,max,cls task.k=1,4,16
+"""
+EVOLVE = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+For env, policy, evolution and perturbation the option may be package.module:Class, a
+class of your own. `marl-pool evolve --cfg` prints every key with its meaning. All
+members of a generation play the same episodes. Simulators are played by several
+processes with --num-workers, of a cluster with --address.
+
+examples:
+  marl-pool evolve experiment=cartpole_attention_neuron
+  marl-pool evolve policy=feed_forward evolution=pgpe evolution.population=64 seed=3
+  marl-pool evolve evolution=cma init=zeros repetitions=32 time_limit=600
+"""
+CLONE = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+teacher=… is the policy to clone: the folder of a run or policy, heuristic, value_table
+(for Pong, reads the console's memory), or package.module:Class of a policy. It sees
+everything, the student sees it through the perturbation. For env, policy and
+perturbation the option may be package.module:Class, a class of your own.
+clone=sequences is for students with a memory, clone=steps for those without.
+`marl-pool clone --cfg` prints every key.
+
+examples:
+  marl-pool clone teacher=heuristic perturbation=shuffle
+  marl-pool clone teacher=runs/my-run policy=feed_forward clone=steps clone.rounds=4
+  marl-pool clone experiment=pong_clone_remembering
+  marl-pool clone trajectories=runs/my-clone policy.hidden=[32] seed=1
+"""
+FIT = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+A supervised study: what a pooling head or an encoder can do, without RL. scale= says
+how large it is; the numbers it stands for are keys like all others. For task, encoder
+and pooling the option may be package.module:Class, a class of your own. What it will
+cost is printed first; --dry-run prints nothing else. `marl-pool fit --cfg` prints every
+key. Grids of such runs: `marl-pool sweep --verb fit`.
+
+examples:
+  marl-pool fit task=knn_centroid pooling=ada task.k=4
+  marl-pool fit task=clustering encoder=set_transformer pooling=none scale=tiny
+  marl-pool fit task=images pooling=cls data_dir=my-data task.dataset=fashion_mnist
+"""
+RESUME = """\
+Training goes on from the newest checkpoint, and a sweep with what it has not finished.
+Only run control may be changed: total_steps, total_generations or total_batches,
+time_limit, checkpoint.*, resources.*; threads, device and data_dir of a fit; and
+sweep.* of a sweep.
+
+examples:
+  marl-pool resume runs/my-run
+  marl-pool resume runs/my-run total_steps=2e6 time_limit=600
+  marl-pool resume sweeps/my-sweep sweep.concurrency=4
+  marl-pool resume runs/my-run --plugin my_package.my_module:MyPool
+"""
+EVALUATE = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+env.KEY=… measures a run in another world than it was trained in. A policy without a run
+is measured, too: its folder, with env=NAME if it does not say its world, or the name of
+one that is shipped with the package, pretrained=NAME. Its results are written to --out,
+by default a new folder in evaluations/. Several runs whose training or test hides
+tokens are compared in a heat map, which --out is for, too.
+`marl-pool evaluate --cfg` prints every key with its meaning.
+
+examples:
+  marl-pool evaluate runs/my-run
+  marl-pool evaluate runs/my-run suite=attention_neuron env.noise_channels=5
+  marl-pool evaluate my-policy env=cartpole suite=attention_neuron --out my-results
+  marl-pool evaluate runs/one runs/two suite=attention_neuron
+  marl-pool evaluate runs/my-run episodes=1024 stochastic=true checkpoint=last
+  marl-pool evaluate runs/my-run --plugin my_package.my_module:MyPool
+"""
+DIAGNOSE = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+The policy plays, unperturbed, in a world that knows which tokens matter for the task.
+Signal loss, relation scores and the bounds of the AdaPool paper's Theorem 3.12 are
+written to the run. Several runs are shown in one table, too, which is written to --out.
+Worlds and policies without a run are named as for `marl-pool evaluate`.
+`marl-pool diagnose --cfg` prints every key with its meaning.
+
+examples:
+  marl-pool diagnose runs/my-run
+  marl-pool diagnose runs/my-run episodes=256 max_observations=32768 checkpoint=last
+  marl-pool diagnose runs/my-run env.num_noise=60
+  marl-pool diagnose runs/ada runs/avg runs/max --out my-table
+"""
+RENDER = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+env.KEY=… shows a run in another world than it was trained in. A policy without a run
+is shown, too: its folder, with env=NAME if it does not say its world, or the name of
+one that is shipped with the package, pretrained=NAME; its video is written to --out.
+Several runs are shown side by side, in one video that is written to --out, too.
+`marl-pool render --cfg` prints every key with its meaning.
+
+examples:
+  marl-pool render runs/my-run
+  marl-pool render runs/my-run top_patches=10
+  marl-pool render runs/my-run episodes=3 head=0 seed=7
+  marl-pool render runs/my-run perturbation=occlude beside_clean=true rows=2
+  marl-pool render runs/ada runs/max perturbation=inject --out ada-and-max
+"""
+REPORT = """\
+FILE becomes a page that needs nothing else: learning curves, robustness, comparisons,
+videos, and where each number comes from. Runs that differ in their seed alone are one
+method. Each run's newest evaluation counts; evaluate=true makes those that are missing,
+and then takes the keys of `marl-pool evaluate`, too. Without --out the page is written
+to reports/. `marl-pool report --cfg` prints every key with its meaning.
+
+examples:
+  marl-pool report runs/my-run
+  marl-pool report runs/ada-0 runs/ada-1 runs/max-0 runs/max-1 --out ada-or-max.html
+  marl-pool report sweeps/my-sweep/trials/* videos=false
+  marl-pool report runs/one runs/two evaluate=true suite=quick episodes=64
+"""
+IMPORT_WEIGHTS = """\
+FILE is a model.npz of the folder AttentionNeuron/pretrained in the repository
+github.com/google/brain-tokyo-workshop. DIR becomes a folder with a policy, as in a run.
+
+examples:
+  marl-pool import-weights attention-neuron model.npz --agent cartpole_pi --out cartpole
+"""
+LIST = """\
+examples:
+  marl-pool list
+  marl-pool list pooling
+"""
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Split a command line into flags and key=value overrides.
+
+    Args:
+        arguments: at least one, without the program's name.
+
+    Raises:
+        InputError: an unknown verb or flag, or an argument that is neither.
+    """
+    parser, verbs = _parsers(asked=arguments[0], of_fits=_are_fits(arguments))
+    if not arguments[0].startswith("-") and arguments[0] not in verbs:
+        raise names.unknown("command", arguments[0], verbs)
+    known, rest = parser.parse_known_args(arguments)
+    if hasattr(known, "run"):
+        # argparse takes the first bare arguments for RUN, wherever RUN stands.
+        taken = known.run if isinstance(known.run, list) else [known.run]
+        words = [*filter(None, taken), *(text for text in rest if text[0] != "-")]
+        paths = [word for word in words if _is_path(word)]
+        several = isinstance(known.run, list)
+        known.run = paths if several else next(iter(paths), None)
+        left = [] if several else paths[1:]
+        flags = [text for text in rest if text[0] == "-"]
+        rest = [*(word for word in words if not _is_path(word)), *left, *flags]
+    for text in rest:
+        if not _is_override(text):
+            raise _not_understood(text, verbs.get(known.verb, parser))
+    return known, rest
+
+
+def print_help() -> None:
+    """Print what the command can do."""
+    _parsers(asked="", of_fits=False)[0].print_help()
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose refusals are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def _parsers(
+    asked: str, of_fits: bool
+) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
+    parser = _Parser(
+        prog="marl-pool",
+        description="Train, measure and watch policies that see sets of tokens.",
+        epilog="`marl-pool VERB --help` shows a verb's options and examples.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def add(verb: str, what: str, epilog: str) -> argparse.ArgumentParser:
+        # Listing a verb's groups reads a folder and loads pydantic: only if asked.
+        if asked == verb and "{groups}" in epilog:
+            made_by = "fit" if verb == "sweep" and of_fits else verb
+            epilog = epilog.format(groups=_groups(made_by))
+        return verbs.add_parser(
+            verb,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    train = add("train", "train a policy with PPO", TRAIN)
+    train.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
+    for key, what in RESOURCES.items():
+        flag = f"--{key.replace('_', '-')}"
+        train.add_argument(flag, metavar="X", help=f"{what} (resources.{key})")
+    evolve = add("evolve", "evolve a policy, a population at a time", EVOLVE)
+    evolve.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
+    for key, what in WORKERS.items():
+        flag = f"--{key.replace('_', '-')}"
+        evolve.add_argument(flag, metavar="X", help=f"{what} (resources.{key})")
+    clone = add("clone", "clone a teacher by what it does", CLONE)
+    clone.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
+    fit = add("fit", "fit a network to a supervised task", FIT)
+    fit.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
+    fit.add_argument(
+        "--dry-run", action="store_true", help="print what it would cost and stop"
+    )
+    sweep = add("sweep", "train a grid of policies, several at a time", SWEEP)
+    sweep.add_argument(
+        "--verb",
+        dest="trained_by",
+        metavar="VERB",
+        choices=STUDIED,
+        default=STUDIED[0],
+        help="what makes each run: train (the default) or fit",
+    )
+    sweep.add_argument("--sweep-dir", metavar="DIR", help="folder of the sweep")
+    sweep.add_argument(
+        "--dry-run", action="store_true", help="print the study and stop"
+    )
+    for key, what in SWEEP_FLAGS.items():
+        flag = f"--{key.replace('_', '-')}"
+        sweep.add_argument(flag, metavar="X", help=f"{what} (sweep.{key})")
+    resume = add("resume", "go on with a run or a sweep that was stopped", RESUME)
+    evaluate = add("evaluate", "measure a policy under perturbations", EVALUATE)
+    diagnose = add("diagnose", "measure how a policy pools signal", DIAGNOSE)
+    render = add("render", "make a video of a policy", RENDER)
+    reporter = add("report", "write a page about one run or several", REPORT)
+    reporter.add_argument(
+        "--out", metavar="FILE", help="new HTML file; default: one in reports/"
+    )
+    for reader, number, what in (
+        (resume, "?", "folder of the run or sweep"),
+        (render, "*", "folder of a run, or of a policy; or of several runs"),
+        (evaluate, "*", "folder of a run, or of a policy; or of several runs"),
+        (diagnose, "*", "folder of a run, or of a policy; or of several runs"),
+        (reporter, "*", "folders of runs"),
+    ):
+        reader.add_argument("run", metavar="RUN", nargs=number, help=what)
+    for reader in (evaluate, diagnose, render):
+        reader.add_argument(
+            "--out", metavar="DIR", help="new folder for results that belong to no run"
+        )
+    for reader in (resume, evaluate, diagnose, render, reporter):
+        reader.add_argument(
+            "--plugin",
+            metavar="CLASS",
+            action="append",
+            default=[],
+            help="package.module:Class that the run may use; may be given repeatedly",
+        )
+    composers = (train, evolve, clone, fit, sweep, evaluate, diagnose, render, reporter)
+    for composer in composers:
+        composer.add_argument(
+            "--config-dir", metavar="DIR", type=Path, help="folder of your own YAML"
+        )
+        composer.add_argument(
+            "--cfg", action="store_true", help="print the configuration and stop"
+        )
+    importer = add(
+        "import-weights", "make a policy of published weights", IMPORT_WEIGHTS
+    )
+    importer.add_argument("source", metavar="SOURCE", help=", ".join(WEIGHTS))
+    importer.add_argument("file", metavar="FILE", help="the published .npz")
+    importer.add_argument(
+        "--agent", metavar="NAME", required=True, help=", ".join(PUBLISHED)
+    )
+    importer.add_argument("--out", metavar="DIR", required=True, help="new folder")
+    listing = add("list", "list what can be named", LIST)
+    listing.add_argument("kind", metavar="KIND", nargs="?", help=", ".join(KINDS))
+    return parser, dict(verbs.choices)
+
+
+def _groups(verb: str) -> str:
+    from marl_pool.config.sections import VERBS, options_for
+
+    groups = VERBS[verb].config_groups
+    options = {group: "|".join(options_for(verb, group)) for group in groups}
+    return "\n  ".join(f"{name}={own}" for name, own in options.items() if own)
+
+
+def _are_fits(arguments: list[str]) -> bool:
+    """Whether trials are runs of fit: help must know before flags are parsed."""
+    given = " ".join(arguments).replace("=", " ")
+    return "--verb fit" in given
+
+
+def _is_path(text: str) -> bool:
+    """Whether a bare argument can only be a folder, not key=value."""
+    try:
+        there = Path(text).exists()
+    except OSError:  # longer than a path may be
+        there = False
+    return there or ("=" not in text and text[-1:] not in "]}")
+
+
+def _is_override(text: str) -> bool:
+    return "=" in text and not text.startswith("-")
+
+
+def _not_understood(text: str, parser: argparse.ArgumentParser) -> InputError:
+    if not text.startswith("-"):
+        hint = "; quote what has spaces: 'key={a: b}'" if text[-1:] in "]}" else ""
+        return InputError(f"{text!r}: expected a flag or key=value{hint}")
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    near = difflib.get_close_matches(text.partition("=")[0], flags, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return InputError(f"unknown flag {text!r}: choose from {', '.join(flags)}.{hint}")

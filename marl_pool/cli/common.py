@@ -1,0 +1,130 @@
+"""Steps that several verbs share: compose, open a run, print what was written."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.api.train import compose_run
+from marl_pool.utils import names
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import printable, quoted
+
+if TYPE_CHECKING:
+    from marl_pool.runs import Run
+
+
+def composed(
+    verb: str, arguments: Namespace, overrides: list[str]
+) -> dict[str, Any] | None:
+    """Compose and check; with ``--cfg`` print the result and return None."""
+    checked, chosen = compose_run(verb, overrides, arguments.config_dir)
+    if not arguments.cfg:
+        return checked
+    from marl_pool.config import commented
+
+    print(commented(verb, checked, chosen, arguments.config_dir), end="")
+    return None
+
+
+@contextmanager
+def reading(
+    arguments: Namespace, overrides: Sequence[str], command: str = ""
+) -> Iterator[None]:
+    """Import nothing because a file says so while a verb works on what it reads.
+
+    Allowed are the classes and modules of ``--plugin``, and the names in what the user
+    typed. Only for these is the working directory searched.
+
+    Args:
+        arguments: the flags.
+        overrides: ``key=value`` as typed.
+        command: the command to repeat with ``--plugin``; empty names the flag alone.
+    """
+    from marl_pool.config import parse
+
+    typed: set[str] = set()
+    for text in overrides:
+        override = parse(text)
+        named = names.texts_in(override.value())
+        typed |= named
+        if override.key_or_group == "env.module" or any(map(names.is_plug_in, named)):
+            search_working_directory()
+    if arguments.plugin:
+        search_working_directory()
+    allowed = {*arguments.plugin, *typed}
+    with names.trust(allowed, f"the configuration of {arguments.verb}", command):
+        yield
+
+
+def search_working_directory() -> None:
+    """Let Python find a user's own modules where the command is given."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def open_run(verb: str, path: str | None) -> "Run":
+    """Open a run for a verb; all but ``resume`` want one that has a policy."""
+    from marl_pool.runs import Run
+
+    if path is None:
+        raise InputError(f"{verb}: expected the folder of a run, got none")
+    run = Run.open(path)
+    if run.verb == "fit" and verb != "resume":
+        from marl_pool.training.jobs import JOBS
+
+        raise InputError(
+            f"{verb}: expected a run that has a policy, got {path}, made by fit: what "
+            f"it came to is in {JOBS[run.verb].result}"
+        )
+    return run
+
+
+def flags_as_keys(
+    section: str, flags: Mapping[str, str], arguments: Namespace
+) -> list[str]:
+    """The overrides that flags with a value are short for."""
+    given = {key: getattr(arguments, key) for key in flags}
+    return [
+        f"{section}.{key}={_quoted(value)}"
+        for key, value in given.items()
+        if value is not None
+    ]
+
+
+def _quoted(value: str) -> str:
+    """A flag's value in Hydra's syntax: a number as it is, else a quoted string."""
+    try:
+        float(value)
+    except ValueError:
+        return "'" + value.replace("'", r"\'") + "'"
+    return value
+
+
+def stopped(path: Path, *configs: Mapping[str, Any]) -> int:
+    """Say how to go on, and return the exit status of who was interrupted."""
+    print(f"marl-pool: stopped; {go_on(path, *configs)}", file=sys.stderr)
+    return 130
+
+
+def go_on(path: Path, *configs: Mapping[str, Any]) -> str:
+    """Which command goes on with what was stopped.
+
+    Args:
+        path: of the run or sweep.
+        *configs: of its runs; the plug-ins in them are allowed by the command.
+    """
+    named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
+    modules = ((config.get("env") or {}).get("module") for config in configs)
+    plugins = sorted(named.union(filter(None, modules)))
+    flags = "".join(f" --plugin {quoted(name)}" for name in plugins)
+    return f"go on with: marl-pool resume {quoted(path)}{flags}"
+
+
+def print_paths(paths: Sequence[Path]) -> None:
+    """A line for each."""
+    for path in paths:
+        print(printable(path))

@@ -1,0 +1,237 @@
+"""The verbs that measure and show what runs and policies do."""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.cli.common import composed, open_run, print_paths, reading
+from marl_pool.utils import names
+from marl_pool.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from marl_pool.runs import Run
+
+    Act = Callable[[Run, dict[str, Any], list[str]], list[Path]]
+
+REPORT_KEYS = ("videos", "evaluate", "threads")
+"""Keys of ``report`` itself; with ``evaluate=true`` others go to ``evaluate``."""
+
+
+def evaluate(arguments: Namespace, overrides: list[str]) -> int:
+    """Measure runs or policies under perturbations; several are compared."""
+    with reading(arguments, overrides):
+        return _evaluate(arguments, overrides)
+
+
+def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
+    settings = composed("evaluate", arguments, overrides)
+    if settings is None:
+        return 0
+    runs = _readable(arguments)
+    if len(arguments.run) < 2:
+        return _act_on_one(arguments, settings, _evaluate_run)
+    documents = _documents(arguments, settings, _evaluate_run)
+    from marl_pool.evaluation.comparable import require_comparable
+    from marl_pool.evaluation.plots.heat_map import compare, is_shown
+
+    if is_shown(settings["perturbations"]):
+        try:
+            require_comparable(runs)
+        except InputError as error:
+            print(f"no heat map: {error}")
+            return 0
+        print_paths(compare(documents, arguments.out))
+    return 0
+
+
+def diagnose(arguments: Namespace, overrides: list[str]) -> int:
+    """Look into runs or policies; several are compared."""
+    with reading(arguments, overrides):
+        return _diagnose(arguments, overrides)
+
+
+def _diagnose(arguments: Namespace, overrides: list[str]) -> int:
+    settings = composed("diagnose", arguments, overrides)
+    if settings is None:
+        return 0
+    runs = _readable(arguments)
+    if len(arguments.run) < 2:
+        return _act_on_one(arguments, settings, _diagnose_run)
+    from marl_pool.evaluation.comparable import require_comparable
+    from marl_pool.evaluation.diagnosis.run import compare
+
+    require_comparable(runs)
+    documents = _documents(arguments, settings, _diagnose_run)
+    print_paths(compare(documents, arguments.out))
+    return 0
+
+
+def render(arguments: Namespace, overrides: list[str]) -> int:
+    """Film a run or a policy, or several side by side."""
+    with reading(arguments, overrides):
+        return _render(arguments, overrides)
+
+
+def _render(arguments: Namespace, overrides: list[str]) -> int:
+    settings = composed("render", arguments, overrides)
+    if settings is None:
+        return 0
+    if len(arguments.run) < 2:
+        return _act_on_one(arguments, settings, _render_run)
+    from marl_pool.evaluation.video.side_by_side import SideBySide
+
+    film = SideBySide(settings, arguments.out)
+    for path in arguments.run:
+        _act_on(path, None, arguments, settings, partial(film.add, path))
+    print_paths([film.write()])
+    return 0
+
+
+def report(arguments: Namespace, overrides: list[str]) -> int:
+    """Write a page of runs."""
+    with reading(arguments, overrides):
+        return _report(arguments, overrides)
+
+
+def _report(arguments: Namespace, overrides: list[str]) -> int:
+    from marl_pool.config import compose, parse
+
+    def is_own(override: str) -> bool:
+        return parse(override).key_or_group in REPORT_KEYS
+
+    own = [override for override in overrides if is_own(override)]
+    others = [override for override in overrides if not is_own(override)]
+    settings = composed("report", arguments, own)
+    if settings is None:
+        return 0
+    if others and not settings["evaluate"]:
+        raise InputError(
+            f"{parse(others[0]).key_or_group}: expected one of "
+            f"{', '.join(REPORT_KEYS)}, or evaluate=true and a key of "
+            "`marl-pool evaluate`"
+        )
+    threads = f"threads={settings['threads']}"
+    how = compose("evaluate", [*others, threads], arguments.config_dir)
+    runs = [open_run("report", path) for path in arguments.run or [None]]
+    from marl_pool.evaluation.report import page
+    from marl_pool.evaluation.report.runs import not_evaluated
+
+    page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
+    lacking = not_evaluated(runs)
+    for run in lacking if settings["evaluate"] else []:
+        print_paths(_act_on(str(run.path), None, arguments, how, _evaluate_run))
+    plugins = arguments.plugin
+    print_paths([page.report(runs, arguments.out, settings, plugins=plugins)])
+    return 0
+
+
+def _evaluate_run(
+    run: "Run", settings: dict[str, Any], plugins: list[str]
+) -> list[Path]:
+    from marl_pool.evaluation.run import evaluate_run
+
+    return evaluate_run(run, settings, plugins=plugins)
+
+
+def _diagnose_run(
+    run: "Run", settings: dict[str, Any], plugins: list[str]
+) -> list[Path]:
+    from marl_pool.evaluation.diagnosis.run import diagnose_run
+
+    return diagnose_run(run, settings, plugins=plugins)
+
+
+def _render_run(run: "Run", settings: dict[str, Any], plugins: list[str]) -> list[Path]:
+    from marl_pool.evaluation.video.render import render_run
+
+    return [render_run(run, settings, plugins=plugins)]
+
+
+def _act_on_one(arguments: Namespace, settings: dict[str, Any], act: "Act") -> int:
+    path = next(iter(arguments.run), None)
+    print_paths(_act_on(path, arguments.out, arguments, settings, act))
+    return 0
+
+
+def _readable(arguments: Namespace) -> "list[Run]":
+    """Open what was named, before any of it is measured, which may take hours."""
+    from marl_pool.evaluation.bare_policies import find_bare
+
+    if len(arguments.run) < 2:
+        return []  # the one is opened soon enough
+    if arguments.out is not None and Path(arguments.out).exists():
+        raise InputError(f"{arguments.out} exists; choose another --out")
+    bare = [find_bare(path, None) for path in arguments.run]
+    return [
+        open_run(arguments.verb, path)
+        for path, policy in zip(arguments.run, bare, strict=True)
+        if policy is None
+    ]
+
+
+def _documents(
+    arguments: Namespace, settings: dict[str, Any], act: "Act"
+) -> list[Path]:
+    """Act on each of several runs; return the JSON files among what was written."""
+    documents = []
+    for path in arguments.run:
+        written = _act_on(path, None, arguments, settings, act)
+        print_paths(written)
+        documents += [file for file in written if file.suffix == ".json"]
+    return documents
+
+
+def _act_on(
+    path: str | None,
+    out: str | None,
+    arguments: Namespace,
+    settings: dict[str, Any],
+    act: "Act",
+) -> list[Path]:
+    """Evaluate or render a run, or a policy without one.
+
+    Args:
+        path: of either; None where ``pretrained`` names a policy.
+        out: folder for the results of a policy without a run.
+        arguments: the flags.
+        settings: of the verb; the env in them becomes complete, if there is one.
+        act: takes the run, the settings and the plug-ins; returns what it wrote.
+    """
+    from marl_pool.evaluation.bare_policies import find_bare
+
+    verb, change = arguments.verb, settings["env"]
+    bare = find_bare(path, settings["pretrained"])
+    own = change is not None and "name" in change
+    # A suite may choose an environment, too: only what the user typed is allowed.
+    typed = names.texts_in(change) & names.allowed()
+    plugins = [*arguments.plugin, *sorted(typed)]
+    if bare is None:
+        run = open_run(verb, path)
+        if out is not None:
+            raise InputError(f"--out: the results of {path} are written to that run")
+        env = _env(change, run.env, run.path)
+        return act(run, {**settings, "env": env}, plugins)
+    if not own and bare.env is None:
+        raise InputError(
+            f"{bare.source} does not say in what world it acts: expected env=NAME"
+        )
+    trained = _env(bare.env, None, bare.source)
+    env = _env(change, trained, bare.source) or trained
+    assert env is not None
+    with bare.as_run(trained or env, out, verb) as run:
+        changed = None if env == run.config["env"] else env
+        return act(run, {**settings, "env": changed}, plugins)
+
+
+def _env(
+    change: Mapping[str, Any] | None, base: Mapping[str, Any] | None, source: object
+) -> dict[str, Any] | None:
+    """An environment's complete options; None where nothing is to change."""
+    from marl_pool.config.checks import check_change
+
+    if change is None:
+        return None
+    with names.trust(names.allowed(), source):
+        return check_change("env", change, base)

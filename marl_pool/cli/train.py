@@ -1,0 +1,239 @@
+"""The verbs that make runs, and the one that goes on with them."""
+
+import shlex
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.api.train import new_run, perform
+from marl_pool.cli.arguments import RESOURCES, SWEEP_FLAGS, WORKERS
+from marl_pool.cli.common import (
+    composed,
+    flags_as_keys,
+    go_on,
+    open_run,
+    print_paths,
+    reading,
+    stopped,
+)
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.extras import require_ray, require_ray_for
+from marl_pool.utils.names import UntrustedError, allowed, trust
+from marl_pool.utils.text import printable
+
+if TYPE_CHECKING:
+    from marl_pool.config.grid import Plan
+    from marl_pool.runs import Run
+    from marl_pool.sweeps import Sweep
+
+
+def train(arguments: Namespace, overrides: list[str]) -> int:
+    """Train a new run by PPO."""
+    return _new_run(arguments, overrides, RESOURCES)
+
+
+def evolve(arguments: Namespace, overrides: list[str]) -> int:
+    """Evolve a new run's policy."""
+    return _new_run(arguments, overrides, WORKERS)
+
+
+def clone(arguments: Namespace, overrides: list[str]) -> int:
+    """Clone a teacher into a new run's policy."""
+    return _new_run(arguments, overrides, {})
+
+
+def fit(arguments: Namespace, overrides: list[str]) -> int:
+    """Fit a new supervised run, or price it."""
+    if not arguments.dry_run:
+        return _new_run(arguments, overrides, {})
+    config = composed("fit", arguments, overrides)
+    if config is not None:
+        from marl_pool.training.supervised.fit import price
+        from marl_pool.training.supervised.settings import FitConfig
+
+        with tempfile.TemporaryDirectory() as folder:
+            print(price(FitConfig.from_plain(config), Path(folder)))
+    return 0
+
+
+def _new_run(
+    arguments: Namespace, overrides: list[str], flags: Mapping[str, str]
+) -> int:
+    overrides += flags_as_keys("resources", flags, arguments)
+    verb = arguments.verb
+    config = composed(verb, arguments, overrides)
+    if config is None:
+        return 0
+    with new_run(verb, config, arguments.run_dir) as run:
+        return _run_training(run, config)
+
+
+def sweep(arguments: Namespace, overrides: list[str]) -> int:
+    """Run every trial of a grid, or price them."""
+    overrides += flags_as_keys("sweep", SWEEP_FLAGS, arguments)
+    from marl_pool.config import STUDIES, check, commented, compose_only, plan_sweep
+    from marl_pool.sweeps import Sweep, default_path
+
+    verb = arguments.trained_by
+    plan = plan_sweep(overrides, arguments.config_dir, verb)
+    if arguments.cfg:
+        study = STUDIES[verb]
+        whole, chosen = compose_only(study, plan.overrides, arguments.config_dir)
+        checked = check(study, {**whole, "grid": plan.grid})
+        print(commented(study, checked, chosen, arguments.config_dir), end="")
+        return 0
+    first = plan.trials[0].config
+    label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
+    path = arguments.sweep_dir or default_path(label)
+    if Sweep.is_at(path):
+        raise InputError(
+            f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
+        )
+    trials = Path(path) / "trials"
+    if trials.is_dir() and (found := sorted(item.name for item in trials.iterdir())):
+        raise InputError(
+            f"{trials}: expected an empty folder for a new sweep, got {found[0]}"
+        )
+    new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb)
+    return _run_sweep(new, plan, arguments.dry_run)
+
+
+def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        # All trials share what one of them has made; a dry run leaves nothing.
+        data = scratch if dry_run else str((sweep.path / "data").absolute())
+        for trial in plan.trials:
+            if "data_dir" in trial.config and trial.config["data_dir"] is None:
+                trial.config["data_dir"] = data
+        return _run_trials(sweep, plan, dry_run)
+
+
+def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
+    from marl_pool.config.grid import validate_runs
+
+    validate_runs(sweep, plan)
+    require_ray()
+    from marl_pool.training.settings import SweepSettings
+    from marl_pool.training.sweep.run import run_sweep
+
+    settings = SweepSettings(**plan.settings)
+    try:
+        failed = run_sweep(sweep, plan.trials, settings, dry_run)
+    except KeyboardInterrupt:
+        if not sweep.is_at(sweep.path):
+            raise
+        return stopped(sweep.path, *(trial.config for trial in plan.trials))
+    if not dry_run:
+        print_paths([sweep.path, sweep.table_path])
+    for name, reason in failed.items():
+        print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def resume(arguments: Namespace, overrides: list[str]) -> int:
+    """Go on with a run or a sweep."""
+    from marl_pool.sweeps import Sweep
+
+    given = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
+    command = ["marl-pool resume", shlex.quote(str(arguments.run)), *given]
+    with reading(arguments, overrides, " ".join(command)):
+        if arguments.run is None or not Sweep.is_at(arguments.run):
+            return _resume_run(arguments, overrides)
+        with trust(allowed(), arguments.run):
+            return _resume_sweep(Sweep.open(arguments.run), overrides)
+
+
+def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
+    from marl_pool.config import assign, check
+
+    run = open_run(arguments.verb, arguments.run)
+    from marl_pool.training.jobs import JOBS
+
+    if run.verb not in JOBS:
+        raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
+    job = JOBS[run.verb]
+    _refuse_unless(job.controls, overrides)
+    with trust(allowed(), run.path):
+        try:
+            # Complete, whatever an earlier version wrote: `Job` reads it.
+            complete = check(run.verb, run.config)
+            _refuse_new_defaults(run.config, complete)
+            run.config = complete
+            config = check(run.verb, assign(run.config, overrides))
+        except UntrustedError:
+            raise  # it names the run
+        except InputError as error:
+            raise InputError(f"{run.path}: {error}") from error
+        done, wanted = job.saved(run), job.total(config)
+        if done >= wanted:
+            told = f"{done:,} of {wanted:,} {job.unit}"
+            print(f"{run.path}: {told} are done; nothing to do")
+            return 0
+        require_ray_for(run.verb, config)
+        return _run_training(run, config)
+
+
+def _refuse_new_defaults(
+    stored: Mapping[str, Any], complete: Mapping[str, Any]
+) -> None:
+    """Refuse a network whose options an earlier version did not have.
+
+    The checkpoint's weights may fit today's default all the same, and training would
+    go on as another network in silence.
+    """
+    for section in ("policy", "encoder", "pooling"):
+        old, new = stored.get(section), complete.get(section)
+        if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+            continue
+        for key in sorted(new.keys() - old.keys()):
+            raise InputError(
+                f"{section}.{key}: expected the value that the run was begun with, got "
+                f"none; another version of marl_pool wrote it. Today's default is "
+                f"{new[key]!r}: if that is right, write it into config.yaml and remove "
+                "the file's last line, a checksum"
+            )
+
+
+def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
+    from marl_pool.config import parse, plan_grid
+    from marl_pool.training.jobs import JOBS
+
+    _refuse_unless((*JOBS[sweep.verb].controls, "sweep"), overrides)
+    for key in {parse(text).key_or_group for text in overrides} & set(sweep.grid):
+        raise InputError(f"{key}: it is swept; for other values start a new sweep")
+    sweep.overrides += overrides
+    plan = plan_grid(sweep.grid, sweep.overrides, sweep.config_dir, sweep.verb)
+    return _run_sweep(sweep, plan)
+
+
+def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse keys that what is resumed cannot change any more."""
+    from marl_pool.config import parse
+
+    for text in overrides:
+        key = parse(text).key_or_group
+        if key.split(".")[0] not in allowed:
+            raise InputError(
+                f"{key}: a resumed run takes only {', '.join(allowed)}; "
+                "for anything else start a new run"
+            )
+
+
+def _run_training(run: "Run", config: dict[str, Any]) -> int:
+    from marl_pool.training.jobs import JOBS
+
+    job = JOBS[run.verb]
+    try:
+        perform(run, config)
+    except KeyboardInterrupt:
+        return stopped(run.path, config)
+    if config["time_limit"] is not None and job.saved(run) < job.total(config):
+        way = go_on(run.path, config)
+        print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
+    results = [run.path / job.result] if job.result else []
+    written = (run.metrics_path, run.policy_dir, *results)
+    print_paths([run.path, *filter(Path.exists, written)])
+    return 0

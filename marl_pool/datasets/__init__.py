@@ -1,1 +1,0 @@
-"""Data of the supervised studies: made from a seed, or read from a folder."""

@@ -1,0 +1,1 @@
+"""Ant, in MuJoCo and in PyBullet."""

@@ -1,0 +1,1 @@
+"""BoxWorld: a planning task on a grid of keys and locks."""

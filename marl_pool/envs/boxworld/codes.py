@@ -1,0 +1,112 @@
+"""What a cell of a BoxWorld can hold, as one number, and the rules that go with it."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from marl_pool.envs.drawing.canvas import Color
+
+KEY_REWARD = 1.0
+"""For the loose key, and for each box on the path but the last."""
+GEM_REWARD = 10.0
+DISTRACTOR_REWARD = -1.0
+
+NO_COLOR: Color = (0, 0, 0)
+FLOOR_COLOR: Color = (220, 220, 220)
+AGENT_COLOR: Color = (128, 128, 128)
+GEM_COLOR: Color = (255, 255, 255)
+KEY_COLORS: tuple[Color, ...] = (
+    (128, 0, 0),
+    (230, 25, 75),
+    (250, 190, 190),
+    (154, 99, 36),
+    (245, 130, 49),
+    (255, 216, 177),
+    (128, 128, 0),
+    (255, 255, 25),
+    (255, 250, 200),
+    (191, 239, 69),
+    (60, 180, 75),
+    (170, 255, 195),
+    (70, 153, 144),
+    (66, 212, 244),
+    (0, 0, 117),
+    (67, 99, 216),
+    (145, 30, 180),
+    (230, 190, 255),
+    (240, 50, 230),
+)
+"""Of keys and their locks: those of the AdaPool paper's published env."""
+
+COLORS = len(KEY_COLORS)
+
+# What a cell holds is one number. Those of a kind that comes in all colors follow
+# each other, and what can be taken comes last.
+NOTHING = 0
+FLOOR = 1
+AGENT = 2
+GEM = 3  # in a box
+HELD_GEM = 4
+KEY = 5  # in a box
+HELD = KEY + COLORS
+LOOSE = HELD + COLORS
+LOCK = LOOSE + COLORS  # of a box on the path that holds a key
+GOAL = LOCK + COLORS  # of the box that holds the gem
+TRAP = GOAL + COLORS  # of a distractor box
+CODES = TRAP + COLORS
+
+TYPE_NAMES = ("self", "floor", "key", "lock", "gem", "held")
+
+
+@dataclass(frozen=True)
+class Code:
+    """What there is to know of a number in a cell: its token's type and its color."""
+
+    type_name: str
+    color: Color
+
+
+def describe_codes() -> list[Code]:
+    """Every code's type and color, in order. Distractors look like all boxes."""
+    single = [
+        Code("held", NO_COLOR),
+        Code("floor", FLOOR_COLOR),
+        Code("self", AGENT_COLOR),
+        Code("gem", GEM_COLOR),
+        Code("held", GEM_COLOR),
+    ]
+    kinds = ("key", "held", "key", "lock", "lock", "lock")
+    return single + [Code(kind, color) for kind in kinds for color in KEY_COLORS]
+
+
+@cache
+def entries() -> list[list[int]]:
+    """By what is held and what lies ahead: the latter if it can be walked onto.
+
+    Else NOTHING.
+    """
+    return [[_enter(held, code) for code in range(CODES)] for held in range(CODES)]
+
+
+def _enter(held: int, code: int) -> int:
+    fits = held >= HELD and (held - HELD) == (code - LOCK) % COLORS
+    if code in (FLOOR, AGENT) or LOOSE <= code < LOCK or (code >= LOCK and fits):
+        return code
+    return NOTHING
+
+
+def in_hand(code: int) -> int:
+    """How what was taken looks in the hand; NOTHING for what cannot be taken."""
+    if code == GEM:
+        return HELD_GEM
+    if KEY <= code < HELD or LOOSE <= code < LOCK:
+        return HELD + (code - KEY) % COLORS
+    return NOTHING
+
+
+def reward_of(code: int) -> float:
+    """For walking onto ``code``."""
+    if code < LOOSE:
+        return 0.0
+    if code < GOAL:
+        return KEY_REWARD
+    return GEM_REWARD if code < TRAP else DISTRACTOR_REWARD

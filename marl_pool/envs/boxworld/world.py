@@ -1,0 +1,347 @@
+"""BoxWorld: keys open boxes with keys, one of them holds the gem."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, Unpack
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor
+
+from marl_pool.envs.base import Group, World, WorldOptions
+from marl_pool.envs.boxworld.codes import (
+    AGENT,
+    CODES,
+    FLOOR,
+    GEM,
+    GOAL,
+    HELD,
+    HELD_GEM,
+    KEY,
+    LOCK,
+    LOOSE,
+    NOTHING,
+    TRAP,
+    TYPE_NAMES,
+    describe_codes,
+    entries,
+    in_hand,
+    reward_of,
+)
+from marl_pool.envs.boxworld.drawing import draw_grid
+from marl_pool.envs.boxworld.levels import LevelGenerator, LevelStock
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import NonNegativeInt, PositiveInt
+
+MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
+"""Rows and columns of the actions: up, down, left, right."""
+
+LEAST_N, MOST_N = 3, 32
+
+
+@dataclass(frozen=True)
+class BoxWorldGroup(Group):
+    """The agent of a BoxWorld.
+
+    Attributes:
+        n: cells along a side of its room; positions in tokens count in 1 / (n + 1).
+    """
+
+    n: int
+
+
+class BoxWorld(World):
+    r"""An agent that opens boxes in the right order to get to a gem.
+
+    The agent walks up, down, left or right in a room of n × n cells. Walking onto the
+    loose key takes it. A box is two cells side by side: its content, left, and its
+    lock, right. Walking onto the lock opens it if the agent holds a key of the lock's
+    color; key and lock vanish, the agent stands where the lock was, and it holds the
+    content, another key or the gem. Nothing else can be walked onto: walls, contents
+    and locks of another color. The agent then stays where it is.
+
+    The loose key begins a chain of boxes with the gem in the last. Distractor boxes
+    are opened by keys of that chain too (`LevelGenerator` says how levels are drawn).
+    The loose key gives +1, and so does each box of the chain that holds a key. The box
+    with the gem gives +10 and ends the episode, a distractor box gives -1 and ends it,
+    all else gives 0. After ``max_steps`` an episode is truncated. The best return is
+    ``goal_length + 9``: 11 with the default options.
+
+    Every level can be solved. With the default options the shortest way to the gem
+    took 10.2 steps on average and 23 at most, in ten thousand levels, so none of these
+    lacked time (``tests/envs/boxworld/test_boxworld_solver.py``). Longer chains in larger rooms ask
+    for a larger ``max_steps``.
+
+    A token has the cell's color, RGB in [0, 1], and the cell's row and column relative
+    to the agent's own, divided by n + 1. Its types are ``self``, ``floor``, ``key``,
+    ``lock``, ``gem`` and ``held``. The held key shows in the corner of the wall.
+
+    - ``"pixels"``: the held key, then the cells row by row: n² + 1 tokens.
+    - ``"entities"``: self, the loose key or the held one, of which there is always
+      exactly one, then content and lock of each box in reading order:
+      2 + 2 · (goal_length - 1 + num_distractors · distractor_length) tokens.
+
+    A held key that is not there yet and boxes that were opened are padding.
+
+    Source: AdaPool, sections 4.4 and C.6, and the paper's published env; the task is
+    that of Zambaldi et al., *Deep reinforcement learning with relational inductive
+    biases*, 2019. There a key is walked onto after its box was opened, and the loose
+    key gives nothing; here the AdaPool paper's rules hold. Where we differ from its
+    published env:
+
+    - Padding is masked; there, padded tokens took part in attention.
+    - Own token: found by its type, wherever it stands; there AdaPool's query was the
+      first token, padding or floor, while the own token stood last.
+    - Order: as above; there padding, then cells row by row, then self.
+    - ``num_distractors`` branches, as the paper has it; there a number drawn from 0
+      to that at each reset, which ``random_distractors`` brings back.
+    - Boxes and the loose key touch each other nowhere, as in Zambaldi et al., so that
+      every level can be solved; there a box could stand right above another.
+    - The loose key lies in any free cell, in a fifth of the levels in the last
+      column; there never in the last column.
+    - A branch of several boxes is a chain; there the contents were mixed up.
+    - A seed fixes the level, and observations are float32, as their space says.
+
+    Args:
+        num_envs: worlds in the batch.
+        n: cells along a side, 3 to 32.
+        goal_length: keys and gem to be collected, at least 2; one less is the number
+            of boxes of the chain.
+        num_distractors: branches that lead nowhere, at least 0.
+        distractor_length: boxes of a branch, at least 1. Opening the first ends the
+            episode; the others are to look at.
+        random_distractors: draw the number of branches at each reset, uniformly from
+            0 to ``num_distractors``.
+        observation: ``"entities"`` or ``"pixels"``.
+        max_steps: steps until truncation.
+
+    Raises:
+        InputError: a number out of range, more boxes than the room has room for, an
+            unknown observation.
+    """
+
+    codes: Tensor
+    """``(num_envs, n² + 2)`` int64, what each place holds; see `Levels`."""
+    places: Tensor
+    """``(num_envs, tokens)`` int64, where each token is; of pixels only the first,
+    the agent's own."""
+    _stock: LevelStock | None
+
+    def __init__(
+        self,
+        num_envs: PositiveInt,
+        *,
+        n: Annotated[int, Field(ge=LEAST_N, le=MOST_N)] = 7,
+        goal_length: Annotated[int, Field(ge=2)] = 2,
+        num_distractors: NonNegativeInt = 2,
+        distractor_length: PositiveInt = 1,
+        random_distractors: bool = False,
+        observation: Literal["entities", "pixels"] = "entities",
+        max_steps: PositiveInt = 30,
+        **common: Unpack[WorldOptions],
+    ) -> None:
+        super().__init__(
+            num_envs,
+            max_steps=max_steps,
+            **common,
+        )
+        self.n, self.pixels = n, observation == "pixels"
+        self.generator = LevelGenerator(
+            n,
+            goal_length,
+            num_distractors,
+            distractor_length,
+            random_distractors,
+            self.device,
+        )
+        boxes = self.generator.num_boxes
+        num_tokens = n**2 + 1 if self.pixels else 2 + 2 * boxes
+        spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=(3, 4))
+        group = BoxWorldGroup(1, spec, spaces.Discrete(len(MOVES)), n)
+        self._groups: dict[str, Group] = {"agent": group}
+        self._build_tables()
+        places = torch.zeros(num_envs, 1 if self.pixels else num_tokens)
+        codes = torch.full((num_envs, n**2 + 2), FLOOR)
+        tensors = {"codes": codes, "places": places.long()}
+        self._set_tensors({k: v.to(self.device) for k, v in tensors.items()})
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """One group, ``"agent"``, of one agent."""
+        return self._groups
+
+    def observe(self) -> dict[str, Tokens]:
+        """Tokens ``(num_envs, 1, N)``; see the class."""
+        own = self.places[:, 0]
+        if self.pixels:
+            codes = self.codes[:, :-1].flatten()
+            features = self._offsets.index_select(0, own)
+        else:
+            codes = self.codes.gather(1, self.places).flatten()
+            seen = torch.add(self.places, own[:, None], alpha=self.n**2 + 2)
+            features = self._offsets.index_select(0, seen.flatten())
+        shape = (self.num_envs, 1, -1)
+        features = features.view(len(codes), 5)
+        features.add_(self._colors.index_select(0, codes))
+        types = self._types.index_select(0, codes).view(shape)
+        padding = self._empty.index_select(0, codes).view(shape)
+        if not self.pixels:
+            padding[..., 0] = False
+        return {"agent": Tokens(features.view(*shape, 5), types, padding)}
+
+    def signal(self) -> dict[str, Tensor]:
+        """Self, keys in hand or loose, and the boxes on the path; see `World.signal`.
+
+        Branches look like the path, so no type tells: the level does. Floor is noise.
+        """
+        codes = self.codes
+        lock = (codes >= LOCK) & (codes < TRAP)
+        # A box's lock is right of its content.
+        beside = torch.nn.functional.pad(lock[:, 1:], (0, 1))
+        content = (codes == GEM) | ((codes >= KEY) & (codes < HELD))
+        key = (codes == HELD_GEM) | ((codes >= HELD) & (codes < LOCK))
+        useful = (codes == AGENT) | key | lock | (content & beside)
+        useful = useful[:, :-1] if self.pixels else useful.gather(1, self.places)
+        return {"agent": useful[:, None] & ~self.observe()["agent"].padding}
+
+    def token_places(self, index: int) -> Tensor:
+        """What each token of world ``index`` shows, ``(N,)``: see `Levels`."""
+        if self.pixels:
+            return torch.arange(self.n**2 + 1, device=self.device)
+        return self.places[index]
+
+    def renumber(self, worlds: Tensor, episode: int) -> None:
+        """Give the worlds other numbers; see `World.renumber`."""
+        super().renumber(worlds, episode)
+        self._stock = None
+
+    def frame(
+        self,
+        index: int = 0,
+        *,
+        attention: Tensor | None = None,
+        group: str | None = None,
+        agent: int = 0,
+        size: int = 512,
+    ) -> np.ndarray:
+        """Draw world ``index`` as in the paper's Figure 10; see `World.frame`.
+
+        The held key shows in the upper left corner of the wall. A cell with more than
+        no attention has an orange rim, wider for more.
+        """
+        colors = self._colors[self.codes[index, :-1], :3] * 255
+        weights = None
+        if attention is not None:
+            weights = self._by_place(attention, self.token_places(index))
+        text = f"step {int(self.steps[index])}"
+        return draw_grid(
+            colors.round().byte().cpu().numpy(), self.n, weights, text=text, size=size
+        )
+
+    def _by_place(self, attention: Tensor, places: Tensor) -> np.ndarray:
+        """The weights ``(N,)`` of tokens as ``(n² + 1,)`` of places."""
+        if attention.shape != places.shape:
+            raise InputError(
+                f"attention: expected one weight for each of {len(places)} tokens, "
+                f"got the shape {tuple(attention.shape)}"
+            )
+        weights = attention.new_zeros(self.n**2 + 2).index_add_(0, places, attention)
+        return weights[:-1].double().cpu().numpy()
+
+    def _place(self, rows: Tensor, keys: Tensor) -> None:
+        if self._stock is None:
+            self._stock = LevelStock(self.generator, self.draw, self.seed, self.worlds)
+        levels = self._stock.take(rows, self.episodes)
+        self.codes[rows] = levels.codes
+        self.places[rows, 0] = levels.agent
+        if not self.pixels:
+            self.places[rows, 1] = levels.key
+            self.places[rows, 2:] = levels.boxes.flatten(1)
+
+    def _advance(
+        self, actions: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        codes, before = self.codes, self.places[:, :1]
+        ahead = self._neighbors[before, actions["agent"]]
+        held, beside = codes[:, :1], ahead - 1
+        # What is walked onto, or NOTHING where the way is barred.
+        meeting = torch.add(codes.gather(1, ahead), held, alpha=CODES)
+        entered = _look_up(self._entered, meeting)
+        opened, takes = entered >= LOCK, entered >= LOOSE
+        content = codes.gather(1, beside)
+        item = torch.where(opened, content, entered)
+        hand = torch.where(takes, _look_up(self._held, item), held)
+        after = torch.where(entered == NOTHING, before, ahead)
+        # Content and lock are gone; the agent covers what it stands on.
+        codes.scatter_(1, beside, content.masked_fill_(opened, FLOOR))
+        codes.scatter_(1, before, FLOOR).scatter_(1, after, AGENT)
+        codes[:, :1] = hand
+        self.places[:, :1] = after
+        if not self.pixels:
+            self.places[:, 1:2].masked_fill_(takes, 0)
+        ends = _look_up(self._ends, entered)
+        return {"agent": _look_up(self._rewards, entered)}, ends[:, 0]
+
+    def _reset_keys(self, rows: Tensor) -> Tensor:
+        # The stock hashes its own, of many episodes at once.
+        return rows
+
+    def _build_tables(self) -> None:
+        about = describe_codes()
+        # Position and color come from tables of whole tokens: one addition joins them.
+        self._colors = self._constant([(*code.color, 0, 0) for code in about]) / 255
+        types = [TYPE_NAMES.index(code.type_name) for code in about]
+        self._types = self._constant(types, torch.int64)
+        # Where the agent stands now, nothing else is any more: only its own token
+        # shows it.
+        none = (NOTHING,) if self.pixels else (NOTHING, FLOOR, AGENT)
+        self._empty = self._constant([i in none for i in range(CODES)], torch.bool)
+        self._rewards = self._constant([reward_of(i) for i in range(CODES)])
+        self._ends = self._constant([i >= GOAL for i in range(CODES)], torch.bool)
+        self._held = self._constant([in_hand(i) for i in range(CODES)], torch.int64)
+        self._entered = self._constant(entries(), torch.int64).flatten()
+        self._offsets = self._build_offsets()
+        self._neighbors = self._constant(_neighbors(self.n), torch.int64)
+
+    def _build_offsets(self) -> Tensor:
+        """Tokens without color, by the agent's place and what they show.
+
+        For pixels ``(n² + 2, n² + 1, 5)``, else ``((n² + 2)², 5)``.
+        """
+        rows = self._constant(range(1, self.n + 1))
+        cells = torch.cartesian_prod(rows, rows)
+        wall = torch.zeros_like(cells[:1])
+        places = torch.cat((wall, cells, wall))
+        away = (places - places[:, None]) / (self.n + 1)
+        offsets = torch.nn.functional.pad(away, (3, 0))
+        return offsets[:, :-1].contiguous() if self.pixels else offsets.flatten(0, 1)
+
+    def _constant(self, values: object, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.tensor(values, dtype=dtype or self.dtype, device=self.device)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"codes": self.codes, "places": self.places}
+
+    def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.codes, self.places = tensors["codes"], tensors["places"]
+        self._stock = None  # these may be other worlds
+
+
+def _look_up(table: Tensor, indices: Tensor) -> Tensor:
+    """Entries ``(B, 1)`` at ``indices`` ``(B, 1)``, several times sooner than by []."""
+    return table.index_select(0, indices[:, 0])[:, None]
+
+
+def _neighbors(n: int) -> list[list[int]]:
+    """By place and action, the place ahead: at a wall, the place itself."""
+    table = [[0] * 4]
+    for row in range(n):
+        for column in range(n):
+            ahead = [(row + down, column + right) for down, right in MOVES]
+            here = (row, column)
+            inside = [to if set(to) <= set(range(n)) else here for to in ahead]
+            table.append([1 + r * n + c for r, c in inside])
+    return table

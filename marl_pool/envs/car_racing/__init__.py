@@ -1,0 +1,1 @@
+"""CarRacing on image patches."""

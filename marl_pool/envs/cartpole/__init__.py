@@ -1,0 +1,1 @@
+"""Cart-pole swing-up."""

@@ -1,0 +1,141 @@
+"""Drawing a cart and its pole, and a bar for the attention to each channel."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from marl_pool.envs.cartpole.physics import POLE_LENGTH, TRACK
+from marl_pool.envs.drawing.canvas import (
+    ATTENTION,
+    FOCUS,
+    GRID,
+    INK,
+    SHIFT,
+    Camera,
+    Color,
+    Frame,
+    blend,
+)
+from marl_pool.utils.errors import InputError
+
+EXTENT = 2.8
+RAIL = 1.0
+"""Height of the track in the picture; the bars stand below."""
+CART: tuple[float, float] = (0.2, 0.1)
+"""Half its width and height."""
+CART_COLOR: Color = (31, 90, 200)
+POLE_COLOR: Color = (214, 39, 40)
+FLOOR, HEIGHT = -2.0, 1.6
+"""Where the bars stand, and the height of the highest."""
+SHORT = {"position": "x", "velocity": "x'", "angular_velocity": "th'"}
+
+
+class CartPoleFrame(Frame):
+    """A `Frame` that can draw a cart and bars.
+
+    Args:
+        size: height and width in pixels.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(Camera(EXTENT, size))
+
+    def cart(self, position: float, angle: float) -> None:
+        """Draw the track, and the cart with its pole at ``angle`` from upright."""
+        stop = CART[1]
+        for end in (-TRACK, TRACK):
+            self._stroke((end, RAIL - stop), (end, RAIL + stop), INK, 3)
+        self._stroke((-TRACK, RAIL), (TRACK, RAIL), INK, 2)
+        half_width, half_height = CART
+        low = (position - half_width, RAIL - half_height)
+        self._box(low, (position + half_width, RAIL + half_height), CART_COLOR)
+        tip = (
+            position - POLE_LENGTH * math.sin(angle),
+            RAIL + POLE_LENGTH * math.cos(angle),
+        )
+        width = max(2, round(self.camera.pixels(0.06)))
+        self._stroke((position, RAIL), tip, POLE_COLOR, width)
+        (pivot,) = self.camera.project(np.array([(position, RAIL)]))
+        self._disc(pivot, self.camera.pixels(0.05), INK)
+
+    def bars(self, names: Sequence[str], weights: np.ndarray) -> None:
+        """Draw a bar for each token, in multiples of the fair share.
+
+        The line across is the fair share, 1 over the number of tokens; the highest
+        bar shows `FOCUS` times as much, and what is more.
+        """
+        slot = 2 * TRACK / len(names)
+        heights = HEIGHT * np.clip(weights * len(names) / FOCUS, 0, 1)
+        for place, (name, height) in enumerate(zip(names, heights, strict=True)):
+            middle = -TRACK + (place + 0.5) * slot
+            low, high = middle - 0.3 * slot, middle + 0.3 * slot
+            self._box((low, FLOOR), (high, FLOOR + HEIGHT), GRID)
+            self._box((low, FLOOR), (high, FLOOR + height), ATTENTION)
+            self._name(SHORT.get(name, name.replace("noise_", "n")), middle, slot)
+        fair = FLOOR + HEIGHT / FOCUS
+        self._stroke((-TRACK, fair), (TRACK, fair), blend(INK, 0.5), 1)
+
+    def _name(self, name: str, middle: float, slot: float) -> None:
+        # A letter is about half as wide as its line is high.
+        room = self.camera.pixels(slot) / max(0.55 * len(name), 1)
+        line = round(min(self.camera.size / 28, room))
+        ((x, y),) = self.camera.project(np.array([(middle, FLOOR)]))
+        start = round(x - 0.25 * line * len(name))
+        self._text(name, (start, round(y + line)), line)
+
+    def _stroke(
+        self,
+        first: tuple[float, float],
+        last: tuple[float, float],
+        color: Color,
+        width: int,
+    ) -> None:
+        self._line(self.camera.project(np.array([first, last])), color, width)
+
+    def _box(
+        self, low: tuple[float, float], high: tuple[float, float], color: Color
+    ) -> None:
+        corners = self.camera.project(np.array([low, high]))
+        first, last = (self._fixed(corner) for corner in corners)
+        cv2 = self._cv2
+        cv2.rectangle(self.image, first, last, color, -1, cv2.LINE_AA, SHIFT)
+
+
+def draw(
+    position: float,
+    angle: float,
+    *,
+    text: str,
+    names: Sequence[str],
+    attention: Tensor | None,
+    size: int,
+) -> np.ndarray:
+    """Draw a world.
+
+    Args:
+        position: of the cart.
+        angle: of the pole in radians from upright, growing to the left.
+        text: written in the upper left.
+        names: what each token shows.
+        attention: ``(N,)`` weights of the tokens; None draws no bars.
+        size: height and width in pixels.
+
+    Returns:
+        ``(size, size, 3)`` uint8 RGB.
+
+    Raises:
+        InputError: not one weight for each token.
+    """
+    frame = CartPoleFrame(size)
+    frame.cart(position, angle)
+    if attention is not None:
+        if attention.shape != (len(names),):
+            raise InputError(
+                f"attention: expected one weight for each of {len(names)} tokens, "
+                f"got the shape {tuple(attention.shape)}"
+            )
+        frame.bars(names, attention.double().cpu().numpy())
+    frame.legend((), text)
+    return frame.image

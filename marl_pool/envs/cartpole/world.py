@@ -1,0 +1,265 @@
+"""CartPole swing-up: sensor channels as tokens that do not say which is which."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Unpack
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor
+
+from marl_pool.envs.base import Group, World, WorldOptions
+from marl_pool.envs.cartpole.drawing import draw
+from marl_pool.envs.cartpole.physics import DT, MAX_FORCE, TRACK, accelerations
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.types import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+CHANNELS = ("position", "velocity", "cos", "sin", "angular_velocity")
+"""What the sensor measures, in the order of the tokens."""
+
+
+Angle = Annotated[
+    float, Field(ge=0, le=math.pi, description="an angle in [0, pi] radians")
+]
+
+
+class CartPole(World):
+    r"""Swing a pole up and balance it, sensing channels without names.
+
+    A cart on a track of 4.8 m is pushed by 10 N times the action, a number in
+    [-1, 1]. The pole starts near to hanging and at random speeds, and is to be brought
+    upright over the middle:
+
+    .. math:: r = \frac{\cos\theta + 1}{2} \cos\Bigl(\frac{\pi}{2} \frac{x}{2.4}\Bigr)
+
+    where the new state counts, also in the last step. An episode ends (terminated)
+    when :math:`|x| > 2.4`, and is truncated after ``max_steps`` steps of 0.01 s.
+    Position and angle advance with the old velocities (explicit Euler). A start is
+    uniform: position in [-2.4, 2.4], velocities in [-10, 10], angle within
+    :math:`\pi / 2` of hanging. Many starts cannot be saved: the cart arrives at the end
+    of the track too fast. Slower starts, and upright ones, make an easier task to begin
+    with (``start_speed``, ``start_angle``).
+
+    Each of the five channels (:math:`x, \dot x, \cos\theta, \sin\theta, \dot\theta`)
+    is a token of its own. All tokens are of one type, none is the agent itself, and
+    none carries an index or a position. So a policy that does not care for the order
+    of its tokens and has no memory cannot solve the task: it cannot tell the angle
+    from the position. It takes a memory (AttentionNeuron), or at least
+    ``num_frames``, to find out what a channel means by how it moves; ``channel_ids``
+    is the control that tells. The order of the tokens never changes here: a shuffle is
+    a perturbation.
+
+    Source: ``CartPoleSwingUpHarder`` in Tang and Ha, The sensory neuron as a
+    transformer (2021), section 4.1; the numbers are those of its published code. The
+    paper lists the angle as the fifth channel, but the code has its velocity, as here.
+    Duplicates ("10 obs") and noise channels ("5 obs + 5 noise") meet there an agent
+    that was trained without them, and its codes are halved (footnote 3), which
+    ``rescale_codes`` of an evaluation does; ``suite=attention_neuron`` sets it.
+
+    Args:
+        num_envs: worlds in the batch.
+        duplicates: how often each channel is there, at least 1; the channels follow in
+            their order, then again.
+        noise_channels: tokens after these that carry only noise, at least 0.
+        noise_std: standard deviation of their Gaussian noise, fresh at each step, at
+            least 0.
+        num_frames: readings of its channel that a token carries as features, the
+            newest last, at least 1; the first reading stands for those before it.
+        channel_ids: each channel is a type of its own, which duplicates share.
+        start_speed: largest velocity of a start, of the cart in m/s and of the pole in
+            rad/s, at least 0.
+        start_angle: largest angle of a start from hanging, in [0, π] radians.
+        max_steps: steps until truncation.
+
+    Raises:
+        InputError: a number out of range.
+    """
+
+    runs_on = True
+
+    state: Tensor
+    """``(num_envs, 5 + noise_channels + 1)``: the channels, the noise, the angle."""
+    past: Tensor
+    """``(num_envs, 5 + noise_channels, num_frames - 1)`` earlier readings."""
+
+    def __init__(
+        self,
+        num_envs: PositiveInt,
+        *,
+        duplicates: PositiveInt = 1,
+        noise_channels: NonNegativeInt = 0,
+        noise_std: NonNegativeFloat = 0.1,
+        num_frames: PositiveInt = 1,
+        channel_ids: bool = False,
+        start_speed: NonNegativeFloat = 10.0,
+        start_angle: Angle = math.pi / 2,
+        max_steps: PositiveInt = 1000,
+        **common: Unpack[WorldOptions],
+    ) -> None:
+        super().__init__(
+            num_envs,
+            max_steps=max_steps,
+            dynamics_size=noise_channels,
+            **common,
+        )
+        self.duplicates, self.noise_channels = duplicates, noise_channels
+        self.noise_std, self.num_frames = noise_std, num_frames
+        self.channel_ids = channel_ids
+        five, channels = len(CHANNELS), len(CHANNELS) + noise_channels
+        order = [*range(five)] * duplicates + [*range(five, channels)]
+        self._order = torch.tensor(order, device=self.device)
+        self._types = self._order * channel_ids
+        scale = (TRACK, start_speed, start_angle, start_speed)
+        self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
+        self._groups = {"agent": self._describe()}
+        empty = torch.zeros(
+            num_envs, channels + 1, dtype=self.dtype, device=self.device
+        )
+        self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """One group, ``"agent"``, of one agent."""
+        return self._groups
+
+    @property
+    def angle(self) -> Tensor:
+        """Of the pole, ``(num_envs,)`` radians from upright, growing to the left."""
+        return self.state[:, -1]
+
+    def observe(self) -> dict[str, Tokens]:
+        """Tokens ``(num_envs, 1, N)``; see the class.
+
+        Types and padding are the same tensors at every call: don't write to them.
+        """
+        if self.num_frames == 1:
+            features = self.state.index_select(1, self._order)
+        else:
+            frames = torch.cat((self.past, self._channels()[..., None]), 2)
+            features = frames.index_select(1, self._order)
+        shape = (self.num_envs, 1, len(self._order), self.num_frames)
+        tokens = (features.view(shape), self._batch_types, self._batch_padding)
+        return {"agent": Tokens(*tokens)}
+
+    def channel_names(self) -> list[str]:
+        """What each token shows: a name of `CHANNELS`, or ``noise_0`` and so on."""
+        noise = [f"noise_{i}" for i in range(self.noise_channels)]
+        names = [*CHANNELS, *noise]
+        return [names[i] for i in self._order.tolist()]
+
+    def signal(self) -> dict[str, Tensor]:
+        """The channels that are not noise; see `World.signal`."""
+        shown = self._order < len(CHANNELS)
+        return {"agent": shown.expand_as(self._batch_padding)}
+
+    def put(self, rows: Tensor, start: Tensor) -> None:
+        """Put worlds where ``start`` says, with no past.
+
+        Args:
+            rows: ``(n,)`` int64, which worlds.
+            start: ``(n, 4)`` position, velocity, angle and angular velocity.
+        """
+        position, velocity, angle, angular_velocity = start.to(self.dtype).unbind(1)
+        sensed = (position, velocity, angle.cos(), angle.sin(), angular_velocity)
+        self.state[rows, : len(CHANNELS)] = torch.stack(sensed, 1)
+        self.state[rows, -1] = angle
+        self.past[rows] = self._channels()[rows, :, None]
+
+    def frame(
+        self,
+        index: int = 0,
+        *,
+        attention: Tensor | None = None,
+        group: str | None = None,
+        agent: int = 0,
+        size: int = 512,
+    ) -> np.ndarray:
+        """Draw world ``index``; see `World.frame`.
+
+        Attention is a bar for each token; the line across is the fair share.
+        """
+        return draw(
+            float(self._position[index]),
+            float(self._angle[index]),
+            text=f"step {int(self.steps[index])}",
+            names=self.channel_names(),
+            attention=attention,
+            size=size,
+        )
+
+    def _place(self, rows: Tensor, keys: Tensor) -> None:
+        drawn = self.draw(keys, len(self._scale) + self.noise_channels)
+        start, noise = drawn.split([len(self._scale), self.noise_channels], 1)
+        self.state[rows, len(CHANNELS) : -1] = self._gaussian(noise)
+        start = (2 * start - 1) * self._scale
+        start[:, 2] += math.pi
+        self.put(rows, start)
+
+    def _advance(
+        self, actions: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        if self.num_frames > 1:
+            newest = self._channels()[..., None]
+            self.past = torch.cat((self.past[..., 1:], newest), 2)
+        action = actions["agent"].detach().to(self.dtype).reshape(-1)
+        force = action.clamp(-1, 1).mul_(MAX_FORCE)
+        self._move(force)
+        if self.noise_channels:
+            self._noise.copy_(self._gaussian(self.dynamics.next()))
+        upright = self._cos.add(1).mul_(0.5)
+        centered = self._position.mul(math.pi / (2 * TRACK)).cos_()
+        rewards = upright.mul_(centered)[:, None]
+        return {"agent": rewards}, self._position.abs() > TRACK
+
+    def _move(self, force: Tensor) -> None:
+        """Advance by explicit Euler: positions with the old velocities."""
+        velocity, angular_velocity = self._velocity, self._angular_velocity
+        acceleration, turn = accelerations(
+            velocity, self._cos, self._sin, angular_velocity, force
+        )
+        self._position.add_(velocity, alpha=DT)
+        self._angle.add_(angular_velocity, alpha=DT)
+        velocity.add_(acceleration, alpha=DT)
+        angular_velocity.add_(turn, alpha=DT)
+        torch.cos(self._angle, out=self._cos)
+        torch.sin(self._angle, out=self._sin)
+
+    def _gaussian(self, uniform: Tensor) -> Tensor:
+        return torch.special.ndtri(uniform).mul_(self.noise_std)
+
+    def _channels(self) -> Tensor:
+        """The newest readings, ``(num_envs, 5 + noise_channels)``: a view."""
+        return self.state[:, :-1]
+
+    def _describe(self) -> Group:
+        shown = self.channel_names()
+        kinds = tuple(dict.fromkeys(shown)) if self.channel_ids else ("channel",)
+        spec = TokenSpec(
+            len(shown),
+            self.num_frames,
+            kinds,
+            has_self=False,
+            signal_types=CHANNELS if self.channel_ids else (),
+            positions=(),
+            num_frames=self.num_frames,
+        )
+        return Group(1, spec, spaces.Box(-1, 1, (1,), np.float32))
+
+    def _bind(self, state: Tensor, past: Tensor) -> None:
+        # Each row of ``rows`` is contiguous, which makes a step several times faster.
+        rows = state.t().contiguous()
+        self.state, self.past = rows.t(), past
+        self._position, self._velocity, self._cos, self._sin = rows[:4]
+        self._angular_velocity, self._angle = rows[4], rows[-1]
+        self._noise = self.state[:, len(CHANNELS) : -1]
+        types = self._types.expand(len(state), 1, -1)
+        self._batch_types = types.contiguous()
+        self._batch_padding = torch.zeros_like(self._batch_types, dtype=torch.bool)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"state": self.state, "past": self.past}
+
+    def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._bind(tensors["state"], tensors["past"])

@@ -1,0 +1,1 @@
+"""Drawing shared by the environments' renderers."""

@@ -1,0 +1,169 @@
+"""Drawing worlds of discs with OpenCV: headless, with a camera that never moves."""
+
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from marl_pool.utils.errors import InputError
+
+Color = tuple[int, int, int]
+
+PAPER: Color = (252, 252, 250)
+INK: Color = (60, 60, 60)
+GRID: Color = (232, 232, 230)
+ATTENTION: Color = (235, 130, 0)
+
+SHIFT = 4  # bits of the fraction of a pixel that OpenCV's coordinates carry
+MIN_RADIUS = 4.0  # pixels; the discs of a wide world would hardly be seen
+FOCUS = 4  # multiples of the fair share that give a line 1 - 1/e of its width
+MIN_WEIGHT = 0.02  # share of the full width below which no line is drawn
+MAX_WIDTH = 7  # pixels
+
+
+def opencv() -> ModuleType:
+    """Import OpenCV, or say how to get it."""
+    try:
+        import cv2
+    except ImportError as error:
+        raise InputError(
+            "drawing needs OpenCV: install opencv-python-headless"
+        ) from error
+    return cv2
+
+
+class Disc(NamedTuple):
+    """How a kind of entity looks."""
+
+    name: str
+    color: Color
+    radius: float
+    """In the units of the world."""
+
+
+class Camera(NamedTuple):
+    """A fixed view of the square ``[-extent, extent]``, y upwards."""
+
+    extent: float
+    size: int
+    """Height and width of the image in pixels."""
+
+    def pixels(self, length: float) -> float:
+        """A length of the world in pixels."""
+        return length * self.size / (2 * self.extent)
+
+    def project(self, points: np.ndarray) -> np.ndarray:
+        """Turn points ``(n, 2)`` of the world into pixel coordinates ``(n, 2)``."""
+        scale = np.array([1.0, -1.0]) * self.size / (2 * self.extent)
+        return np.asarray(self.size / 2 + points * scale - 0.5)
+
+
+def blend(color: Color, opacity: float, ground: Color = PAPER) -> Color:
+    """``color`` seen through on ``ground``, ``opacity`` in [0, 1]."""
+    red, green, blue = (
+        round(opacity * c + (1 - opacity) * g)
+        for c, g in zip(color, ground, strict=True)
+    )
+    return red, green, blue
+
+
+class Frame:
+    """One image in the making; draw lines first, discs over them, the legend last.
+
+    Args:
+        camera: what part of the world is seen, and how large.
+    """
+
+    def __init__(self, camera: Camera) -> None:
+        self._cv2 = opencv()
+        self.camera = camera
+        self.image = np.full((camera.size, camera.size, 3), PAPER, np.uint8)
+        """``(size, size, 3)`` uint8 RGB."""
+        reach = int(camera.extent)
+        for place in range(-reach, reach + 1):
+            for ends in ([[place, -99], [place, 99]], [[-99, place], [99, place]]):
+                self._line(camera.project(np.array(ends)), GRID, 1)
+
+    def attention(self, points: np.ndarray, observer: int, weights: np.ndarray) -> None:
+        """Draw lines from the observer, wider and stronger for a larger weight.
+
+        A weight counts in multiples of the fair share, 1 over the number of entities
+        attended to: uniform attention looks faint, however many there are. The
+        observer's weight for itself is a halo.
+
+        Args:
+            points: ``(entities, 2)`` positions.
+            observer: whose attention it is.
+            weights: ``(entities,)`` its attention to each entity, at least 0.
+        """
+        fair = 1 / max(int(np.count_nonzero(weights)), 1)
+        shares = 1 - np.exp(-weights / (FOCUS * fair))
+        ends = self.camera.project(points)
+        # The strongest last: with opaque colors the order decides who is seen.
+        for entity in np.argsort(shares):
+            share = float(shares[entity])
+            if share < MIN_WEIGHT:
+                continue
+            color = blend(ATTENTION, 0.15 + 0.85 * share)
+            if entity == observer:
+                self._disc(ends[entity], MIN_RADIUS + 10 * share, color)
+            else:
+                line = ends[[observer, entity]]
+                self._line(line, color, max(1, round(MAX_WIDTH * share)))
+
+    def crosses(self, points: np.ndarray) -> None:
+        """Mark the points ``(n, 2)`` with crosses."""
+        arms = np.array([[MIN_RADIUS, 0.0], [0.0, MIN_RADIUS]])
+        for center in self.camera.project(points):
+            for arm in 2 * arms:
+                self._line(np.stack((center - arm, center + arm)), INK, 1)
+
+    def discs(
+        self, looks: Sequence[Disc], points: np.ndarray, tails: np.ndarray
+    ) -> None:
+        """Draw one disc for each entity, and a faint tail behind it.
+
+        Args:
+            looks: ``entities`` of them; the first are drawn over the later ones.
+            points: ``(entities, 2)`` positions.
+            tails: ``(entities, 2)`` where the tails end.
+        """
+        centers, ends = self.camera.project(points), self.camera.project(tails)
+        for entity in reversed(range(len(looks))):
+            look = looks[entity]
+            radius = max(MIN_RADIUS, self.camera.pixels(look.radius))
+            line = np.stack((centers[entity], ends[entity]))
+            self._line(line, blend(look.color, 0.35), 2)
+            self._disc(centers[entity], radius + 1, PAPER)
+            self._disc(centers[entity], radius, look.color)
+
+    def legend(self, looks: Iterable[Disc], text: str) -> None:
+        """Name the kinds of discs in the lower left, and write ``text`` above."""
+        line = max(12, self.camera.size // 28)
+        looks = list(looks)
+        for row, look in enumerate(looks):
+            y = self.camera.size - line * (len(looks) - row) + line / 4
+            self._disc(np.array([0.8 * line, y]), line / 4, look.color)
+            self._text(look.name, (round(1.4 * line), round(y + line / 4)), line)
+        self._text(text, (round(0.5 * line), line), line)
+
+    def _fixed(self, point: np.ndarray) -> tuple[int, int]:
+        # OpenCV's coordinates are 32-bit; a runaway entity stays out of the picture.
+        x, y = np.clip(point, -1e4, 1e4) * (1 << SHIFT)
+        return round(x), round(y)
+
+    def _line(self, ends: np.ndarray, color: Color, width: int) -> None:
+        first, last = (self._fixed(end) for end in ends)
+        cv2 = self._cv2
+        cv2.line(self.image, first, last, color, width, cv2.LINE_AA, SHIFT)
+
+    def _disc(self, center: np.ndarray, radius: float, color: Color) -> None:
+        at, pixels = self._fixed(center), round(radius * (1 << SHIFT))
+        cv2 = self._cv2
+        cv2.circle(self.image, at, pixels, color, -1, cv2.LINE_AA, SHIFT)
+
+    def _text(self, text: str, at: tuple[int, int], line: int) -> None:
+        cv2 = self._cv2
+        font = cv2.FONT_HERSHEY_SIMPLEX
+        cv2.putText(self.image, text, at, font, line / 36, INK, 1, cv2.LINE_AA)

@@ -1,0 +1,1 @@
+"""Multi-particle environments, batched: simple_centroid and simple_tag."""

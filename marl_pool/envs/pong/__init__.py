@@ -1,0 +1,1 @@
+"""Atari Pong on image patches."""

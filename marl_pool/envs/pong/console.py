@@ -1,0 +1,113 @@
+"""A single emulated game of Pong whose console memory can be read."""
+
+from typing import Any, NamedTuple
+
+from marl_pool.envs.pong.emulator import NOOP
+
+# Addresses in the console's RAM, found by comparison with the pixels.
+BALL_X, PADDLE_Y, BALL_Y, VELOCITY_Y, VELOCITY_X = 49, 51, 54, 56, 58
+KNOB = slice(4)
+"""Bytes of a serialized emulator state that hold the position of our paddle's knob."""
+KNOB_START, KNOB_PER_FRAME = 408_823, 23_000
+"""The knob's position at the start, and its turn per emulated frame while pressed."""
+PUSH = 5.73
+"""Distance in rows by which one pressed frame moves the paddle's resting place."""
+FIRST_REST = 109.0
+"""Resting place of the paddle at the start of a game."""
+
+
+class GameState(NamedTuple):
+    """Ball and paddle in the console's units, one a pixel of 210 × 160.
+
+    The paddle is 16 rows high. It lags behind the knob: it moves on to its resting
+    place after the last press.
+    """
+
+    ball_x: int
+    """The column of the ball's left edge on the screen, plus 49."""
+    ball_y: int
+    """The row of the ball's upper edge plus 14; 0 while there is no ball."""
+    velocity_x: int
+    """Columns a frame, positive towards our paddle; kept while there is no ball."""
+    velocity_y: int
+    """Rows a frame, positive downwards; kept while there is no ball."""
+    paddle_y: int
+    """The row of our paddle's upper edge plus 13."""
+    rest: float
+    """The value of ``paddle_y`` at which the paddle comes to rest without presses."""
+
+
+class Console:
+    """An emulated console that plays one game of Pong.
+
+    The same seed, no-ops and actions lead to the same screens as in the games of the
+    native vector environment.
+
+    Args:
+        frame_skip: emulated frames of one action.
+        sticky: probability that a frame repeats the previous action.
+
+    Raises:
+        ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
+    """
+
+    def __init__(self, frame_skip: int, sticky: float = 0.0) -> None:
+        from ale_py import ALEInterface, LoggerMode
+
+        self.frame_skip, self.sticky = frame_skip, sticky
+        ALEInterface.setLoggerMode(LoggerMode.Error)
+        self.emulator = ALEInterface()
+        self.emulator.setFloat("repeat_action_probability", sticky)
+        self._load_game(seed=0)  # the default seed is the time
+        self._actions = self.emulator.getMinimalActionSet()
+
+    @property
+    def over(self) -> bool:
+        """Whether one side has 21 points."""
+        return bool(self.emulator.game_over())
+
+    def begin(self, noops: int, seed: int = 0) -> None:
+        """Start a game.
+
+        Args:
+            noops: number of idle frames at the start.
+            seed: of the emulator's random numbers, used by sticky actions only.
+        """
+        if self.sticky:  # without sticky actions the slow seeding has no effect
+            self._load_game(seed)
+        self.emulator.reset_game()
+        for _ in range(noops):
+            self.emulator.act(self._actions[NOOP])
+
+    def step(self, action: int) -> int:
+        """Play one of Pong's six actions; return points won minus points lost."""
+        chosen, points = self._actions[action], 0
+        for _ in range(self.frame_skip):
+            points += self.emulator.act(chosen)
+        return points
+
+    def read(self) -> GameState:
+        """Decode the console's memory."""
+        ram = self.emulator.getRAM()
+        serialized = self.emulator.cloneState().serialize()
+        knob = int.from_bytes(serialized[KNOB], "little", signed=True)
+        return GameState(
+            ball_x=int(ram[BALL_X]),
+            ball_y=int(ram[BALL_Y]),
+            velocity_x=-_signed(ram[VELOCITY_X]),
+            velocity_y=_signed(ram[VELOCITY_Y]),
+            paddle_y=int(ram[PADDLE_Y]),
+            rest=FIRST_REST + PUSH * ((knob - KNOB_START) / KNOB_PER_FRAME),
+        )
+
+    def _load_game(self, seed: int) -> None:
+        """Rebuild the console, which is the only way to seed it."""
+        from ale_py import roms
+
+        rom: Any = roms.get_rom_path("pong")
+        self.emulator.setInt("random_seed", seed)
+        self.emulator.loadROM(rom)
+
+
+def _signed(byte: int) -> int:
+    return (int(byte) + 128) % 256 - 128

@@ -1,0 +1,341 @@
+"""Atari Pong as a set of screen patches without positions."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Unpack
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor
+
+from marl_pool.envs.base import Group, World, WorldOptions
+from marl_pool.envs.drawing.patches import PatchGrid, draw
+from marl_pool.envs.options import require
+from marl_pool.envs.pong.emulator import (
+    NOOP,
+    SCREEN,
+    UNKNOWN,
+    BatchedEmulator,
+    vector_env,
+)
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, stream_keys, uniform
+from marl_pool.utils.types import NonNegativeInt, PositiveInt, Probability
+
+NATIVE_ACTIONS = {"minimal": (0, 1, 2, 3, 4, 5), "moves": (0, 2, 3)}
+"""Native actions by option: no-op, fire, up, down, up and fire, down and fire."""
+EPISODES_PER_SEED = 16
+"""Episodes of one emulator seed without sticky actions, since seeding is slow."""
+SEEDS = 2**31 - 2
+"""Number of seeds of the emulator, counted from 1."""
+STALE = -1
+"""Turn of an environment whose games are not in the emulator."""
+
+
+class Pong(World):
+    """Play Atari Pong against the console from a set of screen patches.
+
+    A frame is the maximum of an action's last two emulated frames, in grey, resized
+    from 210 × 160 to 84 × 84 pixels. The last ``num_frames`` frames are cut into
+    patches of 6 × 6 pixels: 196 tokens of 4 × 36 = 144 bytes. A token's features are
+    frame-major: the 36 pixels of the oldest frame, row by row, then those of the next
+    frame; the newest comes last. Tokens are ordered by rows from the upper left. After
+    a reset the first frame is repeated in place of earlier ones.
+
+    All tokens have the same type, none represents the agent, and none contains its
+    position on the screen. A permutation-invariant policy without a memory therefore
+    cannot locate the ball. The environment keeps the order: permutations
+    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
+    paper's test with orders that change within an episode needs
+    ``perturbation.scope=frame``. The features are bytes; the embedding divides them by
+    255.
+
+    The reward is 1 for a point won and -1 for a point lost; the game ends (terminated)
+    at 21 points. An episode is truncated after ``max_steps``: 27 000 steps of four
+    frames are the usual limit of 108 000 frames. After the end of a game its screen
+    and reward stay constant until the next reset.
+
+    Without sticky actions the only random number of an episode is the number of no-ops
+    before its first observation, uniform in 0, …, ``noop_max``. The game then depends
+    on the actions only, so a policy can memorise the 31 starts. With
+    ``sticky_actions`` episodes differ, and a reset takes some twenty times as long,
+    since seeding rebuilds the emulator.
+
+    The vectorised emulator cannot save games. The environment records the actions of
+    its episodes, and replays them after a state was loaded, or when both an environment
+    and one made from it by `take` are stepped. Games that `take` leaves out continue
+    with no-ops.
+
+    Source: PuzzlePong in Tang and Ha, The sensory neuron as a transformer (2021),
+    section 4.3, https://arxiv.org/abs/2109.02869, on the Arcade Learning Environment
+    (Bellemare et al., 2013, https://arxiv.org/abs/1207.4708) through ale-py. As in the
+    published code there are six actions and no sticky ones, the 10 rows with the score
+    are black, and the first frame is repeated. Frames and rewards are those of
+    Gymnasium's ``AtariPreprocessing`` of ``PongNoFrameskip-v4``, whose no-ops are 1 to
+    30.
+
+    Args:
+        num_envs: games in the batch.
+        frame_skip: emulated frames of one action, at least 1.
+        num_frames: frames in a token, at least 1.
+        patch: height and width of a patch in pixels, a divisor of 84.
+        noop_max: largest number of no-ops before the first observation, at least 0.
+        sticky_actions: probability in [0, 1) that an emulated frame repeats the
+            previous action; the usual values are 0 and 0.25.
+        zero_rows: rows of pixels at the top that are made black, 0 to 84; the first 10
+            contain the score.
+        actions: ``"minimal"`` for Pong's six (no-op, fire, up, down, up and fire, down
+            and fire), ``"moves"`` for no-op, up and down, which suffice.
+        threads: CPU threads of the emulator; 0 for one a core. Use 1 where other
+            processes occupy the cores.
+        max_steps: steps until truncation.
+
+    Raises:
+        InputError: a number out of range, or an unknown choice.
+        ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
+    """
+
+    simulated = True
+
+    screens: Tensor
+    """``(num_envs, num_frames, 84, 84)`` uint8, the newest frame last."""
+    over: Tensor
+    """``(num_envs,)`` bool: the game has ended."""
+    history: Tensor
+    """``(num_envs, at least steps)`` uint8: native actions of the present episodes."""
+    noops: Tensor
+    """``(num_envs,)`` int64: number of no-ops before the first observation."""
+
+    def __init__(
+        self,
+        num_envs: PositiveInt,
+        *,
+        frame_skip: PositiveInt = 4,
+        num_frames: PositiveInt = 4,
+        patch: PositiveInt = 6,
+        noop_max: NonNegativeInt = 30,
+        sticky_actions: Probability = 0.0,
+        zero_rows: Annotated[int, Field(ge=0, le=SCREEN)] = 10,
+        actions: Literal["minimal", "moves"] = "minimal",
+        threads: NonNegativeInt = 0,
+        max_steps: PositiveInt = 27_000,
+        **common: Unpack[WorldOptions],
+    ) -> None:
+        divides = SCREEN % patch == 0
+        require("patch", patch, divides, f"a divisor of {SCREEN}")
+        vector_env()  # fail here if ale-py is missing
+        super().__init__(
+            num_envs,
+            max_steps=max_steps,
+            **common,
+        )
+        self.num_frames, self.patch, self.zero_rows = num_frames, patch, zero_rows
+        self._options: dict[str, Any] = {
+            "frame_skip": frame_skip,
+            "noop_max": noop_max,
+            "sticky_actions": sticky_actions,
+            "threads": threads,
+        }
+        self.patch_grid = PatchGrid(SCREEN, patch, patch)
+        self._starts_per_seed = 1 if sticky_actions else EPISODES_PER_SEED
+        self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
+        self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
+        self._groups = {"agent": self._describe()}
+        self._emulator: BatchedEmulator | None = None
+        self._games = np.arange(num_envs)  # indices into the emulator's games
+        self._turn = STALE
+        shape = (num_envs, num_frames, SCREEN, SCREEN)
+        self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        self.history = torch.zeros(num_envs, 0, dtype=torch.uint8, device=self.device)
+        self.noops = torch.full_like(self.worlds, UNKNOWN)
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """One group, ``"agent"``, of one agent."""
+        return self._groups
+
+    @property
+    def game_seeds(self) -> Tensor:
+        """Seeds ``(num_envs,)`` int64 of the emulator, by episode.
+
+        With sticky actions every episode has its own.
+        """
+        blocks = self.episodes // self._starts_per_seed
+        keys = stream_keys(self.seed, self.worlds, blocks, Purpose.RESET)
+        return (uniform(keys, 1)[:, 0] * SEEDS).long() + 1
+
+    def observe(self) -> dict[str, Tokens]:
+        """Tokens ``(num_envs, 1, N)`` of bytes; see the class."""
+        side, pixels = SCREEN // self.patch, self.patch
+        shape = (self.num_envs, self.num_frames, side, pixels, side, pixels)
+        patches = self.screens.view(shape).permute(0, 2, 4, 1, 3, 5)
+        features = patches.reshape(self.num_envs, 1, side * side, -1)
+        types = torch.zeros(features.shape[:3], dtype=torch.int64, device=self.device)
+        return {"agent": Tokens(features, types, types.bool())}
+
+    def take(self, indices: Tensor) -> "Pong":
+        """Return an environment of the rows ``indices`` in their present states.
+
+        The first of the two to be stepped continues at once, the other replays its
+        games first.
+        """
+        taken = super().take(indices)
+        assert isinstance(taken, Pong)
+        taken._games = self._games[indices.cpu().numpy()]
+        if len(np.unique(taken._games)) < len(taken._games):
+            taken._turn = STALE  # a game cannot be continued in two ways
+        return taken
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state by replaying its games.
+
+        Raises:
+            InputError: the replayed screens differ, e.g. with another version of
+                ale-py.
+        """
+        super().load_state_dict(state)
+        saved, self._turn = self.screens, STALE
+        if not saved.any():  # saved before the first reset
+            return
+        emulator = self._emulator
+        if emulator is None or emulator.num_games != self.num_envs:
+            self._build()
+        self._replay()
+        if not torch.equal(saved, self.screens):
+            raise InputError(
+                "env pong: expected the screens of the saved state after a replay, got "
+                "others: use the version of ale-py that saved it"
+            )
+
+    def frame(
+        self,
+        index: int = 0,
+        *,
+        attention: Tensor | None = None,
+        group: str | None = None,
+        agent: int = 0,
+        size: int = 512,
+    ) -> np.ndarray:
+        """Draw the newest frame of environment ``index``; see `World.frame`.
+
+        It is the screen without perturbations. Attention tints the patches.
+        """
+        screen = self.screens[index, -1].cpu().numpy()
+        return draw(screen, attention, patch=self.patch, stride=self.patch, size=size)
+
+    def _place(self, rows: Tensor, keys: Tensor) -> None:
+        if len(rows) < self.num_envs:
+            self._catch_up()
+        elif self._turn == STALE:
+            self._build()
+        self._begin(rows)
+
+    def _advance(
+        self, actions: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        self._catch_up()
+        chosen = self.native_actions[actions["agent"][:, 0]]
+        if int(self.steps.max()) >= self.history.shape[1]:
+            more = max(1024, self.history.shape[1])
+            longer = self.history.new_zeros(self.num_envs, more)
+            self.history = torch.cat([self.history, longer], 1)
+        self.history.scatter_(1, self.steps[:, None], chosen[:, None].byte())
+        rewards = self._play(chosen)
+        return {"agent": rewards[:, None]}, self.over
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = ("screens", "over", "history", "noops")
+        return {name: getattr(self, name) for name in names}
+
+    def _describe(self) -> Group:
+        tokens = (SCREEN // self.patch) ** 2
+        features = self.num_frames * self.patch**2
+        spec = TokenSpec(
+            tokens,
+            features,
+            ("patch",),
+            has_self=False,
+            dtype="uint8",
+            num_frames=self.num_frames,
+        )
+        return Group(1, spec, spaces.Discrete(len(self.native_actions)))
+
+    def _build(self) -> None:
+        """Create an emulator that no other environment uses."""
+        self._emulator = BatchedEmulator(self.num_envs, **self._options)
+        self._games = np.arange(self.num_envs)
+
+    def _catch_up(self) -> None:
+        """Bring the emulator's games to the states of this environment."""
+        if self._emulator is None or self._emulator.turn != self._turn:
+            self._build()
+            self._replay()
+
+    def _replay(self) -> None:
+        """Replay the episodes up to the present."""
+        # Games cannot pause, so each begins as many steps before the end as it has.
+        self.over = torch.zeros_like(self.over)
+        total = int(self.steps.max())
+        for time in range(total + 1):
+            missing = total - time
+            self._begin((self.steps == missing).nonzero()[:, 0])
+            if missing:
+                places = (self.steps - missing).clamp(min=0)
+                self._play(self.history.gather(1, places[:, None])[:, 0].long())
+
+    def _begin(self, rows: Tensor) -> None:
+        """Start the present episodes of ``rows``."""
+        if not len(rows):
+            return
+        emulator = self._emulator
+        assert emulator is not None
+        numbers = self.episodes[rows] % self._starts_per_seed
+        seeds = self.game_seeds[rows]
+        games = self._games[rows.cpu().numpy()]
+        frames = emulator.begin(games, seeds.cpu().numpy(), numbers.cpu().numpy())
+        self._turn = emulator.turn
+        fresh = torch.zeros_like(self.over)
+        fresh[rows] = True
+        self.over = self.over & ~fresh
+        noops = torch.from_numpy(emulator.noops[self._games]).to(self.device)
+        self.noops = torch.where(fresh, noops, self.noops)
+        self._show(frames, fresh, first=True)
+
+    def _play(self, chosen: Tensor) -> Tensor:
+        """Step the games by native actions ``(num_envs,)``; return the rewards."""
+        emulator = self._emulator
+        assert emulator is not None
+        moves = np.full(emulator.num_games, NOOP)
+        moves[self._games] = chosen.cpu().numpy()
+        played = emulator.step(moves)
+        self._turn = emulator.turn
+        running = ~self.over
+        self._show(played.frames, running, first=False)
+        over = torch.from_numpy(played.over[self._games]).to(self.device)
+        self.over = self.over | over
+        rewards = torch.from_numpy(played.rewards[self._games]).to(self.device)
+        return rewards.to(self.dtype).mul_(running)
+
+    def _show(self, frames: np.ndarray, where: Tensor, first: bool) -> None:
+        """Push frames onto the stacks in ``where``; the other stacks stay.
+
+        Args:
+            frames: ``(games, 1, 84, 84)`` of all games in the emulator.
+            where: ``(num_envs,)`` bool.
+            first: the frames are the first of an episode and fill the stack.
+        """
+        if not np.array_equal(self._games, np.arange(len(frames))):
+            frames = frames[self._games]
+        newest = torch.from_numpy(frames)
+        newest[:, :, : self.zero_rows] = 0
+        newest = newest.to(self.device)
+        if first:
+            screens = newest.repeat(1, self.num_frames, 1, 1)
+        else:
+            screens = torch.cat([self.screens[:, 1:], newest], 1)
+        if not where.all():
+            screens = torch.where(where[:, None, None, None], screens, self.screens)
+        self.screens = screens

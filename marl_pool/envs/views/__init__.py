@@ -1,0 +1,1 @@
+"""PettingZoo and Gymnasium views of one environment."""

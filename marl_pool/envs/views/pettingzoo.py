@@ -1,0 +1,176 @@
+"""A world as a PettingZoo parallel environment: a batch of one."""
+
+import secrets
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from torch import Tensor
+
+from marl_pool.envs import make_batched_env
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+Observation = dict[str, np.ndarray]
+RENDER_MODES = ("rgb_array",)
+FRAMES_PER_SECOND = 10
+
+
+class ParallelView(ParallelEnv[str, Observation, Any]):
+    """One world behind PettingZoo's ``ParallelEnv``.
+
+    Agents are called ``"<group>_<number>"``. An observation is a dict of NumPy
+    arrays, the three parts of `marl_pool.tokens.Tokens`. The episodes are
+    those of the option ``seed``, from ``first_episode`` on; ``reset(seed=…)`` begins
+    that seed's episodes. Without either the first reset draws a seed from the
+    operating system, so that fresh views differ. An agent that ceases to be active is
+    terminated.
+
+    Args:
+        name: a registered world, or ``package.module:Class``.
+        render_mode: ``"rgb_array"`` or None.
+        options: of the world's constructor.
+
+    Raises:
+        InputError: an unknown name or mode, a wrong option or a number out of range.
+    """
+
+    def __init__(
+        self, name: str, *, render_mode: str | None = None, **options: Any
+    ) -> None:
+        if render_mode not in (None, *RENDER_MODES):
+            raise InputError(
+                f"render_mode: expected None or one of {', '.join(RENDER_MODES)}, "
+                f"got {render_mode!r}"
+            )
+        if "num_envs" in options:
+            raise InputError(
+                f"env.num_envs: a view of {name!r} has one world, got "
+                f"{options['num_envs']!r}; make_batched_env gives many"
+            )
+        self._name, self._options = name, options
+        self._seeded = "seed" in options
+        self.render_mode = render_mode
+        self.world = make_batched_env(name, 1, **options)
+        self.metadata = {
+            "name": f"{name.rpartition(':')[2]}_v{self.world.version}",
+            "render_modes": list(RENDER_MODES),
+            "render_fps": FRAMES_PER_SECOND,
+            "is_parallelizable": True,
+        }
+        self._places = {
+            f"{group}_{number}": (group, number)
+            for group, about in self.world.groups.items()
+            for number in range(about.num_agents)
+        }
+        self.possible_agents = list(self._places)
+        self.agents: list[str] = []
+        groups = {agent: self.world.groups[g] for agent, (g, _) in self._places.items()}
+        # Each agent its own space, since samplers are seeded one by one.
+        self.observation_spaces = {a: g.tokens.space() for a, g in groups.items()}
+        self.action_spaces = {a: deepcopy(g.action_space) for a, g in groups.items()}
+
+    def observation_space(self, agent: str) -> spaces.Dict:
+        """What ``agent`` observes."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """What ``agent`` may do."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
+        """Begin the next episode, or the first one of ``seed``."""
+        if seed is None and not self._seeded:
+            seed = secrets.randbits(31)
+        if seed is not None:
+            self._seeded = True
+            seeded = {**self._options, "seed": int(seed)}
+            self.world = make_batched_env(self._name, 1, **seeded)
+        self.world.reset()
+        self.agents = self._living()
+        return self._observe(), {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[
+        dict[str, Observation],
+        dict[str, float],
+        dict[str, bool],
+        dict[str, bool],
+        dict[str, dict[str, Any]],
+    ]:
+        """Advance by one step; see PettingZoo's ``ParallelEnv.step``.
+
+        Raises:
+            InputError: no action of a living agent, or one that is none of its own.
+        """
+        step = self.world.step(self._batch(actions))
+        ended, truncated = bool(step.terminated[0]), bool(step.truncated[0])
+        living = self._living()
+        # Those who acted, and those who were born of it.
+        told = [a for a in self.possible_agents if a in self.agents or a in living]
+        self.agents = told
+        observations = self._observe()
+        rewards = {a: float(step.rewards[g][0, i]) for a, g, i in self._where(told)}
+        terminations = {agent: ended or agent not in living for agent in told}
+        truncations = dict.fromkeys(told, truncated)
+        self.agents = [] if ended or truncated else living
+        return observations, rewards, terminations, truncations, {a: {} for a in told}
+
+    def render(self) -> np.ndarray | None:
+        """Draw the world, ``(height, width, 3)`` uint8, if ``render_mode`` says so."""
+        return None if self.render_mode is None else self.world.frame()
+
+    def _where(self, agents: list[str]) -> list[tuple[str, str, int]]:
+        return [(agent, *self._places[agent]) for agent in agents]
+
+    def _living(self) -> list[str]:
+        active = self.world.active
+        agents = self._where(self.possible_agents)
+        return [agent for agent, group, i in agents if active[group][0, i]]
+
+    def _observe(self) -> dict[str, Observation]:
+        groups = self.world.observe()
+        return {
+            agent: self._arrays(agent, groups[group].at((0, i)))
+            for agent, group, i in self._where(self.agents)
+        }
+
+    def _arrays(self, agent: str, tokens: Tokens) -> Observation:
+        # Copies: the world's own tensors must not change with what a caller holds.
+        space = self.observation_spaces[agent]
+        return {
+            name: part.cpu().numpy().astype(space[name].dtype)
+            for name, part in tokens._asdict().items()
+        }
+
+    def _batch(self, actions: dict[str, Any]) -> dict[str, Tensor]:
+        """The worlds' form of ``actions``; an agent that is no more gets zeros."""
+        batch: dict[str, np.ndarray] = {}
+        for name, group in self.world.groups.items():
+            space = group.action_space
+            shape = (1, group.num_agents, *(space.shape or ()))
+            batch[name] = np.zeros(shape, space.dtype)
+        for agent, group_name, i in self._where(self.agents):
+            batch[group_name][0, i] = self._checked(agent, actions)
+        device = self.world.device
+        return {name: torch.from_numpy(a).to(device) for name, a in batch.items()}
+
+    def _checked(self, agent: str, actions: dict[str, Any]) -> np.ndarray:
+        space = self.action_spaces[agent]
+        if agent not in actions:
+            raise InputError(f"action of {agent!r}: expected {space}, got none")
+        action = np.asarray(actions[agent])
+        if isinstance(space, spaces.Discrete):
+            fits = bool(space.contains(action))
+        else:
+            numbers = action.shape == space.shape and action.dtype.kind in "biuf"
+            fits = numbers and bool(np.isfinite(action).all())
+        if not fits:
+            raise InputError(f"action of {agent!r}: expected {space}, got {action}")
+        return action

@@ -1,0 +1,1 @@
+"""Measurements of a pooling head: signal, error bounds, attention weights."""

@@ -1,0 +1,174 @@
+"""Occlusion in training against occlusion in tests: Figure 5 of AttentionNeuron."""
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marl_pool.evaluation.bare_policies import new_folder_for
+from marl_pool.evaluation.cases import label
+from marl_pool.evaluation.results import CLEAN, TRAINED
+from marl_pool.utils.atomic import make_folder
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.plotting import INK, new_figure, save_png
+from marl_pool.utils.tables import write_csv
+
+OCCLUDE = "occlude"
+ROW = ("name", "severities")
+"""Keys of a suite's entry that are no options."""
+
+
+class Cell(NamedTuple):
+    """A cell of the heat map."""
+
+    run: str
+    trained: str
+    """Share of the tokens that was missing in training, or its bounds."""
+    tested: float
+    """Share that was missing in the test."""
+    episodes: int
+    mean: float
+    std: float
+
+
+def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
+    """The share of tokens missing in a run's training, or bounds of it.
+
+    Args:
+        config: of the run.
+    """
+    perturbation = config.get("perturbation") or {}
+    if perturbation.get("name") != OCCLUDE:
+        return 0.0
+    severity = perturbation["severity"]
+    bounds = (config.get("clone") or {}).get("severities") or severity
+    return bounds if isinstance(bounds, list) else float(severity)
+
+
+def is_shown(perturbations: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an evaluation of these has rows for a heat map."""
+    return any(
+        entry["name"] == OCCLUDE
+        and label(OCCLUDE, {k: v for k, v in entry.items() if k not in ROW}) == OCCLUDE
+        for entry in perturbations
+    )
+
+
+def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
+    """Write table and heat map of several evaluations.
+
+    Args:
+        documents: their ``results.json``.
+        out: a new folder; None for one in ``evaluations/``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: an evaluation without occlusion, or the folder exists.
+    """
+    cells = cells_of(documents)
+    folder = new_folder_for("occlusion") if out is None else Path(out)
+    if folder.exists():
+        raise InputError(f"{folder} exists; choose another --out")
+    make_folder(folder)
+    table, picture = folder / "occlusion.csv", folder / "occlusion.png"
+    write_cells(table, cells)
+    if importlib.util.find_spec("matplotlib") is None:
+        return [table]
+    draw_heat_map(picture, cells)
+    return [table, picture]
+
+
+def cells_of(documents: Sequence[Path]) -> list[Cell]:
+    """Read the cells from evaluations' ``results.json``.
+
+    A clean row is occlusion by 0. Deterministic policies count, and of the first
+    group that learned.
+
+    Raises:
+        InputError: an evaluation without occlusion.
+    """
+    cells: list[Cell] = []
+    for document in documents:
+        content = json.loads(document.read_text(encoding="utf-8"))
+        rows = [row for row in content["results"] if _counts(row)]
+        if not any(row["perturbation"] == OCCLUDE for row in rows):
+            raise InputError(
+                f"{document}: expected rows of the perturbation {OCCLUDE}, got none"
+            )
+        cells += [
+            Cell(
+                content["run"],
+                _words(content["occluded_in_training"]),
+                row["severity"],
+                row["episodes"],
+                row["mean"],
+                row["std"],
+            )
+            for row in rows
+            if row["group"] == rows[0]["group"]
+        ]
+    return cells
+
+
+def write_cells(path: Path, cells: Sequence[Cell]) -> None:
+    """Write a row for each cell."""
+    write_csv(path, Cell._fields, (cell._asdict() for cell in cells))
+
+
+def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
+    """Draw a row for each run, by its occlusion in training, and a column each test.
+
+    Source: Tang and Ha (2021), Figure 5.
+    """
+    runs = sorted({(cell.trained, cell.run) for cell in cells}, key=_order)
+    tests = sorted({cell.tested for cell in cells})
+    means = np.full((len(runs), len(tests)), np.nan)
+    for cell in cells:
+        row = runs.index((cell.trained, cell.run))
+        means[row, tests.index(cell.tested)] = cell.mean
+    size = (1.6 + 0.8 * len(tests) + 1.2, 1.4 + 0.55 * len(runs))
+    figure = new_figure(*size)
+    axes = figure.subplots()
+    image = axes.imshow(means, aspect="auto")
+    low, high = float(np.nanmin(means)), float(np.nanmax(means))
+    for (row, column), mean in np.ndenumerate(means):
+        if not np.isnan(mean):
+            dark = mean < (low + high) / 2
+            axes.text(
+                column,
+                row,
+                f"{mean:.4g}",
+                ha="center",
+                va="center",
+                color="white" if dark else INK,
+            )
+    axes.set_xticks(range(len(tests)), [f"{share:.0%}" for share in tests])
+    axes.set_yticks(range(len(runs)), [trained for trained, _ in runs])
+    axes.set_xlabel("missing in the test", color=INK)
+    axes.set_ylabel("missing in training", color=INK)
+    figure.colorbar(image, ax=axes, label="mean return")
+    save_png(figure, path)
+
+
+def _counts(row: Mapping[str, Any]) -> bool:
+    plain = row["policy"] == TRAINED and not row["stochastic"] and not row["fixed"]
+    known = row["label"] in (CLEAN, OCCLUDE)
+    return plain and known and not row["gap"]
+
+
+def _order(row: tuple[str, str]) -> tuple[list[float], str]:
+    """By the shares that `_words` wrote, then by name."""
+    trained, run = row
+    return [float(share.rstrip("%")) for share in trained.split(" to ")], run
+
+
+def _words(share: float | list[float]) -> str:
+    if isinstance(share, list):
+        low, high = share
+        return f"{low:.0%} to {high:.0%}"
+    return f"{share:.0%}"

@@ -1,0 +1,149 @@
+"""Pictures of an evaluation."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
+from marl_pool.utils.plotting import GRID, INK, legend_below, new_figure, save_png
+from marl_pool.utils.text import literal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = 4
+COLORS = {False: "#0b5fa5", True: "#e07b00"}
+"""Of the trained policy, deterministic and sampled."""
+BASELINES = {"random": "#b03a2e", "heuristic": "#2e8b57"}
+
+
+def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
+    """Draw return against severity, a panel for each perturbation.
+
+    Bands are 95 % bootstrap intervals of the mean over episodes; horizontal lines are
+    clean returns of the trained policy, the random one and the heuristic. What could
+    not be measured is said in its panel. Several groups stand below each other.
+
+    Args:
+        results: of `evaluate`.
+        path: of the PNG.
+        title: above all panels.
+    """
+    results = [result for result in results if not result.fixed]
+    groups = list(dict.fromkeys(result.group for result in results))
+    labels = [r.label for r in results if r.perturbation != CLEAN] or [CLEAN]
+    labels = list(dict.fromkeys(labels))
+    columns = min(COLUMNS, len(labels))
+    rows = math.ceil(len(labels) / columns)
+    height = 2.5 * rows * len(groups) + 1.1
+    figure = new_figure(3.0 * columns + 0.6, height)
+    panels = figure.subplots(rows * len(groups), columns, squeeze=False)
+    legend: dict[str, Any] = {}
+    for place, group in enumerate(groups):
+        own = [result for result in results if result.group == group]
+        cells = list(panels[place * rows : (place + 1) * rows].flatten())
+        used, unused = cells[: len(labels)], cells[len(labels) :]
+        for axes, name in zip(used, labels, strict=True):
+            _panel(axes, own, name)
+            handles, names = axes.get_legend_handles_labels()
+            legend |= dict(zip(names, handles, strict=True))
+        for axes in unused:
+            axes.set_axis_off()
+        _share_range(used, own)
+        prefix = f"{group}: " if len(groups) > 1 else ""
+        for column, axes in enumerate(used):
+            if column % columns == 0:
+                axes.set_ylabel(f"{prefix}mean return", color=INK)
+            else:
+                axes.tick_params(labelleft=False)
+    legend_below(figure, legend.values(), legend, columns=len(legend))
+    figure.suptitle(f"{literal(title)}; bands: 95 % over episodes, {ONLY}", color=INK)
+    save_png(figure, path)
+
+
+def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
+    axes.set_title("\n".join(textwrap.wrap(label, 34)), fontsize=10, color=INK)
+    measured = {r.severity for r in results if r.label in (CLEAN, label)}
+    axes.set_xlim(0, max(measured) or 1)
+    axes.set_xticks(sorted(measured), [f"{place:g}" for place in sorted(measured)])
+    axes.set_xlabel("severity", color=INK)
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK)
+    for result in results:
+        if result.policy != TRAINED:
+            axes.axhline(
+                result.mean,
+                color=BASELINES.get(result.policy, INK),
+                linestyle="--",
+                linewidth=1.2,
+                label=f"{result.policy}, clean",
+            )
+    for stochastic, color in COLORS.items():
+        curve = [
+            result
+            for result in results
+            if result.policy == TRAINED
+            and result.stochastic == stochastic
+            and result.label in (CLEAN, label)
+            and not result.gap
+        ]
+        if curve:
+            _curve(axes, sorted(curve, key=lambda result: result.severity), color)
+    gaps = [result.gap for result in results if result.label == label and result.gap]
+    if gaps:
+        text = "\n".join(textwrap.wrap(f"not measured: {gaps[0]}", 30))
+        axes.text(
+            0.5,
+            0.5,
+            text,
+            transform=axes.transAxes,
+            ha="center",
+            va="center",
+            color=INK,
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": GRID},
+        )
+
+
+def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
+    severities = [result.severity for result in curve]
+    low = [bounds(result)[0] for result in curve]
+    high = [bounds(result)[1] for result in curve]
+    axes.axhline(
+        curve[0].mean,
+        color=color,
+        linestyle=":",
+        linewidth=1,
+        label=f"{curve[0].who}, clean",
+    )
+    axes.fill_between(severities, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.plot(
+        severities,
+        [result.mean for result in curve],
+        color=color,
+        marker="o",
+        markersize=4,
+        clip_on=False,
+        label=curve[0].who,
+    )
+
+
+def bounds(result: Result) -> tuple[float, float]:
+    """The interval of the mean; of a single episode the mean itself."""
+    if math.isnan(result.mean_low):
+        return result.mean, result.mean
+    return result.mean_low, result.mean_high
+
+
+def _share_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
+    """Give the panels of a group the range of all that they show."""
+    seen = [result for result in results if not result.gap]
+    low = min(bounds(result)[0] for result in seen)
+    high = max(bounds(result)[1] for result in seen)
+    margin = 0.06 * (high - low) or 0.1
+    for axes in cells:
+        axes.set_ylim(low - margin, high + margin)

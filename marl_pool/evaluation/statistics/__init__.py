@@ -1,0 +1,1 @@
+"""Confidence intervals, paired comparisons and normalized scores."""

@@ -1,0 +1,173 @@
+"""Methods against each other: training seeds are resampled first, then episodes.
+
+A method was trained several times, with different seeds, and each run played several
+episodes. What holds for the method has to hold for a seed that nobody tried yet. So an
+interval draws runs with replacement, and within them episodes.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marl_pool.evaluation.statistics.intervals import (
+    Interval,
+    around,
+    interquartile_score,
+    probability_of_improvement,
+)
+from marl_pool.evaluation.statistics.scores import score_of
+
+RANKED_FROM = 5
+"""Seeds of each method below which methods are not ranked."""
+INTERVAL_FROM = 2
+"""Seeds below which there is no interval over seeds."""
+UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
+
+Aggregate = Callable[[np.ndarray], np.ndarray]
+"""From scores ``(..., runs, conditions)`` to ``(...)``."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one method.
+
+    Attributes:
+        name: of the method. Methods of other names resample their seeds independently.
+        points: ``(runs, conditions)``, the mean over all episodes of each run.
+        draws: ``(resamples, runs, conditions)``, each with the episodes drawn anew.
+    """
+
+    name: str
+    points: np.ndarray
+    draws: np.ndarray
+
+    @property
+    def seeds(self) -> int:
+        """How many runs, which differ in their seed alone."""
+        return len(self.points)
+
+    def of(self, conditions: Sequence[int]) -> "Scores":
+        """The same method's scores under some of the conditions."""
+        places = list(conditions)
+        return Scores(self.name, self.points[:, places], self.draws[..., places])
+
+    def resampled(self) -> np.ndarray:
+        """``(resamples, runs, conditions)`` with the runs drawn anew, too."""
+        generator = np.random.default_rng(zlib.crc32(self.name.encode()))
+        count = len(self.draws)
+        chosen = generator.integers(self.seeds, size=(count, self.seeds))
+        return self.draws[np.arange(count)[:, None], chosen]
+
+
+def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
+    """Score a method's runs, and score them again under each draw of the episodes.
+
+    Args:
+        name: of the method.
+        episodes: ``(runs, conditions, 3, episodes)``: returns of the run, the random
+            policy and the scripted one in the same worlds, for each condition. 0 and 1
+            in place of the latter two leave returns as they are.
+        weights: from `episode_draws`.
+
+    Returns:
+        Scores that are NaN where the scripted policy is not the better one (`score_of`)
+        and draws that are NaN where there is one episode only: nobody knows by how much
+        episodes differ.
+    """
+    drawn = score_of(np.moveaxis(episodes @ weights.T, 2, -1))
+    if weights.shape[-1] < 2:
+        drawn = np.full_like(drawn, np.nan)
+    return Scores(name, score_of(episodes.mean(-1)), np.moveaxis(drawn, -1, 0))
+
+
+def mean_score(scores: np.ndarray) -> np.ndarray:
+    """Mean over runs and conditions, the last two axes."""
+    mean: np.ndarray = scores.mean((-2, -1))
+    return mean
+
+
+def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
+    """An aggregate of a method and its interval over seeds and episodes.
+
+    Args:
+        scores: of the method.
+        aggregate: of runs and conditions.
+
+    Returns:
+        Bounds are NaN below `INTERVAL_FROM` seeds, and where a draw has no score.
+    """
+    value = aggregate(scores.points)
+    if scores.seeds < INTERVAL_FROM:
+        return UNKNOWN._replace(value=float(value))
+    return around(float(value), aggregate(scores.resampled()))
+
+
+def this_policy_only(scores: Scores, aggregate: Aggregate) -> Interval:
+    """The same for the runs as they are: the interval is over episodes alone."""
+    return around(float(aggregate(scores.points)), aggregate(scores.draws))
+
+
+def improvement(first: Scores, second: Scores) -> Interval:
+    """Probability that a run of the first method scores more than one of the second.
+
+    Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds, or a draw no score.
+    """
+    value = probability_of_improvement(first.points, second.points)
+    if min(first.seeds, second.seeds) < INTERVAL_FROM:
+        return UNKNOWN._replace(value=float(value))
+    drawn = probability_of_improvement(first.resampled(), second.resampled())
+    return around(float(value), drawn)
+
+
+def retraining_gap(first: Scores, second: Scores) -> Interval:
+    """What training and testing elsewhere costs: first minus second mean score.
+
+    The first method was trained and tested in one world, the second, which is like it
+    otherwise, trained and tested in another. That is what Figure 7 of the AdaPool paper
+    reports as a drop; but these are two policies, and no policy was perturbed.
+
+    Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds.
+    """
+    value = mean_score(first.points) - mean_score(second.points)
+    if min(first.seeds, second.seeds) < INTERVAL_FROM:
+        return UNKNOWN._replace(value=float(value))
+    drawn = mean_score(first.resampled()) - mean_score(second.resampled())
+    return around(float(value), drawn)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Methods, the best first.
+
+    Attributes:
+        places: name and interquartile mean of each method.
+        refusal: why they are in no order; empty where they are.
+    """
+
+    places: list[tuple[str, Interval]]
+    refusal: str = ""
+
+
+def rank(methods: Mapping[str, Scores]) -> Ranking:
+    """Order methods by their interquartile mean over seeds and conditions.
+
+    Below `RANKED_FROM` seeds of any of them they stay in the order given.
+
+    Args:
+        methods: scores under the same conditions, by name.
+    """
+    places = [
+        (name, over_seeds(scores, interquartile_score))
+        for name, scores in methods.items()
+    ]
+    fewest = min(scores.seeds for scores in methods.values())
+    if fewest < RANKED_FROM:
+        seeds = f"{fewest} seed" if fewest == 1 else f"{fewest} seeds"
+        return Ranking(
+            places,
+            f"not ranked: {seeds} of a method, and an order is given from "
+            f"{RANKED_FROM} on",
+        )
+    return Ranking(sorted(places, key=lambda place: -place[1].value))

@@ -1,0 +1,1 @@
+"""Episodes rendered to video."""

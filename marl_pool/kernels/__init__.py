@@ -1,0 +1,1 @@
+"""Attention, LSTM sequences and layers batched over a population."""

@@ -1,0 +1,1 @@
+"""Tasks, data, figures and published numbers: one paper a package."""

@@ -1,0 +1,1 @@
+"""AdaPool: the KNN-centroid task and image classification."""

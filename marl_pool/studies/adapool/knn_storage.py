@@ -1,0 +1,128 @@
+"""Where the sets of the KNN-centroid task lie: in memory, or in a file if large."""
+
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from marl_pool.studies.adapool.knn_data import (
+    CHUNK,
+    VERSION,
+    Floats,
+    Integers,
+    draw_sets,
+)
+from marl_pool.utils.atomic import (
+    discard_leftovers,
+    locked,
+    make_folder,
+    new_binary_file,
+)
+from marl_pool.utils.errors import InputError
+
+IN_MEMORY = 1 << 28
+"""Bytes of sets that are kept in memory; more of them go to a file."""
+
+
+class Sets:
+    """Sets of vectors by their numbers, the same for the same seed.
+
+    Args:
+        folder: where a large file is kept, made if need be. Its name holds all that
+            the sets depend on; one that is there already is used again.
+        num_samples: how many sets; the first ones are the same however many.
+        num_vectors: N.
+        dim: d.
+        seed: at least 0.
+
+    Raises:
+        InputError: a file of that name is not what its name says, or it cannot be
+            written.
+    """
+
+    def __init__(
+        self, folder: Path, *, num_samples: int, num_vectors: int, dim: int, seed: int
+    ) -> None:
+        self._shape = num_samples, num_vectors, dim
+        self._seed = seed
+        self.file: Path | None = None
+        if 4 * num_samples * num_vectors * dim <= IN_MEMORY:
+            self._sets = np.empty(self._shape, np.float32)
+            for number, chunk in enumerate(self._chunks()):
+                self._sets[number * CHUNK :][: len(chunk)] = chunk
+            return
+        shape = f"{num_samples}x{num_vectors}x{dim}"
+        self.file = folder / f"knn_centroid_v{VERSION}_{shape}_seed{seed}.npy"
+        if not self.file.exists():
+            self._make(self.file)
+        self._open(self.file)
+
+    def __getitem__(self, rows: Integers) -> Floats:
+        """Return the sets of the given numbers, ``(B, N, d)``."""
+        if self.file is None:
+            return self._sets[rows]
+        # Opened each time: pages of a map that stays open count as the process's own,
+        # and in the end all of the file would.
+        return self._open(self.file)[rows]
+
+    def _open(self, file: Path) -> Floats:
+        try:
+            opened: Floats = np.load(file, mmap_mode="r")
+        except (ValueError, OSError) as error:
+            raise InputError(f"{file}: cannot be read ({error}); delete it") from error
+        if opened.shape != self._shape or opened.dtype != np.float32:
+            raise InputError(
+                f"{file}: expected float32 of shape {self._shape}, "
+                f"got {opened.dtype} of shape {opened.shape}; delete it"
+            )
+        return opened
+
+    def _make(self, file: Path) -> None:
+        """Write the file, unless another run does: then wait for it."""
+        try:
+            make_folder(file.parent)
+            with locked(file.with_name(f".{file.name}.lock"), refusal=None):
+                # Of a run that was killed; it may be many gigabytes.
+                discard_leftovers(file.parent, of=file.name)
+                if not file.exists():
+                    self._write(file)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written: {error}") from error
+
+    def _write(self, file: Path) -> None:
+        needed, free = 4 * np.prod(self._shape), shutil.disk_usage(file.parent).free
+        if needed > free:
+            raise InputError(
+                f"{file.parent}: expected {needed / 1e9:.1f} GB of room for the sets, "
+                f"got {free / 1e9:.1f} GB"
+            )
+        with new_binary_file(file) as out:
+            header = {"descr": "<f4", "fortran_order": False, "shape": self._shape}
+            np.lib.format.write_array_header_1_0(out, header)
+            for chunk in self._chunks():
+                out.write(chunk.data)
+
+    def _chunks(self) -> Iterator[Floats]:
+        """Draw all sets in order; a chunk may be written over once the next is asked.
+
+        Threads draw some chunks ahead, since numpy lets go of the interpreter.
+        """
+        count, *shape = self._shape
+        total = -(-count // CHUNK)
+        workers = min(os.cpu_count() or 1, 8)
+        rooms = np.empty((min(2 * workers, total), CHUNK, *shape), np.float32)
+
+        def draw(number: int) -> Floats:
+            room = rooms[number % len(rooms)]
+            return draw_sets(self._seed, number, shape[0], shape[1], room)
+
+        with ThreadPoolExecutor(workers) as pool:
+            pending = deque(pool.submit(draw, number) for number in range(len(rooms)))
+            for number in range(total):
+                yield pending.popleft().result()[: count - number * CHUNK]
+                if number + len(rooms) < total:
+                    pending.append(pool.submit(draw, number + len(rooms)))

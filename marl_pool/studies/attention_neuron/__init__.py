@@ -1,0 +1,1 @@
+"""AttentionNeuron: published weights, analyses and tables."""

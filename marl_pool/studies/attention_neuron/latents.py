@@ -1,0 +1,175 @@
+"""Pictures of a sensory layer's codes: under a shuffle, and as a map."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marl_pool.envs.base import World
+from marl_pool.evaluation.loading import Subject
+from marl_pool.studies.attention_neuron.recording import (
+    Recording,
+    longest,
+    record,
+    require_codes,
+)
+from marl_pool.utils.errors import UnfitTokensError
+from marl_pool.utils.plotting import INK, new_figure, save_png
+
+STEPS = 1000
+"""After which an episode is cut."""
+MOST_CODES = 256
+"""Rows of a heat map; of more codes some are shown, evenly spread."""
+GROUPS, SAMPLES = 6, 3
+FEWEST = 30
+"""Steps of an episode from which a map is made."""
+PCA = 50
+"""Directions that codes are reduced to before they are mapped."""
+COLORS = ("#0b5fa5", "#e07b00", "#2e8b57", "#b03a2e", "#7d3c98", "#8a6d3b")
+
+
+def draw_latents(subject: Subject, path: Path) -> None:
+    """Draw the codes over an episode as it is and the same one shuffled.
+
+    Source: Tang and Ha (2021), Figure 4.
+
+    Raises:
+        UnfitTokensError: no sensory layer.
+    """
+    require_codes(subject)
+    number = longest(subject, STEPS)
+    plain, shuffled = (
+        record(subject, [number], shuffled=shuffled, max_steps=STEPS)
+        for shuffled in (False, True)
+    )
+    figure = new_figure(10, 4.2)
+    panels = figure.subplots(1, 2, sharey=True)
+    codes = plain.codes.shape[1]
+    rows = torch.linspace(0, codes - 1, min(codes, MOST_CODES)).long()
+    limit = float(plain.codes.abs().max())
+    for axes, played, name in (
+        (panels[0], plain, "as it is"),
+        (panels[1], shuffled, "shuffled at reset"),
+    ):
+        shown = played.codes[:, rows].T.cpu().numpy()
+        image = axes.imshow(
+            shown, aspect="auto", interpolation="nearest", vmin=-limit, vmax=limit
+        )
+        axes.set_title(f"observation {name}", color=INK)
+        axes.set_xlabel("step", color=INK)
+    some = "" if len(rows) == codes else f" ({len(rows)} of {codes})"
+    panels[0].set_ylabel(f"code{some}", color=INK)
+    figure.colorbar(image, ax=panels, shrink=0.9)
+    figure.suptitle(_compared(plain, shuffled), color=INK, fontsize=10)
+    save_png(figure, path)
+
+
+def draw_code_map(subject: Subject, path: Path, seed: int) -> None:
+    """Draw a t-SNE of the codes of a shuffled episode, with what was seen.
+
+    Codes are grouped on the map (k-means), and for each group the samples nearest to
+    its centre are shown, frame by frame, oldest first.
+
+    Source: Tang and Ha (2021), Figure 6, whose groups were chosen by hand.
+
+    Raises:
+        UnfitTokensError: no sensory layer, or an episode of a few steps.
+        ModuleNotFoundError: no scikit-learn, of the extra ``analysis``.
+    """
+    from sklearn.cluster import KMeans
+
+    require_codes(subject)
+    played = record(
+        subject,
+        [longest(subject, STEPS)],
+        shuffled=True,
+        max_steps=STEPS,
+        keep_worlds=True,
+    )
+    if len(played.codes) < FEWEST:
+        raise UnfitTokensError(
+            f"expected an episode of at least {FEWEST} steps, got {len(played.codes)}"
+        )
+    places = embed(played.codes.cpu().numpy(), seed)
+    groups = KMeans(GROUPS, n_init=10, random_state=seed).fit(places)
+    distances = groups.transform(places)
+    chosen = [
+        distances[:, group].argsort(kind="stable")[:SAMPLES] for group in range(GROUPS)
+    ]
+    _draw_map(played, places, groups.labels_, chosen, path)
+
+
+def embed(codes: np.ndarray, seed: int) -> np.ndarray:
+    """Map codes ``(n, C)`` to ``(n, 2)`` by PCA and t-SNE."""
+    from sklearn.decomposition import PCA as Reduction
+    from sklearn.manifold import TSNE
+
+    width = min(PCA, *codes.shape)
+    reduced = Reduction(width, random_state=seed).fit_transform(codes)
+    perplexity = min(30.0, (len(codes) - 1) / 3)
+    made: np.ndarray = TSNE(
+        perplexity=perplexity, init="pca", random_state=seed
+    ).fit_transform(reduced)
+    return made
+
+
+def _draw_map(
+    played: Recording,
+    places: np.ndarray,
+    labels: np.ndarray,
+    chosen: list[np.ndarray],
+    path: Path,
+) -> None:
+    pictures = [
+        [_seen(played.worlds[step]) for step in group.tolist()] for group in chosen
+    ]
+    frames = len(pictures[0][0])
+    figure = new_figure(6.5 + 2 * 0.75 * frames + 0.6, 6.5)
+    grid = figure.add_gridspec(1, 2, width_ratios=[6.5, 2 * 0.75 * frames + 0.6])
+    axes = figure.add_subplot(grid[0])
+    for group, steps in enumerate(chosen):
+        color = COLORS[group]
+        x, y = places[labels == group].T
+        axes.scatter(x, y, s=8, color=color, alpha=0.35)
+        x, y = places[steps].T
+        axes.scatter(x, y, s=42, color=color, edgecolors="white")
+    axes.set_title("codes of one episode, by t-SNE", color=INK)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    # Groups in two columns, a gap between them; samples are rows, frames columns.
+    half = GROUPS // 2
+    right = grid[1].subgridspec(half, 2, wspace=0.25, hspace=0.15)
+    for group, samples in enumerate(pictures):
+        cells = right[group % half, group // half].subgridspec(
+            SAMPLES, frames, wspace=0.05, hspace=0.05
+        )
+        for row, sample in enumerate(samples):
+            for column, picture in enumerate(sample):
+                cell = figure.add_subplot(cells[row, column])
+                cell.imshow(picture, interpolation="nearest")
+                cell.set_xticks([])
+                cell.set_yticks([])
+                for spine in cell.spines.values():
+                    spine.set_edgecolor(COLORS[group])
+                    spine.set_linewidth(1.6)
+    save_png(figure, path)
+
+
+def _seen(world: World) -> list[np.ndarray]:
+    """What the world showed, oldest first: its stacked frames, or a drawing of it."""
+    screens: Any = getattr(world, "screens", None)
+    if screens is None:
+        return [world.frame(size=160)]
+    frames = screens[0].cpu().numpy()
+    if frames.ndim == 3:
+        frames = frames[..., None]
+    return [np.broadcast_to(frame, (*frame.shape[:2], 3)) for frame in frames]
+
+
+def _compared(plain: Recording, shuffled: Recording) -> str:
+    if plain.codes.shape != shuffled.codes.shape:
+        steps = f"{len(plain.codes)} and {len(shuffled.codes)}"
+        return f"the episodes differ: they have {steps} steps"
+    largest = float((plain.codes - shuffled.codes).abs().max())
+    return f"largest difference of a code: {largest:.1e}"

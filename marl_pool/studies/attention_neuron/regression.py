@@ -1,0 +1,127 @@
+"""What a linear map finds of the inputs in a sensory layer's codes, and the reverse."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from marl_pool.evaluation.loading import Subject
+from marl_pool.studies.attention_neuron.published import REGRESSION
+from marl_pool.studies.attention_neuron.recording import (
+    is_picture,
+    record,
+    require_codes,
+)
+from marl_pool.utils.errors import UnfitTokensError
+from marl_pool.utils.tables import write_csv
+
+EPISODES = 64
+
+
+class Fit(NamedTuple):
+    """How well one number is a linear function of others."""
+
+    explained: str
+    """``"input"``, from all codes, or ``"code"``, from all inputs."""
+    name: str
+    r_squared: float
+    """NaN for a number that never changes."""
+    published: float = math.nan
+
+
+def r_squared(explaining: Tensor, explained: Tensor) -> Tensor:
+    """R² of least squares with a constant.
+
+    Args:
+        explaining: ``(n, p)`` float64.
+        explained: ``(n, k)`` float64, each column by itself.
+
+    Returns:
+        ``(k,)``, NaN where a column is constant.
+    """
+    ones = torch.ones_like(explaining[:, :1])
+    # A rank below p is common: channels that never change, codes that are alike.
+    scale = explaining.abs().amax(0).clamp(min=torch.finfo(explaining.dtype).tiny)
+    design = torch.cat([explaining / scale, ones], 1)
+    solution = torch.linalg.lstsq(design, explained, driver="gelsd").solution
+    left = (explained - design @ solution).square().sum(0)
+    total = (explained - explained.mean(0)).square().sum(0)
+    constant = explained.amax(0) == explained.amin(0)
+    return (1 - left / total).masked_fill(constant, torch.nan)
+
+
+def regress(subject: Subject, episodes: int) -> list[Fit]:
+    """Play shuffled episodes and fit both ways.
+
+    Source: Tang and Ha (2021), Table 3, which is R² of each input, in its own order,
+    on the codes. How well the inputs explain each code is ours.
+
+    Raises:
+        UnfitTokensError: no sensory layer, or inputs that are pictures.
+    """
+    require_codes(subject)
+    if is_picture(subject):
+        raise UnfitTokensError(
+            "expected readings, of which each is a number, got bytes"
+        )
+    numbers = range(min(episodes, EPISODES))
+    limit = subject.worlds(1).max_steps
+    played = record(subject, numbers, shuffled=True, max_steps=limit)
+    codes, inputs = played.codes.double(), played.inputs.double()
+    known = REGRESSION if subject.env["name"] == "cartpole" else {}
+    found = r_squared(codes, inputs).tolist()
+    fits = [
+        Fit("input", name, value, known.get(name, math.nan))
+        for name, value in zip(_names(subject), found, strict=True)
+    ]
+    found = r_squared(inputs, codes).tolist()
+    return fits + [Fit("code", str(i), value) for i, value in enumerate(found)]
+
+
+def write_fits(path: Path, fits: list[Fit]) -> None:
+    """Write a row for each fit; what is not known stays empty."""
+    rows = (
+        {name: "" if value != value else value for name, value in fit._asdict().items()}
+        for fit in fits
+    )
+    write_csv(path, Fit._fields, rows)
+
+
+def print_fits(fits: list[Fit]) -> None:
+    """Show R² of each input, and the mean of the codes'."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="R² of a linear regression", title_justify="left")
+    table.add_column("input, on the codes")
+    for name in ("R²", "published"):
+        table.add_column(name, justify="right")
+    for fit in fits:
+        if fit.explained == "input":
+            table.add_row(fit.name, _shown(fit.r_squared), _shown(fit.published))
+    codes = [fit.r_squared for fit in fits if fit.explained == "code"]
+    codes = [value for value in codes if not math.isnan(value)]
+    mean = sum(codes) / len(codes) if codes else math.nan
+    table.add_row("mean of the codes, on the inputs", _shown(mean), "")
+    Console().print(table)
+
+
+def _shown(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"
+
+
+def _names(subject: Subject) -> list[str]:
+    """Of the inputs, in the world's own order."""
+    world = subject.worlds(1)
+    (group,) = world.groups.values()
+    spec = group.tokens
+    numbered = [f"token_{i}" for i in range(spec.num_tokens)]
+    tell = getattr(world, "channel_names", None)
+    names = numbered if tell is None else tell()
+    if len(set(names)) < len(names):  # channels that are there twice
+        names = [f"{name}_{i}" for i, name in enumerate(names)]
+    if spec.num_features == 1:
+        return list(names)
+    return [f"{name}[{f}]" for name in names for f in range(spec.num_features)]

@@ -1,0 +1,326 @@
+"""The published weights of AttentionNeuron: flat arrays that become policies here.
+
+They are ``.npz`` files of the folder AttentionNeuron in github.com/google/
+brain-tokyo-workshop: one array ``params``, all tensors of a model one after the other,
+each row by row. What follows says which tensors, and what they are called here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_pool.policies import POLICIES
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.base import SpecifiedPolicy
+from marl_pool.policies.storage import save_policies
+from marl_pool.tokens import TokenSpec
+from marl_pool.utils.atomic import new_folder
+from marl_pool.utils.construction import build
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import unknown
+from marl_pool.utils.reading import read_npz
+
+ARRAY = "params"
+"""The only key of a file."""
+GROUP = "agent"
+"""The group of agents that each of them drives, in its world."""
+
+
+class Part(NamedTuple):
+    """A tensor in a file."""
+
+    name: str
+    """Of the parameter here."""
+    shape: tuple[int, ...]
+    """The published one, outputs first, as torch has it."""
+    by_pixel: tuple[int, int] | None = None
+    """Pixels and frames, where the first columns are pixel by pixel, all frames of each
+    side by side; here they are frame by frame. None where the order is ours."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model.
+
+    Attributes:
+        env: the world that it acts in: a name and the options that are not defaults.
+        spec: of that world's tokens.
+        num_actions: numbers in [-1, 1] that are an action there.
+        policy: what computes the same here: a name and options.
+        parts: the file, from its beginning to its end.
+    """
+
+    env: Mapping[str, Any]
+    spec: TokenSpec
+    num_actions: int
+    policy: Mapping[str, Any]
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers the file has."""
+        return sum(int(np.prod(part.shape)) for part in self.parts)
+
+    def build(self) -> SpecifiedPolicy:
+        """The policy, with weights that mean nothing."""
+        bound = (1.0,) * self.num_actions
+        actions = ActionSpec(low=tuple(-one for one in bound), high=bound)
+        context = {"spec": self.spec, "action_space": actions, "seed": 0}
+        options = dict(self.policy)
+        policy: SpecifiedPolicy = build(
+            options.pop("name"), POLICIES, "policy", SpecifiedPolicy, options, context
+        )
+        return policy
+
+
+def _linear(
+    name: str, outputs: int, inputs: int, by_pixel: tuple[int, int] | None = None
+) -> tuple[Part, ...]:
+    weight = Part(f"{name}.weight", (outputs, inputs), by_pixel)
+    return weight, Part(f"{name}.bias", (outputs,))
+
+
+def _lstm(name: str, units: int, inputs: int) -> tuple[Part, ...]:
+    gates = 4 * units
+    return (
+        Part(f"{name}.weight_ih", (gates, inputs)),
+        Part(f"{name}.weight_hh", (gates, units)),
+        Part(f"{name}.bias_ih", (gates,)),
+        Part(f"{name}.bias_hh", (gates,)),
+    )
+
+
+_CARTPOLE = TokenSpec(5, 1, ("channel",), has_self=False)
+_ANT = TokenSpec(28, 1, ("channel",), has_self=False)
+_PATCHES = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8", num_frames=4)
+_OVERLAPPING = TokenSpec(529, 147, ("patch",), has_self=False, dtype="uint8")
+
+PUBLISHED: dict[str, Published] = {
+    "cartpole_pi": Published(
+        env={"name": "cartpole"},
+        spec=_CARTPOLE,
+        num_actions=1,
+        policy={
+            "name": "sensory",
+            "pooling": {
+                "name": "attention_neuron",
+                "num_codes": 16,
+                "message_dim": 32,
+                "scale": False,
+                "bias": False,
+            },
+            "hidden": [],
+        },
+        parts=(
+            *_lstm("sensor.cell", units=8, inputs=2),
+            Part("sensor.query.weight", (32, 8)),
+            Part("sensor.key.weight", (32, 8)),
+            *_linear("body.0", 1, 16),
+        ),
+    ),
+    "ant_pi": Published(
+        env={"name": "ant_bullet"},
+        spec=_ANT,
+        num_actions=8,
+        policy={
+            "name": "sensory",
+            "pooling": {
+                "name": "attention_neuron",
+                "num_codes": 32,
+                "message_dim": 32,
+            },
+            "hidden": [32],
+        },
+        parts=(
+            *_lstm("sensor.cell", units=8, inputs=9),
+            *_linear("sensor.query", 32, 8),
+            *_linear("sensor.key", 32, 8),
+            *_linear("body.0", 32, 32),
+            *_linear("body.2", 8, 32),
+        ),
+    ),
+    "ant_mlp": Published(
+        env={"name": "ant_bullet"},
+        spec=_ANT,
+        num_actions=8,
+        policy={"name": "feed_forward", "hidden": [32, 32]},
+        parts=(
+            *_linear("body.0", 32, 28),
+            *_linear("body.2", 32, 32),
+            *_linear("body.4", 8, 32),
+        ),
+    ),
+    "carracing": Published(
+        env={
+            "name": "car_racing",
+            "patch": 7,
+            "stride": 4,
+            "num_frames": 1,
+            "color": "rgb",
+            "zero_rows_bottom": 0,
+        },
+        spec=_OVERLAPPING,
+        num_actions=3,
+        policy={
+            "name": "attention_agent",
+            "message_dim": 4,
+            # The pixel in the middle of a patch, on a screen of 96.
+            "first_place": 3 / 96,
+            "place_step": 4 / 96,
+        },
+        parts=(
+            *_linear("query", 4, 147),
+            *_linear("key", 4, 147),
+            *_lstm("cell", units=16, inputs=20),
+            *_linear("output", 3, 16),
+        ),
+    ),
+    "carracing_pi": Published(
+        env={"name": "car_racing"},
+        spec=_PATCHES,
+        num_actions=3,
+        policy={
+            "name": "attention_agent",
+            "pooling": {
+                "name": "vision_neuron",
+                "num_codes": 1024,
+                "value_dim": 16,
+                "message_dim": 16,
+                "affine": False,
+            },
+            "message_dim": 4,
+            "scale": False,
+            "mixing": True,
+        },
+        parts=(
+            *_linear("sensor.query", 16, 8),
+            # This layer has two orders of pixels: the values' columns are frame by
+            # frame, as here. The keys' last three are of the previous action.
+            *_linear("sensor.key", 16, 3 * 36 + 3, by_pixel=(36, 3)),
+            *_linear("sensor.value", 16, 4 * 36),
+            *_linear("query", 4, 16),
+            *_linear("key", 4, 16),
+            *_lstm("cell", units=16, inputs=20),
+            *_linear("output", 3, 16),
+            *_linear("gate.0", 16, 16 + 3),
+            *_linear("gate.2", 1, 16),
+        ),
+    ),
+}
+"""By the name of its folder there."""
+
+
+def import_weights(file: str | Path, agent: str, out: str | Path) -> Path:
+    """Make a policy's folder of a published file.
+
+    ``config.json`` says under ``env`` in which world it acts.
+
+    Args:
+        file: an ``.npz`` with one array.
+        agent: a key of `PUBLISHED`.
+        out: the folder; `marl_pool.policies.storage.load_policy` reads it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: an unknown agent, a folder that is there already or cannot be
+            written, or a file that `load_published` refuses.
+    """
+    folder = Path(out)
+    policy = load_published(file, agent)
+    try:
+        if folder.exists() or folder.is_symlink():
+            raise InputError(f"{folder} exists; choose another --out")
+        with new_folder(folder) as new:
+            save_policies(
+                {"policy": policy}, {GROUP: "policy"}, new, env=PUBLISHED[agent].env
+            )
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
+    return folder
+
+
+def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
+    """Build the policy that a published file holds; nothing is unpickled.
+
+    Args:
+        file: an ``.npz`` with one array.
+        agent: a key of `PUBLISHED`.
+
+    Raises:
+        InputError: an unknown agent; a file that is missing, damaged or of another
+            kind, or whose array has another name, another length or numbers that are
+            not finite.
+    """
+    if agent not in PUBLISHED:
+        raise unknown("agent", agent, PUBLISHED)
+    published = PUBLISHED[agent]
+    numbers = _read(Path(file), agent, published.size)
+    policy = published.build()
+    sizes = [int(np.prod(part.shape)) for part in published.parts]
+    pieces = numbers.split(sizes)
+    policy.load_state_dict(
+        {
+            part.name: _arrange(piece.view(part.shape), part.by_pixel)
+            for part, piece in zip(published.parts, pieces, strict=True)
+        }
+    )
+    return policy.eval()
+
+
+def _arrange(tensor: Tensor, by_pixel: tuple[int, int] | None) -> Tensor:
+    """Columns in our order; see `Part.by_pixel`."""
+    if by_pixel is None:
+        return tensor
+    pixels, frames = by_pixel
+    moved, others = tensor.tensor_split([pixels * frames], dim=1)
+    by_frame = moved.unflatten(1, (pixels, frames)).transpose(1, 2).flatten(1)
+    return torch.cat([by_frame, others], dim=1)
+
+
+def _read(file: Path, agent: str, size: int) -> Tensor:
+    """The array of a file, ``(size,)`` float32."""
+    array = _open(file)
+    if array.ndim != 1 or array.dtype.kind != "f" or len(array) != size:
+        raise InputError(
+            f"{file}: expected {size} numbers for {agent}, got an array of shape "
+            f"{array.shape} and type {array.dtype}{_guess(array.size)}"
+        )
+    with np.errstate(over="ignore"):
+        numbers = array.astype(np.float32)
+    bad = int((~np.isfinite(numbers)).sum())
+    if bad:
+        raise InputError(f"{file}: expected finite numbers, but {bad} are not")
+    return torch.from_numpy(numbers)
+
+
+def _open(file: Path) -> np.ndarray:
+    try:
+        arrays = read_npz(file)
+        if [*arrays] != [ARRAY]:
+            found = f"{[*arrays][:3]}"[1:-1] or "none"
+            more = ", …" if len(arrays) > 3 else ""
+            raise InputError(f"{file}: expected one array {ARRAY!r}, got {found}{more}")
+        return arrays[ARRAY]
+    except InputError:
+        raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{file} cannot be read: {reason}") from None
+    except Exception as error:  # whatever a foreign file makes zipfile or numpy raise
+        raise InputError(
+            f"{file}: expected an .npz file of numbers; it is damaged or of another "
+            f"kind ({type(error).__name__})"
+        ) from None
+
+
+def _guess(size: int) -> str:
+    """Which agent a file of that many numbers would be."""
+    fits = [name for name, published in PUBLISHED.items() if published.size == size]
+    return f"; that many are {fits[0]}'s" if fits else ""

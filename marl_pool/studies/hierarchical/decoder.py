@@ -1,0 +1,110 @@
+"""The decoder: tokens are taken apart, layer by layer, until all are back."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.encoders.merging import Refinement, merging_mlp
+from marl_pool.encoders.pairs import choose_tokens, gumbel, take, token_log_prob
+from marl_pool.encoders.transformer import TransformerLayer
+from marl_pool.studies.hierarchical.encoder import (
+    Chance,
+    Encoded,
+    Entrance,
+    Step,
+    others,
+)
+from marl_pool.studies.hierarchical.settings import Hierarchy
+
+
+class HierarchicalDecoder(nn.Module):
+    """Unmerge, refine, transformer block: the same weights in each layer.
+
+    Which tokens are taken apart: sampled without replacement by the softmax of a
+    score of each. Where all are, there is nothing to choose, and log-probability 0.
+    Layers are told the depth of the encoder's layer that they reverse.
+
+    Source: Nair and Lieck, section 3.1.3. Where we differ: the score sees
+    layer-normalised tokens.
+
+    Args:
+        settings: of the whole; a merging policy that is not learned changes nothing
+            here.
+    """
+
+    def __init__(self, settings: Hierarchy) -> None:
+        super().__init__()
+        self.settings = settings
+        dim, wide = settings.dim, 4 * settings.dim
+        self.entrance = Entrance(dim, settings.token_noise)
+        self.score_norm, self.score = nn.LayerNorm(dim), merging_mlp(dim, 1, dim)
+        self.unmerge = merging_mlp(dim, 2 * dim, wide)
+        self.refine: Refinement | None = None
+        self.block: TransformerLayer | None = None
+        if settings.attention:
+            self.refine = Refinement(dim, settings.num_heads)
+            self.block = TransformerLayer(
+                dim, settings.num_heads, wide, settings.dropout, "head", "gelu"
+            )
+
+    def forward(self, x: Tensor, schedule: Sequence[int], chance: Chance) -> Encoded:
+        """Undo a schedule of the encoder's; see `HierarchicalEncoder.forward`."""
+        log_prob = norm = torch.zeros(len(x), device=x.device)
+        for depth in range(len(schedule), 0, -1):
+            step = self.step(x, depth, schedule[depth - 1], chance)
+            x = step.tokens
+            log_prob, norm = log_prob + step.log_prob, norm + step.norm
+        return Encoded(x, log_prob, norm)
+
+    def step(
+        self,
+        x: Tensor,
+        depth: int,
+        count: int,
+        chance: Chance,
+        forced: Tensor | None = None,
+    ) -> Step:
+        """Apply the layer that reverses layer ``depth``.
+
+        Args:
+            x: ``(B, S, D)``.
+            depth: from 1.
+            count: R, how many tokens are taken apart.
+            chance: how they are chosen.
+            forced: ``(B, R)`` int64, which they are, if that is known. Then
+                ``log_prob`` is that of drawing any of them, the mean.
+        """
+        x, norm = self.entrance(x, depth, chance.generator)
+        logits = self._logits(x)
+        chosen = self._choose(logits, count, chance) if forced is None else forced
+        log_probs = token_log_prob(logits, chosen, masked=self.settings.masked)
+        if count == x.shape[1]:
+            log_probs = torch.zeros_like(log_probs)
+        halves = self.unmerge(take(x, chosen))
+        if self.settings.gradient == "scaling":
+            halves = halves * log_probs.exp()[..., None].to(halves.dtype)
+            log_probs = log_probs.detach()
+        log_prob = log_probs.sum(1)
+        if forced is not None:
+            log_prob = token_log_prob(logits, forced, masked=False).sum(1)
+            log_prob = log_prob / max(count, 1)
+        rest = others(chosen, x.shape[1])
+        new = torch.cat([take(x, rest), *halves.chunk(2, -1)], 1)
+        if self.refine is not None:
+            new = self.refine(new, x)
+        if self.block is not None:
+            new = self.block(new)
+        return Step(new, rest, log_prob, norm)
+
+    @staticmethod
+    def _choose(logits: Tensor, count: int, chance: Chance) -> Tensor:
+        scores = logits.detach()
+        if chance.explore:
+            scores = scores + gumbel(scores, chance.generator)
+        return choose_tokens(scores, count)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        keep = self.settings.through_tokens or self.settings.gradient == "scaling"
+        logits = self.score(self.score_norm(x if keep else x.detach()))[..., 0]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,169 @@
+"""The encoder: one merging layer, applied until few tokens are left.
+
+It is no `marl_pool.encoders.base.Encoder`, which returns one vector for each given.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.encoders.merging import MergingLayer, timestep_encoding
+from marl_pool.encoders.pairs import (
+    Pairs,
+    choose_pairs,
+    gumbel,
+    pair_log_prob,
+    take,
+)
+from marl_pool.studies.hierarchical.settings import Hierarchy
+
+
+class Chance(NamedTuple):
+    """How choices are made.
+
+    Attributes:
+        generator: of all noise.
+        explore: sample, as in training; False: take the most probable. A random
+            policy always samples.
+    """
+
+    generator: torch.Generator
+    explore: bool
+
+
+class Step(NamedTuple):
+    """What a layer made of its tokens.
+
+    Attributes:
+        tokens: ``(B, S, D)``; the R new ones are the last (after unmerging 2 R: first
+            halves, then second ones).
+        rest: ``(B, T')`` int64, which of the old tokens stand unchanged before them.
+        log_prob: ``(B,)`` of the choices; without a gradient where they learn by the
+            scaling of outputs.
+        norm: ``(B,)`` mean squared norm of the tokens that entered.
+    """
+
+    tokens: Tensor
+    rest: Tensor
+    log_prob: Tensor
+    norm: Tensor
+
+
+class Encoded(NamedTuple):
+    """What a stack of layers made of its tokens.
+
+    Attributes:
+        tokens: ``(B, S, D)``.
+        log_prob: ``(B,)``, the sum over layers.
+        norm: ``(B,)``, the sum over layers; see `Step`.
+    """
+
+    tokens: Tensor
+    log_prob: Tensor
+    norm: Tensor
+
+
+class Entrance(nn.Module):
+    """What happens to tokens that enter a layer: its depth is added, and noise.
+
+    Source: Nair and Lieck, section 3.1.2, equations 5 to 7.
+
+    Args:
+        dim: D, the width of the tokens.
+        noise: standard deviation, in training only.
+    """
+
+    def __init__(self, dim: int, noise: float) -> None:
+        super().__init__()
+        self.dim, self.noise = dim, noise
+
+    def forward(
+        self, x: Tensor, depth: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens ``(B, T, D)`` and their mean squared norm ``(B,)``."""
+        x = x + timestep_encoding(depth, self.dim).to(x)
+        if self.training and self.noise:
+            noise = torch.randn(
+                x.shape, generator=generator, device=generator.device, dtype=x.dtype
+            )
+            x = x + self.noise * noise.to(x.device)
+        return x, x.square().sum(-1).mean(-1)
+
+
+class HierarchicalEncoder(nn.Module):
+    """Transformer block, merge, refine: the same weights in each layer.
+
+    Source: Nair and Lieck, section 3.1.2.
+
+    Args:
+        settings: of the whole.
+    """
+
+    def __init__(self, settings: Hierarchy) -> None:
+        super().__init__()
+        self.settings = settings
+        self.entrance = Entrance(settings.dim, settings.token_noise)
+        self.layer = MergingLayer(
+            settings.dim,
+            num_heads=settings.num_heads,
+            policy_heads=settings.policy_heads,
+            dim_ff=4 * settings.dim,
+            dropout=settings.dropout,
+            policy=settings.policy,
+            attention=settings.attention,
+            through_tokens=settings.through_tokens or settings.gradient == "scaling",
+        )
+
+    def forward(self, x: Tensor, schedule: Sequence[int], chance: Chance) -> Encoded:
+        """Merge ``x (B, T, D)``.
+
+        Args:
+            x: the tokens; none is padding.
+            schedule: pairs that merge in each layer.
+            chance: how they are chosen.
+        """
+        log_prob = norm = torch.zeros(len(x), device=x.device)
+        for depth, count in enumerate(schedule, 1):
+            step, _ = self.step(x, depth, count, chance)
+            x = step.tokens
+            log_prob, norm = log_prob + step.log_prob, norm + step.norm
+        return Encoded(x, log_prob, norm)
+
+    def step(
+        self, x: Tensor, depth: int, count: int, chance: Chance
+    ) -> tuple[Step, Pairs]:
+        """Apply layer ``depth``, from 1; return its pairs, too."""
+        x, norm = self.entrance(x, depth, chance.generator)
+        x, logits = self.layer.transform(x)
+        scores = logits.detach()
+        if chance.explore or self.settings.policy == "random":
+            scores = scores + gumbel(scores, chance.generator)
+        pairs = choose_pairs(scores, count)
+        log_probs = pair_log_prob(logits, pairs, masked=self.settings.masked)
+        merged = self.layer.merged(x, pairs)
+        if self.settings.gradient == "scaling":
+            merged = merged * log_probs.exp()[..., None].to(merged.dtype)
+            log_probs = log_probs.detach()
+        rest = others(torch.cat(pairs[:2], 1), x.shape[1])
+        new = torch.cat([take(x, rest), merged], 1)
+        if self.layer.refine is not None:
+            new = self.layer.refine(new, x)
+        return Step(new, rest, log_probs.sum(1), norm), pairs
+
+    @torch.no_grad()
+    def first_policy(self, x: Tensor, chance: Chance) -> Tensor:
+        """Probabilities of all ordered pairs in the first merge, ``(B, T, T)``."""
+        x, _ = self.entrance(x, 1, chance.generator)
+        _, logits = self.layer.transform(x)
+        itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        logits = logits.masked_fill(itself, -torch.inf)
+        return logits.flatten(1).softmax(1).view_as(logits)
+
+
+def others(places: Tensor, size: int) -> Tensor:
+    """Those of ``size`` places that are not in ``places (B, R)``, in their order."""
+    used = torch.zeros(len(places), size, device=places.device, dtype=torch.uint8)
+    used = used.scatter(1, places, 1)
+    return used.argsort(dim=1, stable=True)[:, : size - places.shape[1]]

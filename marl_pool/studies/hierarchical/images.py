@@ -1,0 +1,114 @@
+"""From images to tokens with Fourier positions, and back by asking for pixels."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.encoders.merging import Refinement, merging_mlp
+from marl_pool.utils.errors import InputError
+
+
+def fourier_positions(height: int, width: int, bands: int) -> Tensor:
+    """Features of each pixel's place, ``(height, width, 4 bands + 2)``.
+
+    Sines and cosines of ``2π y f`` and ``2π x f``, coordinates from -1 to 1,
+    frequencies f spread evenly from ``1 / max(h, w)`` to ``min(h, w) / 2``; and the
+    coordinates.
+
+    Source: Nair and Lieck, A.2.
+    """
+    rows, columns = (torch.linspace(-1, 1, size) for size in (height, width))
+    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    low, high = 1 / max(height, width), min(height, width) / 2
+    frequencies = torch.linspace(low, high, bands)
+    angles = [2 * math.pi * each[..., None] * frequencies for each in (y, x)]
+    waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
+    return torch.cat([*waves, x[..., None], y[..., None]], -1)
+
+
+class Patches(nn.Module):
+    """Cut an image into patches and project each, its pixels' positions beside them.
+
+    Source: Nair and Lieck, section 3.1.1. Where we differ: a pixel v enters as
+    ``4 (v - 1/2)``. Few numbers among many positions, it is hardly heard otherwise, and
+    for long nothing but the mean image is learned.
+
+    Args:
+        shape: height, width and channels of the images.
+        patch: side of a patch, a divisor of height and width.
+        bands: of the Fourier positions.
+        dim: D, the width of a token.
+
+    Attributes:
+        num_tokens: patches of an image.
+        grid: patches down and across.
+
+    Raises:
+        InputError: patches that do not fit.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], patch: int, bands: int, dim: int
+    ) -> None:
+        super().__init__()
+        height, width, channels = shape
+        if patch < 1 or height % patch or width % patch:
+            raise InputError(
+                f"task.patch: expected a divisor of {height} and {width}, got {patch}"
+            )
+        self.patch = patch
+        self.grid = (height // patch, width // patch)
+        self.num_tokens = self.grid[0] * self.grid[1]
+        self.positions: Tensor
+        positions = fourier_positions(height, width, bands)
+        self.register_buffer("positions", positions, persistent=False)
+        per_pixel = channels + positions.shape[-1]
+        self.project = nn.Linear(per_pixel * patch * patch, dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed ``(B, H, W, C)``, in [0, 1], as ``(B, N, D)``, patches row by row."""
+        places = self.positions.to(images.dtype).expand(len(images), -1, -1, -1)
+        both = torch.cat([4 * (images - 0.5), places], -1)
+        cut = both.unflatten(2, (-1, self.patch)).unflatten(1, (-1, self.patch))
+        return self.project(cut.transpose(2, 3).flatten(3).flatten(1, 2))
+
+
+class PixelQueries(nn.Module):
+    """Ask a set of tokens for each pixel, by attention from its Fourier position.
+
+    ``h = q + Attention(LN(q), LN(x))``, then ``W LN(h + MLP(LN(h)))``. The order of
+    the tokens does not matter.
+
+    Source: Nair and Lieck, section 3.1.1, after Perceiver IO, whose decoder has the
+    residual of the queries and the MLP, too.
+
+    Args:
+        shape: height, width and channels of the images.
+        bands: of the Fourier positions.
+        dim: D, the width of a token.
+        num_heads: a divisor of ``dim``.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], bands: int, dim: int, num_heads: int
+    ) -> None:
+        super().__init__()
+        height, width, channels = shape
+        self.size = (height, width)
+        self.positions: Tensor
+        positions = fourier_positions(height, width, bands).flatten(0, 1)
+        self.register_buffer("positions", positions, persistent=False)
+        self.to_query = nn.Linear(positions.shape[-1], dim)
+        self.answer = Refinement(dim, num_heads)
+        self.feedforward = nn.Sequential(
+            nn.LayerNorm(dim), merging_mlp(dim, dim, 2 * dim)
+        )
+        self.last_norm, self.last = nn.LayerNorm(dim), nn.Linear(dim, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Read ``(B, H, W, C)`` out of ``(B, N, D)``."""
+        queries = self.to_query(self.positions.to(x.dtype)).expand(len(x), -1, -1)
+        answers = self.answer(queries, x)
+        answers = answers + self.feedforward(answers)
+        return self.last(self.last_norm(answers)).unflatten(1, self.size)

@@ -1,0 +1,96 @@
+"""Pictures of the hierarchical autoencoder: reconstructions and merging policies."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_pool.studies.hierarchical.dependence import Dependence
+from marl_pool.utils.atomic import new_binary_file
+
+SIDE = 4
+"""Policies of so many tokens are shown in each direction, as in Figure 4."""
+OWN = "#e3008c"
+"""Marks the token whose policy it is."""
+
+
+def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
+    """Draw images below their reconstructions.
+
+    Args:
+        rows: title → ``(n, H, W, C)`` in [0, 1], all with one n.
+        path: of the PNG.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    count = len(next(iter(rows.values())))
+    figure = Figure(figsize=(1.1 * count, 1.35 * len(rows)), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    panels = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    for panel, (title, images) in zip(panels, rows.items(), strict=True):
+        panel.suptitle(title, fontsize=9, x=0.01, ha="left")
+        places = panel.subplots(1, count, squeeze=False)[0]
+        for axes, image in zip(places, images, strict=True):
+            axes.imshow(_shown(image), vmin=0, vmax=1, cmap="gray")
+            axes.set_axis_off()
+    with new_binary_file(path) as file:
+        canvas.print_png(file)
+
+
+def draw_policies(
+    images: Tensor, policies: Tensor, found: Dependence, side: int, path: Path
+) -> None:
+    """Draw where some tokens would merge, for a few images.
+
+    Each small panel is the probability, over the image, of the tokens that one token
+    would merge into, on a scale of its own; the token itself is marked.
+
+    Source: Nair and Lieck, Figure 4, right.
+
+    Args:
+        images: ``(n, H, W, C)`` in [0, 1].
+        policies: ``(n, T, T)`` of their first merge.
+        found: how much policies depend on the image.
+        side: patches in each direction, T is its square.
+        path: of the PNG.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    places = torch.linspace(0, side - 1, min(SIDE, side)).round().long().tolist()
+    tokens = [row * side + column for row in places for column in places]
+    columns = 1 + len(places)
+    figure = Figure(
+        figsize=(1.1 * columns * len(images), 1.15 * len(places) + 0.5),
+        layout="constrained",
+    )
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(
+        "First merge: a token's partners. Information about the image "
+        f"{found.information:.3f} nats, entropy {found.entropy:.2f} of "
+        f"{found.uniform:.2f}",
+        fontsize=9,
+    )
+    grid = figure.add_gridspec(len(places), columns * len(images))
+    for number, (image, policy) in enumerate(zip(images, policies, strict=True)):
+        left = number * columns
+        axes = figure.add_subplot(grid[0, left])
+        axes.imshow(_shown(image), vmin=0, vmax=1, cmap="gray")
+        axes.set_axis_off()
+        for index, token in enumerate(tokens):
+            row, column = divmod(index, len(places))
+            axes = figure.add_subplot(grid[row, left + 1 + column])
+            partners = policy[token].view(side, side).cpu().numpy()
+            axes.imshow(partners, cmap="viridis")
+            axes.plot(token % side, token // side, "s", color=OWN, markersize=4)
+            axes.set_axis_off()
+    with new_binary_file(path) as file:
+        canvas.print_png(file)
+
+
+def _shown(image: Tensor) -> np.ndarray:
+    image = image.detach().cpu()
+    return np.asarray(image[..., 0] if image.shape[-1] == 1 else image)

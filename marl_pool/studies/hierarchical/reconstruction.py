@@ -1,0 +1,92 @@
+"""The hierarchical autoencoder: images from the few tokens that they merged into."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.studies.hierarchical.encoder import Chance
+from marl_pool.studies.hierarchical.networks import ImageAutoencoder
+from marl_pool.studies.hierarchical.pretraining import teacher_forced
+from marl_pool.studies.hierarchical.task import MergedImages, near, scaled
+from marl_pool.training.supervised.task import Batch, Outcome
+
+SHOWN = 8
+"""Test images in the picture of reconstructions."""
+
+
+class Reconstruction(MergedImages):
+    """Reconstruct images after merging their patches: Nair and Lieck, section 4.2.
+
+    The squared error is the mean over pixels and channels in [0, 1]; ``mse_27`` is
+    that of what 27 tokens keep, ``mse`` the mean over ``levels``.
+    ``policy_information`` is the mutual information of image and first merge, in nats,
+    within a batch; see `divergences`.
+
+    Args: see `MergedImages`.
+    """
+
+    name, metric = "reconstruction", "mse"
+    has_decoder = True
+
+    def make_network(self, seed: int) -> ImageAutoencoder:
+        """Build the autoencoder."""
+        return ImageAutoencoder(
+            self.shape, self.patch, self.bands, self.hierarchy, seed
+        )
+
+    def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The mean squared error of each image."""
+        error = output - scaled(batch["images"])
+        return {"mse": error.square().mean((1, 2, 3))}
+
+    def evaluate(
+        self, network: nn.Module, batch: Batch, generator: torch.Generator
+    ) -> Outcome:
+        """Pre-train, learn from one drawn schedule, or measure at every level."""
+        if not network.training or self.epoch >= self.pretrain_epochs:
+            return super().evaluate(network, batch, generator)
+        images = scaled(batch["images"])
+        chance = Chance(near(generator, images.device), explore=True)
+        level = self.trained[self.draw_level(generator)]
+        forced = teacher_forced(
+            cast(ImageAutoencoder, network), images, level.schedule, chance
+        )
+        # As in `surrogate`, a score has a gradient and no value.
+        score = forced.score - forced.score.detach()
+        loss = (forced.losses + score + forced.unmerging).mean()
+        return Outcome(
+            loss + self.penalty(forced.norm), {"mse": forced.losses.detach()}
+        )
+
+    def baselines(self, batch: Batch) -> dict[str, Tensor]:
+        """The mean image of the training set for each image."""
+        mean = self.mean_image.to(batch["images"].device)
+        error = scaled(batch["images"]) - mean
+        return {"mean_image": error.square().mean((1, 2, 3))}
+
+    @cached_property
+    def mean_image(self) -> Tensor:
+        """Of the training set, ``(H, W, C)`` in [0, 1]."""
+        return scaled(self._images["train"]).mean(0)
+
+    @torch.no_grad()
+    def finish(
+        self, network: nn.Module, folder: Path, generator: torch.Generator
+    ) -> list[Path]:
+        """Draw reconstructions at every level, and merging policies."""
+        from marl_pool.studies.hierarchical.plots import draw_reconstructions
+
+        files = super().finish(network, folder, generator)
+        images = scaled(self._images["test"][:SHOWN])
+        chance = Chance(generator, explore=False)
+        rows = {f"{self.num_tokens} tokens, as they were": images}
+        for level in self.levels:
+            output = network(images, level.schedule, chance).output
+            error = float((output - images).square().mean())
+            tokens = f"{level.tokens} token{'s' if level.tokens > 1 else ''}"
+            rows[f"{tokens}, MSE of these {error:.4f}"] = output.clamp(0, 1)
+        draw_reconstructions(rows, folder / "reconstructions.png")
+        return [*files, folder / "reconstructions.png"]

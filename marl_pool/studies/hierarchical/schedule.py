@@ -1,0 +1,86 @@
+"""How many pairs each layer merges, and how many layers there are."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from marl_pool.encoders.learned_merging import pair_counts
+from marl_pool.utils.errors import InputError
+
+
+def merging_schedule(num_tokens: int, proportion: float, num_layers: int) -> list[int]:
+    """Merges of each layer, ``r = ⌊p T / 2⌋`` of the T tokens left.
+
+    256 tokens become 91, 27 and 1 over 8 layers with p = 0.25, 0.5 and 1.
+
+    Source: Nair and Lieck, Table 1.
+
+    Args:
+        num_tokens: T at first.
+        proportion: p, the share of tokens that merge, in [0, 1].
+        num_layers: L.
+    """
+    schedule = []
+    for _ in range(num_layers):
+        schedule.append(int(pair_counts(proportion, torch.tensor(num_tokens))))
+        num_tokens -= schedule[-1]
+    return schedule
+
+
+def check_schedule(where: str, num_tokens: int, schedule: Sequence[int]) -> None:
+    """Refuse a schedule that merges more pairs than there are.
+
+    Args:
+        where: the key, for the message.
+        num_tokens: at first.
+        schedule: pairs of each layer.
+
+    Raises:
+        InputError: there is no layer, or one that has fewer pairs than it should merge.
+    """
+    if not schedule:
+        raise InputError(f"{where}: expected a number for each layer, got []")
+    for layer, count in enumerate(schedule, 1):
+        if not 0 <= count <= num_tokens // 2:
+            raise InputError(
+                f"{where}: expected at most {num_tokens // 2} merges of the "
+                f"{num_tokens} tokens that reach layer {layer}, got {count}"
+            )
+        num_tokens -= count
+
+
+def depth_probabilities(
+    rho: float, num_layers: int, *, proportional: bool = False
+) -> Tensor:
+    """Probabilities of the depths 1 to L, ``(L,)`` float64.
+
+    ``P(d) = ρ^(d-1) (1 - ρ)`` and ``P(L) = ρ^(L-1)``, where ρ is the probability of
+    going on to the next layer; or ``P(d) ∝ ρ^d``, whose mean is at most
+    (L + 1) / 2: ρ = 1 makes all depths alike.
+
+    Source: Nair and Lieck, section 3.1.4, whose text says both.
+
+    Args:
+        rho: ρ, in [0, 1].
+        num_layers: L.
+        proportional: the second form.
+    """
+    powers = rho ** torch.arange(num_layers, dtype=torch.float64)
+    if proportional:
+        return powers / powers.sum()
+    powers[:-1] *= 1 - rho
+    return powers
+
+
+def rho_at(epoch: int, start: float, step: float) -> float:
+    """ρ in an epoch, counted from 0: ``start + step · epoch``, at most 1."""
+    return min(start + step * epoch, 1.0)
+
+
+def draw_depth(probabilities: Tensor, generator: torch.Generator) -> int:
+    """Draw a depth, from 1."""
+    drawn = torch.multinomial(
+        probabilities.to(generator.device), 1, generator=generator
+    )
+    return int(drawn) + 1

@@ -1,0 +1,74 @@
+"""What encoder and decoder of a hierarchical transformer have in common."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from marl_pool.encoders.merging import POLICIES, MergingPolicy
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import unknown
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    PositiveInt,
+    Probability,
+)
+
+LogProb = Literal["masked", "unmasked"]
+Gradient = Literal["reinforce", "scaling"]
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """A hierarchical transformer.
+
+    Source: Nair and Lieck, section 3 and Table 3; the defaults are theirs, but for
+    their dropout of 0.1. Hidden widths are not published: four times that of a token.
+
+    Raises:
+        InputError: settings out of range, or that contradict each other.
+    """
+
+    dim: PositiveInt = 256
+    """Width of a token."""
+    num_heads: PositiveInt = 8
+    """Of attention, a divisor of ``dim``."""
+    policy_heads: PositiveInt = 1
+    """Of the merging policy, a divisor of ``dim``."""
+    dropout: Probability = 0.0
+    """In the feed-forward parts."""
+    policy: MergingPolicy = "learned"
+    """See `MergingLayer`."""
+    attention: bool = True
+    """Have transformer blocks and cross-attention."""
+    log_prob: LogProb = "masked"
+    """Probability of what was sampled, or the paper's."""
+    gradient: Gradient = "reinforce"
+    """Of choices: by the score function, or by scaling outputs by probabilities."""
+    through_tokens: bool = False
+    """Let the score's gradient go on into the tokens that a policy looked at."""
+    token_noise: NonNegativeFloat = 0.0
+    """Standard deviation of noise on tokens that enter a layer, in training."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise unknown("task.policy", self.policy, POLICIES)
+        for name in ("num_heads", "policy_heads"):
+            heads = getattr(self, name)
+            if heads < 1 or self.dim % heads:
+                raise InputError(
+                    f"task.{name}: expected a divisor of dim = {self.dim}, got {heads}"
+                )
+        if not self.attention and self.policy in ("shared_keys", "heuristic"):
+            raise InputError(
+                f"task.policy: expected learned or random without attention, "
+                f"got {self.policy}"
+            )
+        if self.gradient == "scaling" and self.policy not in ("learned", "shared_keys"):
+            raise InputError(
+                "task.gradient: expected reinforce with a policy that is not learned, "
+                f"got scaling with {self.policy}"
+            )
+
+    @property
+    def masked(self) -> bool:
+        """Whether log-probabilities are those of what was sampled."""
+        return self.log_prob == "masked"

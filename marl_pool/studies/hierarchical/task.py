@@ -1,0 +1,330 @@
+"""What both hierarchical studies share: images, a merging schedule, its training."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.encoders.merging import MergingPolicy
+from marl_pool.studies.hierarchical.dependence import dependence, divergences
+from marl_pool.studies.hierarchical.encoder import Chance
+from marl_pool.studies.hierarchical.estimator import Credit, check_credit, surrogate
+from marl_pool.studies.hierarchical.networks import (
+    Answer,
+    ImageAutoencoder,
+    MergedClassifier,
+)
+from marl_pool.studies.hierarchical.schedule import (
+    check_schedule,
+    depth_probabilities,
+    draw_depth,
+    merging_schedule,
+    rho_at,
+)
+from marl_pool.studies.hierarchical.settings import Gradient, Hierarchy, LogProb
+from marl_pool.training.supervised.images.images import (
+    Dataset,
+    check_patch,
+    limited,
+    load_images,
+    resized,
+)
+from marl_pool.training.supervised.task import (
+    Batch,
+    Outcome,
+    Part,
+    Split,
+    Task,
+    refuse_part,
+)
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    UnitInterval,
+)
+
+POLICY_IMAGES = 256
+"""Test images whose merging policies are compared after training."""
+
+
+class Level(NamedTuple):
+    """A degree of compression.
+
+    Attributes:
+        schedule: merges of each layer.
+        tokens: that are left.
+    """
+
+    schedule: list[int]
+    tokens: int
+
+
+class MergedImages(Task):
+    """Images as patches that merge, layer by layer.
+
+    Training draws one of ``proportions`` for each batch, and a depth by the stochastic
+    merging schedule; validation and test go to the full depth, with greedy choices.
+
+    Source: Nair and Lieck, *Hierarchical Transformers*, sections 3 and 4, Table 3.
+
+    Args:
+        dataset: which images; their files are in ``data_dir``.
+        size: pixels of a side; 28 are padded to 32, or averaged to 16 or 14.
+        patch: pixels of a patch's side, a divisor of ``size``.
+        num_samples: images to train on and to validate with; None: all.
+        num_test: images of the test set; None: all.
+        fourier_bands: of the positions of pixels.
+        dim: width of a token.
+        num_heads: of attention, a divisor of ``dim``.
+        policy_heads: of the merging policy, a divisor of ``dim``.
+        num_layers: how often encoder and decoder layers are applied.
+        policy: learned, shared_keys, heuristic or random; see `MergingLayer`.
+        attention: have transformer blocks and cross-attention.
+        proportions: shares of tokens that merge in each layer, in training.
+        levels: such shares, for each of which the trained network is measured.
+        schedule: merges of each layer, in place of both; None: as they say.
+        rho: ρ, the probability of going on to the next layer, in the first epoch.
+        rho_step: what it grows by in each epoch, up to 1.
+        proportional: depths with ``P(d) ∝ ρ^d``; see `depth_probabilities`.
+        log_prob: masked, the probability of what was sampled, or unmasked, the paper's.
+        credit: weigh the log-probability of a sample by its own loss or the batch's.
+        baseline: subtract the mean loss of the others.
+        gradient: of the choices: reinforce, or scaling by probabilities (A.4).
+        through_tokens: let the score's gradient go on into the tokens.
+        token_noise: standard deviation of noise on tokens that enter a layer (3.2.1).
+        token_penalty: λ of their squared norm, the mean over tokens.
+        pretrain_epochs: epochs of teacher forcing at the start (3.2.2). They go to the
+            full depth of a drawn proportion, and each layer's choices are weighed by
+            that layer's own error: neither ρ nor the credit has a part in it.
+        encoder: None: the task has its own.
+        pooling: None.
+        dropout: in feed-forward parts.
+        data_dir: folder of the files.
+        download: fetch what is missing.
+
+    Raises:
+        InputError: sizes that do not fit each other, or a schedule that merges more
+            than there is.
+    """
+
+    name: str
+    """Of the task, for messages."""
+    has_decoder: bool
+    """Whether what merged is taken apart again."""
+
+    def __init__(
+        self,
+        *,
+        dataset: Dataset = "fashion_mnist",
+        size: PositiveInt = 32,
+        patch: PositiveInt = 2,
+        num_samples: PositiveInt | None = None,
+        num_test: PositiveInt | None = None,
+        fourier_bands: PositiveInt = 64,
+        dim: PositiveInt = 256,
+        num_heads: PositiveInt = 8,
+        policy_heads: PositiveInt = 1,
+        num_layers: PositiveInt = 8,
+        policy: MergingPolicy = "learned",
+        attention: bool = True,
+        proportions: tuple[UnitInterval, ...] = (1.0,),
+        levels: tuple[UnitInterval, ...] = (0.25, 0.5, 1.0),
+        schedule: tuple[NonNegativeInt, ...] | None = None,
+        rho: UnitInterval = 0.05,
+        rho_step: NonNegativeFloat = 0.01,
+        proportional: bool = False,
+        log_prob: LogProb = "masked",
+        credit: Credit = "own",
+        baseline: bool = False,
+        gradient: Gradient = "reinforce",
+        through_tokens: bool = False,
+        token_noise: NonNegativeFloat = 0.0,
+        token_penalty: NonNegativeFloat = 0.0,
+        pretrain_epochs: NonNegativeInt = 0,
+        encoder: Part | None,
+        pooling: Part | None,
+        dropout: float,
+        data_dir: str | None,
+        download: bool,
+    ) -> None:
+        refuse_part("encoder", encoder, self.name)
+        refuse_part("pooling", pooling, self.name)
+        check_credit(credit, baseline)
+        if pretrain_epochs and not self.has_decoder:
+            raise InputError(
+                f"task.pretrain_epochs: expected 0 with task={self.name}, which has no "
+                f"decoder, got {pretrain_epochs}"
+            )
+        check_patch(size, patch)
+        self.dataset, self.size, self.patch = dataset, size, patch
+        self.num_samples, self.wanted_test = num_samples, num_test
+        self.bands, self.num_layers = fourier_bands, num_layers
+        self.data_dir, self.download = data_dir, download
+        self.hierarchy = Hierarchy(
+            dim=dim,
+            num_heads=num_heads,
+            policy_heads=policy_heads,
+            dropout=dropout,
+            policy=policy,
+            attention=attention,
+            log_prob=log_prob,
+            gradient=gradient,
+            through_tokens=through_tokens,
+            token_noise=token_noise,
+        )
+        self.num_tokens = (size // patch) ** 2
+        self.trained = self._levels("task.proportions", proportions, schedule)
+        self.levels = self._levels("task.levels", levels, schedule)
+        self.rho, self.rho_step, self.proportional = rho, rho_step, proportional
+        self.credit: Credit = credit
+        self.baseline, self.token_penalty = baseline, token_penalty
+        self.pretrain_epochs = pretrain_epochs
+        self.epoch = 0
+
+    def _levels(
+        self,
+        where: str,
+        proportions: Sequence[float],
+        schedule: Sequence[int] | None,
+    ) -> list[Level]:
+        if schedule is not None:
+            check_schedule("task.schedule", self.num_tokens, schedule)
+            return [Level(list(schedule), self.num_tokens - sum(schedule))]
+        if not proportions:
+            raise InputError(f"{where}: expected at least one number, got []")
+        found = []
+        for each in proportions:
+            merges = merging_schedule(self.num_tokens, each, self.num_layers)
+            found.append(Level(merges, self.num_tokens - sum(merges)))
+        return found
+
+    def prepare(self, folder: Path) -> None:
+        """Read the files."""
+        whole = load_images(self.dataset, self.data_dir, self.download)
+        images = limited(whole, self.num_samples, self.wanted_test)
+        self._images: dict[Split, Tensor] = {
+            "train": resized(images.train, self.size),
+            "test": resized(images.test, self.size),
+        }
+        self._labels: dict[Split, Tensor] = {
+            "train": images.train_labels,
+            "test": images.test_labels,
+        }
+        self.num_train, self.num_test = map(len, self._images.values())
+        self.num_classes = images.num_classes
+        shape = self._images["train"].shape[1:]
+        self.shape = (shape[0], shape[1], shape[2])
+
+    def batch(self, split: Split, rows: Tensor) -> Batch:
+        """Images ``(B, H, W, C)`` uint8 and labels ``(B,)``."""
+        return {
+            "images": self._images[split][rows],
+            "labels": self._labels[split][rows],
+        }
+
+    @abstractmethod
+    def make_network(self, seed: int) -> ImageAutoencoder | MergedClassifier:
+        """Build the network; see `initialize`."""
+
+    @abstractmethod
+    def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Numbers ``(B,)`` for each example by name, the loss to minimise first."""
+
+    def begin_epoch(self, network: nn.Module, epoch: int, epochs: int) -> None:
+        """Set ρ; epochs of teacher forcing are not counted."""
+        self.epoch = epoch
+        rho = rho_at(max(epoch - self.pretrain_epochs, 0), self.rho, self.rho_step)
+        self.depths = [
+            depth_probabilities(
+                rho, len(level.schedule), proportional=self.proportional
+            )
+            for level in self.trained
+        ]
+
+    def draw_level(self, generator: torch.Generator) -> int:
+        """Which of the proportions a batch learns from."""
+        return int(torch.randint(len(self.trained), (1,), generator=generator))
+
+    def evaluate(
+        self, network: nn.Module, batch: Batch, generator: torch.Generator
+    ) -> Outcome:
+        """Learn from one drawn schedule, or measure at every level."""
+        images = scaled(batch["images"])
+        chance = Chance(near(generator, images.device), network.training)
+        if not network.training:
+            return self._measure(network, images, batch, chance)
+        number = self.draw_level(generator)
+        depth = draw_depth(self.depths[number], generator)
+        answer = network(images, self.trained[number].schedule[:depth], chance)
+        numbers = self.losses(answer.output.float(), batch)
+        losses, *_ = numbers.values()
+        loss = surrogate(
+            losses, answer.log_prob, credit=self.credit, baseline=self.baseline
+        )
+        return Outcome(
+            loss + self.penalty(answer.norm),
+            {name: each.detach() for name, each in numbers.items()},
+        )
+
+    def penalty(self, norm: Tensor) -> Tensor:
+        """The mean of ``λ ‖x'‖²``, equation 6."""
+        return self.token_penalty * norm.mean()
+
+    def _measure(
+        self, network: nn.Module, images: Tensor, batch: Batch, chance: Chance
+    ) -> Outcome:
+        metrics: dict[str, Tensor] = {}
+        for level in self.levels:
+            answer: Answer = network(images, level.schedule, chance)
+            for name, each in self.losses(answer.output.float(), batch).items():
+                metrics[f"{name}_{level.tokens}"] = each
+                metrics[name] = metrics.get(name, 0) + each / len(self.levels)
+        if self.num_tokens > 1 and self.hierarchy.policy != "random":
+            metrics["policy_information"] = divergences(
+                self.policies(network, images, chance)
+            )
+        return Outcome(metrics[self.metric].mean(), metrics)
+
+    def policies(self, network: nn.Module, images: Tensor, chance: Chance) -> Tensor:
+        """Probabilities of pairs in the first merge of each image, ``(B, T, T)``."""
+        assert isinstance(network.patches, nn.Module)
+        assert isinstance(network.encoder, nn.Module)
+        first_policy = network.encoder.first_policy
+        assert callable(first_policy)
+        found = first_policy(network.patches(images), chance)
+        assert isinstance(found, Tensor)
+        return found
+
+    def finish(
+        self, network: nn.Module, folder: Path, generator: torch.Generator
+    ) -> list[Path]:
+        """Draw merging policies and say how much they depend on the image."""
+        if self.num_tokens == 1:
+            return []  # there is no pair
+        from marl_pool.studies.hierarchical.plots import draw_policies
+
+        network.eval()
+        images = scaled(self._images["test"][:POLICY_IMAGES])
+        policies = self.policies(network, images, Chance(generator, explore=False))
+        found = dependence(policies)
+        path = folder / "policies.png"
+        draw_policies(images[:2], policies[:2], found, self.size // self.patch, path)
+        return [path]
+
+
+def scaled(images: Tensor) -> Tensor:
+    """Images in [0, 1] of uint8 ones."""
+    return images.float() / 255
+
+
+def near(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """A generator on a device, decided by one on the CPU."""
+    if device.type == "cpu":
+        return generator
+    seed = int(torch.randint(1 << 62, (1,), generator=generator))
+    return torch.Generator(device).manual_seed(seed)

@@ -1,0 +1,1 @@
+"""SWARM: clustering, mixtures and image generation."""

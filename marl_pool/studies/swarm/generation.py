@@ -1,0 +1,204 @@
+"""Images generated pixel by pixel, by a SWARM transformer."""
+
+import math
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from marl_pool.studies.swarm.transformer import (
+    SwarmTransformer,
+    check_width,
+)
+from marl_pool.training.supervised.images.images import (
+    Dataset,
+    limited,
+    load_images,
+    resized,
+)
+from marl_pool.training.supervised.task import (
+    Batch,
+    Outcome,
+    Part,
+    Split,
+    Task,
+    refuse_part,
+)
+from marl_pool.utils.atomic import new_binary_file
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveInt
+
+INTENSITIES = 256
+CHUNK = 1000
+"""Images whose pixels are counted together."""
+PER_CLASS = 8
+"""Samples of each class in the picture."""
+
+
+class ImageGeneration(Task):
+    """Predict every pixel of an image from those before it and the image's class.
+
+    The measure is bits per dimension: the mean over pixels and channels of the
+    negative log2-likelihood. With fewer levels or a smaller image it is another
+    number: only the published sizes compare with published numbers.
+
+    Source: SWARM (Vollgraf, 2019), section 4.3; see `SwarmTransformer`.
+
+    Args:
+        encoder: must be ``none``: the network is of its own.
+        pooling: must be ``none``.
+        dataset: which images; their files are in ``data_dir``.
+        size: pixels of a side; see `resized`.
+        num_levels: intensities, 2 to 256; neighbours are put together.
+        conditional: tell the network the image's class.
+        width: of the embeddings, a multiple of 4.
+        units: of each pixel's memory.
+        iterations: of each SWARM layer.
+        num_layers: SWARM layers; the paper has one.
+        num_samples: images to train on and to validate with; None: all.
+        num_test: images of the test set; None: all.
+        data_dir: folder of the files.
+        download: fetch what is missing.
+
+    Raises:
+        InputError: an encoder or a pooling head, or a number out of range.
+    """
+
+    metric = "bits_per_dim"
+
+    def __init__(
+        self,
+        *,
+        encoder: Part | None = None,
+        pooling: Part | None = None,
+        dataset: Dataset = "mnist",
+        size: PositiveInt = 28,
+        num_levels: PositiveInt = 256,
+        conditional: bool = True,
+        width: PositiveInt = 256,
+        units: PositiveInt = 256,
+        iterations: PositiveInt = 5,
+        num_layers: PositiveInt = 1,
+        num_samples: PositiveInt | None = None,
+        num_test: PositiveInt | None = None,
+        data_dir: str | None = None,
+        download: bool = False,
+    ) -> None:
+        refuse_part("encoder", encoder, "generation")
+        refuse_part("pooling", pooling, "generation")
+        if not 2 <= num_levels <= INTENSITIES:
+            raise InputError(
+                f"task.num_levels: expected 2 to {INTENSITIES}, got {num_levels}"
+            )
+        check_width(width)
+        self.dataset, self.size, self.num_levels = dataset, size, num_levels
+        self.conditional, self.width, self.units = conditional, width, units
+        self.iterations, self.num_layers = iterations, num_layers
+        self.num_samples, self.wanted_test = num_samples, num_test
+        self.data_dir, self.download = data_dir, download
+
+    def prepare(self, folder: Path) -> None:
+        """Read the files."""
+        images = limited(
+            load_images(self.dataset, self.data_dir, self.download),
+            self.num_samples,
+            self.wanted_test,
+        )
+        train, test = (resized(each, self.size) for each in (images.train, images.test))
+        self.shape = (self.size, self.size, train.shape[-1])
+        self.num_classes = images.num_classes
+        self.pixels = {"train": self._read(train), "test": self._read(test)}
+        self.labels = {"train": images.train_labels, "test": images.test_labels}
+        self.num_train, self.num_test = len(train), len(test)
+
+    def _read(self, images: Tensor) -> Tensor:
+        """Pixels ``(n, L)`` along the scan lines, uint8 in [0, num_levels)."""
+        levels = images.to(torch.int16) * self.num_levels // INTENSITIES
+        return levels.to(torch.uint8).flatten(1)
+
+    def batch(self, split: Split, rows: Tensor) -> Batch:
+        """Return ``pixels (B, L)`` uint8 and ``labels (B,)``."""
+        return {"pixels": self.pixels[split][rows], "labels": self.labels[split][rows]}
+
+    def make_network(self, seed: int) -> nn.Module:
+        """Build a `SwarmTransformer`."""
+        return SwarmTransformer(
+            self.shape,
+            self.num_levels,
+            num_classes=self.num_classes if self.conditional else 0,
+            width=self.width,
+            units=self.units,
+            iterations=self.iterations,
+            num_layers=self.num_layers,
+            seed=seed,
+        )
+
+    def evaluate(
+        self, network: nn.Module, batch: Batch, generator: torch.Generator
+    ) -> Outcome:
+        """Return the mean negative log-likelihood in nats, and each image's in bits."""
+        pixels = batch["pixels"].long()
+        logits = network(pixels, batch["labels"] if self.conditional else None)
+        each = cross_entropy(logits.float().mT, pixels, reduction="none").mean(1)
+        return Outcome(each.mean(), {"bits_per_dim": each.detach() / math.log(2)})
+
+    def baselines(self, batch: Batch) -> dict[str, Tensor]:
+        """Bits of pixels drawn alone, from frequencies in the training images.
+
+        Each level of each pixel is counted once more than it was seen.
+        """
+        pixels = batch["pixels"].long()
+        found = self.frequencies.to(pixels.device).gather(1, pixels.T).T
+        even = torch.full_like(found[:, 0], self.num_levels).log2()
+        return {"pixels alone": -found.log2().mean(1), "equal probabilities": even}
+
+    @cached_property
+    def frequencies(self) -> Tensor:
+        """Of each level in the training images' pixels, ``(L, num_levels)``."""
+        pixels, levels = self.pixels["train"], self.num_levels
+        first = levels * torch.arange(pixels.shape[1])
+        counts = torch.ones(levels * len(first), dtype=torch.int64)
+        for some in pixels.split(CHUNK):
+            counts += (some + first).flatten().bincount(minlength=len(counts))
+        found = counts.view(-1, levels).double()
+        return found / found.sum(1, keepdim=True)
+
+    def finish(
+        self, network: nn.Module, folder: Path, generator: torch.Generator
+    ) -> list[Path]:
+        """Draw samples, a row for each class (Figure 6)."""
+        assert isinstance(network, SwarmTransformer)
+        rows = min(self.num_classes, 10)
+        labels = torch.arange(rows).repeat_interleave(PER_CLASS)
+        given = labels if self.conditional else None
+        drawn = network.sample(len(labels), given, generator)
+        path = folder / "samples.png"
+        _draw(drawn.unflatten(0, (rows, PER_CLASS)), self.num_levels, path)
+        return [path]
+
+
+def _draw(images: Tensor, num_levels: int, path: Path) -> None:
+    """Draw ``(rows, columns, H, W, C)`` images with a gap between them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    bright = images.float() / (num_levels - 1)
+    framed = nn.functional.pad(bright, (0, 0, 1, 1, 1, 1), value=0.5)
+    rows, columns, height, width, channels = framed.shape
+    sheet = framed.permute(0, 2, 1, 3, 4).reshape(
+        rows * height, columns * width, channels
+    )
+    colored = sheet if channels == 3 else sheet.expand(-1, -1, 3)
+    figure = Figure(figsize=(0.6 * columns + 0.8, 0.6 * rows + 0.5))
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.imshow(colored.numpy(), vmin=0, vmax=1)
+    middles = [(row + 0.5) * height - 0.5 for row in range(rows)]
+    axes.set_yticks(middles, [str(row) for row in range(rows)])
+    axes.set_xticks([])
+    axes.set_ylabel("class that was asked for")
+    axes.set_title("samples", fontsize=10)
+    with new_binary_file(path) as file:
+        canvas.print_png(file)

@@ -1,0 +1,233 @@
+"""Pictures of amortised clustering: Figures 3 to 5 of the SWARM paper."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.studies.swarm.data import Mixtures
+from marl_pool.studies.swarm.matching import match_clusters
+from marl_pool.utils.atomic import new_binary_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, GRID = "#333333", "#e4e4e0"
+MARGIN = 0.15
+"""Of a picture, as a share of the points' range."""
+DEVIATIONS = 2.0
+"""Radius of an ellipse, in standard deviations."""
+AT_ONCE = 20_000
+"""Entities that are computed together."""
+
+
+@torch.no_grad()
+def draw_clustering(
+    network: nn.Module, mixtures: Mixtures, folder: Path, cells: int
+) -> list[Path]:
+    """Draw one set's clusters, and the probabilities of an entity anywhere.
+
+    ``clustering.png`` (Figure 4): the true clusters beside the network's, over the
+    entropy of its probabilities for one more entity that joins the set at that place:
+    dark is unsure. Unlike in the paper, clusters that are matched have one color.
+    ``probabilities.png`` (Figure 5): the probability of each output at each place,
+    with the true ellipses.
+
+    Args:
+        network: from points to logits; in evaluation mode.
+        mixtures: of one row, without padding.
+        folder: of the pictures.
+        cells: of the pictures in each direction.
+
+    Returns:
+        The two files.
+    """
+    log_probs = network(mixtures.points, None).log_softmax(-1)
+    matched = match_clusters(
+        log_probs, mixtures.labels, mixtures.padding, mixtures.num_clusters
+    )
+    colors = output_colors(matched.outputs[0], log_probs.shape[-1])
+    extent = _extent(mixtures.points[0])
+    probabilities = extra_entity(network, mixtures.points[0], extent, cells)
+    assigned = colors[log_probs[0].argmax(-1)]
+    files = [folder / "clustering.png", folder / "probabilities.png"]
+    _save(_side_by_side(mixtures, assigned, probabilities, extent), files[0])
+    _save(_probability_maps(mixtures, probabilities, colors, extent), files[1])
+    return files
+
+
+def extra_entity(
+    network: nn.Module, points: Tensor, extent: Sequence[float], cells: int
+) -> Tensor:
+    """Probabilities of one more entity at the cells' centers, ``(cells, cells, K)``.
+
+    Each cell is a set of its own: the ``points (N, 2)`` and the one at that place.
+
+    Args:
+        network: from points to logits.
+        points: of the set.
+        extent: left, right, bottom, top.
+        cells: in each direction; rows go up.
+    """
+    left, right, bottom, top = extent
+    steps = (torch.arange(cells) + 0.5) / cells
+    y, x = torch.meshgrid(
+        bottom + (top - bottom) * steps, left + (right - left) * steps, indexing="ij"
+    )
+    places = torch.stack([x, y], -1).flatten(0, 1)
+    results = []
+    for some in places.split(max(1, AT_ONCE // (len(points) + 1))):
+        others = points.expand(len(some), -1, -1)
+        logits = network(torch.cat([others, some[:, None]], 1), None)[:, -1]
+        results.append(logits.softmax(-1))
+    return torch.cat(results).unflatten(0, (cells, cells))
+
+
+def output_colors(outputs: Tensor, count: int) -> Tensor:
+    """Number the colors of ``count`` outputs: a matched one has its cluster's.
+
+    Args:
+        outputs: ``(C,)`` of one set, -1 where there is no cluster.
+        count: K.
+    """
+    own = outputs[outputs >= 0]
+    spare = [output for output in range(count) if output not in own.tolist()]
+    colors = torch.empty(count, dtype=torch.int64)
+    colors[torch.cat([own, torch.tensor(spare, dtype=torch.int64)])] = torch.arange(
+        count
+    )
+    return colors
+
+
+def draw_spread(spreads: dict[str, Tensor], path: Path) -> None:
+    """Draw how far the loss depends on the order of the entities (Figure 3).
+
+    Args:
+        spreads: by a set's number of entities, each set's standard deviation of the
+            loss over orders, as a share of its mean loss.
+        path: of the PNG.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.2 + 0.9 * len(spreads), 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.violinplot([100 * each.numpy() for each in spreads.values()], showmedians=True)
+    axes.set_xticks(range(1, len(spreads) + 1), list(spreads))
+    axes.set_xlabel("entities", color=INK)
+    axes.set_ylabel("loss: sd over orders / mean, %", color=INK)
+    axes.set_ylim(bottom=0)
+    _plain(axes)
+    _save(figure, path)
+
+
+def _side_by_side(
+    mixtures: Mixtures, assigned: Tensor, probabilities: Tensor, extent: list[float]
+) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 4.9), layout="constrained")
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    left.set_title("true clusters", color=INK, fontsize=10)
+    right.set_title("assigned; gray: entropy of one more point", color=INK, fontsize=10)
+    entropy = torch.special.entr(probabilities).sum(-1)
+    shown = right.imshow(
+        entropy.numpy(),
+        extent=extent,
+        origin="lower",
+        cmap="Greys",
+        vmin=0,
+        vmax=math.log(probabilities.shape[-1]),
+        interpolation="bilinear",
+        alpha=0.8,
+    )
+    figure.colorbar(shown, ax=right, label="nats", shrink=0.8)
+    points = mixtures.points[0]
+    for axes, colors in ((left, mixtures.labels[0]), (right, assigned)):
+        axes.scatter(*points.T.numpy(), c=_palette(colors), s=7, linewidths=0)
+        axes.set_aspect("equal")
+        _plain(axes)
+    for cluster in range(int(mixtures.num_clusters[0])):
+        color = _palette(torch.tensor([cluster]))[0]
+        _ellipse(left, mixtures, cluster, color)
+        _ellipse(right, mixtures, cluster, color)
+    return figure
+
+
+def _probability_maps(
+    mixtures: Mixtures, probabilities: Tensor, colors: Tensor, extent: list[float]
+) -> "Figure":
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    count = len(colors)
+    columns = min(5, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(2.1 * columns, 2.2 * rows + 0.4), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in panels:
+        axes.set_axis_off()
+    clusters = int(mixtures.num_clusters[0])
+    for output in colors.argsort().tolist():
+        place = int(colors[output])
+        axes = panels[place]
+        full = _palette(colors[output : output + 1])[0]
+        axes.imshow(
+            probabilities[..., output].numpy(),
+            extent=extent,
+            origin="lower",
+            cmap=LinearSegmentedColormap.from_list("", ["black", full]),
+            vmin=0,
+            vmax=1,
+        )
+        spare = "" if place < clusters else ", spare"
+        axes.set_title(f"output {output}{spare}", fontsize=8, color=INK)
+        for cluster in range(clusters):
+            own = cluster == place
+            _ellipse(axes, mixtures, cluster, "white", width=1.4 if own else 0.5)
+    figure.suptitle("probability of one more point (black 0, full color 1)", color=INK)
+    return figure
+
+
+def _ellipse(
+    axes: "Axes", mixtures: Mixtures, cluster: int, color: Any, width: float = 1.2
+) -> None:
+    angle = torch.linspace(0, 2 * math.pi, 100)
+    circle = torch.stack([angle.cos(), angle.sin()])
+    line = DEVIATIONS * mixtures.factors[0, cluster] @ circle
+    line = line + mixtures.means[0, cluster][:, None]
+    # The axes keep the range of the points.
+    axes.plot(*line.numpy(), color=color, linewidth=width, scalex=False, scaley=False)
+
+
+def _extent(points: Tensor) -> list[float]:
+    """Left, right, bottom and top of a square around the points."""
+    low, high = points.amin(0), points.amax(0)
+    middle, half = (low + high) / 2, float((high - low).max()) * (0.5 + MARGIN)
+    x, y = middle.tolist()
+    return [x - half, x + half, y - half, y + half]
+
+
+def _palette(numbers: Tensor) -> list[Any]:
+    import matplotlib as mpl
+
+    table = mpl.colormaps["tab10"]
+    return [table(int(number) % 10) for number in numbers]
+
+
+def _plain(axes: "Axes") -> None:
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=130, format="png")

@@ -1,0 +1,152 @@
+"""The policy that acts while trajectories are collected, labelled by the teacher."""
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.cloning.recorder import Recorder
+from marl_pool.training.cloning.teacher import Teacher
+from marl_pool.utils.randomness import Stream
+
+
+class BehaviourPolicy(Policy):
+    """Mixture of teacher, student and chance; the teacher labels every step.
+
+    The teacher sees the unperturbed observation, the student what the rollout's
+    perturbation leaves of it. Recurrent policies are stepped even when another policy
+    acts, and receive the executed action.
+
+    Args:
+        teacher: labels every step.
+        spec: of the group's tokens.
+        action_space: of one agent.
+        group: name of the group.
+        recorder: stores observations, actions and labels.
+        student: acts where the teacher does not; None: the teacher always acts.
+        beta: probability that a step is the teacher's.
+        noise: probability that a step's action is random.
+        device: of the environments.
+    """
+
+    rollout: Rollout
+    """Rollout in which it acts, to be set before the first step."""
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        spec: TokenSpec,
+        action_space: spaces.Space,
+        *,
+        group: str,
+        recorder: Recorder,
+        student: Policy | None = None,
+        beta: float = 0.0,
+        noise: float = 0.0,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.teacher, self.spec, self.group = teacher, spec, group
+        self.device = device
+        self.actions = ActionSpec.of(action_space)
+        self.recorder, self.student = recorder, student
+        self.beta, self.noise_share = beta, noise
+        # Random numbers of a step: teacher or student, random or not, a random action,
+        # then the teacher's own.
+        self._own = 2 + self.actions.noise_size
+        self.noise_size = self._own + teacher.noise_size
+
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        """Return the memories of teacher and student, and the previous action."""
+        size = (num_envs, num_agents)
+        student = self.student and self.student.initial_state(*size, num_tokens)
+        return {
+            "before": torch.zeros(*size, self.actions.dim, device=self.device),
+            "teacher": self.teacher.initial_state(*size, self.spec.num_tokens),
+            "student": () if student is None else student,
+        }
+
+    def act(
+        self,
+        tokens: Tokens,
+        state: State = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        """Act and record one step; see `Policy.act`."""
+        world = self.rollout.world
+        perturbed = self.rollout.perturbation is not None
+        shown = world.observe()[self.group] if perturbed else tokens
+        numbers = self.noise(tokens, generator)
+        own, others = numbers.split([self._own, self.teacher.noise_size], dim=-1)
+        answer = self.teacher.answer(
+            world, shown, state["teacher"], _Sampled(others.flatten(1))
+        )
+        label = to_unit(self.actions, answer.action)
+        action, student = label, ()
+        if self.student is not None:
+            decision = self.student.act(tokens, state["student"])
+            mine = own[..., 0] < self.beta
+            action = _where(mine, label, decision.action)
+            student = decision.state
+        random = own[..., 1] < self.noise_share
+        action = _where(random, self._random(own[..., 2:]), action)
+        self.recorder.add(
+            world, world.active[self.group], shown, state["before"], label, answer
+        )
+        before = self.actions.to_vectors(action).float()
+        state = {
+            "before": before,
+            "teacher": _told(answer.state, before),
+            "student": _told(student, before),
+        }
+        none = torch.zeros_like(before[..., 0])
+        return Decision(action, none, none, before, state)
+
+    def scale(self, action: Tensor) -> Tensor:
+        """Map [-1, 1] to the bounds of the box; a choice stays as it is."""
+        if self.actions.discrete:
+            return action
+        low, high = (
+            action.new_tensor(bound) for bound in (self.actions.low, self.actions.high)
+        )
+        return low + (action + 1) * ((high - low) / 2)
+
+    def _random(self, numbers: Tensor) -> Tensor:
+        if self.actions.discrete:
+            return (numbers[..., 0] * self.actions.n).long()
+        return 2 * numbers - 1
+
+
+class _Sampled(Stream):
+    """Stream of numbers that were sampled before."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+
+    def next(self) -> Tensor:
+        return self._numbers
+
+
+def to_unit(actions: ActionSpec, action: Tensor) -> Tensor:
+    """Map the bounds of a box to [-1, 1], clipped; a choice stays as it is."""
+    if actions.discrete:
+        return action
+    low, high = (action.new_tensor(bound) for bound in (actions.low, actions.high))
+    return ((action - low) * (2 / (high - low)) - 1).clamp(-1, 1)
+
+
+def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(rows.view(*rows.shape, *[1] * (one.dim() - 2)), one, other)
+
+
+def _told(state: Any, before: Tensor) -> Any:
+    """Replace the previous action in a memory by the executed one."""
+    if isinstance(state, dict) and "action" in state:
+        return {**state, "action": before.to(state["action"])}
+    return state

@@ -1,0 +1,43 @@
+"""What a checkpoint holds of a learner: weights, and what Adam remembers of each."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import nn
+
+from marl_pool.training.cloning.learner import Learner
+from marl_pool.training.tensor_io import (
+    moments,
+    prefixed,
+    under,
+    with_moments,
+    write_tensors,
+)
+
+FILE = "learner.safetensors"
+STUDENT, AUXILIARY_HEAD, ADAM = "student", "auxiliary_head", "adam"
+
+
+def save_learner(learner: Learner, folder: Path) -> None:
+    """Write a learner."""
+    tensors = prefixed(ADAM, moments(learner.optimizer.state_dict()))
+    for kind, module in _modules(learner).items():
+        tensors |= prefixed(kind, module.state_dict())
+    write_tensors(tensors, folder / FILE)
+
+
+def load_learner(learner: Learner, folder: Path) -> None:
+    """Continue where a learner was saved that was built alike."""
+    tensors = load_file(folder / FILE)
+    for kind, module in _modules(learner).items():
+        module.load_state_dict(under(kind, tensors))
+    if own := with_moments(learner.optimizer, under(ADAM, tensors)):
+        learner.optimizer.load_state_dict(own)
+
+
+def _modules(learner: Learner) -> dict[str, nn.Module]:
+    """What learns, by what it is called in the file."""
+    found: dict[str, nn.Module] = {STUDENT: learner.student}
+    if learner.auxiliary_head is not None:
+        found[AUXILIARY_HEAD] = learner.auxiliary_head
+    return found

@@ -1,0 +1,70 @@
+"""Parts of a configuration that have to fit each other."""
+
+from marl_pool.perturbations.severity import refuse_ramp
+from marl_pool.tokens import TokenSpec
+from marl_pool.training.cloning.sampler import Disturbance
+from marl_pool.training.cloning.settings import CloneConfig, CloneSettings
+from marl_pool.utils.errors import InputError
+
+
+def check_fit_together(config: CloneConfig) -> None:
+    """Refuse what no single section shows to be wrong.
+
+    Raises:
+        InputError: rounds beyond the end, no teacher where one is needed, or a
+            perturbation that leaves nothing to learn from.
+    """
+    settings, total = config.clone, config.total_batches
+    last = settings.start(settings.rounds)
+    if total <= last:
+        raise InputError(
+            f"total_batches: expected more than {last}, where the last of "
+            f"clone.rounds = {settings.rounds} begins, got {total}"
+        )
+    if config.teacher is None and (config.trajectories is None or settings.rounds):
+        raise InputError(
+            "teacher: expected one where trajectories is null or clone.rounds is above "
+            "0, got null"
+        )
+    perturbation = config.perturbation
+    name = perturbation["name"]
+    if name == "none" and settings.severities is not None:
+        raise InputError(
+            f"clone.severities: expected null without a perturbation, "
+            f"got {list(settings.severities)}"
+        )
+    refuse_ramp(perturbation, "samples are learned from in any order")
+    severity = perturbation.get("severity", 0.0)
+    largest = severity[-1] if isinstance(severity, list) else severity
+    if isinstance(severity, list) and settings.severities is not None:
+        raise InputError(
+            "perturbation.severity: expected a number where clone.severities is given, "
+            f"got {severity}"
+        )
+    if name == "occlude" and largest >= 1 and not settings.severities:
+        raise InputError(
+            "perturbation.severity: expected a share in [0, 1) of tokens that the "
+            f"student misses, got {largest:g}"
+        )
+
+
+def logits_option(settings: CloneSettings) -> str:
+    """Return the option that needs the teacher's logits, and the value without them."""
+    if settings.soft:
+        return "clone.soft: expected false"
+    if settings.margin_weighting is not None:
+        return "clone.margin_weighting: expected null"
+    return "clone.expected_regret: expected 0"
+
+
+def disturbance_of(config: CloneConfig, spec: TokenSpec) -> Disturbance:
+    """Build what is done to samples while they are learned from."""
+    perturbation, settings = config.perturbation, config.clone
+    return Disturbance(
+        spec,
+        None if perturbation["name"] == "none" else perturbation,
+        settings.severities,
+        settings.before_noise,
+        settings.before_dropout,
+        config.seed,
+    )

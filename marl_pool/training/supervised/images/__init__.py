@@ -1,0 +1,1 @@
+"""Image datasets: IDX and CIFAR files, downloads, augmentation, patches."""

@@ -1,0 +1,280 @@
+"""Labelled images, from files that the user has, or asks to be fetched."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_pool.training.supervised.images.cifar import ARCHIVES, read_cifar
+from marl_pool.training.supervised.images.download import Source, fetch, md5
+from marl_pool.training.supervised.images.idx import read_idx
+from marl_pool.utils.errors import InputError
+
+Dataset = Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
+IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_CIFAR = "https://www.cs.toronto.edu/~kriz"
+SOURCES: dict[str, tuple[Source, ...]] = {
+    "mnist": (
+        Source(f"{_MNIST}/{IDX_NAMES[0]}.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        Source(f"{_MNIST}/{IDX_NAMES[1]}.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+        Source(f"{_MNIST}/{IDX_NAMES[2]}.gz", "9fb629c4189551a2d022fa330f9573f3"),
+        Source(f"{_MNIST}/{IDX_NAMES[3]}.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "fashion_mnist": (
+        Source(f"{_FASHION}/{IDX_NAMES[0]}.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        Source(f"{_FASHION}/{IDX_NAMES[1]}.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+        Source(f"{_FASHION}/{IDX_NAMES[2]}.gz", "bef4ecab320f06d8554ea6380940ec79"),
+        Source(f"{_FASHION}/{IDX_NAMES[3]}.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "cifar10": (
+        Source(f"{_CIFAR}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    ),
+    "cifar100": (
+        Source(f"{_CIFAR}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    ),
+}
+"""Where each data set is public, and the MD5 that its makers or torchvision give. IDX
+files that the user has may be others: Fashion-MNIST is met with splits of its own. An
+archive of CIFAR may not: it holds pickles; see `OWN_ARCHIVES`."""
+OWN_ARCHIVES = {name: f"{name}.tar.gz" for name in ARCHIVES}
+"""The names under which an archive of the user's own making is read, unverified."""
+
+
+class Normalization(NamedTuple):
+    """Constants that normalize the channels of an image with pixels in [0, 1].
+
+    Attributes:
+        mean: to subtract, of each channel.
+        std: to divide by after that, of each channel.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+NORMALIZATION: dict[Dataset, Normalization] = {
+    "mnist": Normalization((0.1307,), (0.3081,)),
+    "fashion_mnist": Normalization((0.2860,), (0.3528,)),
+    "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": Normalization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+}
+"""Constants of each data set. Those of CIFAR are the ones of the AdaPool paper's code;
+its deviations of CIFAR-10 are smaller than the (0.247, 0.243, 0.262) also in use. Those
+of the other two are taken over all pixels of the training images, 28 a side."""
+
+
+class Images(NamedTuple):
+    """A data set.
+
+    Attributes:
+        train: ``(n, H, W, C)`` uint8.
+        train_labels: ``(n,)`` int64, in [0, num_classes).
+        test: ``(m, H, W, C)`` uint8.
+        test_labels: ``(m,)`` int64.
+        num_classes: how many.
+    """
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    num_classes: int
+
+
+def load_images(
+    dataset: Dataset, data_dir: str | Path | None, download: bool = False
+) -> Images:
+    """Read a data set.
+
+    Args:
+        dataset: which. MNIST and Fashion-MNIST are four IDX files, compressed or not,
+            CIFAR is one archive: the published one under its name, which is held to
+            its checksum, or else one of your own named as in `OWN_ARCHIVES`.
+        data_dir: the folder that holds them, or one folder up from that of the data
+            set's name. If both have them it is the latter, whose name says more.
+        download: fetch the files that are missing, into ``data_dir/dataset``.
+
+    Raises:
+        InputError: no folder given, files missing, truncated or corrupt, an archive
+            with another checksum than the published one, or a download that failed.
+    """
+    if data_dir is None:
+        raise InputError(
+            f"data_dir: expected the folder with the files of {dataset}, got none"
+        )
+    if not Path(data_dir).expanduser().is_dir() and not download:
+        raise InputError(
+            f"data_dir: {data_dir} is no folder, nor has it the files of {dataset}; "
+            "download=true fetches them"
+        )
+    names = [source.name for source in SOURCES[dataset]]
+    files = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
+    missing = [
+        source
+        for source, file in zip(SOURCES[dataset], files, strict=True)
+        if file is None
+    ]
+    if missing and not download:
+        raise InputError(
+            f"data_dir: {data_dir} lacks {', '.join(each.name for each in missing)}, "
+            f"there and in its folder {dataset}; download=true fetches "
+            f"{'them' if len(missing) > 1 else 'it'}"
+        )
+    for source in missing:
+        fetch(source, Path(data_dir).expanduser() / dataset)
+    whole = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
+    return _read(dataset, [file for file in whole if file is not None])
+
+
+def limited(images: Images, num_samples: int | None, num_test: int | None) -> Images:
+    """The first training and test images of a data set.
+
+    Args:
+        images: all of them.
+        num_samples: training images; None: all.
+        num_test: test images; None: all.
+
+    Raises:
+        InputError: more than there are.
+    """
+    for name, wanted, there in (
+        ("num_samples", num_samples, len(images.train)),
+        ("num_test", num_test, len(images.test)),
+    ):
+        if wanted is not None and wanted > there:
+            raise InputError(
+                f"task.{name}: expected at most {there}, the images of the data set, "
+                f"got {wanted}"
+            )
+    return Images(
+        images.train[:num_samples],
+        images.train_labels[:num_samples],
+        images.test[:num_test],
+        images.test_labels[:num_test],
+        images.num_classes,
+    )
+
+
+def resized(images: Tensor, size: int) -> Tensor:
+    """Bring square images to another size, without inventing detail.
+
+    They are padded with zeros on all sides to the next multiple of ``size``, if that
+    is at most a quarter more, and then averaged over squares. So 28 becomes 28, 32
+    (padded), 14, 16 (padded to 32) and so on.
+
+    Args:
+        images: ``(n, H, H, C)`` uint8.
+        size: of the result, in pixels.
+
+    Returns:
+        ``(n, size, size, C)`` uint8.
+
+    Raises:
+        InputError: a size that this cannot make.
+    """
+    side = images.shape[1]
+    factor = -(-side // size)
+    target = factor * size
+    if target > side * 1.25:
+        raise InputError(
+            f"task.size: expected one that {side} pixels, padded by at most a quarter, "
+            f"are a multiple of, got {size}"
+        )
+    before = (target - side) // 2
+    after = target - side - before
+    padded = torch.nn.functional.pad(images, (0, 0, before, after, before, after))
+    if factor == 1:
+        return padded
+    squares = padded.unflatten(2, (size, factor)).unflatten(1, (size, factor))
+    return squares.float().mean((2, 4)).round().to(torch.uint8)
+
+
+def check_patch(size: int, patch: int) -> None:
+    """Refuse patches that do not cover images of ``size`` pixels a side."""
+    if size % patch:
+        raise InputError(
+            f"task.patch: expected a divisor of task.size = {size}, got {patch}"
+        )
+
+
+def patches(images: Tensor, patch: int) -> Tensor:
+    """Cut images into square patches, in the order of reading.
+
+    Args:
+        images: ``(n, H, W, C)``, H and W multiples of ``patch``.
+        patch: height and width in pixels.
+
+    Returns:
+        ``(n, N, patch * patch * C)``.
+    """
+    height, width = (extent // patch for extent in images.shape[1:3])
+    cut = images.unflatten(2, (width, patch)).unflatten(1, (height, patch))
+    return cut.transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def _read(dataset: Dataset, files: list[Path]) -> Images:
+    if dataset in ARCHIVES:
+        _verify(dataset, files[0])
+        parts = list(read_cifar(files[0], dataset))
+        classes = ARCHIVES[dataset].num_classes
+    else:
+        parts, classes = [read_idx(file) for file in files], 10
+        parts = [part[..., None] if part.ndim == 3 else part for part in parts]
+    for images, labels in (parts[:2], parts[2:]):
+        if images.ndim != 4 or labels.shape != images.shape[:1]:
+            raise InputError(
+                f"{files[0].parent}: expected a label for each image, got images "
+                f"{images.shape} and labels {labels.shape}"
+            )
+        height, width, _ = shape = images.shape[1:]
+        if height != width or shape != parts[0].shape[1:]:
+            raise InputError(
+                f"{files[0].parent}: expected square images of one size, got "
+                f"{parts[0].shape} and {images.shape}"
+            )
+        if len(labels) and labels.max() >= classes:
+            raise InputError(
+                f"{files[0].parent}: expected labels below {classes}, "
+                f"got {labels.max()}"
+            )
+    train, train_labels, test, test_labels = map(_tensor, parts)
+    return Images(train, train_labels.long(), test, test_labels.long(), classes)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array).copy())
+
+
+def _verify(dataset: str, file: Path) -> None:
+    """Refuse an archive that bears the published one's name and is another."""
+    (source,) = SOURCES[dataset]
+    if file.name != source.name:
+        return
+    found = md5(file)
+    if found != source.md5:
+        raise InputError(
+            f"{file}: expected the published archive, whose MD5 checksum is "
+            f"{source.md5}, got {found}; name an archive of your own "
+            f"{OWN_ARCHIVES[dataset]}"
+        )
+
+
+def _find(folder: Path, dataset: str, name: str) -> Path | None:
+    """A file in the subfolder or the folder, compressed or not."""
+    choices = (name, name.removesuffix(".gz")) if "idx" in name else (name,)
+    if dataset in OWN_ARCHIVES:
+        choices = (name, OWN_ARCHIVES[dataset])
+    for place in (folder / dataset, folder):
+        for choice in choices:
+            if (place / choice).is_file():
+                return place / choice
+    return None

@@ -1,0 +1,71 @@
+"""Embedding of image patches, with the norms and dropout of a vision transformer."""
+
+import torch
+from torch import Tensor, nn
+
+from marl_pool.kernels.activations import Activation
+from marl_pool.networks import TokenEmbedding, TypeEmbedding
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.supervised.images.images import Normalization
+
+
+class PatchEmbedding(TokenEmbedding):
+    """Project patches and add the embedding of their places.
+
+    ``dropout(norm(W norm((pixels − mean) / std)) + place)``, where normalisation, norms
+    and dropout are optional.
+
+    Source: the published code of the AdaPool paper's image studies.
+
+    Args:
+        spec: of the patches, whose types are their places.
+        dim: see `TokenEmbedding`.
+        type_embedding: ``"add"``; see `TokenEmbedding`.
+        activation: see `TokenEmbedding`.
+        normalization: of the channels, which vary fastest within a patch; None leaves
+            pixels in [0, 1].
+        norms: apply a LayerNorm before and after the projection.
+        dropout: probability that a feature of an embedded patch is dropped while
+            training, in [0, 1).
+    """
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        dim: int | None,
+        type_embedding: TypeEmbedding = "add",
+        activation: Activation | None = None,
+        *,
+        normalization: Normalization | None = None,
+        norms: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(spec, dim, type_embedding, activation)
+        self.mean: Tensor | None
+        self.std: Tensor | None
+        for name in ("mean", "std"):
+            values = None
+            if normalization is not None:
+                channels = torch.tensor(getattr(normalization, name))
+                values = channels.repeat(spec.num_features // len(channels))
+            self.register_buffer(name, values, persistent=False)
+        self.norms: nn.ModuleList | None = None
+        if norms:
+            widths = (spec.num_features, self.dim_out)
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths)
+        self.dropout = nn.Dropout(dropout) if dropout else None
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """Embed patches of batch ``(B,)`` as ``(B, N, D)``."""
+        x = self.read(tokens)
+        if self.mean is not None and self.std is not None:
+            x = (x - self.mean) / self.std
+        if self.norms is not None:
+            x = self.norms[0](x)
+        if self.project is not None:
+            x = self.activate(self.project(x))
+        if self.norms is not None:
+            x = self.norms[1](x)
+        assert self.types is not None
+        x = x + self.types(tokens.types)
+        return x if self.dropout is None else self.dropout(x)

@@ -1,0 +1,14 @@
+"""The supervised studies, by name; each file holds one `Task`."""
+
+TASKS: dict[str, str] = {
+    "clustering": "marl_pool.studies.swarm.clustering:Clustering",
+    "generation": "marl_pool.studies.swarm.generation:ImageGeneration",
+    "images": "marl_pool.studies.adapool.image_classification:ImageClassification",
+    "knn_centroid": "marl_pool.studies.adapool.knn_centroid:KnnCentroid",
+    "mixture": "marl_pool.studies.swarm.mixture:MixtureLikelihood",
+    "reconstruction": ("marl_pool.studies.hierarchical.reconstruction:Reconstruction"),
+    "merged_classification": (
+        "marl_pool.studies.hierarchical.merged_classification:MergedClassification"
+    ),
+}
+"""Short name → ``module:Class``."""

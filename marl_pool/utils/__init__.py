@@ -1,0 +1,1 @@
+"""Helpers without knowledge of tokens or policies: errors, types, names, files."""

@@ -1,0 +1,59 @@
+"""From a name and options to an object: the place where options are checked."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.limits import check_sizes
+from marl_pool.utils.names import resolve, unknown
+from marl_pool.utils.signatures import ANY_OTHER, check_argument, describe, options_of
+
+
+def build(
+    name: str,
+    registry: Mapping[str, str],
+    kind: str,
+    base: type,
+    options: Mapping[str, Any],
+    context: Mapping[str, Any] | None = None,
+) -> Any:
+    """Construct the class registered as ``name``.
+
+    Args:
+        name: a key of ``registry`` or ``package.module:Class``.
+        registry: short name to ``package.module:Class``.
+        kind: the config group, for messages.
+        base: the class that the result must derive from.
+        options: the user's keyword arguments, checked against the annotations.
+        context: values that the program knows (N, the width, …); an entry is passed on
+            where the constructor has such a parameter and the user gave none.
+
+    Raises:
+        InputError: an unknown name, an unknown option, a missing one, a value that
+            does not fit its annotation, or a size above `marl_pool.utils.limits`.
+    """
+    cls = resolve(name, registry, kind, base)
+    known = options_of(cls)
+    for option, value in options.items():
+        if option not in known and ANY_OTHER not in known:
+            raise unknown(f"option of {kind} {name!r}:", option, known)
+        annotation = known.get(option, known.get(ANY_OTHER))
+        assert annotation is not None
+        check_argument(f"{kind}.{option}", value, annotation.annotation)
+    arguments = {k: v for k, v in (context or {}).items() if k in known}
+    arguments |= options
+    if name in registry:  # a class of the user's own has sizes of its own
+        check_sizes(kind, arguments)
+    for option, each in known.items():
+        if each.required and option not in arguments:
+            raise InputError(
+                f"{kind} {name!r} needs the option {option!r}: "
+                f"expected {describe(each.annotation)}"
+            )
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"{kind} {name!r}: expected options of other types: {reason}"
+        ) from error

@@ -1,0 +1,58 @@
+"""Optional dependencies: which extra of the package installs a missing module."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from marl_pool.utils.errors import InputError
+
+EXTRAS = {
+    "ray": "rllib",
+    "tensorboardX": "rllib",
+    "cma": "evolve",
+    "matplotlib": "plots",
+    "pandas": "plots",
+    "cv2": "plots",
+    "sklearn": "analysis",
+    "ale_py": "atari",
+    "Box2D": "box2d",
+    "pygame": "box2d",
+    "pybullet": "bullet",
+    "mujoco": "mujoco",
+    "imageio": "mujoco",
+}
+"""By module that the base installation lacks: the extra that installs it."""
+
+
+@contextmanager
+def explain_missing_modules() -> Iterator[None]:
+    """Turn the failed import of an optional module into the command that installs it.
+
+    Raises:
+        InputError: a module of `EXTRAS` is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        raise InputError(install_hint(module)) from error
+
+
+def require_ray_for(verb: str, config: Mapping[str, Any]) -> None:
+    """Reject a run that needs ray if ray is not installed."""
+    if verb == "train" or config.get("resources", {}).get("num_workers"):
+        require_ray()
+
+
+def require_ray() -> None:
+    """Raise an `InputError` if ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(install_hint("ray"))
+
+
+def install_hint(module: str) -> str:
+    """Name the command that installs a module of `EXTRAS`."""
+    return f'this needs {module}: pip install "marl-pool[{EXTRAS[module]}]"'

@@ -1,0 +1,210 @@
+"""Checksums of what is kept on disk, written with it and checked when it is read.
+
+A folder that belongs together, such as a checkpoint or a policy, has a
+``manifest.json`` with the size and SHA-256 of each file in it. A single file of ours
+carries its own: a YAML file as a comment in its last line, a JSON file under
+``"sha256"``. They find cut files and flipped bits, not forgers: whoever can write a
+file can write its checksum.
+
+What has none, as files of earlier versions or made by hand, is read all the same.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_pool.utils.atomic import new_file
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.reading import read_json
+
+MANIFEST, FORMAT = "manifest.json", 1
+KEY = "sha256"
+MARK = "# sha256 of the lines above: "
+HEX = re.compile(r"[0-9a-f]{64}\s*\Z")
+
+
+# Folders
+
+
+def write_manifest(folder: Path, files: Iterable[str] = (), **about: Any) -> None:
+    """Write the manifest of a folder.
+
+    Args:
+        folder: whose files are complete.
+        files: their paths in it; by default of all that are there.
+        about: what else the manifest says.
+    """
+    paths = [folder / name for name in files] or [
+        path for path in sorted(folder.rglob("*")) if path.is_file()
+    ]
+    listed = {
+        path.relative_to(folder).as_posix(): fingerprint(path)
+        for path in paths
+        if path != folder / MANIFEST
+    }
+    _write(folder, {"format": FORMAT, "files": listed, **about})
+
+
+def add_to_manifest(folder: Path, file: str) -> None:
+    """Add a file to a manifest, as it is now; the others stay as they were listed.
+
+    A folder without a manifest gets one with this file alone.
+    """
+    try:
+        content = read_manifest(folder)
+    except FileNotFoundError:
+        content = {"format": FORMAT, "files": {}}
+    content["files"][file] = fingerprint(folder / file)
+    _write(folder, content)
+
+
+def _write(folder: Path, content: Mapping[str, Any]) -> None:
+    with new_file(folder / MANIFEST) as out:
+        json.dump(sealed_json(content), out, indent=1)
+        out.write("\n")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a folder.
+
+    Raises:
+        FileNotFoundError: it has none.
+        InputError: it is damaged.
+    """
+    file = folder / MANIFEST
+    try:
+        content = read_json(file)
+        intact = isinstance(content, dict) and KEY in content
+        if not (intact and is_intact_json(content) and _lists_files(content)):
+            raise ValueError("it has changed since it was written")
+    except FileNotFoundError:
+        raise
+    except (ValueError, RecursionError, OSError) as error:
+        raise InputError(f"{MANIFEST} cannot be read: {error}") from error
+    return dict(content)
+
+
+def _lists_files(content: Mapping[str, Any]) -> bool:
+    """Whether a manifest names files below its folder, and sizes and checksums."""
+    files = content.get("files")
+    if not (isinstance(files, dict) and files):
+        return False
+    return all(
+        isinstance(about, dict)
+        and about.keys() == {"bytes", KEY}
+        and not Path(name).is_absolute()
+        and ".." not in Path(name).parts
+        for name, about in files.items()
+    )
+
+
+def problem_of(
+    folder: Path, *, links: bool = True, only: str | None = None
+) -> str | None:
+    """What is wrong with a folder that has a manifest.
+
+    Args:
+        folder: with a manifest.
+        links: whether its files may be links.
+        only: look at this file alone, if it is listed.
+
+    Returns:
+        None where each file is there, of its size and with its checksum.
+
+    Raises:
+        FileNotFoundError: it has no manifest.
+    """
+    try:
+        files = read_manifest(folder)["files"]
+    except InputError as error:
+        return str(error)
+    for name, expected in files.items():
+        if only not in (None, name):
+            continue
+        path = folder / name
+        if not links and _is_linked(folder, path):
+            return f"{name} is a link"
+        if not path.is_file():
+            return f"{name} is missing"
+        try:
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                return f"{name} has {size} bytes, not {expected['bytes']}"
+            found = fingerprint(path)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found != expected:
+            return f"{name} has changed since it was written: its checksum differs"
+    return None
+
+
+def _is_linked(folder: Path, path: Path) -> bool:
+    """Whether a path below a folder, or a folder on the way, is a link."""
+    way = [path, *path.parents]
+    return any(each.is_symlink() for each in way[: way.index(folder)])
+
+
+def refuse_damaged(folder: Path, only: str | None = None) -> None:
+    """Refuse a folder, or one file in it, that differs from its manifest, if any.
+
+    Raises:
+        InputError: it differs.
+    """
+    try:
+        problem = problem_of(folder, only=only)
+    except FileNotFoundError:
+        return
+    if problem:
+        raise InputError(
+            f"{folder} is damaged: {problem} (if you changed it on purpose, remove its "
+            f"{MANIFEST})"
+        )
+
+
+def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
+    """The size and checksum of a file, or of its first ``size`` bytes."""
+    with path.open("rb") as content:
+        if size is None:
+            digest = hashlib.file_digest(content, "sha256")
+            return {"bytes": content.tell(), KEY: digest.hexdigest()}
+        head = content.read(size)
+        return {"bytes": len(head), KEY: hashlib.sha256(head).hexdigest()}
+
+
+# Single files
+
+
+def sealed_json(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Content with its own checksum."""
+    rest = {name: value for name, value in content.items() if name != KEY}
+    return {**rest, KEY: _digest(rest)}
+
+
+def is_intact_json(content: Mapping[str, Any]) -> bool:
+    """Whether content is as it was sealed; True without a seal."""
+    rest = {name: value for name, value in content.items() if name != KEY}
+    return KEY not in content or content[KEY] == _digest(rest)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    # Read back first: so tuples are lists and keys are text, as in the file.
+    plain = json.dumps(json.loads(plain), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def sealed_text(text: str) -> str:
+    """Text with its own checksum as a comment in the last line."""
+    return f"{text}{MARK}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def is_intact_text(text: str) -> bool:
+    """Whether text is as it was sealed; True without a seal."""
+    head, newline, last = text.rstrip("\n").rpartition("\n")
+    # Nothing may follow the seal; a damaged one is still known by either of its ends.
+    if MARK not in text and not (last.startswith(MARK[:8]) or HEX.search(last)):
+        return True
+    return text == sealed_text(head + newline)

@@ -1,0 +1,220 @@
+"""From a name to a class: literal registries, plug-ins, helpful refusals.
+
+A registry maps a short name to ``"package.module:Class"``, so that a listing loads
+nothing heavy. Wherever a registered name is accepted, ``package.module:Class`` of
+the user's own is too.
+
+Importing a module runs it. A name that the user typed, or passed in Python, is the
+user's decision. A name in a file is not: whatever reads a file does so inside `trust`,
+and there nothing outside the package is imported unless the caller has listed it.
+"""
+
+import difflib
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from marl_pool.utils.errors import InputError
+
+VARIABLE = "MARL_POOL_TRUSTED"
+"""Environment variable by which a process hands its restriction to those it starts. It
+can only take away: without it a process imports what its user names."""
+FILE = "a file"
+"""What a refusal calls the source where nothing better is known."""
+
+
+class UntrustedError(InputError):
+    """A file names a class or module that is not the package's and not allowed."""
+
+
+class _Trust(NamedTuple):
+    """What may be imported, and what to say of the rest.
+
+    Attributes:
+        plugins: names that the user allows.
+        source: the file or folder being read.
+        command: the command to repeat with ``--plugin``; empty if there is none.
+    """
+
+    plugins: frozenset[str]
+    source: str
+    command: str
+
+
+def _inherited() -> _Trust | None:
+    """The restriction of the process that started this one."""
+    told = os.environ.get(VARIABLE)
+    if told is None:
+        return None
+    try:
+        plugins, source, command = json.loads(told)
+        return _Trust(frozenset(plugins), str(source), str(command))
+    except (ValueError, TypeError):
+        return _Trust(frozenset(), FILE, "")
+
+
+_restriction: ContextVar[_Trust | None] = ContextVar(
+    "restriction",
+    default=_inherited(),  # noqa: B039  immutable
+)
+
+
+@contextmanager
+def trust(
+    plugins: Iterable[str], source: object = None, command: str = ""
+) -> Iterator[None]:
+    """Restrict imports by name to the package's own classes and ``plugins``.
+
+    Enter it before using anything that was read from a file. Inside another `trust`
+    only what both allow is allowed. A thread that uses names read from a file has to
+    run in a copy of the context (`contextvars.copy_context`).
+
+    Args:
+        plugins: ``package.module:Class`` or module names, exactly as the file has them.
+        source: the file or folder, for messages; None keeps that of the outer `trust`.
+        command: the command to repeat with ``--plugin``, for messages; empty keeps
+            that of the outer `trust`.
+    """
+    outer, allowed = _restriction.get(), frozenset(plugins)
+    if outer is not None:
+        allowed &= outer.plugins
+        source = outer.source if source is None else source
+        command = command or outer.command
+    told = FILE if source is None else str(source)
+    token = _restriction.set(_Trust(allowed, told, command))
+    try:
+        yield
+    finally:
+        _restriction.reset(token)
+
+
+def is_restricted() -> bool:
+    """Whether a `trust` is in force."""
+    return _restriction.get() is not None
+
+
+def allowed() -> frozenset[str]:
+    """What the `trust` in force allows; nothing where there is none."""
+    restriction = _restriction.get()
+    return frozenset() if restriction is None else restriction.plugins
+
+
+def inheritance() -> dict[str, str]:
+    """The environment that keeps a process started here as restricted as this one."""
+    restriction = _restriction.get()
+    if restriction is None:
+        return {}
+    plugins, source, command = restriction
+    return {VARIABLE: json.dumps([sorted(plugins), source, command])}
+
+
+def require_trusted(name: str, kind: str) -> None:
+    """Refuse to import what a file names and the user has not allowed.
+
+    Args:
+        name: of a class or module that is not registered.
+        kind: what is named, for messages.
+
+    Raises:
+        UntrustedError: a `trust` is in force, and ``name`` is not in it.
+    """
+    restriction = _restriction.get()
+    if restriction is None or name in restriction.plugins:
+        return
+    remedy = f"plugins=[{name!r}] or --plugin {name}"
+    if restriction.command:
+        remedy = f"{restriction.command} --plugin {name}"
+    raise UntrustedError(
+        f"{restriction.source} uses the {kind} {name!r}, which is not part of "
+        f"marl_pool; if you trust it, allow it: {remedy}"
+    )
+
+
+def is_plug_in(name: str) -> bool:
+    """Whether ``name`` has the form ``package.module:Class``."""
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and all(
+        part.isidentifier() for part in (*module.split("."), attribute)
+    )
+
+
+def texts_in(value: object) -> set[str]:
+    """All texts in nested lists and mappings: the names that a user gave with them."""
+    if isinstance(value, str):
+        return {str(value)}
+    if isinstance(value, Mapping):
+        return set().union(*map(texts_in, value.values()))
+    if isinstance(value, list | tuple | set):
+        return set().union(*map(texts_in, value))
+    return set()
+
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
+    """Build the refusal of an unknown name, with the choices and the nearest one."""
+    known = sorted(choices)
+    if not known:
+        return InputError(f"unknown {kind} {name!r}: there is none")
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return InputError(f"unknown {kind} {name!r}: choose from {', '.join(known)}.{hint}")
+
+
+def target(name: str, registry: Mapping[str, str], kind: str) -> str:
+    """Return the ``package.module:Class`` that ``name`` stands for.
+
+    Raises:
+        InputError: ``name`` is neither registered nor of that form.
+    """
+    if not isinstance(name, str):
+        raise InputError(f"{kind}: expected a name, got {name!r:.80}")
+    if name in registry:
+        return registry[name]
+    module, _, attribute = str(name).partition(":")
+    if all(part.isidentifier() for part in (*module.split("."), attribute)):
+        return name
+    raise unknown(kind, name, registry)
+
+
+def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> type:
+    """Import the class behind ``name`` and check that it is a ``base``.
+
+    Args:
+        name: a key of ``registry`` or ``package.module:Class``.
+        registry: short name to ``package.module:Class``.
+        kind: what is being looked for, for messages ("pooling", "env", …).
+        base: the class that the result must derive from.
+
+    Raises:
+        InputError: nothing of that name, or it is no ``base`` or an abstract one.
+        UntrustedError: a file names it and the user has not allowed it; see `trust`.
+    """
+    module_name, _, attribute = target(name, registry, kind).partition(":")
+    if name not in registry:
+        require_trusted(name, kind)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"{kind} {name!r} cannot be imported: {error}") from error
+    if not hasattr(module, attribute):
+        raise InputError(f"{kind} {name!r}: {module_name} has no {attribute!r}")
+    found = getattr(module, attribute)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise InputError(
+            f"{kind} {name!r} must be a subclass of "
+            f"{base.__module__}.{base.__name__}, got {found!r}"
+        )
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+        raise InputError(f"{kind} {name!r} is abstract: it does not write {missing}")
+    return found
+
+
+def name_of(cls: type, registry: Mapping[str, str]) -> str:
+    """The name under which `resolve` finds ``cls``."""
+    own = f"{cls.__module__}:{cls.__qualname__}"
+    return next((name for name, target in registry.items() if target == own), own)

@@ -1,0 +1,128 @@
+"""The plotting kit: one style for figures, made without pyplot's global state.
+
+>>> with figure_style():
+...     figure = new_figure(6, 4)
+...     axes = figure.subplots()
+...     style_axes(axes)
+...     save_png(figure, path)
+
+matplotlib is imported on the first call: it is an optional dependency.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from marl_pool.utils.atomic import new_binary_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, GRID, FAINT = "#333333", "#e4e4e0", "#8a8a84"
+OKABE_ITO = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
+    *("#E69F00", "#56B4E9", "#444444"),
+)
+"""Colours that the colour-blind tell apart (Okabe and Ito, 2008), without yellow."""
+MARKERS = "osD^vPX*"
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text, in the reader's own font
+    "svg.hashsalt": "marl-pool",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.parse_math": False,  # names chosen by users may contain dollars
+    "text.color": INK,
+    "axes.labelcolor": INK,
+}
+
+
+class LineStyle(NamedTuple):
+    """Colour and marker of one method in all figures."""
+
+    color: str
+    marker: str
+
+
+def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
+    """A colour and a marker for each name; colours repeat after seven."""
+    return {
+        name: LineStyle(OKABE_ITO[i % len(OKABE_ITO)], MARKERS[i % len(MARKERS)])
+        for i, name in enumerate(names)
+    }
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Make and save figures in the package's style, whatever the user's own is."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({**mpl.rcParamsDefault, **STYLE, "backend": "agg"}):
+        yield
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure with constrained layout; sizes are in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def style_axes(axes: "Axes") -> None:
+    """Draw a light grid behind the data, and neither top nor right spine."""
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=8.5, color=FAINT)
+    axes.xaxis.set_major_formatter(short_number)
+
+
+def short_number(value: float, _: object = None) -> str:
+    """``0.5``, ``50k`` or ``2M``; a tick formatter."""
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:g}{letter}"
+    return f"{value:.3g}"
+
+
+def legend_below(
+    figure: "Figure", handles: Iterable[Any], names: Iterable[str], columns: int = 6
+) -> None:
+    """Draw one legend for all axes below them."""
+    labels = list(names)
+    figure.legend(
+        list(handles),
+        labels,
+        loc="outside lower center",
+        ncols=min(len(labels), columns) or 1,
+        frameon=False,
+    )
+
+
+def save_png(figure: "Figure", path: Path, dpi: int = 150) -> None:
+    """Write a new PNG file."""
+    with new_binary_file(path) as out:
+        figure.savefig(out, dpi=dpi, format="png")
+
+
+def to_svg(figure: "Figure") -> str:
+    """The figure as an SVG element to be inlined beside others.
+
+    It has no prologue, no metadata, and no ids that other figures repeat.
+    """
+    with io.StringIO() as out:
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(out, format="svg", metadata=no_metadata)
+        text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    # Matplotlib's other ids are needed, since they are referred to.
+    text = re.sub(r' id="[a-zA-Z0-9]+_[0-9]+"', "", text)
+    return text.replace(" xmlns:xlink=", " role='img' xmlns:xlink=", 1)

@@ -1,0 +1,374 @@
+"""Options of constructors: read from signatures, checked, explained by docstrings.
+
+A signature is the schema of what it constructs: its parameters are the options, its
+annotations say which values fit, and its docstring what they mean.
+"""
+
+import ast
+import difflib
+import importlib.util
+import inspect
+import json
+import re
+import textwrap
+import types
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.limits import check_size
+from marl_pool.utils.names import unknown
+
+ANY_OTHER = "**"
+"""The name under which a constructor's ``**options`` is listed."""
+
+
+class Option(NamedTuple):
+    """A parameter of a constructor."""
+
+    annotation: Any = Any
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def required(self) -> bool:
+        """True if there is no default."""
+        return self.default is inspect.Parameter.empty
+
+
+def options_of(cls: type, omit: Set[str] = frozenset()) -> dict[str, Option]:
+    """Return the named parameters of a class's constructor.
+
+    Args:
+        cls: a dataclass of settings, or any class with a constructor.
+        omit: parameters to leave out.
+
+    Returns:
+        By name; `ANY_OTHER` stands for a ``**options`` parameter.
+    """
+    return {name: each for name, each in _options_of(cls).items() if name not in omit}
+
+
+@cache
+def _options_of(cls: type) -> dict[str, Option]:
+    try:
+        signature = inspect.signature(cls, eval_str=True)
+    except NameError:  # an annotation that only type checkers import
+        signature = inspect.signature(cls)
+    options: dict[str, Option] = {}
+    for parameter in signature.parameters.values():
+        written = parameter.annotation
+        untyped = written is parameter.empty or isinstance(written, str)
+        annotation = Any if untyped else written
+        if get_origin(annotation) is Unpack:
+            options |= _passed_on(cls, *get_args(annotation))
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            options[ANY_OTHER] = Option(annotation, None)
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            options[parameter.name] = Option(annotation, parameter.default)
+    if is_dataclass(cls):
+        hints = get_type_hints(cls, include_extras=True)
+        for item in fields(cls):
+            if item.default_factory is not MISSING and item.name in options:
+                default = to_jsonable_python(item.default_factory())
+                options[item.name] = Option(hints[item.name], default)
+    return options
+
+
+def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
+    """Return the options of a typed ``**common``, with the defaults of a base class."""
+    hints = get_type_hints(shared, include_extras=True)
+    bases = [options_of(base) for base in cls.__mro__[1:] if base is not object]
+    return {
+        name: Option(annotation, next(each[name] for each in bases if name in each)[1])
+        for name, annotation in hints.items()
+    }
+
+
+# Checking values
+
+
+def check_options(
+    where: str, given: Any, options: Mapping[str, Option]
+) -> dict[str, Any]:
+    """Check a mapping of keys to values; return it complete, in the options' order.
+
+    Args:
+        where: the section's key, for messages; empty at the top level.
+        given: the composed section; None counts as an empty mapping.
+        options: the keys that there are.
+
+    Raises:
+        InputError: an unknown or missing key, a wrong type or range.
+    """
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where}: expected a mapping of keys, got {show(given)}")
+    named = {key: option for key, option in options.items() if key != ANY_OTHER}
+    for key in given:
+        if key not in named:
+            if ANY_OTHER not in options:
+                raise unknown_key(join(where, key), named)
+            named[key] = options[ANY_OTHER]
+    checked = {}
+    for key, option in named.items():
+        full = join(where, key)
+        if key in given:
+            checked[key] = check_value(full, given[key], option.annotation)
+            check_size(full, checked[key])
+        elif option.required:
+            raise InputError(
+                f"{full}: expected {describe(option.annotation)}; it has no default"
+            )
+        else:
+            checked[key] = to_jsonable_python(option.default)
+    return checked
+
+
+def check_settings(settings: type[Any], given: Any, where: str = "") -> dict[str, Any]:
+    """Check the keys of a dataclass of settings, and that it can be made of them."""
+    checked = check_options(where, given, options_of(settings))
+    settings(**checked)
+    return checked
+
+
+def check_value(key: str, value: Any, annotation: Any) -> Any:
+    """Check one value against an annotation; return it as plain data.
+
+    Strict as JSON is strict: a list serves as a tuple, a whole number as a float and
+    1e6 as an integer, but neither ``"3"`` nor ``true`` is a number.
+    """
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return check_settings(annotation, value, key)
+    try:
+        text = json.dumps(_whole(value))
+    except TypeError as error:
+        raise InputError(
+            f"{key}: expected plain numbers, text, lists and mappings, got "
+            f"{show(value):.200}"
+        ) from error
+    try:
+        fitting = _adapter(annotation).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise _misfit(key, value, annotation) from error
+    return to_jsonable_python(fitting)
+
+
+def check_argument(key: str, value: Any, annotation: Any) -> None:
+    """Check one argument of a constructor, which need not be plain data.
+
+    Plain data is held to what `check_value` says, except that 1e6 is no integer; other
+    objects must be instances of what the annotation names.
+    """
+    try:
+        adapter = _adapter(annotation)
+    except PydanticSchemaGenerationError:  # a type that pydantic cannot check
+        return
+    try:
+        text = json.dumps(value, default=_plain)
+    except (TypeError, ValueError):
+        text = None
+    try:
+        if text is None:
+            adapter.validate_python(value, strict=True)
+        else:
+            adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        raise _misfit(key, value, annotation) from error
+
+
+@cache
+def _cached_adapter(annotation: Any) -> TypeAdapter[Any]:
+    config = ConfigDict(arbitrary_types_allowed=True)
+    return TypeAdapter(annotation, config=config)
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return _cached_adapter(annotation)
+    except TypeError:  # metadata that cannot be hashed
+        return _cached_adapter.__wrapped__(annotation)
+
+
+def _misfit(key: str, value: Any, annotation: Any) -> InputError:
+    near = difflib.get_close_matches(str(value), _alternatives(annotation), n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else ""
+    return InputError(
+        f"{key}: expected {describe(annotation)}, got {show(value):.200}{hint}"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Turn mappings, sequences and NumPy's numbers into what JSON has."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, range):
+        return list(value)
+    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+        return value.item()
+    raise TypeError(f"no plain data: {type(value).__name__}")
+
+
+def _whole(value: Any) -> Any:
+    """Turn 1e6, which YAML reads as a float, into the integer that it is."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return value
+
+
+def join(where: str, key: object) -> str:
+    """Return the dotted key of ``key`` in the section ``where``."""
+    return f"{where}.{key}" if where else str(key)
+
+
+def unknown_key(key: str, choices: Collection[str]) -> InputError:
+    """Build the refusal of a dotted key that does not exist."""
+    section, _, short = key.rpartition(".")
+    if not choices:
+        return InputError(f"{key}: this {section} takes no options")
+    return InputError(f"{key}: {unknown('key', short, choices)}")
+
+
+def is_misspelt(key: str, known: Collection[str]) -> bool:
+    """Return True for a key that is not known and nearly one that is."""
+    return key not in known and bool(difflib.get_close_matches(key, known, n=1))
+
+
+# Words
+
+
+def describe(annotation: Any) -> str:
+    """Say in words which values fit, such as ``an integer >= 0 or null``."""
+    *most, last = dict.fromkeys(_alternatives(annotation))
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+WORDS: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "null",
+    Any: "anything",
+}
+
+
+def _alternatives(annotation: Any) -> list[str]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return [words for part in arguments for words in _alternatives(part)]
+    if origin is Literal:
+        return [str(choice) for choice in arguments]
+    if origin is Annotated:
+        return [_annotated(arguments[0], arguments[1:])]
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return [f"a list of {len(arguments)} ({', '.join(map(describe, arguments))})"]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if get_origin(arguments[-1]) is None:
+            return ["a mapping"]
+        return [f"a mapping (each {describe(arguments[-1])})"]
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return [f"a list (each {describe(arguments[0])})"]
+    if annotation in WORDS:
+        return [WORDS[annotation]]
+    return [str(getattr(annotation, "__name__", annotation))]
+
+
+def _annotated(annotation: Any, metadata: Iterable[Any]) -> str:
+    bounds: dict[str, Any] = {}
+    for item in metadata:
+        if isinstance(item, FieldInfo) and item.description:
+            return item.description
+        for constraint in item.metadata if isinstance(item, FieldInfo) else [item]:
+            for name in ("ge", "gt", "le", "lt"):
+                if hasattr(constraint, name):
+                    bounds[name] = getattr(constraint, name)
+    return describe(annotation) + _interval(**bounds)
+
+
+def _interval(ge: Any = None, gt: Any = None, le: Any = None, lt: Any = None) -> str:
+    low = f">= {ge}" if ge is not None else f"> {gt}" if gt is not None else ""
+    high = f"<= {le}" if le is not None else f"< {lt}" if lt is not None else ""
+    if low and high:
+        start = f"[{ge}" if gt is None else f"({gt}"
+        end = f"{le}]" if lt is None else f"{lt})"
+        return f" in {start}, {end}"
+    return f" {low}{high}" if low or high else ""
+
+
+def show(value: Any) -> str:
+    """Return a value as it would be written in YAML, strings in quotes."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return repr(value)
+
+
+# Docstrings
+
+SECTION = re.compile(r"^(?:Args|Attributes|Returns|Raises|Yields):$", re.M)
+ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.M)
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Return what docstrings say of each option, on one line.
+
+    It is read from the section ``Args`` of a class and of its bases, and from the
+    text below a field of a dataclass.
+    """
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        docstring = inspect.cleandoc(base.__doc__ or "")
+        _, *rest = re.split(r"^Args:$", docstring, maxsplit=1, flags=re.M)
+        entries = ENTRY.findall(SECTION.split(rest[0])[0]) if rest else []
+        texts = _field_docstrings(base) if "__dataclass_fields__" in vars(base) else {}
+        for name, text in [*entries, *texts.items()]:
+            found.setdefault(name, " ".join(text.split()))
+    return found
+
+
+def _field_docstrings(cls: type) -> dict[str, str]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: text.value.value
+        for field, text in zip(definition.body, definition.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def summary(target: str) -> str:
+    """Return the first line of the docstring of ``package.module:Class``.
+
+    The source is read and nothing imported, so that a listing stays fast.
+    """
+    module, _, name = target.partition(":")
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ""
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""

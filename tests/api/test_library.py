@@ -1,0 +1,289 @@
+"""Policies from anywhere: functions of observations, measured like those of ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import marl_pool
+from marl_pool.envs import make_batched_env, make_heuristic
+from marl_pool.envs.base import World
+from marl_pool.evaluation.measure import Measured
+from marl_pool.policies import make_policy
+from marl_pool.policies.base import Policy
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 12}
+EPISODES = 6
+Observation = dict[str, np.ndarray]
+
+
+def world(**options: Any) -> World:
+    return make_batched_env(num_envs=EPISODES, **{**ENV, **options})
+
+
+def own() -> Policy:
+    group = world().groups["agent"]
+    return make_policy(group.tokens, group.action_space, pooling="ada", seed=1)
+
+
+def as_function(policy: Policy) -> Any:
+    """The same policy, seen from outside, in the precision of an evaluation."""
+    policy = policy.double()
+
+    def act(observation: Observation) -> np.ndarray:
+        tokens = Tokens(*(torch.as_tensor(part) for part in observation.values()))
+        with torch.no_grad():
+            return policy.scale(policy.act(tokens).action).numpy()
+
+    return act
+
+
+def still(observation: Observation) -> np.ndarray:
+    return np.zeros((len(observation["types"]), 5), np.float32)
+
+
+def means(measured: Measured) -> dict[tuple[str, str, float], float]:
+    return {(r.policy, r.label, r.severity): r.mean for r in measured.results}
+
+
+def evaluate(policy: Any, **options: Any) -> Measured:
+    given = {"env": ENV, "episodes": EPISODES, **options}
+    return marl_pool.evaluate(policy, **given)
+
+
+def test_a_function_scores_exactly_as_the_policy_behind_it() -> None:
+    ours, function = means(evaluate(own())), means(evaluate(as_function(own())))
+    exact = ("clean", "shuffle")  # under others ours is measured in float32
+    assert {k: v for k, v in ours.items() if k[1] in exact} == {
+        k: v for k, v in function.items() if k[1] in exact
+    }
+    assert ours == pytest.approx(function, rel=1e-6)
+
+
+def test_a_function_sees_plain_arrays_of_many_agents() -> None:
+    seen: list[Observation] = []
+
+    def act(observation: Observation) -> np.ndarray:
+        seen.append(observation)
+        return still(observation)
+
+    evaluate(act, suite={"perturbations": []}, threads=1)
+    spec = world().groups["agent"].tokens
+    for name, space in spec.space().spaces.items():
+        assert seen[0][name].dtype == space.dtype
+        assert seen[0][name].shape == (EPISODES, *(space.shape or ()))
+
+
+def test_actions_are_in_the_units_of_the_space() -> None:
+    """The scripted policy gives such ones: as a function it scores 1 by definition."""
+    heuristic = make_heuristic("simple_centroid", world().groups["agent"], role="agent")
+
+    def act(observation: Observation) -> np.ndarray:
+        tokens = Tokens(*(torch.as_tensor(part) for part in observation.values()))
+        return heuristic.scale(heuristic.act(tokens).action).numpy()
+
+    clean = evaluate(act, suite={"perturbations": []}).results[0]
+    assert clean.score == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_discrete_world_takes_integers() -> None:
+    measured = evaluate(
+        lambda observation: np.zeros(len(observation["types"]), np.int64),
+        env={**ENV, "continuous_actions": False},
+        suite={"perturbations": []},
+    )
+    assert np.isfinite(measured.returns).all()
+
+
+def test_a_function_of_a_fixed_number_of_tokens_makes_a_gap() -> None:
+    def act(observation: Observation) -> np.ndarray:
+        if observation["types"].shape[1] != 8:
+            raise ValueError("expected 8 tokens")
+        return still(observation)
+
+    inject = {"name": "inject", "token_type": "noise", "severities": [1.0]}
+    rewire = {"name": "rewire", "severities": [1.0]}
+    clean, injected, rewired, *_ = evaluate(
+        act, suite={"perturbations": [inject, rewire]}
+    ).results
+    assert "takes 8 tokens and fails on 40: expected 8 tokens" in injected.gap
+    assert not clean.gap + rewired.gap
+
+
+def test_an_error_of_the_function_itself_comes_through() -> None:
+    def act(observation: Observation) -> np.ndarray:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        evaluate(act)
+
+
+def test_several_groups_take_one_policy_each_or_one_for_all() -> None:
+    tag = {"name": "simple_tag", "max_steps": 5, "continuous_actions": True}
+    groups = make_batched_env(num_envs=1, **tag).groups
+    plain = {"perturbations": []}
+    shared = evaluate(still, env=tag, suite=plain)
+    each = evaluate(dict.fromkeys(groups, still), env=tag, suite=plain)
+    assert means(shared) == means(each)
+    with pytest.raises(InputError, match="one for each group"):
+        evaluate({"prey": still}, env=tag)
+
+
+def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
+    measured = evaluate(still, out=tmp_path / "new" / "still", title="still")
+    names = {path.name for path in (tmp_path / "new" / "still").iterdir()}
+    assert names == {"results.csv", "results.json", "returns.npz", "robustness.png"}
+    content = json.loads((tmp_path / "new" / "still" / "results.json").read_text())
+    assert len(content["results"]) == len(measured.results)
+    assert (content["episodes"], content["run"]) == (EPISODES, "still")
+
+
+def test_without_a_title_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate(still)
+    assert capsys.readouterr().out == ""
+    evaluate(still, title="standing still")
+    assert "standing still" in capsys.readouterr().out
+
+
+def test_a_suite_of_ones_own(tmp_path: Path) -> None:
+    folder = tmp_path / "suite"
+    folder.mkdir()
+    entry = "perturbations:\n  - {name: occlude, severities: [0.25, 0.5]}\n"
+    (folder / "mine.yaml").write_text("# @package _global_\n" + entry)
+    measured = evaluate(still, suite="mine", config_dir=tmp_path)
+    occluded = [r.severity for r in measured.results if r.label == "occlude"]
+    assert occluded == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "message"),
+    [
+        (still, {"env": "simple_centriod"}, "simple_centroid"),
+        (still, {"env": {**ENV, "num_nois": 1}}, "num_noise"),
+        (still, {"suite": "quik"}, "quick"),
+        (
+            still,
+            {"suite": {"perturbations": [{"name": "ocklude", "severities": [1.0]}]}},
+            "occlude",
+        ),
+        (
+            still,
+            {"suite": {"perturbations": [{"name": "occlude", "severities": [1.5]}]}},
+            "severit",
+        ),
+        (lambda observation: np.zeros((3, 2)), {}, r"shape \(6, 5\), got \(3, 2\)"),
+        ("ada", {}, "expected a function of observations or a Policy, got str"),
+        (still, {"episodes": 0}, "episodes"),
+        (still, {"env": None}, "env: expected one of"),
+        (still, {"env": {}}, "env: expected one of"),
+        (still, {"suite": None}, "suite: expected a name or a mapping, got NoneType"),
+        (still, {"suite": {"episodes": 3}}, "unknown key of a suite 'episodes'"),
+        (
+            still,
+            {
+                "suite": {
+                    "perturbations": [
+                        {"name": "shuffle", "severities": np.linspace(0, 1, 3)}
+                    ]
+                }
+            },
+            "expected plain numbers, text, lists and mappings",
+        ),
+        (still, {"threads": 0}, "threads: expected an integer >= 1, got 0"),
+        (still, {"stochastic": "no"}, "stochastic: expected true or false"),
+        (still, {"device": "gpu0"}, "device: expected cpu, cuda or cuda:N"),
+        (still, {"device": "cuda:77"}, "device: expected one that is here"),
+        (lambda observation: [[1.0], [1.0, 2.0]], {}, "expected an array of actions"),
+        (
+            lambda observation: np.full((len(observation["types"]), 5), np.nan),
+            {},
+            "expected finite actions, got NaN or infinity",
+        ),
+        (
+            lambda observation: np.full((len(observation["types"]), 5), 1j),
+            {},
+            "expected actions of a real dtype, got complex128",
+        ),
+        (
+            lambda observation: np.zeros(len(observation["types"])),
+            {"env": {**ENV, "continuous_actions": False}},
+            "integer dtype",
+        ),
+    ],
+)
+def test_bad_input_gets_a_clear_word(
+    policy: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate(policy, **options)
+
+
+def test_a_policy_for_other_tokens_is_refused() -> None:
+    with pytest.raises(InputError, match="does not fit the env cartpole"):
+        evaluate(own(), env="cartpole")
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_played(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    def act(observation: Observation) -> np.ndarray:
+        raise AssertionError("something was played")
+
+    with pytest.raises(InputError, match="out: .* cannot be made"):
+        evaluate(act, out=tmp_path / "file")
+
+
+def test_a_function_is_asked_by_one_thread_at_a_time() -> None:
+    """One that writes into its own memory gives what it gives alone."""
+    memory = np.zeros((EPISODES, 5), np.float32)
+
+    def act(observation: Observation) -> np.ndarray:
+        memory[:] = 0
+        for step in range(200):
+            memory[:, 1:3] += observation["features"][:, 1, :2] * (step % 2)
+        return memory[: len(observation["types"])]
+
+    one, two = (means(evaluate(act, threads=threads)) for threads in (1, 2))
+    assert one == two
+
+
+def test_another_world_is_no_drop() -> None:
+    worlds = [{"label": "empty", "env": {"num_noise": 0}}]
+    measured = evaluate(still, suite={"worlds": worlds})
+    (row,) = [
+        r for r in measured.results if (r.policy, r.label) == ("trained", "empty")
+    ]
+    assert np.isnan(row.drop)
+    assert np.isfinite(row.score)
+
+
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [
+        (
+            {
+                "perturbations": [
+                    {"name": "occlude", "severities": [0.5]},
+                    {"name": "occlude", "every": None, "severities": [0.5, 1.0]},
+                ]
+            },
+            "'occlude' at severity 0.5: expected each row once, got it twice",
+        ),
+        (
+            {"worlds": [{"label": "x", "env": {"num_noise": n}} for n in (0, 1)]},
+            "'x': expected each row once, got it twice",
+        ),
+    ],
+)
+def test_rows_that_nothing_tells_apart_are_refused(
+    suite: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate(still, suite=suite)

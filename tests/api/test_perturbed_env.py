@@ -1,0 +1,293 @@
+"""A perturbation around PettingZoo and Gymnasium envs."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from torch import Tensor
+
+import marl_pool
+from helpers.crowd import Crowd
+from marl_pool.api.perturb import PerturbedEnv, PerturbedParallelEnv, perturb_env
+from marl_pool.envs import make_batched_env, make_env
+from marl_pool.envs.registration import env_id
+from marl_pool.envs.views.gymnasium import OneAgentView
+from marl_pool.perturbations import PERTURBATIONS, make_perturbation
+from marl_pool.policies.base import Decision, Policy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "inject": {"count": 3, "severity": [0.2, 1.0]},
+    "duplicate": {"severity": [0.2, 1.0]},
+    "occlude": {"among": "signal", "every": 2},
+}
+CENTROID = {"counts": "3-2-4", "max_steps": 8}
+SEED = 5
+every = pytest.mark.parametrize("name", PERTURBATIONS)
+
+# The checkers advise against dict observations, unbounded features and wrappers.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Observation is not a NumPy array"),
+    pytest.mark.filterwarnings("ignore:Observation space for each agent probably"),
+    pytest.mark.filterwarnings("ignore:.*A Box observation space m"),
+    pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version"),
+    pytest.mark.filterwarnings("ignore:The old environment creation API"),
+]
+
+
+def about(name: str) -> dict[str, Any]:
+    return {"name": name, **OPTIONS.get(name, {})}
+
+
+class TokenCrowd(Crowd):
+    """A crowd whose observations are three tokens of one feature each."""
+
+    def observation_space(self, agent: str) -> spaces.Dict:
+        return spaces.Dict(
+            features=spaces.Box(-99, 99, (3, 1), np.float64),
+            types=spaces.Box(0, 2, (3,), np.int32),
+            padding=spaces.Box(0, 1, (3,), np.bool_),
+        )
+
+    def _observe(self, agents: Any) -> dict[str, Any]:
+        types, padding = np.arange(3, dtype=np.int32), np.zeros(3, np.bool_)
+        return {
+            agent: {
+                "features": np.full((3, 1), float(self.time)),
+                "types": types,
+                "padding": padding,
+            }
+            for agent in agents
+        }
+
+
+class Still(Policy):
+    """Never acts."""
+
+    def act(
+        self,
+        tokens: Tokens,
+        state: Any = (),
+        generator: Any = None,
+        explore: bool = False,
+    ) -> Decision:
+        zeros = torch.zeros(tokens.batch_shape)
+        action = torch.zeros(*tokens.batch_shape, 5)
+        return Decision(action, zeros, zeros, zeros, ())
+
+
+@every
+def test_pettingzoo_checkers_accept_it(name: str) -> None:
+    from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+    def make() -> PerturbedParallelEnv:
+        made = perturb_env(make_env("simple_centroid", **CENTROID), about(name))
+        assert isinstance(made, PerturbedParallelEnv)
+        return made
+
+    parallel_api_test(make(), num_cycles=30)
+    parallel_seed_test(make)
+
+
+@every
+def test_gymnasium_checkers_accept_it(name: str) -> None:
+    env = perturb_env(OneAgentView("simple_centroid", max_steps=8), about(name))
+    assert isinstance(env, PerturbedEnv)
+    check_env(env, skip_render_check=True)
+
+
+def batched(name: str, group: str, seed: int, world: str, **options: Any) -> list[Any]:
+    """What the policies of one batched world see in two episodes, nobody acting."""
+    made = make_batched_env(world, 1, seed=seed, **options)
+    specs = [about.tokens for about in made.groups.values()]
+    perturbation = make_perturbation(specs=specs, **about(name))
+    policies = {name: Still() for name in made.groups}
+    rollout = Rollout(made, policies, perturbation=perturbation)
+    return [rollout.steps(1)[group].tokens.at((0, 0)) for _ in range(16)]
+
+
+@every
+def test_it_shows_what_a_rollout_shows(name: str) -> None:
+    env = perturb_env(make_env("simple_centroid", **CENTROID), about(name))
+    expected = iter(batched(name, "agent", SEED, "simple_centroid", **CENTROID))
+    still = {agent: np.zeros(5, np.float32) for agent in env.possible_agents}
+    for episode in range(2):
+        seen, _ = env.reset(seed=SEED if episode == 0 else None)
+        for _ in range(8):
+            tokens = next(expected)
+            for number, agent in enumerate(env.possible_agents):
+                for part, tensor in tokens.at(number)._asdict().items():
+                    np.testing.assert_array_equal(seen[agent][part], tensor.numpy())
+            seen, *_ = env.step(still)
+
+
+@every
+def test_a_gymnasium_env_shows_it_too(name: str) -> None:
+    options = {"counts": "1-2-4", "max_steps": 8}
+    env = perturb_env(OneAgentView("simple_centroid", **options), about(name))
+    expected = iter(batched(name, "agent", SEED, "simple_centroid", **options))
+    seen, _ = env.reset(seed=SEED)
+    for _ in range(8):
+        for part, tensor in next(expected).at(0)._asdict().items():
+            np.testing.assert_array_equal(seen[part], tensor.numpy())
+        seen, *_ = env.step(np.zeros(5, np.float32))
+
+
+def test_the_space_grows_with_the_tokens() -> None:
+    plain = make_env("simple_centroid", **CENTROID)
+    env = perturb_env(plain, {"name": "inject", "token_type": "noise", "count": 3})
+    for agent in env.possible_agents:
+        space = env.observation_space(agent)
+        assert space is env.observation_space(agent)
+        assert space["features"].shape == (12, 4)
+        assert plain.observation_space(agent)["features"].shape == (9, 4)
+    seen, _ = env.reset(seed=1)
+    assert all(env.observation_space(agent).contains(seen[agent]) for agent in seen)
+
+
+def test_registered_ids_and_made_perturbations() -> None:
+    made = make_perturbation("occlude", severity=1.0)
+    for env in (
+        gymnasium.make(env_id("simple_centroid")),
+        pettingzoo.make("parallel", env_id("simple_centroid")),
+    ):
+        seen, _ = marl_pool.perturb_env(env, made, seed=3).reset(seed=3)
+        seen = seen.get("agent_0", seen)
+        assert seen["padding"].tolist() == [False] + [True] * 31
+
+
+def first_padding(seed: int, reset: int | None = None, resets: int = 1) -> Any:
+    env = perturb_env(
+        make_env("simple_centroid", counts="1-3-28", seed=0), "occlude", seed=seed
+    )
+    for _ in range(resets):
+        seen, _ = env.reset(seed=reset)
+    return seen["agent_0"]["padding"].tolist()
+
+
+def test_seeds() -> None:
+    assert first_padding(1) == first_padding(1)
+    assert first_padding(1) != first_padding(2)
+    assert first_padding(1, reset=7) == first_padding(2, reset=7)
+    assert first_padding(1) != first_padding(1, resets=2)
+    assert first_padding(1, reset=7) == first_padding(1, reset=7, resets=2)
+
+
+def test_a_ramp_grows_with_the_episodes() -> None:
+    ramped = {"name": "occlude", "severity": 1.0, "ramp": 2}
+    env = perturb_env(make_env("simple_centroid", counts="1-3-28", seed=0), ramped)
+    missing = [env.reset()[0]["agent_0"]["padding"].sum() for _ in range(4)]
+    assert missing == [0, 16, 31, 31]
+
+
+def test_someones_own_env_of_tokens() -> None:
+    """Agents come and go; who is not there is neither shown nor asked for."""
+    env = perturb_env(TokenCrowd(horizon=30), {"name": "occlude", "severity": 0.5})
+    seen, _ = env.reset(seed=0)
+    assert set(seen) == set(env.agents)
+    there = set()
+    while env.agents:
+        there.add(tuple(env.agents))
+        actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+        seen, rewards, *_ = env.step(actions)
+        assert set(rewards) <= set(seen)
+        for agent, observation in seen.items():
+            assert env.observation_space(agent).contains(observation)
+            assert observation["padding"].sum() == 1
+            assert not observation["padding"][0]
+    assert len(there) > 3
+
+
+@pytest.mark.parametrize(
+    ("make", "perturbation", "message"),
+    [
+        (lambda: 3, "occlude", "env: expected a PettingZoo ParallelEnv or a Gymn"),
+        (
+            lambda: gymnasium.make("CartPole-v1"),
+            "occlude",
+            "env: agent 'agent': expected observations in a Dict of features, types",
+        ),
+        (lambda: make_env("simple_centroid"), "oclude", "unknown perturbation"),
+        (
+            lambda: make_env("simple_centroid"),
+            {"severity": 0.2},
+            r"perturbation: expected {\"name\": …, .*got {'severity': 0.2}; choose",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"name": None},
+            r"perturbation: expected {\"name\": …, .*got {'name': None}",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            None,
+            "perturbation: expected one that was made, a name, or .* got None",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"name": "occlude", "severity": "x"},
+            r"perturbation.severity: expected a number in \[0, 1\].* got 'x'",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"name": "jitter", "features": [9]},
+            r"perturbation.features: expected numbers below 4, got \[9\]",
+        ),
+        (
+            lambda: make_env("simple_centroid"),
+            {"name": "inject", "position_features": [9]},
+            r"perturbation.position_features: expected numbers below 4, got \[9\]",
+        ),
+        (
+            lambda: TokenCrowd(horizon=30),
+            {"name": "inject", "token_type": 1},
+            "position_features: expected numbers of features, since these tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_perturbed(
+    make: Callable[[], Any], perturbation: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        perturb_env(make(), perturbation)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(make_env, "simple_centroid"),
+        partial(OneAgentView, "simple_centroid"),
+        partial(TokenCrowd, horizon=30),
+    ],
+)
+def test_a_step_before_reset_is_one_line(make: Callable[[], Any]) -> None:
+    env = perturb_env(make(), "occlude")
+    with pytest.raises(InputError, match=r"Cannot call env.step\(\) before calling"):
+        env.step({})
+    seen, _ = env.reset(seed=0)
+    assert seen
+
+
+def test_the_envs_own_arrays_stay_as_they_are() -> None:
+    kept: dict[str, Tensor] = {}
+
+    class Keeping(OneAgentView):
+        def reset(self, **options: Any) -> Any:
+            seen, info = super().reset(**options)
+            kept.update({k: torch.from_numpy(v.copy()) for k, v in seen.items()})
+            self.last = seen
+            return seen, info
+
+    env = Keeping("simple_centroid")
+    perturb_env(env, {"name": "jitter", "severity": 1.0}).reset(seed=0)
+    for part, array in env.last.items():
+        np.testing.assert_array_equal(array, kept[part].numpy())

@@ -1,0 +1,181 @@
+"""`marl_pool.train`: the command line's training, from Python."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import marl_pool
+from marl_pool.api.train import as_overrides
+from marl_pool.cli import main as cli
+from marl_pool.config import assign, compose
+from marl_pool.policies.storage import load_policy
+from marl_pool.runs import Run
+from marl_pool.utils.errors import InputError, StoppedError
+
+TINY = ("ppo.num_envs=2", "ppo.batch_size=16", "ppo.minibatch_size=8", "total_steps=16")
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="$"))
+NAMES = st.from_regex(r"k[a-z_]*", fullmatch=True)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.from_regex(r"k[a-z_]*", fullmatch=True), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path) -> list[dict[str, Any]]:
+    """Configurations that reached the training, which itself does nothing here."""
+    monkeypatch.chdir(tmp_path)
+    seen: list[dict[str, Any]] = []
+    stand_in = types.ModuleType("marl_pool.training.ppo")
+    stand_in.train = lambda run, config: seen.append(config)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    return seen
+
+
+@given(st.lists(PLAIN) | st.none() | st.booleans() | st.integers() | TEXT)
+def test_hydra_reads_the_values_that_were_written(value):
+    assert assign({}, as_overrides({"key": value})) == {"key": value}
+
+
+@given(st.floats(allow_nan=False))
+def test_floats_keep_every_bit(value):
+    (text,) = as_overrides({"ppo.lr": value})
+    assert assign({"ppo": {}}, [text])["ppo"]["lr"].hex() == value.hex()
+
+
+@pytest.mark.parametrize(
+    ("options", "overrides"),
+    [
+        ({"pooling": "max", "total_steps": 4096}, "pooling=max total_steps=4096"),
+        ({"ppo.lr": 1e-3}, "ppo.lr=1e-3"),
+        (
+            {"ppo": {"lr": np.float32(0.5), "num_envs": np.int64(8)}},
+            "ppo.lr=0.5 ppo.num_envs=8",
+        ),
+        (
+            {"pooling": {"query": "mean", "name": "ada"}},
+            "pooling=ada pooling.query=mean",
+        ),
+        (
+            {"env": {"name": "simple_tag", "prey": "learned"}, "fixed": {"prey": "a"}},
+            "env=simple_tag env.prey=learned fixed={prey:a}",
+        ),
+        (
+            {"pooling": {"name": "multi", "heads": [{"name": "avg"}, {"name": "max"}]}},
+            "pooling=multi pooling.heads=[{name:avg},{name:max}]",
+        ),
+        (
+            {"time_limit": None, "experiment": "simple_centroid"},
+            "experiment=simple_centroid",
+        ),
+    ],
+)
+def test_options_mean_what_overrides_mean(trained, options, overrides):
+    run = marl_pool.train(run_dir="run", **options)
+    assert trained == [compose("train", overrides.split())]
+    assert run.config == Run.open("run").config == trained[0]
+
+
+def test_options_come_after_overrides(trained):
+    marl_pool.train("pooling=max", "seed=1", run_dir=Path("run"), seed=2)
+    assert trained[0]["pooling"]["name"] == "max"
+    assert trained[0]["seed"] == 2
+
+
+def test_without_a_folder_it_chooses_one(trained):
+    run = marl_pool.train(pooling="max", seed=5)
+    assert run.path.parent == Path("runs")
+    assert run.path.name.endswith("-simple_centroid-max-s5")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "named"),
+    [
+        ((), {"poling": "max"}, ["poling"]),
+        ((), {"pooling": "maxx"}, ["pooling", "maxx", "max"]),
+        ((), {"ppo": {"lr": "fast"}}, ["ppo.lr", "number", "fast"]),
+        ((), {"ppo": {"lr": torch.ones(2)}}, ["ppo.lr", "numbers", "Tensor"]),
+        ((), {"total_steps": -1}, ["total_steps", ">= 1", "-1"]),
+        ((), {"ppo.lr=1 seed": 2}, ["ppo.lr=1 seed"]),
+        ((), {"fixed": {"a b": "heuristic"}}, ["fixed.a b"]),
+        ((), {"pooling": {"name": "multi", "heads": [{1: "avg"}]}}, ["heads", "1"]),
+        (("--run-dir",), {}, ["--run-dir"]),
+        (("grid={seed: [1]}",), {}, ["grid", "marl-pool sweep"]),
+    ],
+)
+def test_it_refuses_what_the_command_refuses(trained, overrides, options, named):
+    with pytest.raises(InputError) as refused:
+        marl_pool.train(*overrides, run_dir="run", **options)
+    assert all(word in str(refused.value) for word in named)
+    assert trained == []
+    assert not Path("run").exists()
+
+
+def test_it_leaves_an_earlier_run_alone(trained):
+    marl_pool.train(run_dir="run")
+    before = Path("run/config.yaml").read_bytes()
+    with pytest.raises(InputError, match="run exists"):
+        marl_pool.train(run_dir="run", seed=1)
+    assert Path("run/config.yaml").read_bytes() == before
+
+
+def test_it_names_the_missing_extra(trained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"ray.*marl-pool\[rllib\]"):
+        marl_pool.train(run_dir="run")
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(InputError("does not fit"), False), (StoppedError("nan"), True)],
+)
+def test_a_run_that_wrote_nothing_leaves_no_folder(trained, monkeypatch, error, kept):
+    def fail(run, config):
+        raise error
+
+    monkeypatch.setattr(sys.modules["marl_pool.training.ppo"], "train", fail)
+    with pytest.raises(type(error)):
+        marl_pool.train(run_dir="run")
+    assert Path("run").exists() == kept
+
+
+def logged(run: Run) -> str:
+    """The last row of the metrics, without those that measure time."""
+    (*_, row) = run.rows()
+    return json.dumps({key: row[key] for key in row if "second" not in key})
+
+
+@pytest.mark.slow
+def test_it_trains_as_the_command_does(tmp_path):
+    """Weights and logged returns, bit for bit, whatever was sampled before."""
+    command, function = tmp_path / "command", tmp_path / "function"
+    assert cli.main(["train", "pooling=max", *TINY, "--run-dir", str(command)]) == 0
+    torch.rand(3)
+    threads = torch.get_num_threads()
+    run = marl_pool.train(*TINY, pooling="max", run_dir=function)
+    assert torch.get_num_threads() == threads
+    one, two = (
+        load_policy(path / "policy").state_dict() for path in (command, function)
+    )
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    rows = [Run.open(path).rows()[-1] for path in (command, run.path)]
+    timed = {name for name in rows[0] if "seconds" in name or "per_second" in name}
+    one_row, two_row = (
+        {k: v for k, v in row.items() if k not in timed} for row in rows
+    )
+    assert json.dumps(one_row) == json.dumps(two_row)

@@ -1,0 +1,409 @@
+"""The command: help, refusals, exit codes, and what each verb calls."""
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+
+import marl_pool
+from marl_pool import InputError
+from marl_pool.cli import main as cli
+from marl_pool.config import compose
+from marl_pool.runs import Run
+from marl_pool.utils.errors import StoppedError
+
+
+def in_new_process(source: str, cwd: Path) -> list:
+    """Run Python source in a process of its own; return what it prints, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run a command that must fail; return its one line."""
+
+    def run(*arguments: str) -> str:
+        assert cli.main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("marl-pool: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Every command is given in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def provide(monkeypatch):
+    """Put a module with one function in the place of one that is heavy."""
+
+    def put(module: str, **functions) -> None:
+        stand_in = types.ModuleType(module)
+        vars(stand_in).update(functions)
+        monkeypatch.setitem(sys.modules, module, stand_in)
+
+    return put
+
+
+# The API
+
+
+def test_the_api_is_listed_and_nothing_else_is_found():
+    assert set(marl_pool.__all__) <= set(dir(marl_pool))
+    assert all(hasattr(marl_pool, name) for name in marl_pool.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = marl_pool.nothing
+
+
+# Help and listing
+
+
+def test_bare_command_and_help_name_every_verb(capsys):
+    assert cli.main([]) == 0
+    bare = capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == bare
+    for verb in cli.VERBS:
+        assert f"\n    {verb}" in bare
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_of_a_verb_shows_examples(verb, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([verb, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"examples:\n  marl-pool {verb}" in text
+    if verb in ("train", "sweep", "evaluate", "diagnose", "render", "report"):
+        assert f"marl-pool {verb} --cfg" in text
+    if verb == "train":
+        assert "pooling=ada|ada_corner|attention_neuron|avg|" in text
+
+
+def test_the_examples_of_the_help_are_understood(capsys, provide, tmp_path):
+    called = []
+    provide("marl_pool.training.ppo", train=lambda run, _: called.append(run.path))
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "my_module.py").write_text(
+        "from marl_pool.pooling.base import Pooling\n"
+        "class MyPool(Pooling):\n"
+        "    def __init__(self, dim: int, *, width: int):\n"
+        "        super().__init__(dim)\n"
+        "    def forward(self, x, padding=None, types=None):\n"
+        "        return x[:, 0]\n"
+    )
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    text = capsys.readouterr().out
+    examples = text.partition("examples:\n")[2].split("\n")
+    for number, line in enumerate(filter(None, map(str.strip, examples))):
+        arguments = line.removeprefix("marl-pool ").split()
+        assert cli.main([*arguments, "--run-dir", f"run{number}"]) == 0
+    assert len(called) == 4
+
+
+def test_list_shows_every_name_with_a_word_on_it(capsys):
+    assert cli.main(["list", "pooling"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == marl_pool.pooling_names()
+    assert all(len(line.split()) > 3 for line in lines)
+    assert cli.main(["list"]) == 0
+    everything = capsys.readouterr().out
+    for kind in ("pooling:", "envs:", "encoders:", "perturbations:"):
+        assert kind in everything
+
+
+def test_cfg_prints_the_composed_config(capsys):
+    flags = ["--num-learners", "2", "--address", "10.0.0.1:6379"]
+    keys = ["resources.num_learners=2", "resources.address='10.0.0.1:6379'"]
+    assert cli.main(["train", "pooling=max", "--cfg", *flags]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed == compose("train", ["pooling=max", *keys])
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "unknown command 'trian': choose from clone, diagnose, evaluate, "),
+        (["trian"], "Did you mean 'train'?"),
+        (["train", "pooling"], "'pooling': expected a flag or key=value"),
+        (["train", "--num-envrunners=3"], "Did you mean --num-env-runners?"),
+        (["train", "--run-dir"], "--run-dir: expected one argument"),
+        (["train", "--num-env-runners", "x"], "resources.num_env_runners: expected an"),
+        (["train", "--config-dir", "none"], "--config-dir: no such folder: none"),
+        (["train", "env.num_noise=many"], "env.num_noise: expected an integer >= 0"),
+        (["resume"], "resume: expected the folder of a run"),
+        (["resume", "nowhere"], "nowhere: no such run folder"),
+        (["evaluate"], "evaluate: expected the folder of a run"),
+        (["evaluate", "episodes=3"], "evaluate: expected the folder of a run"),
+        (["evaluate", "episodes=3", "nowhere"], "nowhere: no such run folder"),
+        (["evaluate", "a", "b"], "a: no such run folder"),
+        (["evaluate", "a", "b={", "c}"], "'c}': expected a flag or key=value; quote"),
+        (["evaluate", "pretrained=nothing"], "unknown pretrained policy 'nothing'"),
+        (["evaluate", "a", "pretrained=b"], "pretrained: expected null where a folder"),
+        (["evaluate", "a", "env=cartpol"], "Did you mean 'cartpole'?"),
+        (["resume", "a", "b"], "'b': expected a flag or key=value"),
+        (["diagnose"], "diagnose: expected the folder of a run"),
+        (["diagnose", "a", "b"], "a: no such run folder"),
+        (["diagnose", "a", "episodes=0"], "episodes: expected an integer >= 1, got 0"),
+        (["report"], "report: expected the folder of a run"),
+        (["report", "nowhere"], "nowhere: no such run folder"),
+        (["report", "a", "episodes=3"], "episodes: expected one of videos, evaluate"),
+        (["render", "nowhere", "head=first"], "head: expected mean or an integer >= 0"),
+        (["list", "heads"], "unknown registry 'heads': choose from encoders, envs"),
+        (["list", "a=3"], "unknown registry 'a=3'"),
+    ],
+)
+def test_a_wrong_command_is_refused_in_one_line(refused, arguments, message):
+    assert message in refused(*arguments)
+
+
+def test_the_installed_command_and_the_module_refuse_alike(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "marl_pool", "train", "pooling=adda"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("marl-pool: unknown pooling 'adda'")
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["train", "pooling=max"]])
+def test_training_without_ray_says_what_to_install(refused, monkeypatch, arguments):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert 'pip install "marl-pool[rllib]"' in refused(*arguments)
+    assert not list(Path().iterdir())
+
+
+def test_a_missing_extra_is_named_and_other_modules_are_not_hidden(
+    refused, provide, run_folder
+):
+    def without(module):
+        def fail(run, settings, plugins):
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+        return fail
+
+    provide("marl_pool.evaluation.video.render", render_run=without("cv2"))
+    assert 'cv2: pip install "marl-pool[plots]"' in refused("render", str(run_folder))
+    provide("marl_pool.evaluation.video.render", render_run=without("my_own"))
+    with pytest.raises(ModuleNotFoundError, match="my_own"):
+        cli.main(["render", str(run_folder)])
+
+
+# Verbs
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    run = Run.create(tmp_path / "trained", compose("train"))
+    return run.path
+
+
+def test_train_makes_a_run_and_prints_where_it_is(capsys, provide):
+    def train(run, config):
+        assert config == run.config == Run.open(run.path).config
+        assert config["env"]["num_noise"] == 3
+        run.metrics_path.touch()
+
+    provide("marl_pool.training.ppo", train=train)
+    assert cli.main(["train", "env.num_noise=3", "--run-dir", "here/it"]) == 0
+    assert capsys.readouterr().out == "here/it\nhere/it/metrics.csv\n"
+    assert cli.main(["train", "env.num_noise=3", "pooling=max", "seed=5"]) == 0
+    (made,) = Path("runs").iterdir()
+    assert made.name.endswith("-simple_centroid-max-s5")
+
+
+def test_train_does_not_touch_an_earlier_run(refused, run_folder, provide):
+    provide("marl_pool.training.ppo", train=lambda *_: pytest.fail("was called"))
+    before = (run_folder / "config.yaml").read_bytes()
+    line = refused("train", "--run-dir", str(run_folder))
+    assert f"`marl-pool resume {run_folder}`" in line
+    assert (run_folder / "config.yaml").read_bytes() == before
+
+
+def test_a_run_that_never_began_leaves_no_folder(refused, provide):
+    def train(run, config):
+        raise InputError("encoder.num_heads: expected a divisor of 8, got 3")
+
+    provide("marl_pool.training.ppo", train=train)
+    assert "expected a divisor" in refused("train", "--run-dir", "new")
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("iterations", [0, 1])
+def test_a_run_that_failed_later_is_kept(refused, provide, iterations):
+    def train(run, config):
+        if iterations:
+            run.metrics_path.touch()
+        raise StoppedError("loss is nan")
+
+    provide("marl_pool.training.ppo", train=train)
+    assert "loss is nan" in refused("train", "--run-dir", "new")
+    assert Path("new/config.yaml").is_file()
+
+
+def test_control_c_says_how_to_go_on(capsys, provide):
+    def train(run, config):
+        raise KeyboardInterrupt
+
+    provide("marl_pool.training.ppo", train=train)
+    assert cli.main(["train", "--run-dir", "new"]) == 130
+    assert capsys.readouterr().err == (
+        "marl-pool: stopped; go on with: marl-pool resume new\n"
+    )
+    assert Path("new/config.yaml").is_file()
+
+
+def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
+    def stop(run, settings, plugins):
+        raise KeyboardInterrupt
+
+    provide("marl_pool.evaluation.run", evaluate_run=stop)
+    assert cli.main(["evaluate", str(run_folder)]) == 130
+    assert capsys.readouterr().err == "marl-pool: stopped\n"
+
+
+def test_resume_takes_run_control(provide, run_folder):
+    seen = []
+    provide("marl_pool.training.ppo", train=lambda run, config: seen.append(config))
+    before = (run_folder / "config.yaml").read_bytes()
+    changes = ["total_steps=5e6", "checkpoint.keep=1", "resources.num_env_runners=2"]
+    assert cli.main(["resume", str(run_folder), *changes]) == 0
+    assert seen[0]["total_steps"] == 5_000_000
+    assert seen[0]["checkpoint"] == {"every": 20, "keep": 1}
+    # Training writes it, once it is known to fit.
+    assert (run_folder / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ppo.lr=1", "ppo.lr: a resumed run takes only total_steps, time_limit, check"),
+        ("pooling=max", "pooling: a resumed run takes only"),
+        ("total_steps=-1", "total_steps: expected an integer >= 1, got -1"),
+        ("checkpoint.evry=1", "checkpoint.evry: unknown key 'evry'"),
+        ("total_steps", "'total_steps': expected a flag or key=value"),
+    ],
+)
+def test_resume_refuses_anything_else(refused, provide, run_folder, override, message):
+    provide("marl_pool.training.ppo", train=lambda *_: pytest.fail("was called"))
+    before = (run_folder / "config.yaml").read_bytes()
+    assert message in refused("resume", str(run_folder), override)
+    assert (run_folder / "config.yaml").read_bytes() == before
+
+
+def test_resume_of_a_run_that_cannot_go_on_keeps_it(refused, provide, run_folder):
+    def train(run, config):
+        raise InputError("no GPU here")
+
+    provide("marl_pool.training.ppo", train=train)
+    assert "no GPU here" in refused("resume", str(run_folder))
+    assert (run_folder / "config.yaml").is_file()
+
+
+def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_folder):
+    def evaluate_run(run, settings, plugins):
+        assert settings == compose("evaluate", ["episodes=3"])
+        assert plugins == ["a.b:C", "d:E"]
+        return [run.path / "a", run.path / "b"]
+
+    def render_run(run, settings, plugins):
+        assert plugins == []
+        assert settings == compose("render", ["perturbation=shuffle", "head=0"])
+        return run.path / "c"
+
+    allow = ["--plugin", "a.b:C", "--plugin", "d:E"]
+    provide("marl_pool.evaluation.run", evaluate_run=evaluate_run)
+    provide("marl_pool.evaluation.video.render", render_run=render_run)
+    assert cli.main(["evaluate", "episodes=3", str(run_folder), *allow]) == 0
+    assert cli.main(["render", str(run_folder), "perturbation=shuffle", "head=0"]) == 0
+    printed = capsys.readouterr().out.split()
+    assert printed == [str(run_folder / name) for name in "abc"]
+
+
+def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):
+    def paths(run, settings, plugins):
+        return [run.path]
+
+    provide("marl_pool.evaluation.run", evaluate_run=paths)
+    run_folder.rename("lr=0.1")
+    assert cli.main(["evaluate", "lr=0.1", "episodes=3"]) == 0
+    assert capsys.readouterr().out == "lr=0.1\n"
+
+
+def test_a_plugin_is_found_where_the_command_is_given(tmp_path):
+    (tmp_path / "own_pools.py").write_text(
+        "from marl_pool.pooling.base import Pooling\n"
+        "class First(Pooling):\n"
+        "    def __init__(self, dim: int, *, place: int = 0):\n"
+        "        super().__init__(dim)\n"
+        "    def forward(self, x, padding=None, types=None):\n"
+        "        return x[:, 0]\n"
+    )
+    source = """
+import json, sys
+sys.path = [entry for entry in sys.path if entry]
+from marl_pool.cli.main import main
+code = main(["train", "--cfg", "pooling=own_pools:First", "pooling.place=2"])
+print()
+print(json.dumps(code))
+"""
+    assert in_new_process(source, tmp_path) == 0
+
+
+def test_an_override_may_be_longer_than_a_path(refused):
+    rows = ", ".join(["{name: shufle, severities: [1.0]}"] * 20)
+    assert "unknown perturbation 'shufle'" in refused(
+        "evaluate", f"perturbations=[{rows}]"
+    )
+
+
+def test_whoever_reads_the_output_may_stop_early():
+    listing = f"(sleep 0.5; {sys.executable} -m marl_pool list) | true"
+    done = subprocess.run(["bash", "-c", listing], capture_output=True, check=False)
+    assert done.stderr == b""
+
+
+def test_several_policies_without_a_run_are_measured(tmp_path, monkeypatch, capsys):
+    from marl_pool.pretrained import pretrained_path
+
+    monkeypatch.chdir(tmp_path)
+    names = ("cartpole_feed_forward", "cartpole_attention_neuron")
+    paths = [str(pretrained_path(name)) for name in names]
+    few = ["perturbations=[{name: shuffle, severities: [1.0]}]", "episodes=2"]
+    assert cli.main(["evaluate", *paths, *few, "env.max_steps=5"]) == 0
+    assert len(list(tmp_path.glob("evaluations/*/evaluation/results.json"))) == 2
+    hidden = ["perturbations=[{name: occlude, severities: [0.5]}]", "episodes=2"]
+    assert cli.main(["evaluate", *paths, *hidden, "env.max_steps=5"]) == 0
+    assert "occlusion.csv" in capsys.readouterr().out

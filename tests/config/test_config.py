@@ -1,0 +1,729 @@
+"""Configurations: composed from YAML, held to the constructors' signatures."""
+
+import inspect
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from pydantic_core import to_jsonable_python
+
+from marl_pool import InputError
+from marl_pool.config import VERBS, assign, check, commented, compose, compose_only
+from marl_pool.config.describe import KEY
+from marl_pool.config.sections import (
+    GROUPS,
+    POLICY,
+    built_in,
+    files_of,
+    load,
+    options_for,
+)
+from marl_pool.config.source import SignatureSource, class_of, context
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.utils.signatures import (
+    ANY_OTHER,
+    Option,
+    check_argument,
+    check_value,
+    describe,
+    meanings,
+    options_of,
+    summary,
+)
+from marl_pool.utils.types import Device, PositiveInt, Probability, Seed
+
+REGISTERED = [
+    (group, name, target)
+    for group, entry in GROUPS.items()
+    for name, target in entry.names().items()
+    if target
+]
+TARGETS = [
+    *((target, GROUPS[group].context) for group, _, target in REGISTERED),
+    (POLICY.target, POLICY.context),
+]
+"""Every class that a configuration can construct, and what the program fills."""
+CHOICES = {
+    (group, option): (verb, kind.section(group))
+    for verb, kind in VERBS.items()
+    if not verb.startswith("sweep")
+    for group in kind.sections
+    for option in options_for(verb, group)
+}
+"""Every option of a group, a verb that takes it, and what the verb makes of it."""
+
+
+def section_options(section: Any, name: str) -> dict[str, Option]:
+    """The options of the class that a section constructs."""
+    return options_of(class_of(section, name), context(section))
+
+
+def refusal(verb: str, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        compose(verb, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    """A folder on sys.path in which a test writes modules of a user's own."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+
+    return write
+
+
+# Signatures
+
+
+@pytest.mark.parametrize(("target", "context"), TARGETS)
+def test_every_option_of_our_own_classes_is_named_typed_and_explained(target, context):
+    cls = load(target)
+    about = meanings(cls)
+    for name, option in options_of(cls, context).items():
+        assert name != ANY_OTHER
+        assert option.annotation is not Any, name
+        assert about.get(name), name
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_setting_is_explained(verb):
+    sections = [VERBS[verb].section(group) for group in VERBS[verb].sections]
+    settings = [each for each in sections if isinstance(each, type)]
+    for cls in (VERBS[verb].settings, *settings):
+        assert set(options_of(cls)) <= set(meanings(cls))
+
+
+def test_context_is_part_of_some_constructor():
+    for group, entry in GROUPS.items():
+        known = set()
+        for other, _, target in REGISTERED:
+            if other == group:
+                known |= set(options_of(load(target)))
+        assert entry.context <= known
+
+
+@pytest.mark.parametrize(("group", "name", "target"), REGISTERED)
+def test_the_listing_shows_the_first_line_of_the_docstring(group, name, target):
+    assert summary(target) == inspect.cleandoc(load(target).__doc__).splitlines()[0]
+
+
+class Documented:
+    """Something.
+
+    Args:
+        share: of the whole,
+            on two lines.
+        kind: is another.
+
+    Raises:
+        InputError: share.
+    """
+
+
+@dataclass
+class Inherited(Documented):
+    """Something else.
+
+    Args:
+        kind: its own.
+    """
+
+    below: int = 3
+    """Text below a field."""
+    unexplained: int = 4
+
+
+def test_meanings_come_from_args_fields_and_bases():
+    assert meanings(Inherited) == {
+        "kind": "its own.",
+        "below": "Text below a field.",
+        "share": "of the whole, on two lines.",
+    }
+
+
+# The packaged YAML
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "ppo", "clone", "fit"])
+def test_no_file_repeats_or_hides_a_signature(group):
+    assert not {*built_in(group)} & {*files_of(group)}
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES)
+def test_an_option_without_a_file_holds_the_defaults_of_its_signature(group, option):
+    if option not in built_in(group) or option == "none":
+        return
+    _, section = CHOICES[group, option]
+    source = SignatureSource("test", "signature://")
+    content = OmegaConf.to_container(source.load_config(f"{group}/{option}").config)
+    assert content.pop("name", option) == option
+    options = section_options(section, option)
+    assert list(content) == list(options)
+    for key, each in options.items():
+        default = "???" if each.required else to_jsonable_python(each.default)
+        if (group, key) == ("pooling", "num_heads"):
+            default = "${oc.select:encoder.num_heads,1}"
+        assert content[key] == default, key
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES)
+def test_a_preset_differs_from_the_signature(group, option):
+    if option in built_in(group):
+        return
+    verb, section = CHOICES[group, option]
+    composed = compose(verb, [f"{group}={option}"])[group]
+    name = composed.get("name", option)
+    defaults = {
+        key: to_jsonable_python(each.default)
+        for key, each in section_options(section, name).items()
+    }
+    assert any(composed[key] != default for key, default in defaults.items())
+
+
+def test_ppo_paper_is_table_11():
+    ppo = compose("train", ["ppo=paper"])["ppo"]
+    table = {
+        "batch_size": 8192,
+        "minibatch_size": None,
+        "num_epochs": 16,
+        "lr": 2.5e-3,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "kl_coeff": 0.0,
+        "value_coeff": 0.05,
+        "entropy_coeff": 0.0,
+        "clip": 0.2,
+        "grad_clip": 10.0,
+        "dropout": 0.1,
+    }
+    assert {key: ppo[key] for key in table} == table
+
+
+def test_experiment_simple_centroid_is_table_10():
+    config = compose("train", ["experiment=simple_centroid"])
+    encoder = {"dim": 8, "num_layers": 3, "num_heads": 8, "dim_ff": 32}
+    policy = {"type_embedding": 4, "head_hidden": [32, 32], "init_std": 0.2}
+    env = {"counts": "1-3-28", "max_steps": 128}
+    for section, table in (("encoder", encoder), ("policy", policy), ("env", env)):
+        assert {key: config[section][key] for key in table} == table
+    assert config["env"]["continuous_actions"] is True
+    assert config["pooling"]["num_heads"] == 8
+
+
+def test_experiment_simple_tag_is_tables_12_and_13():
+    config = compose("train", ["experiment=simple_tag"])
+    encoder = {"dim": 3, "num_layers": 6, "num_heads": 3, "dim_ff": 12}
+    policy = {"type_embedding": 4, "head_hidden": [32, 32]}
+    env = {"name": "simple_tag", "counts": "1-3-28", "prey": "random"}
+    env |= {"continuous_actions": False, "obstacles_collide": False, "max_steps": 128}
+    for section, table in (("encoder", encoder), ("policy", policy), ("env", env)):
+        assert {key: config[section][key] for key in table} == table
+    assert config["pooling"]["num_heads"] == 3
+    assert config["total_steps"] == 500 * 8192
+    assert config["ppo"] == compose("train", ["ppo=paper_tag"])["ppo"]
+    paper = compose("train", ["ppo=paper"])["ppo"]
+    differs = {"kl_coeff": 0.5, "value_coeff": 0.0005, "entropy_coeff": 0.005}
+    assert config["ppo"] == {**paper, "kl_target": 0.01, **differs}
+
+
+def test_experiment_simple_tag_suits_every_head_and_ppo():
+    config = compose("train", ["experiment=simple_tag", "pooling=max", "ppo=fast"])
+    assert config["pooling"] == {"name": "max"}
+    assert config["ppo"] == compose("train", ["ppo=fast"])["ppo"]
+
+
+def test_ada_has_as_many_heads_as_the_encoder_unless_it_is_told():
+    heads = ["encoder.num_heads=2"]
+    assert compose("train", heads)["pooling"]["num_heads"] == 2
+    told = compose("train", [*heads, "pooling.num_heads=4"])
+    assert told["pooling"]["num_heads"] == 4
+    plain = compose("train", ["encoder=marl_pool.encoders.identity:IdentityEncoder"])
+    assert plain["pooling"]["num_heads"] == 1
+
+
+def test_experiment_leaves_pooling_and_ppo_to_choose():
+    config = compose(
+        "train", ["experiment=simple_centroid", "pooling=max", "ppo=paper"]
+    )
+    assert config["pooling"] == {"name": "max"}
+    assert config["ppo"]["num_epochs"] == 16
+    assert config["total_steps"] == 500 * 8192
+
+
+# Composition
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_composed_config_is_complete_plain_and_stable(verb):
+    config = compose(verb)
+    assert json.loads(json.dumps(config)) == config
+    assert check(verb, config) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "expected"),
+    [
+        ("env.num_noise=3", "env.num_noise", 3),
+        ("+env.num_noise=3", "env.num_noise", 3),
+        ("total_steps=1e6", "total_steps", 1_000_000),
+        ("pooling.query=[0,2]", "pooling.query", [0, 2]),
+        ("pooling.query=mean", "pooling.query", "mean"),
+        ("pooling=max", "pooling", {"name": "max"}),
+        ("policy.head_hidden=[]", "policy.head_hidden", []),
+        ("ppo.lr=1", "ppo.lr", 1.0),
+        ("ppo.minibatch_size=null", "ppo.minibatch_size", None),
+        ("modules={agent: shared}", "modules", {"agent": "shared"}),
+        ("checkpoint.every=5", "checkpoint.every", 5),
+        ("resources.address='10.0.0.1:6379'", "resources.address", "10.0.0.1:6379"),
+        ("resources.num_gpus_per_learner=0.5", "resources.num_gpus_per_learner", 0.5),
+        ("device=cuda:1", "device", "cuda:1"),
+        ("perturbation=jitter", "perturbation.severity", 0.1),
+        ("seed=${env.max_steps}", "seed", 128),
+        ("env.counts=1-31-0", "env.counts", "1-31-0"),
+    ],
+)
+def test_an_override_sets_its_key(override, path, expected):
+    value = compose("train", [override])
+    for key in path.split("."):
+        value = value[key]
+    assert value == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "env.num_noise=many",
+            "env.num_noise: expected an integer >= 0 or null, got 'many'",
+        ),
+        (
+            "env.num_noise=true",
+            "env.num_noise: expected an integer >= 0 or null, got true",
+        ),
+        (
+            "env.num_noise='3'",
+            "env.num_noise: expected an integer >= 0 or null, got '3'",
+        ),
+        ("env.num_noise=-1", "env.num_noise: expected an integer >= 0 or null, got -1"),
+        ("env.counts=1-31", "env.counts: expected three numbers such as 1-3-28, got "),
+        ("env.counts=[1,3,28]", "env.counts: expected three numbers such as 1-3-28"),
+        ("seed=1.5", "seed: expected an integer in [0, 2**63), got 1.5"),
+        ("time_limit=0", "time_limit: expected a number > 0 or null, got 0"),
+        ("ppo.lr=.inf", "ppo.lr: expected a number > 0, got "),
+        ("ppo.dropout=1", "ppo.dropout: expected a number in [0, 1), got 1"),
+        ("policy.trunk=both", "policy.trunk: expected shared or separate, got 'both'"),
+        (
+            "pooling.query=slef",
+            "pooling.query: expected self, mean, learned, a list (each an integer) "
+            "or null, got 'slef'",
+        ),
+        (
+            "policy.log_std_range=[1]",
+            "policy.log_std_range: expected a list of 2 (a number, a number), got [1]",
+        ),
+        ("device=gpu", "device: expected cpu, cuda or cuda:N, got 'gpu'"),
+        ("device=mps", "device: expected cpu, cuda or cuda:N, got 'mps'"),
+        ("checkpoint=3", "checkpoint: expected a mapping of keys, got 3"),
+        ("ppo.minibatch_size=9999", "ppo.minibatch_size: expected at most ppo.batch_s"),
+        (
+            "pooling=adda",
+            "unknown pooling 'adda': choose from ada, ada_corner, attention_neuron, ",
+        ),
+        ("pooling=adda", "Did you mean 'ada'?"),
+        (
+            "pooling.name=adda",
+            "unknown pooling 'adda': choose from ada, attention_neuron, avg, cls, ",
+        ),
+        (
+            "pooling.name=[ada]",
+            "pooling: expected one of ada, attention_neuron, avg, cls",
+        ),
+        ("ppo=slow", "unknown ppo 'slow': choose from fast, paper, "),
+        ("experiment=x", "unknown experiment 'x': choose from "),
+        ("env={num_noise: 3}", ", simple_centroid, simple_tag, got {"),
+        ("env.num_nois=3", "env.num_nois: unknown key 'num_nois': choose from "),
+        ("env.num_nois=3", "Did you mean 'num_noise'?"),
+        ("env.seed=3", "env.seed: unknown key 'seed'"),
+        ("pooling.dim=8", "pooling.dim: unknown key 'dim'"),
+        ("seeed=3", "seeed: unknown key 'seeed': choose from "),
+        ("pool=ada", "Did you mean 'pooling'?"),
+        ("checkpoint.evry=3", "checkpoint.evry: unknown key 'evry'"),
+        ("hydra.verbose=true", "hydra.verbose: "),
+        ("seed=1,2", "seed: expected one value, got several"),
+        ("a b=3", "'a b=3': expected key=value"),
+        ("=3", "'=3': expected key=value"),
+        ("~env", "'~env': expected key=value"),
+        ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
+        ("env@here=simple_centroid", "configuration of train: Could not override"),
+        (
+            "pooling=no.such:Pool",
+            "pooling 'no.such:Pool' cannot be imported: No module",
+        ),
+        ("pooling=marl_pool.tokens:Tokens", "must be a subclass of marl_pool.pooling"),
+    ],
+)
+def test_a_wrong_override_is_refused_in_one_line(override, message):
+    assert message in refusal("train", override)
+
+
+def test_options_left_over_from_another_head_are_refused():
+    assert refusal("train", "pooling=max", "pooling.num_heads=2") == (
+        "pooling.num_heads: this pooling takes no options"
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("occlude", "perturbations: expected a list (each a mapping), got ['occlude']"),
+        ("{severities: [1]}", "perturbations[0]: expected one of bias, confuse"),
+        ("{name: occlud, severities: [1]}", "Did you mean 'occlude'?"),
+        ("{name: occlude}", "perturbations[0].severities: expected a list of numbers"),
+        ("{name: occlude, severities: 1}", "perturbations[0].severities: expected a"),
+        ("{name: occlude, severities: []}", "perturbations[0].severities: expected a"),
+        (
+            "{name: occlude, severities: [0, 2]}",
+            "perturbations[0].severity: expected a number in [0, 1], got 2",
+        ),
+        (
+            "{name: occlude, severities: [[0, 0.5]]}",
+            "perturbations[0].severity: expected a number in [0, 1], got [0, 0.5]",
+        ),
+        (
+            "{name: occlude, severities: [1], severity: 0.3}",
+            "perturbations[0].severity: expected severities, a list, in a suite; "
+            "got 0.3",
+        ),
+        (
+            "{name: occlude, severities: [1], ramp: 3}",
+            "perturbations[0].ramp: expected null: a ramp belongs to training, got 3",
+        ),
+        (
+            "{name: occlude, severities: [1], mod: zero}",
+            "perturbations[0].mod: unknown key 'mod'",
+        ),
+    ],
+)
+def test_a_wrong_perturbation_of_the_suite_is_refused(entry, message):
+    assert message in refusal("evaluate", f"perturbations=[{entry}]")
+
+
+def test_a_severity_may_be_a_pair_in_training():
+    pair = ["perturbation=occlude", "perturbation.severity=[0,0.6]"]
+    assert compose("train", pair)["perturbation"]["severity"] == [0.0, 0.6]
+    assert refusal("train", pair[0], "perturbation.severity=[0,2]") == (
+        "perturbation.severity: expected a number in [0, 1], or two: [low, high], "
+        "got [0, 2]"
+    )
+
+
+@pytest.mark.parametrize("suite", ["cross", "cross_tag", "attention_neuron"])
+def test_the_worlds_of_a_suite_are_those_of_some_env(suite):
+    """A key that no env has, or nearly one, is refused when it is composed."""
+    labels = [
+        world["label"] for world in compose("evaluate", [f"suite={suite}"])["worlds"]
+    ]
+    assert len(labels) == len(set(labels)) > 1
+
+
+def test_a_misspelt_option_of_another_world_is_refused_and_a_foreign_one_is_not():
+    world = "worlds=[{label: x, env: {KEY: 3}}]"
+    message = refusal("evaluate", world.replace("KEY", "num_nois"))
+    assert message.startswith("worlds[0].env.num_nois: unknown key 'num_nois'")
+    assert message.endswith("Did you mean 'num_noise'?")
+    foreign = compose("evaluate", [world.replace("KEY", "zyx")])
+    assert foreign["worlds"][0]["env"] == {"zyx": 3}
+
+
+def test_a_suite_is_chosen_by_name():
+    quick = compose("evaluate", ["suite=quick"])["perturbations"]
+    assert {len(entry["severities"]) for entry in quick} == {1}
+    assert "suite" not in compose("evaluate")
+    assert (
+        "unknown suite 'quik': choose from attention_neuron, cross, cross_tag, full, "
+        "quick, standard" in refusal("evaluate", "suite=quik")
+    )
+
+
+def test_the_standard_suite_fits_and_is_filled_in():
+    suite = compose("evaluate")["perturbations"]
+    assert {entry["name"] for entry in suite} == set(PERTURBATIONS)
+    assert {len(entry["severities"]) for entry in suite} == {5}
+    assert all(
+        entry in compose("evaluate", ["suite=full"])["perturbations"] for entry in suite
+    )
+    for entry in suite:
+        options = set(section_options(GROUPS["perturbation"], entry["name"]))
+        assert set(entry) == options - {"severity"} | {"name", "severities"}
+
+
+# Plug-ins
+
+
+POOL = """
+    from torch import Tensor
+
+    from marl_pool.pooling.base import Pooling
+    from marl_pool.utils.types import PositiveInt
+
+    class MyPool(Pooling):
+        def __init__(self, dim: int, *, power: PositiveInt, eps: float = 1e-6):
+            super().__init__(dim)
+
+        def forward(self, x, padding=None, types=None):
+            return x[:, 0]
+
+    class Open(MyPool):
+        def __init__(self, dim: int, untyped=3, *, lazy: "Unknown" = 4, **more: float):
+            super().__init__(dim, power=2)
+
+    class NoPool:
+        pass
+"""
+
+
+def test_a_plugin_is_checked_against_its_own_signature(plugins):
+    plugins("plug_pools", POOL)
+    config = compose("train", ["pooling=plug_pools:MyPool", "pooling.power=3"])
+    assert config["pooling"] == {"name": "plug_pools:MyPool", "power": 3, "eps": 1e-6}
+    assert check("train", config) == config
+    with_plus = ["experiment=simple_centroid", "+pooling.power=3"]
+    assert (
+        compose("train", [*with_plus, "pooling=plug_pools:MyPool"])["pooling"]
+        == (config["pooling"])
+    )
+
+
+def test_a_plugin_with_any_other_options_takes_them_by_their_type(plugins):
+    plugins("open_pools", POOL)
+    chosen = ["pooling=open_pools:Open", "pooling.untyped=[1,a]", "pooling.extra=2"]
+    assert compose("train", chosen)["pooling"] == {
+        "name": "open_pools:Open",
+        "untyped": [1, "a"],
+        "lazy": 4,
+        "extra": 2.0,
+    }
+    assert "pooling.extra: expected a number, got 'x'" in refusal(
+        "train", "pooling=open_pools:Open", "pooling.extra=x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["wrong_pools:MyPool"],
+            "pooling.power: expected an integer >= 1; it has no d",
+        ),
+        (
+            ["wrong_pools:MyPool", "pooling.power=0"],
+            "pooling.power: expected an integer",
+        ),
+        (["wrong_pools:MyPool", "pooling.num_heads=8"], "unknown key 'num_heads'"),
+        (["wrong_pools:Missing"], "wrong_pools has no 'Missing'"),
+        (
+            ["wrong_pools:NoPool"],
+            "must be a subclass of marl_pool.pooling.base.Pooling",
+        ),
+    ],
+)
+def test_a_wrong_plugin_is_refused(plugins, overrides, message):
+    plugins("wrong_pools", POOL)
+    assert message in refusal("train", f"pooling={overrides[0]}", *overrides[1:])
+
+
+# A user's own folder of YAML
+
+
+def test_config_dir_adds_options(tmp_path):
+    (tmp_path / "pooling").mkdir()
+    (tmp_path / "pooling" / "corner.yaml").write_text("name: ada\nquery: [0]\n")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /pooling: corner\nseed: 7\n"
+    )
+    config = compose("train", ["experiment=mine"], tmp_path)
+    assert config["pooling"]["query"] == [0]
+    assert config["pooling"]["num_heads"] == 1
+    assert config["seed"] == 7
+    assert compose("train", ["pooling=corner"], tmp_path)["pooling"]["query"] == [0]
+    with pytest.raises(
+        InputError, match="choose from ada, ada_corner, .*, avg, cls, cnn, corner, "
+    ):
+        compose("train", ["pooling=corn"], tmp_path)
+
+
+def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
+    with pytest.raises(InputError, match="--config-dir: no such folder"):
+        compose("train", [], tmp_path / "none")
+    (tmp_path / "pooling").mkdir()
+    (tmp_path / "pooling" / "bad.yaml").write_text("name: [ada\n")
+    with pytest.raises(InputError, match="bad.yaml cannot be read: ") as caught:
+        compose("train", ["pooling=bad"], tmp_path)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "pooling" / "ada.yaml").write_text("name: max\n")
+    with pytest.raises(InputError, match="is the package's name; rename it"):
+        compose("train", [], tmp_path)
+
+
+# Printing and changing
+
+
+PRESETS = [
+    (verb, f"{group}={option}")
+    for verb, kind in VERBS.items()
+    if not verb.startswith("sweep")
+    for group in kind.sections
+    for option in files_of(group)
+    if option in options_for(verb, group)
+]
+
+
+@pytest.mark.parametrize(
+    ("verb", "overrides"),
+    [*((verb, []) for verb in VERBS), *((verb, [text]) for verb, text in PRESETS)],
+)
+def test_commented_config_reads_back_and_explains_every_key(verb, overrides):
+    composed, chosen = compose_only(verb, overrides)
+    config = check(verb, composed)
+    text = commented(verb, config, chosen)
+    assert yaml.safe_load(text) == config
+    lines = text.splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        if KEY.match(line) and not line.lstrip().startswith(("#", "-")):
+            assert above.strip().startswith("#"), line
+
+
+def test_commented_config_takes_the_comments_of_the_chosen_options():
+    composed, chosen = compose_only("train", ["pooling=max", "perturbation=jitter"])
+    text = commented("train", check("train", composed), chosen)
+    for group, name in (("pooling", "max"), ("perturbation", "jitter")):
+        assert f"# {summary(GROUPS[group].names()[name])}\n  name: {name}" in text
+
+
+def test_commented_config_takes_comments_from_what_an_option_builds_on():
+    composed, chosen = compose_only("train", ["experiment=simple_tag"])
+    text = commented("train", check("train", composed), chosen)
+    passes = "  # Passes over each batch. [an integer >= 1]\n  num_epochs: 16\n"
+    assert passes in text
+    assert "  # Weight of the value loss; squared returns of tag are large.\n" in text
+
+
+def test_assign_changes_only_the_keys_given():
+    config = compose("train")
+    changed = assign(config, ["total_steps=5", "checkpoint.keep=1"])
+    assert changed["total_steps"] == 5
+    assert changed["checkpoint"] == {**config["checkpoint"], "keep": 1}
+    assert {**changed, "total_steps": 0, "checkpoint": 0} == {
+        **config,
+        "total_steps": 0,
+        "checkpoint": 0,
+    }
+
+
+# Values
+
+
+# Beyond 2**53 no float is exactly such an integer.
+INTEGERS = st.integers(-(2**53), 2**53)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | INTEGERS | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(PLAIN)
+def test_a_value_is_taken_as_it_is_or_refused(value):
+    for annotation in (
+        int,
+        PositiveInt,
+        Probability,
+        Seed,
+        Device,
+        bool | None,
+        list[int] | str,
+        tuple[float, float],
+    ):
+        try:
+            taken = check_value("key", value, annotation)
+        except InputError:
+            continue
+        assert taken == value
+        assert isinstance(taken, bool) == isinstance(value, bool)
+
+
+@given(st.integers(-3, 3), st.integers(-2, 2))
+def test_bounds_are_those_of_the_annotation(whole, tenths):
+    def fits(value, annotation):
+        try:
+            check_value("key", value, annotation)
+        except InputError:
+            return False
+        return True
+
+    assert fits(whole, PositiveInt) == (whole >= 1)
+    share = whole + tenths / 10
+    assert fits(share, Probability) == (0 <= share < 1)
+
+
+@given(PLAIN)
+def test_an_argument_is_held_to_what_a_configuration_is(value):
+    """Except that a configuration may write a whole number as a float."""
+    for annotation in (PositiveInt, bool | None, list[int] | str, tuple[float, float]):
+        try:
+            check_argument("key", value, annotation)
+        except InputError:
+            continue
+        check_value("key", value, annotation)
+
+
+def test_an_argument_need_not_be_plain_data():
+    tokens = [1, 2]
+    for value, annotation in (
+        ((1, 2), list[int]),
+        (range(2), Sequence[int]),
+        (np.int64(3), PositiveInt),
+        (np.float32(0.5), Probability),
+        (MappingProxyType({"a": 1}), Mapping[str, int]),
+        (torch.float64, torch.dtype),
+        (torch.device("cpu"), str | torch.device),
+        (tokens, Any),
+    ):
+        check_argument("key", value, annotation)
+    with pytest.raises(InputError, match=r"key: expected an integer >= 1, got 3\.0"):
+        check_argument("key", 3.0, PositiveInt)
+    with pytest.raises(InputError, match=r"key: expected dtype, got 'float32'"):
+        check_argument("key", "float32", torch.dtype)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (PositiveInt | None, "an integer >= 1 or null"),
+        (Probability, "a number in [0, 1)"),
+        (list[PositiveInt], "a list (each an integer >= 1)"),
+        (tuple[int, ...], "a list (each an integer)"),
+        (dict[str, int], "a mapping"),
+        (Path, "Path"),
+        (Any, "anything"),
+    ],
+)
+def test_describe_says_which_values_fit(annotation, words):
+    assert describe(annotation) == words

@@ -1,0 +1,116 @@
+"""The pages of the worlds: as their docstrings say, and found out when they are not."""
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+
+from helpers.paths import ROOT
+from marl_pool.envs import ENVS, env_names
+from marl_pool.envs.cartpole.world import CartPole
+from marl_pool.utils.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """scripts/env_pages.py, which is in no package."""
+    file = ROOT / "scripts" / "env_pages.py"
+    spec = importlib.util.spec_from_file_location("env_pages", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_are_what_the_docstrings_say(script, capsys):
+    stale = script.main(["--check"])
+    assert not stale, f"{capsys.readouterr().out}run python scripts/env_pages.py"
+    assert (ROOT / "docs/envs/README.md").is_file()
+
+
+def test_every_world_has_a_page_and_is_in_the_index():
+    index = (ROOT / "docs/envs/README.md").read_text(encoding="utf-8")
+    for name in env_names():
+        assert (ROOT / "docs/envs" / f"{name}.md").is_file()
+        assert f"[{name}]({name}.md)" in index
+
+
+def test_a_page_tells_all_that_there_is_to_tell(script):
+    page = script.page("cartpole")
+    for needed in (
+        "# cartpole\n",
+        "`marl_pool/cartpole-v0`",
+        "Swing a pole up",
+        "| `env.num_frames` | `1` | an integer >= 1 | readings",
+        "| `agent` | 1 | 5 | 1 | `channel` | 1 number in [-1, 1] |",
+        "linear-quadratic regulator",
+        "marl-pool train experiment=cartpole",
+        "marl-pool evaluate runs/cartpole",
+        "marl-pool render runs/cartpole",
+    ):
+        assert needed in page
+    for context in ("env.num_envs", "env.seed", "env.device", ":math:", ".. math::"):
+        assert context not in page
+
+
+def test_a_stale_a_missing_and_a_foreign_page_are_found_and_mended(
+    script, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(script, "pages", lambda: {"cartpole": "new", "README": "list"})
+    (tmp_path / "cartpole.md").write_text("old")
+    (tmp_path / "forgotten.md").write_text("of a world that is gone")
+    assert script.main(["--check"], tmp_path) == 1
+    told = capsys.readouterr().out
+    assert told == "forgotten.md is stale\ncartpole.md is stale\nREADME.md is stale\n"
+    assert (tmp_path / "cartpole.md").read_text() == "old"
+    assert script.main([], tmp_path) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "README.md",
+        "cartpole.md",
+    ]
+    assert (tmp_path / "cartpole.md").read_text() == "new"
+    assert script.main(["--check"], tmp_path) == 0
+
+
+def test_a_world_whose_extra_is_missing_keeps_its_page(
+    script, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(ENVS, "cartpole", "not_installed_anywhere:World")
+    monkeypatch.setattr(script, "env_names", lambda: ["cartpole"])
+    monkeypatch.setattr(script, "index", lambda: "list")
+    (tmp_path / "cartpole.md").write_text("as it was")
+    assert script.main([], tmp_path) == 0
+    assert (tmp_path / "cartpole.md").read_text() == "as it was"
+    assert "cartpole is left as it is" in capsys.readouterr().err
+
+
+def test_a_world_that_is_broken_is_not_passed_over(script, monkeypatch):
+    monkeypatch.setitem(ENVS, "cartpole", "marl_pool.envs.cartpole.world:Nothing")
+    with pytest.raises(InputError, match="has no 'Nothing'"):
+        script.page("cartpole")
+
+
+def test_markup_becomes_markdown(script):
+    text = (
+        "See ``x`` and :math:`a_1`:\n\n"
+        ".. math:: r = 1\n\n"
+        "and\n\n"
+        ".. math::\n    a &= 1 \\\\\n    b &= 2\n\nthen."
+    )
+    assert script.markdown(text) == (
+        "See `x` and $`a_1`$:\n\n"
+        "```math\nr = 1\n```\n\n"
+        "and\n\n"
+        "```math\n\\begin{aligned}\na &= 1 \\\\\nb &= 2\n\\end{aligned}\n```\n\nthen."
+    )
+
+
+def test_meanings_are_read_from_the_section_args(script):
+    meanings = script.meanings(CartPole)
+    assert meanings["max_steps"] == "steps until truncation."
+    assert meanings["duplicates"].endswith("then again.")
+    assert script.meanings(InputError) == {}
+    assert script.table([("a", "b"), ("x|y", 1)]) == "| a | b |\n| --- | --- |\n" + (
+        "| x\\|y | 1 |"
+    )

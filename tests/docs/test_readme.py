@@ -1,0 +1,206 @@
+"""The README and its pages: code runs, commands exist, links lead somewhere."""
+
+import contextlib
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+from helpers.paths import ROOT
+from marl_pool.cli import arguments
+from marl_pool.cli.main import VERBS, main
+from marl_pool.config import compose, plan_sweep
+from marl_pool.config.sections import GROUPS
+from marl_pool.envs import make_batched_env
+from marl_pool.policies import make_policy
+from marl_pool.policies.storage import save_policies
+from marl_pool.runs import Run
+from marl_pool.training.jobs import JOBS
+from marl_pool.version import __version__
+
+PAGES = (
+    "README.md",
+    *(f"docs/{p}.md" for p in ("commands", "layers", "perturbations", "python")),
+)
+"""The pages whose code and commands are tried here."""
+README = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
+TINY = {"num_envs": 2, "batch_size": 16, "minibatch_size": 8}
+PREFIXED = {f"ppo.{key}": value for key, value in TINY.items()}
+TRAINING = {
+    "time_limit=120": f"total_steps=16, ppo={TINY}",
+    '"total_steps": 100_000': f'"total_steps": 16, **{PREFIXED}',
+    "learn(100_000)": "learn(1)",
+    "episodes=64": "episodes=2",
+}
+"""What makes a reader wait, and what is tried instead."""
+SMALL = ("env.max_steps=2", "env.num_noise=1", "encoder.num_layers=1")
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of the README in that language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def commands(program: str) -> list[list[str]]:
+    """What the README asks to type, in blocks and between backticks, in words."""
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", README)
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in split if words[:1] == [program]]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """Where a reader of the README would be: its modules written, its runs trained.
+
+    What a reader trains for minutes is saved untrained here, in a small world.
+    """
+    path = tmp_path_factory.mktemp("reader")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        patch.syspath_prepend(path)
+        for block in blocks("python"):
+            if named := re.match(r"# (\w+)\.py\n", block):
+                (path / f"{named[1]}.py").write_text(block, encoding="utf-8")
+        untrained("runs/demo")
+        untrained("runs/max", "pooling=max")
+        untrained("runs/gated", "pooling=my_heads:GatedSum", "pooling.scale=0.1")
+        for file in path.glob("*.py"):
+            sys.modules.pop(file.stem, None)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, template):
+    """A copy of the reader's folder, to work in."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for file in tmp_path.glob("*.py"):
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    return tmp_path
+
+
+def untrained(path: str, *overrides: str) -> None:
+    config = compose("train", [*SMALL, *overrides])
+    group = make_batched_env(num_envs=1, **config["env"]).groups["agent"]
+    parts = {"encoder": config["encoder"], "pooling": config["pooling"]}
+    policy = make_policy(group.tokens, group.action_space, **parts, seed=0)
+    run = Run.create(path, config)
+    with run.save_policy_dir() as saved:
+        save_policies({"agent": policy}, {"agent": "agent"}, saved)
+
+
+def test_it_shows_code_and_commands():
+    assert len(blocks("python")) >= 4
+    assert {words[0] for words in commands("marl-pool")} >= set(VERBS)
+    assert {words[0] for words in commands("make")} >= {"demo", "test"}
+
+
+def quick_and_slow(sources: list[str]) -> list[object]:
+    """A parameter for each block of code; those that train are slow."""
+    trains = [any(long in source for long in TRAINING) for source in sources]
+    return [
+        pytest.param(number, marks=[pytest.mark.slow] if slow else [])
+        for number, slow in enumerate(trains)
+    ]
+
+
+@pytest.mark.parametrize("number", quick_and_slow(blocks("python")))
+def test_its_python_runs(folder, number):
+    source = blocks("python")[number]
+    for long, short in TRAINING.items():
+        source = source.replace(long, short)
+    exec(compile(source, f"block {number}", "exec"), {})
+
+
+def test_every_wait_that_is_shortened_is_there():
+    assert all(any(long in source for source in blocks("python")) for long in TRAINING)
+
+
+@pytest.mark.parametrize("words", commands("marl-pool"), ids=" ".join)
+def test_its_commands_are_understood(folder, words):
+    with contextlib.suppress(SystemExit):  # --help
+        known, overrides = arguments.parse(words)
+        if known.verb in JOBS:
+            compose(known.verb, overrides)
+        elif known.verb == "sweep":
+            assert plan_sweep(overrides, None, known.trained_by).trials
+        elif known.verb == "resume":
+            allowed = {key for job in JOBS.values() for key in job.controls}
+            assert {text.partition("=")[0] for text in overrides} <= allowed
+        elif known.verb == "import-weights":
+            assert known.source in arguments.WEIGHTS
+            assert not overrides
+            assert known.agent in arguments.PUBLISHED
+        elif known.verb == "list":
+            assert main(words) == 0
+        else:
+            # A policy that comes with the package has a world of its own size.
+            own = any(word.startswith("pretrained=") for word in words)
+            brief = ["episodes=2", *(["env.max_steps=3"] if own else [])]
+            size = ["size=64"] if known.verb == "render" else []
+            assert main([*words, *brief, *size]) == 0
+            assert list(folder.rglob("*.csv")) or list(folder.rglob("*.webm"))
+
+
+@pytest.mark.parametrize("words", commands("make"), ids=" ".join)
+def test_its_make_verbs_and_variables_exist(words):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words:
+        name, is_variable, _ = word.partition("=")
+        pattern = rf"^{name} \?=" if is_variable else rf"^{name}:"
+        assert re.search(pattern, makefile, re.M), word
+
+
+def test_its_extras_exist():
+    wanted = re.findall(r"\.\[([\w,]+)\]", README)
+    assert wanted
+    known = PROJECT["project"]["optional-dependencies"]
+    assert {extra for group in wanted for extra in group.split(",")} <= set(known)
+
+
+@pytest.mark.parametrize("kind", ["pooling", "encoder", "perturbation"])
+def test_its_tables_name_all_that_is_registered(kind):
+    table = README[README.index(f"| `{kind}=`") :].partition("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    assert sorted(named) == sorted(set(GROUPS[kind].names()) - {"none"})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_to_files(document):
+    path = ROOT / document
+    prose = re.sub(
+        r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S
+    )
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)
+    for link in links:
+        assert "://" in link or (path.parent / link).exists(), link
+
+
+def test_the_citation_has_the_version_and_the_papers_that_are_linked():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == __version__
+    assert {"title", "message", "authors"} <= citation.keys()
+    cited = {paper["url"] for paper in citation["references"] if "url" in paper}
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert cited == set(re.findall(r"https://arxiv\.org/abs/[\d.]+", page))
+
+
+def test_the_architecture_shows_the_layers_that_the_linter_holds():
+    layers = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
+    block = re.search(r"```layers\n(.*?)```", ARCHITECTURE, re.S)
+    assert block
+    shown = [" ".join(line.split()) for line in block[1].splitlines()]
+    assert shown == [layer.replace("marl_pool.", "") for layer in layers]

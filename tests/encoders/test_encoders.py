@@ -1,0 +1,428 @@
+"""Encoders: equivariant, blind to padding, and as large as the paper says."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+from torch import nn
+
+import marl_pool
+from helpers.paths import GOLDEN_FILES
+from helpers.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
+from marl_pool.encoders import ENCODERS, make_encoder
+from marl_pool.encoders.base import Encoder
+from marl_pool.utils.errors import InputError
+
+GOLDEN = GOLDEN_FILES
+seeds = st.integers(0, 2**31)
+orders = st.permutations(range(NUM_TOKENS))
+
+
+def build(name: str = "transformer", **options: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder = make_encoder(name, **{"dim": DIM, **options})
+        for parameter in encoder.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return encoder.double().eval()
+
+
+# All of them
+
+
+def test_every_registered_encoder_is_tried_here() -> None:
+    assert {name for name, _ in ENCODER_VARIANTS} == set(ENCODERS)
+    assert marl_pool.encoder_names() == sorted(ENCODERS)
+
+
+@encoders
+def test_shapes(name: str, options: dict[str, Any]) -> None:
+    encoder = build(name, **options)
+    assert isinstance(encoder, Encoder)
+    assert encoder.dim == DIM
+    x, padding, _ = random_set()
+    for mask in (None, padding):
+        assert encoder(x, mask).shape == x.shape
+
+
+def keeps_order(encoder: Encoder, seed: int, order: list[int]) -> bool:
+    """Whether another order of the set gives the same results in that order."""
+    x, padding, _ = random_set(seed)
+    permuted = encoder(x[:, order], padding[:, order])
+    expected = encoder(x, padding)[:, order]
+    there = ~padding[:, order]
+    return torch.allclose(permuted[there], expected[there], rtol=1e-9, atol=1e-9)
+
+
+@encoders
+def test_permutation_equivariant_is_true_exactly_when_the_property_holds(
+    name: str, options: dict[str, Any]
+) -> None:
+    encoder = build(name, **options)
+    try:
+        found: object = find(
+            st.tuples(seeds, orders),
+            lambda case: not keeps_order(encoder, *case),
+            settings=settings(database=None, derandomize=True),
+        )
+    except NoSuchExample:
+        found = None
+    assert (found is None) == encoder.permutation_equivariant
+
+
+@encoders
+@given(seed=seeds, content=st.sampled_from([0.0, 1e5, -3.0]))
+def test_padding_never_matters(
+    name: str, options: dict[str, Any], seed: int, content: float
+) -> None:
+    encoder = build(name, **options)
+    x, padding, _ = random_set(seed)
+    expected = encoder(x, padding)
+    other = encoder(x.masked_fill(padding[..., None], content), padding)
+    torch.testing.assert_close(other[~padding], expected[~padding])
+    for row in range(len(x)):
+        here = ~padding[row]
+        alone = encoder(x[row : row + 1, here])[0]
+        torch.testing.assert_close(alone, expected[row, here])
+
+
+@encoders
+def test_an_empty_set_gives_finite_output_and_gradient(
+    name: str, options: dict[str, Any]
+) -> None:
+    encoder = build(name, **options)
+    x, padding, _ = random_set()
+    padding[1] = True
+    result = encoder(x.requires_grad_(), padding)
+    assert result.isfinite().all()
+    result.square().sum().backward()
+    for tensor in (x, *encoder.parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+
+
+@encoders
+def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> None:
+    encoder = build(name, **options)
+    encoder(random_set()[0].requires_grad_()).square().sum().backward()
+    for label, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, label
+        assert parameter.grad.any(), label
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("transfomer", {}, r"unknown encoder 'transfomer': .*mean 'transformer'\?"),
+        ("transformer", {"heads": 2}, "option of encoder 'transformer': 'heads'"),
+        ("transformer", {"num_heads": 3}, "a divisor of dim = 8, got 3"),
+        ("transformer", {"attention_scale": "x"}, "expected model or head, got"),
+        ("transformer", {"activation": "gleu"}, r"'gleu'.*mean 'gelu'\?"),
+        ("transformer", {"dim": 0}, r"encoder.dim: expected an integer >= 1, got 0"),
+        (
+            "transformer",
+            {"num_layers": 0},
+            r"num_layers: expected an integer >= 1",
+        ),
+        ("transformer", {"dim_ff": -1}, r"encoder.dim_ff: expected .* 1, got -1"),
+        ("transformer", {"dropout": 1.0}, r"dropout: .* in \[0, 1\), got 1.0"),
+        ("torch.nn:Linear", {}, "must be a subclass of .*Encoder"),
+    ],
+)
+def test_what_names_no_encoder_is_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make_encoder(name, **options)
+
+
+# The transformer
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_it_is_torchs_pre_norm_layer(activation: str) -> None:
+    encoder = build(
+        num_layers=2, num_heads=4, attention_scale="head", activation=activation
+    )
+    x, padding, _ = random_set()
+    expected = x
+    for layer in encoder.layers:
+        oracle = nn.TransformerEncoderLayer(
+            DIM, 4, 32, 0.0, activation, batch_first=True, norm_first=True
+        ).double()
+        attention, (wide, _, narrow, _) = layer.attention, layer.feedforward
+        parts = (attention.to_query, attention.to_key, attention.to_value)
+        zeros = torch.zeros(3 * DIM)
+        oracle.load_state_dict(
+            {
+                "self_attn.in_proj_weight": torch.cat([p.weight for p in parts]),
+                "self_attn.in_proj_bias": zeros,
+                "self_attn.out_proj.weight": attention.to_out.weight,
+                "self_attn.out_proj.bias": zeros[:DIM],
+                "linear1.weight": wide.weight,
+                "linear1.bias": wide.bias,
+                "linear2.weight": narrow.weight,
+                "linear2.bias": narrow.bias,
+                "norm1.weight": layer.attention_norm.weight,
+                "norm1.bias": layer.attention_norm.bias,
+                "norm2.weight": layer.feedforward_norm.weight,
+                "norm2.bias": layer.feedforward_norm.bias,
+            }
+        )
+        expected = oracle(expected, src_key_padding_mask=padding)
+    torch.testing.assert_close(encoder(x, padding), expected)
+
+
+@pytest.mark.parametrize(
+    ("dim", "layers", "heads", "dim_ff", "count"),
+    [
+        (8, 3, 8, 32, 2520),  # centroid: 3 · (4·64 + 4·8 + 2·8·32 + 32 + 8)
+        (3, 6, 3, 12, 810),  # tag: 6 · (4·9 + 4·3 + 2·3·12 + 12 + 3)
+        (6, 6, 6, 24, 2916),  # BoxWorld: 6 · (4·36 + 4·6 + 2·6·24 + 24 + 6)
+    ],
+)
+def test_number_of_parameters(
+    dim: int, layers: int, heads: int, dim_ff: int, count: int
+) -> None:
+    encoder = make_encoder(
+        "transformer", dim=dim, num_layers=layers, num_heads=heads, dim_ff=dim_ff
+    )
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == count
+
+
+def test_there_is_no_final_norm() -> None:
+    # Both branches silenced, what is left is the residual path: the identity.
+    encoder = build()
+    with torch.no_grad():
+        for layer in encoder.layers:
+            for last in (layer.attention.to_out, layer.feedforward[2]):
+                for parameter in last.parameters():
+                    parameter.zero_()
+    x, padding, _ = random_set()
+    assert torch.equal(encoder(1e3 * x, padding), 1e3 * x)
+
+
+def test_only_the_feed_forward_parts_have_biases() -> None:
+    names = [name for name, _ in build().named_parameters() if name.endswith("bias")]
+    assert names
+    assert not any("attention.to_" in name for name in names)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    x, padding, _ = random_set()
+    encoder, without = build(dropout=0.5), build(dropout=0.0)
+    torch.manual_seed(0)
+    assert torch.equal(encoder(x, padding), without(x, padding))
+    encoder.train()
+    without.train()
+    first, second = encoder(x, padding), encoder(x, padding)
+    assert not torch.equal(first, second)
+    assert torch.equal(without(x, padding), without(x, padding))
+    # It drops what the feed-forward parts add, and nothing else.
+    with torch.no_grad():
+        for layer in encoder.layers:
+            for parameter in layer.feedforward[2].parameters():
+                parameter.zero_()
+    assert torch.equal(encoder(x, padding), encoder(x, padding))
+
+
+def test_dropout_keeps_the_mean() -> None:
+    encoder = build(dropout=0.25, num_layers=1).train()
+    x = random_set()[0]
+    torch.manual_seed(0)
+    many = torch.stack([encoder(x) for _ in range(2000)])
+    expected = encoder.eval()(x)
+    error = (many.mean(0) - expected).abs() / (many.std(0) / 2000**0.5)
+    assert error.max() < 5
+
+
+# Other encoders
+
+
+def without(each: torch.Tensor, i: int) -> torch.Tensor:
+    return torch.cat([each[:, :i], each[:, i + 1 :]], 1)
+
+
+def by_hand(pool: Any) -> Any:
+    """Equation 2 of SWARM, vector by vector; ``pool(W x, i)`` for the vector i."""
+
+    def encode(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        rows = []
+        for i in range(x.shape[1]):
+            rows.append(layer.on_own(x[:, i]) + pool(layer.on_others(x), i))
+        return torch.stack(rows, 1)
+
+    return encode
+
+
+@pytest.mark.parametrize(
+    ("others", "pool"),
+    [
+        ("sum", lambda each, i: without(each, i).sum(1)),
+        ("mean", lambda each, i: without(each, i).mean(1)),
+        # As published: the own one is among them.
+        ("max", lambda each, i: torch.stack(each.unbind(1)).max(0).values),
+    ],
+)
+def test_a_set_linear_layer_by_hand(others: str, pool: Any) -> None:
+    encoder = build("set_linear", num_layers=1, others=others)
+    x = random_set()[0]
+    x[:, 3] = x[:, 1]  # two that tie
+    (layer,) = encoder.layers
+    torch.testing.assert_close(encoder(x), by_hand(pool)(layer, x))
+
+
+@pytest.mark.parametrize("others", ["sum", "mean"])
+def test_who_is_alone_hears_nothing(others: str) -> None:
+    encoder = build("set_linear", num_layers=1, others=others)
+    x = random_set()[0][:, :1]
+    torch.testing.assert_close(encoder(x), encoder.layers[0].on_own(x))
+
+
+def test_the_maximum_of_one_vector_is_its_own() -> None:
+    encoder = build("set_linear", num_layers=1, others="max")
+    (layer,) = encoder.layers
+    x = random_set()[0][:, :1]
+    torch.testing.assert_close(encoder(x), layer.on_own(x) + layer.on_others(x))
+
+
+def test_a_swarm_of_torchs_cells() -> None:
+    """An `nn.LSTMCell` whose input is the entity and what the population remembers."""
+    units, iterations = 4, 3
+    encoder = build("swarm", units=units, iterations=iterations)
+    (layer,) = encoder.layers
+    cell = nn.LSTMCell(DIM + units, units).double()
+
+    def reordered(weight: torch.Tensor) -> torch.Tensor:
+        enter, forget, leave, content = weight.chunk(4)
+        return torch.cat([enter, forget, content, leave])
+
+    with torch.no_grad():
+        on_both = torch.cat([layer.on_input.weight, layer.on_population.weight], 1)
+        cell.weight_ih.copy_(reordered(on_both))
+        cell.weight_hh.copy_(reordered(layer.on_hidden.weight))
+        cell.bias_ih.copy_(reordered(layer.on_input.bias))
+        cell.bias_hh.zero_()
+    x = random_set()[0]
+    hidden = memory = torch.zeros(x.shape[0] * NUM_TOKENS, units).double()
+    for _ in range(iterations):
+        each = hidden.unflatten(0, x.shape[:2])
+        told = each.mean(1, keepdim=True).expand_as(each)
+        seen = torch.cat([x, told], -1).flatten(0, 1)
+        hidden, memory = cell(seen, (hidden, memory))
+    expected = layer.output(torch.cat([hidden, memory], -1)).unflatten(0, x.shape[:2])
+    torch.testing.assert_close(encoder(x), expected)
+
+
+def test_a_causal_swarm_hears_nothing_of_what_comes_after() -> None:
+    encoder = build("swarm", population="causal", num_layers=2)
+    x = random_set()[0][:1].requires_grad_()
+    for place in range(NUM_TOKENS):
+        (gradient,) = torch.autograd.grad(encoder(x)[0, place].sum(), x)
+        felt = gradient[0].abs().sum(-1) > 0
+        assert felt.tolist() == [i <= place for i in range(NUM_TOKENS)]
+
+
+def test_inducing_points_of_one_block_by_hand() -> None:
+    encoder = build("set_transformer", num_layers=1, num_inducing=2)
+    x, padding, _ = random_set()
+    points = encoder.inducing.weight.expand(len(x), -1, -1)
+    summary = encoder.gathering[0](points, x, padding)
+    assert summary.shape == (len(x), 2, DIM)
+    torch.testing.assert_close(encoder(x, padding), encoder.layers[0](x, summary))
+
+
+def test_the_set_transformer_with_published_weights_is_the_published_one() -> None:
+    golden = json.loads((GOLDEN / "isab.json").read_text())
+    encoder = make_encoder(
+        "set_transformer",
+        dim=4,
+        num_layers=2,
+        num_heads=2,
+        num_inducing=2,
+        attention_scale="head",
+        feedforward_layers=4,
+        bias=True,
+    ).double()
+    weights = {name: torch.tensor(each) for name, each in golden["weights"].items()}
+    encoder.load_state_dict(weights)
+    x, padding = torch.tensor(golden["x"]).double(), torch.tensor(golden["padding"])
+    there = [row for rows in golden["result"] for row in rows if row is not None]
+    torch.testing.assert_close(
+        encoder(x, padding)[~padding],
+        torch.tensor(there, dtype=torch.float64),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+def test_swarms_set_transformer_begins_as_published() -> None:
+    encoder: Any = make_encoder(
+        "set_transformer", dim=64, num_inducing=50, bias=True, initial="swarm"
+    )
+    assert encoder.keeps_initial_weights
+    (block, *_) = encoder.layers
+    assert block.attention.to_key.weight.std().item() == pytest.approx(1 / 8, rel=0.1)
+    assert block.feedforward[0].weight.std().item() == pytest.approx(
+        (2 / 64) ** 0.5, rel=0.1
+    )
+    assert encoder.inducing.weight.std().item() == pytest.approx(1, rel=0.1)
+    for name, parameter in encoder.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any()
+
+
+def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second() -> None:
+    encoder = build("lstm", sort=True)
+    plain = build("lstm")
+    plain.load_state_dict(encoder.state_dict())
+    x = random_set()[0]
+    x[:, :, 0] = x[:, :, 0].sign()  # ties
+    for row in x:
+        order = sorted(range(NUM_TOKENS), key=lambda i: row[i, :2].tolist())
+        expected = plain(row[None, order])[0]
+        torch.testing.assert_close(encoder(row[None])[0, order], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("set_linear", {"others": "men"}, r"'men'.*mean 'mean'\?"),
+        (
+            "set_linear",
+            {"hidden": 0},
+            "encoder.hidden: .* >= 1 or null, got 0",
+        ),
+        ("swarm", {"population": "sum"}, "expected mean, max or causal, got 'sum'"),
+        ("swarm", {"iterations": 0}, "encoder.iterations: expected an integer >= 1"),
+        ("lstm", {"num_layers": 0}, "encoder.num_layers: expected an integer >= 1"),
+        (
+            "set_transformer",
+            {"num_inducing": -1},
+            "num_inducing: .* integer >= 0",
+        ),
+        ("set_transformer", {"num_heads": 3}, "a divisor of dim = 8, got 3"),
+        ("set_transformer", {"initial": "swrm"}, "'swrm'.*mean 'swarm'"),
+    ],
+)
+def test_wrong_numbers_of_other_encoders(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make_encoder(name, **{"dim": DIM, **options})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_copies_may_change_places_but_not_what_is_pooled(seed: int) -> None:
+    encoder = build("learned_merging", num_layers=3)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, 8, DIM, generator=generator).double()
+    x[:, 3], x[:, 6] = x[:, 1], x[:, 2]
+    order = torch.randperm(8, generator=generator)
+    found, other = encoder(x), encoder(x[:, order])
+    torch.testing.assert_close(other.mean(1), found.mean(1))
+    torch.testing.assert_close(other.amax(1), found.amax(1))

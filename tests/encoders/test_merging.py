@@ -1,0 +1,680 @@
+"""Merging without replacement: choices, probabilities, gradients, schedules."""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from marl_pool.encoders import make_encoder
+from marl_pool.encoders.merging import (
+    MergingLayer,
+    PairScores,
+    timestep_encoding,
+)
+from marl_pool.encoders.pairs import (
+    Pairs,
+    choose_pairs,
+    choose_tokens,
+    gumbel,
+    pair_log_prob,
+    token_log_prob,
+)
+from marl_pool.studies.hierarchical import decoder as decoder_module
+from marl_pool.studies.hierarchical import encoder as encoder_module
+from marl_pool.studies.hierarchical.decoder import HierarchicalDecoder
+from marl_pool.studies.hierarchical.dependence import dependence, divergences
+from marl_pool.studies.hierarchical.encoder import Chance, HierarchicalEncoder
+from marl_pool.studies.hierarchical.estimator import surrogate
+from marl_pool.studies.hierarchical.schedule import (
+    check_schedule,
+    depth_probabilities,
+    draw_depth,
+    merging_schedule,
+    rho_at,
+)
+from marl_pool.studies.hierarchical.settings import Hierarchy
+from marl_pool.utils.errors import InputError
+
+seeds = st.integers(0, 2**31)
+Sequence = tuple[tuple[int, int], ...]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def sequences(size: int, count: int, used: Sequence = ()) -> Iterator[Sequence]:
+    """All ordered choices of ordered pairs without a common token."""
+    if not count:
+        yield used
+        return
+    free = set(range(size)) - {token for pair in used for token in pair}
+    for pair in itertools.permutations(sorted(free), 2):
+        yield from sequences(size, count - 1, (*used, pair))
+
+
+def by_hand(logits: Tensor, sequence: Sequence) -> Tensor:
+    """The probability of a sequence, choice by choice."""
+    probability, free = logits.new_ones(()), set(range(len(logits)))
+    for first, second in sequence:
+        allowed = itertools.permutations(sorted(free), 2)
+        total = torch.stack([logits[i, j].exp() for i, j in allowed]).sum()
+        probability = probability * logits[first, second].exp() / total
+        free -= {first, second}
+    return probability
+
+
+def as_pairs(chosen: list[Sequence]) -> Pairs:
+    both = torch.tensor(chosen)
+    valid = torch.ones(both.shape[:2], dtype=torch.bool)
+    return Pairs(both[..., 0], both[..., 1], valid)
+
+
+# Choosing pairs
+
+
+@given(seed=seeds, size=st.integers(2, 9), levels=st.sampled_from([None, 1, 3]))
+def test_pairs_are_those_of_a_plain_greedy_loop(
+    seed: int, size: int, levels: int | None
+) -> None:
+    scores = normal(1, size, size, seed=seed)
+    if levels:  # ties; at one level all are equal
+        scores = (scores * levels).round() if levels > 1 else scores * 0
+    most = size // 2
+    pairs = choose_pairs(scores, most)
+    assert pairs.valid.all()
+    free = set(range(size))
+    for gone, kept in zip(pairs.gone[0].tolist(), pairs.kept[0].tolist(), strict=True):
+        allowed = list(itertools.permutations(sorted(free), 2))
+        best = max(float(scores[0, i, j]) for i, j in allowed)
+        assert (gone, kept) in allowed
+        if levels is None:
+            assert float(scores[0, gone, kept]) == best
+        free -= {gone, kept}
+
+
+def test_the_direction_is_the_better_one_of_the_two() -> None:
+    scores = torch.zeros(1, 3, 3)
+    scores[0, 2, 1] = 5.0
+    assert [part.tolist() for part in choose_pairs(scores, 1)[:2]] == [[[2]], [[1]]]
+    scores[0, 1, 2] = 6.0
+    assert [part.tolist() for part in choose_pairs(scores, 1)[:2]] == [[[1]], [[2]]]
+
+
+def test_padding_and_counts_limit_the_pairs() -> None:
+    scores = normal(3, 6, 6)
+    padding = torch.zeros(3, 6, dtype=torch.bool)
+    padding[1, 2:] = True
+    padding[2] = True
+    pairs = choose_pairs(scores, 3, torch.tensor([2, 1, 0]), padding)
+    assert pairs.valid.sum(1).tolist() == [2, 1, 0]
+    assert sorted([int(pairs.gone[1, 0]), int(pairs.kept[1, 0])]) == [0, 1]
+
+
+# Probabilities
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 1), (4, 1), (4, 2), (5, 2)])
+def test_log_probabilities_are_those_of_sequential_sampling(
+    size: int, count: int
+) -> None:
+    logits = 2 * normal(size, size)
+    chosen = list(sequences(size, count))
+    found = pair_log_prob(logits.expand(len(chosen), -1, -1), as_pairs(chosen)).sum(1)
+    expected = torch.stack([by_hand(logits, one) for one in chosen])
+    torch.testing.assert_close(found.exp(), expected)
+    assert float(found.exp().sum()) == pytest.approx(1)
+
+
+def test_noise_samples_without_replacement() -> None:
+    logits, draws = normal(4, 4), 60_000
+    generator = torch.Generator().manual_seed(0)
+    many = logits.expand(draws, -1, -1)
+    pairs = choose_pairs(many + gumbel(many, generator), 2)
+    codes = (pairs.gone * 4 + pairs.kept) @ torch.tensor([16, 1])
+    found = torch.bincount(codes, minlength=256)
+    statistic, chosen = 0.0, list(sequences(4, 2))
+    for (a, b), (c, d) in chosen:
+        expected = draws * float(by_hand(logits, ((a, b), (c, d))))
+        observed = int(found[(a * 4 + b) * 16 + c * 4 + d])
+        statistic += (observed - expected) ** 2 / expected
+    assert len(chosen) == 24
+    assert statistic < 49.7  # the 99.9 % quantile of chi-square with 23 degrees
+
+
+@given(seed=seeds)
+def test_padded_pairs_score_as_a_shorter_set(seed: int) -> None:
+    logits = normal(1, 7, 7, seed=seed)
+    padding = torch.tensor([[False, True, False, False, True, False, True]])
+    pairs = choose_pairs(logits, 3, torch.tensor([2]), padding)
+    here = (~padding[0]).nonzero()[:, 0]
+    short = logits[:, here][:, :, here]
+    alone = choose_pairs(short, 2)
+    assert here[alone.kept[0]].tolist() == pairs.kept[0, :2].tolist()
+    for masked in (True, False):
+        found = pair_log_prob(logits, pairs, padding, masked=masked)
+        expected = pair_log_prob(short, alone, masked=masked)
+        torch.testing.assert_close(found[:, :2], expected)
+        assert found[0, 2] == 0
+
+
+def test_gradients_of_log_probabilities() -> None:
+    logits = normal(3, 6, 6).requires_grad_()
+    padding = torch.zeros(3, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    pairs = choose_pairs(logits, 3, torch.tensor([3, 2, 3]), padding)
+    for masked in (True, False):
+        assert torch.autograd.gradcheck(
+            lambda x, masked=masked: pair_log_prob(x, pairs, padding, masked=masked),
+            (logits,),
+        )
+
+
+def test_extreme_logits_stay_finite() -> None:
+    logits = torch.tensor([[0.0, 300.0, 0.0, 0.0]]).repeat(4, 1)[None]
+    logits = logits.clone().requires_grad_()
+    found = pair_log_prob(logits, choose_pairs(logits, 2))
+    found.sum().backward()
+    assert found.isfinite().all()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
+def test_unmasked_is_the_softmax_of_the_whole_matrix() -> None:
+    logits = normal(2, 5, 5)
+    pairs = choose_pairs(logits, 2)
+    found = pair_log_prob(logits, pairs, masked=False)
+    whole = logits.flatten(1).log_softmax(1)
+    torch.testing.assert_close(found, whole.gather(1, pairs.gone * 5 + pairs.kept))
+
+
+def test_tokens_without_replacement() -> None:
+    logits = normal(4)
+    chosen = list(itertools.permutations(range(4), 2))
+    many = logits.expand(len(chosen), -1)
+    found = token_log_prob(many, torch.tensor(chosen)).sum(1).exp()
+    share = logits.softmax(0)
+    expected = [float(share[a] * share[b] / (1 - share[a])) for a, b in chosen]
+    torch.testing.assert_close(found, torch.tensor(expected).double())
+    unmasked = token_log_prob(many, torch.tensor(chosen), masked=False).sum(1).exp()
+    expected = [float(share[a] * share[b]) for a, b in chosen]
+    torch.testing.assert_close(unmasked, torch.tensor(expected).double())
+    assert choose_tokens(logits[None], 2).tolist() == [logits.topk(2).indices.tolist()]
+
+
+# The estimator
+
+
+def settings_of(**options: object) -> Hierarchy:
+    return Hierarchy(**{"dim": 4, "num_heads": 1, "through_tokens": True, **options})  # type: ignore[arg-type]
+
+
+def drawn(module: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(1)
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator).double())
+    return module
+
+
+def chance(explore: bool = True) -> Chance:
+    return Chance(torch.Generator().manual_seed(0), explore)
+
+
+def error_of_the_estimator(
+    log_prob: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[float, float]:
+    """Expected and exact gradient: their distance, and the exact one's size.
+
+    Four tokens, two merges, then one of the two left, over all 24 x 2 sequences. The
+    estimator's expectation weighs each by the probability that it is sampled with,
+    which is reckoned without the code under test.
+    """
+    encoder = drawn(HierarchicalEncoder(settings_of(log_prob=log_prob)))
+    assert isinstance(encoder, HierarchicalEncoder)
+    first, second = list(sequences(4, 2)), list(sequences(2, 1))
+    both = list(itertools.product(first, second))
+    forced = [as_pairs([one for one, _ in both]), as_pairs([two for _, two in both])]
+    x, target = normal(1, 4, 4).expand(len(both), -1, -1), normal(1, 1, 4, seed=3)
+    seen: list[Tensor] = []
+
+    def choose(scores: Tensor, count: int) -> Pairs:
+        return forced[len(seen) - 1]
+
+    transform = encoder.layer.transform
+
+    def transformed(x: Tensor) -> tuple[Tensor, Tensor]:
+        new, logits = transform(x)
+        seen.append(logits)
+        return new, logits
+
+    monkeypatch.setattr(encoder_module, "choose_pairs", choose)
+    monkeypatch.setattr(encoder.layer, "transform", transformed)
+    answer = encoder(x, [2, 1], chance())
+    losses = (answer.tokens - target).square().mean((1, 2))
+    probability = torch.stack(
+        [
+            by_hand(seen[0][row], one) * by_hand(seen[1][row], two)
+            for row, (one, two) in enumerate(both)
+        ]
+    )
+    assert float(probability.detach().sum()) == pytest.approx(1)
+    parameters = [p for p in encoder.parameters() if p.requires_grad]
+    exact = gradient((probability * losses).sum(), parameters)
+    # `surrogate` is a mean over samples; a sample of each weight is a weighted mean.
+    estimates = [
+        surrogate(losses[row : row + 1], answer.log_prob[row : row + 1])
+        for row in range(len(both))
+    ]
+    expected = gradient(
+        (probability.detach() * torch.stack(estimates)).sum(), parameters
+    )
+    return float((expected - exact).norm()), float(exact.norm())
+
+
+def gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+    return torch.cat([part.flatten() for part in found if part is not None])
+
+
+def test_the_masked_estimators_expectation_is_the_exact_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error, size = error_of_the_estimator("masked", monkeypatch)
+    assert size > 1e-3
+    assert error < 1e-9 * size
+
+
+def test_the_unmasked_estimator_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
+    error, size = error_of_the_estimator("unmasked", monkeypatch)
+    assert error > 0.05 * size
+
+
+def test_as_published_the_score_trains_the_policy_alone() -> None:
+    encoder = drawn(HierarchicalEncoder(settings_of(through_tokens=False)))
+    assert isinstance(encoder, HierarchicalEncoder)
+    answer = encoder(normal(2, 4, 4), [2], chance())
+    answer.log_prob.sum().backward()
+    policy = {id(p) for p in encoder.layer.policy.parameters()}  # type: ignore[union-attr]
+    for name, parameter in encoder.named_parameters():
+        assert (parameter.grad is not None) == (id(parameter) in policy), name
+
+
+def test_the_unmerging_estimator_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = drawn(HierarchicalDecoder(settings_of()))
+    assert isinstance(decoder, HierarchicalDecoder)
+    chosen = list(itertools.permutations(range(3), 2))
+    x = normal(1, 3, 4).expand(len(chosen), -1, -1)
+    monkeypatch.setattr(
+        decoder_module, "choose_tokens", lambda scores, count: torch.tensor(chosen)
+    )
+    step = decoder.step(x, 1, 2, chance())
+    weights = normal(5, 4, seed=5)
+    losses = (step.tokens * weights).sum((1, 2)).square()
+    logits = decoder._logits(x[:1] + timestep_encoding(1, 4))[0]
+    share = logits.softmax(0)
+    probability = torch.stack([share[a] * share[b] / (1 - share[a]) for a, b in chosen])
+    parameters = list(decoder.parameters())
+    exact = gradient((probability * losses).sum(), parameters)
+    scored = losses.detach() * step.log_prob + losses
+    expected = gradient((probability.detach() * scored).sum(), parameters)
+    torch.testing.assert_close(expected, exact)
+
+
+def test_the_surrogates_weights() -> None:
+    losses = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
+
+    def weights(**options: object) -> list[float]:
+        log_prob = torch.full((3,), -5.0, requires_grad=True)
+        found = surrogate(losses, log_prob, **options)  # type: ignore[arg-type]
+        assert found.item() == pytest.approx(3)  # the mean loss
+        found.backward()
+        assert log_prob.grad is not None
+        return (3 * log_prob.grad).tolist()
+
+    assert weights() == pytest.approx([1, 2, 6])
+    assert weights(credit="batch") == pytest.approx([3, 3, 3])
+    # Each less the mean of the other two.
+    assert weights(baseline=True) == pytest.approx([-3, -1.5, 4.5])
+    assert losses.grad is not None
+    assert losses.grad.tolist() == pytest.approx([1, 1, 1])
+
+
+# The layers
+
+
+def test_logits_by_hand() -> None:
+    scores = drawn(PairScores(6, 2, True))
+    assert isinstance(scores, PairScores)
+    x = normal(2, 3, 6)
+    normed = scores.norm(x)
+    queries = scores.to_query(normed).unflatten(-1, (2, 3))
+    keys = scores.to_key(normed).unflatten(-1, (2, 3))  # type: ignore[misc]
+    assert scores.head_weights is not None
+    expected = torch.zeros(2, 3, 3).double()
+    for head in range(2):
+        product = queries[:, :, head] @ keys[:, :, head].transpose(1, 2)
+        expected += scores.head_weights[head] * product / math.sqrt(3)
+    torch.testing.assert_close(scores(x), expected)
+
+
+def layer(**options: object) -> MergingLayer:
+    given = {
+        "num_heads": 2,
+        "policy_heads": 1,
+        "dim_ff": 8,
+        "dropout": 0.0,
+        "policy": "learned",
+        "attention": True,
+        "through_tokens": True,
+        **options,
+    }
+    made = drawn(MergingLayer(4, **given))  # type: ignore[arg-type]
+    assert isinstance(made, MergingLayer)
+    return made
+
+
+def test_shared_keys_train_the_queries_only() -> None:
+    shared = layer(policy="shared_keys")
+    x = normal(2, 5, 4)
+    shared.transform(x)[1].sum().backward()
+    assert shared.policy is not None
+    assert shared.policy.to_query.weight.grad is not None
+    assert shared.policy.to_key is None
+    assert shared.refine is not None
+    assert shared.refine.attention.to_key.weight.grad is None
+
+
+def test_the_heuristic_is_the_blocks_attention() -> None:
+    heuristic = layer(policy="heuristic")
+    x = normal(2, 5, 4)
+    _, logits = heuristic.transform(x)
+    assert heuristic.block is not None
+    normed = heuristic.block.attention_norm(x)
+    expected = heuristic.block.attention.weights(normed, normed).mean(1)
+    torch.testing.assert_close(logits.exp(), expected)
+    assert not logits.requires_grad
+
+
+def test_a_random_policy_finds_all_pairs_alike_and_always_samples() -> None:
+    encoder = drawn(HierarchicalEncoder(settings_of(policy="random"))).eval()
+    assert isinstance(encoder, HierarchicalEncoder)
+    x = normal(1, 6, 4).expand(50, -1, -1)
+    step, pairs = encoder.step(x, 1, 1, chance(explore=False))
+    assert len({tuple(row) for row in torch.cat(pairs[:2], 1).tolist()}) > 10
+    torch.testing.assert_close(
+        step.log_prob, torch.full((50,), -math.log(30)).to(step.log_prob)
+    )
+
+
+@pytest.mark.parametrize("policy", ["learned", "shared_keys", "heuristic"])
+def test_evaluation_is_greedy(policy: str) -> None:
+    encoder = drawn(HierarchicalEncoder(settings_of(policy=policy))).eval()
+    x, merges = normal(3, 6, 4), [2, 1]
+    one = encoder(x, merges, Chance(torch.Generator().manual_seed(1), False))
+    other = encoder(x, merges, Chance(torch.Generator().manual_seed(2), False))
+    assert torch.equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize("gradient", ["reinforce", "scaling"])
+def test_what_merges_is_taken_apart_again(attention: bool, gradient: str) -> None:
+    settings = settings_of(attention=attention, gradient=gradient, token_noise=0.5)
+    encoder = drawn(HierarchicalEncoder(settings))
+    decoder = drawn(HierarchicalDecoder(settings))
+    x, merges = normal(3, 7, 4), [3, 1, 1]
+    encoded = encoder(x, merges, chance())
+    assert encoded.tokens.shape == (3, 2, 4)
+    decoded = decoder(encoded.tokens, merges, chance())
+    assert decoded.tokens.shape == x.shape
+    (decoded.tokens.square().sum() + encoded.log_prob.sum()).backward()
+    for name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize(
+    ("gradient", "felt"), [("reinforce", True), ("scaling", False)]
+)
+def test_scaling_takes_the_place_of_reinforce(gradient: str, felt: bool) -> None:
+    settings = settings_of(gradient=gradient)
+    encoder, decoder = HierarchicalEncoder(settings), HierarchicalDecoder(settings)
+    encoded = encoder(normal(3, 6, 4).float(), [2, 1], chance())
+    decoded = decoder(encoded.tokens.detach(), [2, 1], chance())
+    assert encoded.log_prob.requires_grad == felt
+    assert decoded.log_prob.requires_grad == felt
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_forced_tokens_are_scaled_as_chosen_ones(count: int) -> None:
+    decoder = drawn(HierarchicalDecoder(settings_of(gradient="scaling")))
+    assert isinstance(decoder, HierarchicalDecoder)
+    x = normal(2, 3, 4)
+    chosen = choose_tokens(decoder._logits(x + timestep_encoding(1, 4)), count)
+    own = decoder.step(x, 1, count, chance(explore=False))
+    forced = decoder.step(x, 1, count, chance(), chosen)
+    torch.testing.assert_close(forced.tokens, own.tokens)
+    assert forced.log_prob.requires_grad  # it learns which they are
+
+
+def test_who_is_in_no_pair_stays_without_attention() -> None:
+    encoder = drawn(HierarchicalEncoder(settings_of(attention=False)))
+    assert isinstance(encoder, HierarchicalEncoder)
+    x = normal(2, 5, 4)
+    step, pairs = encoder.step(x, 3, 2, chance())
+    entered = x + timestep_encoding(3, 4)
+    for row in range(2):
+        used = {*pairs.gone[row].tolist(), *pairs.kept[row].tolist()}
+        (left,) = set(range(5)) - used
+        assert step.rest[row].tolist() == [left]
+        torch.testing.assert_close(step.tokens[row, 0], entered[row, left])
+        for number in range(2):
+            pair = [entered[row, int(p[row, number])] for p in pairs[:2]]
+            expected = encoder.layer.merge(torch.cat(pair))
+            torch.testing.assert_close(step.tokens[row, 1 + number], expected)
+
+
+def test_noise_and_norms() -> None:
+    encoder = drawn(HierarchicalEncoder(settings_of(token_noise=1.0)))
+    assert isinstance(encoder, HierarchicalEncoder)
+    x = torch.zeros(4, 500, 4).double()
+    quiet = x + timestep_encoding(2, 4)
+    entered, norm = encoder.entrance(x, 2, chance().generator)
+    assert float((entered - quiet).std()) == pytest.approx(1, abs=0.05)
+    torch.testing.assert_close(norm, entered.square().sum(-1).mean(-1))
+    assert torch.equal(encoder.eval().entrance(x, 2, chance().generator)[0], quiet)
+
+
+def test_timestep_encoding_by_hand() -> None:
+    expected = [
+        math.sin(3),
+        math.cos(3),
+        math.sin(3 / 10000 ** (2 / 5)),
+        math.cos(3 / 10000 ** (2 / 5)),
+        math.sin(3 / 10000 ** (4 / 5)),
+    ]
+    assert timestep_encoding(3, 5).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "lerned"}, "unknown task.policy 'lerned'.*mean 'learned'"),
+        ({"num_heads": 3}, "task.num_heads: expected a divisor of dim = 4, got 3"),
+        ({"policy_heads": 3}, "policy_heads: expected a divisor of dim = 4"),
+        ({"policy": "heuristic", "attention": False}, "learned or random without"),
+        ({"policy": "random", "gradient": "scaling"}, "got scaling with random"),
+    ],
+)
+def test_wrong_settings(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        settings_of(**options)
+
+
+# The encoder for policies
+
+
+def test_a_merge_stands_in_both_places() -> None:
+    encoder = make_encoder(
+        "learned_merging", dim=4, num_layers=1, proportion=0.4, attention=False
+    )
+    encoder = drawn(encoder).eval()  # type: ignore[assignment]
+    x = normal(2, 5, 4)
+    found = encoder(x)
+    entered = x + timestep_encoding(1, 4)
+    _, logits = encoder.layer.transform(entered)  # type: ignore[union-attr, operator]
+    pairs = choose_pairs(logits, 1)
+    share = pair_log_prob(logits, pairs).exp()
+    for row in range(2):
+        gone, kept = int(pairs.gone[row, 0]), int(pairs.kept[row, 0])
+        pair = torch.cat([entered[row, gone], entered[row, kept]])
+        merged = encoder.layer.merge(pair)  # type: ignore[union-attr, operator]
+        expected = entered[row].clone()
+        expected[[gone, kept]] = pair.view(2, 4).mean(0) + share[row] * merged
+        torch.testing.assert_close(found[row], expected)
+
+
+@given(seed=seeds, proportion=st.sampled_from([0.0, 0.5, 1.0]))
+def test_how_many_vectors_are_left(seed: int, proportion: float) -> None:
+    encoder = drawn(
+        make_encoder("learned_merging", dim=4, num_layers=3, proportion=proportion)
+    )
+    found = encoder(normal(1, 12, 4, seed=seed))[0]
+    left = 12 - sum(merging_schedule(12, proportion, 3))
+    assert len({tuple(row) for row in found.tolist()}) == left
+
+
+def test_sampler_and_learner_agree() -> None:
+    """PPO's learner sees the rows in other batches, in training mode."""
+    encoder = drawn(make_encoder("learned_merging", dim=4, num_layers=3)).float()
+    x = normal(64, 9, 4).float()
+    sampled = encoder.eval()(x)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    learned = torch.empty_like(sampled)
+    for rows in order.split(24):
+        learned[rows] = encoder.train()(x[rows])
+    torch.testing.assert_close(learned, sampled)
+
+
+def test_the_policy_of_the_encoder_learns_by_plain_gradients() -> None:
+    encoder = drawn(make_encoder("learned_merging", dim=4))
+    encoder(normal(2, 6, 4)).square().sum().backward()
+    grads = {name: part.grad for name, part in encoder.named_parameters()}
+    grad = grads["layer.policy.to_query.weight"]
+    assert grad is not None
+    assert grad.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"proportion": 1.5},
+            r"encoder.proportion: expected a number in \[0, 1\], got 1.5",
+        ),
+        ({"num_layers": 0}, "encoder.num_layers: expected an integer >= 1, got 0"),
+        ({"policy_heads": 3}, "encoder.policy_heads: expected a divisor of dim = 8"),
+    ],
+)
+def test_wrong_numbers_of_the_encoder(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_encoder("learned_merging", **options)
+
+
+# Schedules
+
+
+@pytest.mark.parametrize(("proportion", "left"), [(0.25, 91), (0.5, 27), (1.0, 1)])
+def test_256_tokens_over_eight_layers(proportion: float, left: int) -> None:
+    schedule = merging_schedule(256, proportion, 8)
+    assert 256 - sum(schedule) == left
+    check_schedule("task.schedule", 256, schedule)
+    if proportion == 1:
+        assert schedule == [128, 64, 32, 16, 8, 4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            [8, 5],
+            "task.schedule: expected at most 4 merges .* layer 2, got 5",
+        ),
+        ([9], "expected at most 8 merges of the 16 tokens that reach layer 1, got 9"),
+        ([-1], "got -1"),
+        ([], r"expected a number for each layer, got \[\]"),
+    ],
+)
+def test_a_schedule_that_merges_more_than_there_is(
+    schedule: list[int], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        check_schedule("task.schedule", 16, schedule)
+    assert "\n" not in str(caught.value)
+
+
+def test_depths_of_the_stochastic_schedule() -> None:
+    found = depth_probabilities(0.3, 4)
+    assert found.tolist() == pytest.approx([0.7, 0.21, 0.063, 0.027])
+    assert depth_probabilities(1.0, 3).tolist() == [0, 0, 1]
+    assert depth_probabilities(0.0, 3).tolist() == [1, 0, 0]
+    proportional = depth_probabilities(0.5, 3, proportional=True)
+    assert proportional.tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+    uniform = depth_probabilities(1.0, 4, proportional=True)
+    assert uniform.tolist() == pytest.approx([0.25] * 4)
+
+
+@given(rho=st.floats(0, 1), layers=st.integers(1, 8), proportional=st.booleans())
+def test_depths_are_a_distribution(rho: float, layers: int, proportional: bool) -> None:
+    found = depth_probabilities(rho, layers, proportional=proportional)
+    assert (found >= 0).all()
+    assert float(found.sum()) == pytest.approx(1)
+
+
+def test_rho_grows_and_depths_are_drawn() -> None:
+    assert [rho_at(epoch, 0.05, 0.01) for epoch in (0, 1, 200)] == pytest.approx(
+        [0.05, 0.06, 1]
+    )
+    generator = torch.Generator().manual_seed(0)
+    depths = [draw_depth(depth_probabilities(0.5, 3), generator) for _ in range(4000)]
+    for depth, expected in ((1, 0.5), (2, 0.25), (3, 0.25)):
+        assert depths.count(depth) / 4000 == pytest.approx(expected, abs=0.03)
+
+
+# How much policies depend on their input
+
+
+def test_a_generic_policy_tells_nothing_of_its_input() -> None:
+    policy = normal(1, 4, 4).flatten(1).softmax(1).view(1, 4, 4)
+    found = dependence(policy.expand(10, -1, -1))
+    assert found.information == pytest.approx(0, abs=1e-12)
+    assert found.entropy == pytest.approx(
+        float(torch.distributions.Categorical(policy.flatten()).entropy())
+    )
+
+
+def test_policies_that_share_no_pair_tell_which_input_it_was() -> None:
+    policies = torch.zeros(6, 3, 3)
+    for number, pair in enumerate(itertools.permutations(range(3), 2)):
+        policies[number][pair] = 1
+    found = dependence(policies)
+    assert found.information == pytest.approx(math.log(6))
+    assert found.uniform == pytest.approx(math.log(6))
+    # Of all pairs, not of those that these policies choose from.
+    assert dependence(policies[:2]).uniform == pytest.approx(math.log(6))
+
+
+def test_divergences_are_torchs() -> None:
+    policies = normal(5, 3, 3).flatten(1).softmax(1)
+    mean = policies.mean(0)
+    expected = nn.functional.kl_div(
+        mean.log().expand(5, -1), policies, reduction="none"
+    ).sum(1)
+    torch.testing.assert_close(divergences(policies.view(5, 3, 3)), expected)

@@ -1,0 +1,301 @@
+"""The ants: against their simulators' own envs, channels, rewards, pictures.
+
+``python tests/envs/ant/test_ants.py`` writes the golden file anew; a change in it is a change of
+the dynamics, which asks for a higher ``version``. What all worlds around simulators
+share is in test_simulated.py.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from helpers.paths import GOLDEN_FILES
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.ant.base import AntWorld
+from marl_pool.envs.ant.drawing import skeleton
+from marl_pool.utils.errors import InputError
+
+GOLDEN = GOLDEN_FILES / "ants.json"
+EACH_ANT = pytest.mark.parametrize("name", ["ant", "ant_bullet"])
+DOUBLE: dict[str, Any] = {"dtype": torch.float64}
+
+BULLET = """
+import sys, json
+import numpy as np
+from marl_pool.envs import bullet_gym_shim
+bullet_gym_shim.install()
+from pybullet_envs.gym_locomotion_envs import AntBulletEnv
+seed, actions = json.load(sys.stdin)
+env = AntBulletEnv()
+env.reset()
+env.seed(seed)
+seen = [env.reset().tolist()]
+rewards = []
+for action in actions:
+    observation, reward, over, _ = env.step(np.array(action, np.float32))
+    seen.append(observation.tolist())
+    rewards.append([reward, max(0, sum(env.rewards[1:])), bool(over)])
+print(json.dumps([seen, rewards]))
+"""
+"""What the published code would do, with our stand-in for the old gym."""
+
+
+def begun(name: str, num_envs: int = 1, **options: Any) -> AntWorld:
+    world = make_batched_env(name, num_envs, **options)
+    assert isinstance(world, AntWorld)
+    world.reset()
+    return world
+
+
+def some_actions(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, 1, 1, 8, generator=generator) * 2 - 1
+
+
+def seed_of(world: AntWorld) -> int:
+    place = world._places[0]
+    assert place is not None
+    return place.history.seed
+
+
+@pytest.mark.parametrize("contact_forces", [False, True])
+def test_mujocos_ant_is_gymnasiums(contact_forces: bool) -> None:
+    from gymnasium.envs.mujoco.ant_v5 import AntEnv
+
+    options = {**DOUBLE, "contact_forces": contact_forces}
+    world, modest = begun("ant", **options), begun("ant", alive_bonus=False, **options)
+    env = AntEnv(include_cfrc_ext_in_observation=contact_forces)
+    expected, _ = env.reset(seed=seed_of(world))
+    for action in some_actions(80):
+        assert np.array_equal(world.readings[0].numpy(), expected)
+        step, other = (one.step({"agent": action}) for one in (world, modest))
+        expected, reward, over, _, about = env.step(action.numpy().reshape(8))
+        assert step.rewards["agent"].item() == reward
+        unbonused = max(0, reward - about["reward_survive"])
+        assert other.rewards["agent"].item() == pytest.approx(unbonused, abs=1e-12)
+        assert step.terminated.item() == over
+        if over:
+            break
+    assert int(world.steps) > 20
+
+
+def test_bullets_ant_is_pybullets() -> None:
+    world = begun("ant_bullet", **DOUBLE)
+    modest = begun("ant_bullet", alive_bonus=False, **DOUBLE)
+    actions = some_actions(100)
+    sent = json.dumps([seed_of(world), actions.flatten(1).tolist()])
+    done = subprocess.run(
+        [sys.executable, "-c", BULLET],
+        input=sent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen, outcomes = json.loads(done.stdout.splitlines()[-1])
+    for action, expected, outcome in zip(actions, seen, outcomes, strict=False):
+        assert world.readings[0].tolist() == expected
+        step, other = (one.step({"agent": action}) for one in (world, modest))
+        reward, unbonused, over = outcome
+        assert step.rewards["agent"].item() == pytest.approx(reward)
+        assert other.rewards["agent"].item() == pytest.approx(unbonused)
+        assert step.terminated.item() == over
+
+
+def test_an_ant_that_lies_down_ends_its_episode() -> None:
+    # All the way through the ground it cannot go: it turns over, sooner or later.
+    world = begun("ant_bullet", 4, seed=1)
+    hard = torch.tensor([1.0, -1, -1, 1, 1, -1, -1, 1]).repeat(4, 1, 1)
+    for _ in range(600):
+        step = world.step({"agent": hard})
+        if step.terminated.any():
+            break
+        hard = hard if int(world.steps[0]) % 20 else -hard
+    assert step.terminated.any()
+    assert (step.rewards["agent"][step.terminated] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [("ant", {}, 27), ("ant", {"contact_forces": True}, 105), ("ant_bullet", {}, 28)],
+)
+def test_channels_are_tokens_of_one_type_unless_told(
+    name: str, options: dict[str, Any], count: int
+) -> None:
+    world = begun(name, 2, **options)
+    group = world.groups["agent"]
+    assert (group.num_agents, group.action_space) == (1, spaces.Box(-1, 1, (8,)))
+    assert (group.tokens.num_tokens, group.tokens.num_features) == (count, 1)
+    assert group.tokens.type_names == ("channel",)
+    assert not group.tokens.has_self
+    tokens = world.observe()["agent"]
+    assert tokens.features.shape == (2, 1, count, 1)
+    assert torch.equal(tokens.features[:, 0, :, 0], world.readings)
+    assert not tokens.types.any()
+    assert not tokens.padding.any()
+    told = begun(name, 2, channel_ids=True, **options)
+    names = told.channel_names()
+    assert len(set(names)) == count
+    assert told.groups["agent"].tokens.type_names == tuple(names)
+    assert told.observe()["agent"].types[1, 0].tolist() == list(range(count))
+
+
+@EACH_ANT
+def test_channels_are_called_what_they_are(name: str) -> None:
+    """Each joint's angle changes as its velocity says."""
+    world = begun(name, **DOUBLE)
+    where = {channel: i for i, channel in enumerate(world.channel_names())}
+    joints = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
+    angles = [where[f"{joint}_angle"] for joint in joints]
+    speeds = [where[f"{joint}_velocity"] for joint in joints]
+    agreed: list[bool] = []
+    for action in some_actions(10).repeat_interleave(6, dim=0):
+        before = world.readings[0].clone()
+        world.step({"agent": action})
+        moved, speed = (world.readings[0] - before)[angles], world.readings[0, speeds]
+        fast = speed.abs() > 0.1
+        agreed += (moved.sign() == speed.sign())[fast].tolist()
+    assert len(agreed) > 80
+    assert np.mean(agreed) > 0.85
+    if name == "ant":
+        height = world.readings[0, where["height"]].item()
+        assert world.parts[0, 0, 2].item() == pytest.approx(height, rel=0.05)
+
+
+@EACH_ANT
+def test_frames_move_up_and_begin_alike(name: str) -> None:
+    world = begun(name, 2, num_frames=3)
+    features = world.observe()["agent"].features
+    assert torch.equal(features, features[..., -1:].expand_as(features))
+    for action in some_actions(4):
+        before = world.observe()["agent"].features
+        world.step({"agent": action.expand(2, 1, 8)})
+        features = world.observe()["agent"].features
+        assert torch.equal(features[..., :2], before[..., 1:])
+        assert torch.equal(features[:, 0, :, 2], world.readings)
+    world.reset(torch.tensor([True, False]))
+    features = world.observe()["agent"].features
+    assert (features[0] == features[0, ..., -1:]).all()
+    assert not (features[1] == features[1, ..., -1:]).all()
+
+
+@EACH_ANT
+def test_actions_are_clipped(name: str) -> None:
+    world, other = begun(name), begun(name)
+    actions = torch.tensor([[[3.0, -5, 0.5, 1, -1, 0, 2, -2]]])
+    step = world.step({"agent": actions})
+    expected = other.step({"agent": actions.clamp(-1, 1)})
+    assert torch.equal(world.observations, other.observations)
+    assert torch.equal(step.rewards["agent"], expected.rewards["agent"])
+
+
+# Pictures and bad input
+
+
+@EACH_ANT
+def test_the_parts_make_an_ant(name: str) -> None:
+    world = begun(name, **DOUBLE)
+    for action in some_actions(20):
+        world.step({"agent": action})
+    legs = skeleton(world.parts[0].numpy())
+    lengths = np.linalg.norm(np.diff(legs, axis=1), axis=-1)
+    root = np.sqrt(2) / 5
+    expected = np.tile([root, root, 2 * root], (4, 1))
+    np.testing.assert_allclose(lengths, expected, atol=2e-3)
+    assert (legs[:, 3, 2] > 0).all()  # no foot is below the ground
+
+
+def test_a_skeleton_is_found_from_the_middles() -> None:
+    rng = np.random.default_rng(0)
+    legs = rng.normal(size=(4, 4, 3))
+    legs[:, 0] = legs[0, 0]
+    middles = (legs[:, 1:] + legs[:, :-1]) / 2
+    parts = np.concatenate([legs[0, :1], middles.reshape(12, 3)])
+    np.testing.assert_allclose(skeleton(parts), legs)
+
+
+@EACH_ANT
+def test_the_frame_shows_the_ant_and_bars_for_attention(name: str) -> None:
+    world = begun(name, 2)
+    count = len(world.channel_names())
+    plain = world.frame(1, size=256)
+    assert plain.shape == (256, 256, 3)
+    assert plain.dtype == np.uint8
+    body = (plain == (196, 92, 40)).all(-1)
+    rows, columns = body.nonzero()
+    assert 50 < rows.mean() < 200
+    assert abs(columns.mean() - 128) < 12
+    first = world.frame(1, attention=torch.eye(count)[0], size=256)
+    last = world.frame(1, attention=torch.eye(count)[-1], size=256)
+    orange = [(image == (235, 130, 0)).all(-1) for image in (first, last)]
+    assert orange[0][:, :128].any()
+    assert not orange[0][:, 128:].any()
+    assert orange[1][:, 128:].any()
+    assert not orange[1][:, :128].any()
+    with pytest.raises(InputError, match=rf"each of {count} tokens, got the shape \(5"):
+        world.frame(attention=torch.ones(5))
+
+
+@EACH_ANT
+def test_a_picture_follows_the_ant(name: str) -> None:
+    world = begun(name)
+    before = world.frame()
+    taken = world.take(torch.tensor([0]))
+    for action in some_actions(10):
+        world.step({"agent": action})
+    assert np.array_equal(taken.frame(), before)
+    assert not np.array_equal(world.frame()[40:], before[40:])  # above, it counts steps
+    runaway = world.observations.clone()
+    runaway[:, len(world.channels) :] = 1e12
+    world.observations = runaway
+    world.frame()
+
+
+@EACH_ANT
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
+        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_options_are_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make_batched_env(name, 1, **options)
+
+
+# Golden trajectory
+
+
+def golden() -> dict[str, Any]:
+    """What two worlds of each kind see, and the rewards."""
+    found: dict[str, Any] = {}
+    for name in ("ant", "ant_bullet"):
+        world = begun(name, 2, seed=7, **DOUBLE)
+        seen, rewards = [world.readings.tolist()], []
+        for action in some_actions(12):
+            sent = torch.cat([action, -action])
+            rewards.append(world.step({"agent": sent}).rewards["agent"].tolist())
+        seen.append(world.readings.tolist())
+        found[name] = {"version": world.version, "seen": seen, "rewards": rewards}
+    return found
+
+
+def test_the_golden_trajectory_has_not_changed() -> None:
+    for name, expected in json.loads(GOLDEN.read_text()).items():
+        got = golden()[name]
+        assert got["version"] == expected["version"]
+        for part in ("seen", "rewards"):
+            np.testing.assert_allclose(got[part], expected[part], rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden()) + "\n")

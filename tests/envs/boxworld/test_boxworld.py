@@ -1,0 +1,670 @@
+"""BoxWorld: rules, tokens, seeds, drawing, settings, golden episode.
+
+``python -m tests.test_boxworld`` writes the golden file anew; a change in it is a
+change of the dynamics, which asks for a higher ``BoxWorld.version``.
+"""
+
+import json
+from collections import Counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.boxworld_rules import Level, draw, read, write
+from helpers.paths import GOLDEN_FILES
+from marl_pool.config import compose
+from marl_pool.envs import (
+    env_names,
+    heuristic_names,
+    make_batched_env,
+    make_heuristic,
+)
+from marl_pool.envs.boxworld.codes import AGENT, HELD, KEY_COLORS, LOCK, LOOSE
+from marl_pool.envs.boxworld.solver import BoxWorldHeuristic
+from marl_pool.envs.boxworld.world import BoxWorld
+from marl_pool.policies import make_policy
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, Stream
+
+GOLDEN = GOLDEN_FILES / "boxworld.json"
+UP, DOWN, LEFT, RIGHT = range(4)
+OBSERVATIONS = ("entities", "pixels")
+CHAIN: dict[str, Any] = {"n": 9, "goal_length": 3, "distractor_length": 2}
+
+# Two boxes on the path, a distractor box that the first key opens.
+TWO_BOXES = draw(
+    """
+    @a...
+    .....
+    bA.cA
+    .....
+    .*B..
+    """,
+    "c",
+)
+
+
+def moves(world: BoxWorld, *actions: int) -> list[float]:
+    """The rewards of some moves of the first world."""
+    return [float(act(world, action)[0]) for action in actions]
+
+
+def act(world: BoxWorld, action: int) -> tuple[float, bool, bool]:
+    choice = torch.full((world.num_envs, 1), action)
+    step = world.step({"agent": choice})
+    reward = step.rewards["agent"][0, 0].item()
+    return reward, bool(step.terminated[0]), bool(step.truncated[0])
+
+
+def run(world: BoxWorld, steps: int, first: int = 0) -> list[Tensor]:
+    """States, tokens and rewards of some moves that world and step number decide."""
+    seen: list[Tensor] = []
+    for step in range(first, first + steps):
+        choice = (world.worlds * 7 + step * step + step // 3)[:, None] % 4
+        rewards = world.step({"agent": choice}).rewards["agent"]
+        seen += [rewards, world.codes.clone(), *world.observe()["agent"]]
+    return seen
+
+
+def equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def shown(world: BoxWorld, index: int = 0) -> Counter:
+    """The tokens that are not padding: type, color, cells down and right of self."""
+    tokens = world.observe()["agent"].at((index, 0))
+    names = world.groups["agent"].tokens.type_names
+    return Counter(
+        (
+            names[kind],
+            *(round(255 * part) for part in features[:3]),
+            *(round((world.n + 1) * part) for part in features[3:]),
+        )
+        for features, kind, absent in zip(
+            tokens.features.tolist(),
+            tokens.types.tolist(),
+            tokens.padding.tolist(),
+            strict=True,
+        )
+        if not absent
+    )
+
+
+def expected(level: Level, observation: str) -> Counter:
+    seen = level.pixels() if observation == "pixels" else level.entities()
+    row, column = level.agent
+    return Counter((kind, *rgb, r - row, c - column) for kind, rgb, (r, c) in seen)
+
+
+# What there is
+
+
+def test_names() -> None:
+    assert "boxworld" in env_names()
+    assert "boxworld" in heuristic_names()
+    world = make_batched_env("boxworld", 2)
+    assert isinstance(world, BoxWorld)
+    policy = make_heuristic("boxworld", world.groups["agent"])
+    assert isinstance(policy, BoxWorldHeuristic)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_tokens"),
+    [
+        ({}, 8),  # as in the paper
+        ({"observation": "pixels"}, 50),
+        ({"num_distractors": 0}, 4),
+        ({"n": 5, "observation": "pixels"}, 26),
+        ({"n": 9, "goal_length": 4, "distractor_length": 2}, 2 + 2 * (3 + 4)),
+    ],
+)
+def test_observation_matches_its_description(
+    options: dict[str, Any], num_tokens: int
+) -> None:
+    world = BoxWorld(3, **options)
+    world.reset()
+    group = world.groups["agent"]
+    assert group.num_agents == 1
+    assert group.action_space == spaces.Discrete(4)
+    assert group.tokens.num_tokens == num_tokens
+    assert group.tokens.num_features == 5
+    assert group.tokens.type_names == ("self", "floor", "key", "lock", "gem", "held")
+    assert group.tokens.has_self
+    tokens = world.observe()["agent"]
+    group.tokens.check(tokens)
+    assert tokens.features.dtype == torch.float32
+    assert tokens.batch_shape == (3, 1)
+    one = {name: part.numpy() for name, part in tokens.at((1, 0))._asdict().items()}
+    assert group.tokens.space().contains(one)
+    assert tokens.features.abs().max() <= 1
+
+
+# Rules
+
+
+def test_keys_open_boxes_up_to_the_gem() -> None:
+    assert read(world := write(TWO_BOXES, goal_length=3, num_distractors=1))
+    assert moves(world, RIGHT) == [1]  # the loose key
+    # Down to the lock of b, which opens; down again, and over to the lock of the gem.
+    assert moves(world, DOWN, DOWN) == [0, 1]
+    assert moves(world, DOWN, RIGHT) == [0, 0]
+    assert act(world, DOWN) == (10, True, False)
+    assert shown(world)["held", 255, 255, 255, -5, -3] == 1
+
+
+def test_a_distractor_ends_the_episode() -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1)
+    assert moves(world, *[RIGHT] * 4) == [1, 0, 0, 0]
+    assert moves(world, DOWN) == [0]
+    assert act(world, DOWN) == (-1, True, False)
+
+
+def test_contents_and_locks_without_their_key_are_walls() -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1)
+    start = world.codes.clone()
+    assert moves(world, UP, LEFT) == [0, 0]  # the room's wall
+    assert torch.equal(world.codes, start)
+    moves(world, DOWN)
+    below = world.codes.clone()
+    moves(world, DOWN)  # content
+    assert torch.equal(world.codes, below)
+    moves(world, RIGHT)
+    beside = world.codes.clone()
+    moves(world, DOWN)  # lock, no key
+    assert torch.equal(world.codes, beside)
+    moves(world, UP, DOWN, RIGHT, DOWN, DOWN)
+    above = world.codes.clone()
+    assert above[0, 0] == HELD
+    moves(world, DOWN)  # the lock of another color
+    assert torch.equal(world.codes, above)
+
+
+def test_what_a_box_leaves_can_be_walked_on() -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1)
+    moves(world, RIGHT, DOWN, DOWN)
+    assert moves(world, LEFT, UP, DOWN, RIGHT) == [0] * 4
+    assert int(world.codes[0, 1 + 2 * 5 + 1]) == AGENT
+    names = [kind for kind, *_ in shown(world).elements()]
+    # Self, held, c and its lock, the gem and its lock; a and b with its lock are gone.
+    assert sorted(names) == ["gem", "held", "key", "lock", "lock", "self"]
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@given(st.data())
+def test_it_agrees_with_the_rules_in_plain_python(observation, data) -> None:
+    options = data.draw(
+        st.sampled_from(
+            [
+                {},
+                CHAIN,
+                {"random_distractors": True},
+                {"n": 4, "num_distractors": 0},
+                {"n": 5, "num_distractors": 1},
+            ]
+        )
+    )
+    seed = data.draw(st.integers(0, 10_000))
+    world = BoxWorld(2, seed=seed, observation=observation, **options)
+    world.reset()
+    levels = [read(world, 0), read(world, 1)]
+    solver = make_heuristic("boxworld", world.groups["agent"])
+    ended = [False, False]
+    for _ in range(data.draw(st.integers(0, 25))):
+        # Chance alone opens few boxes.
+        choice = solver.act(world.observe()["agent"]).action
+        if data.draw(st.booleans()):
+            choice = torch.tensor([[data.draw(st.integers(0, 3))] for _ in range(2)])
+        step = world.step({"agent": choice})
+        for i in range(2):
+            if ended[i]:
+                continue  # the caller resets it
+            levels[i], reward, ended[i] = levels[i].act(int(choice[i]))
+            assert step.rewards["agent"][i].item() == reward
+            assert bool(step.terminated[i]) == ended[i]
+            assert shown(world, i) == expected(levels[i], observation)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([{}, CHAIN]))
+def test_things_vanish_only_for_a_reward_and_never_appear(seed, options) -> None:
+    world = BoxWorld(8, seed=seed, max_steps=60, **options)
+    world.reset()
+    solver = make_heuristic("boxworld", world.groups["agent"])
+    chance = Stream(seed, world.worlds, Purpose.POLICY, 2)
+    live = torch.ones(8, dtype=torch.bool)
+
+    def count() -> tuple[Tensor, Tensor]:
+        codes = world.codes[:, 1:]
+        return (codes >= LOCK).sum(1), ((codes >= LOOSE) & (codes < LOCK)).sum(1)
+
+    for _ in range(40):
+        (locks, loose), held = count(), world.codes[:, 0].clone()
+        coin, choice = chance.next().unbind(1)
+        wise = solver.act(world.observe()["agent"]).action
+        action = torch.where(coin < 0.5, wise[:, 0], (4 * choice).long())[:, None]
+        step = world.step({"agent": action})
+        taken = step.rewards["agent"][:, 0] != 0
+        gone = locks + loose - sum(count())
+        assert torch.equal(gone, taken.long())
+        assert torch.equal(world.codes[:, 0] != held, taken)
+        assert ((world.codes == AGENT).sum(1) == 1).all()
+        at = world.codes.gather(1, world.places[:, :1])
+        assert (at == AGENT).all()
+        # One key, loose or held, from the first step to the last.
+        assert torch.equal((world.codes[:, 0] > 0).long() + count()[1], torch.ones(8))
+        live &= ~step.terminated
+        if not live.any():
+            break
+
+
+def test_random_actions_score_as_in_the_published_env() -> None:
+    """Measured there once: 300 episodes, mean return 0.52, length 29.1, 6.3 % ended.
+
+    Standard errors are near 0.15, 0.25 and 1.4 %; boxes stand a little closer there.
+    """
+    world = BoxWorld(2000, random_distractors=True)
+    world.reset()
+    chance = Stream(0, world.worlds, Purpose.POLICY, 1)
+    live, total = torch.ones(2000, dtype=torch.bool), torch.zeros(2000)
+    length = torch.zeros(2000)
+    for _ in range(30):
+        step = world.step({"agent": (4 * chance.next()).long()})
+        total += step.rewards["agent"][:, 0] * live
+        length += live
+        live &= ~step.terminated
+    assert total.mean().item() == pytest.approx(0.52, abs=0.3)
+    assert length.mean().item() == pytest.approx(29.1, abs=0.5)
+    assert 1 - live.float().mean().item() == pytest.approx(0.063, abs=0.028)
+
+
+def test_an_episode_is_truncated() -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1, max_steps=3)
+    ends = [act(world, UP) for _ in range(3)]
+    assert ends == [(0, False, False), (0, False, False), (0, False, True)]
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (torch.zeros(2, 1), "expected int64, got torch.float32"),
+        (torch.zeros(2, dtype=torch.int64), r"shape \(2, 1\), got \(2,\)"),
+    ],
+)
+def test_actions_that_do_not_fit_are_refused(action: Tensor, message: str) -> None:
+    world = BoxWorld(2)
+    world.reset()
+    with pytest.raises(InputError, match=message):
+        world.step({"agent": action})
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("options", [{}, CHAIN, {"random_distractors": True}])
+def test_pixels_show_the_entities_and_the_floor(options: dict[str, Any]) -> None:
+    worlds = [BoxWorld(30, observation=name, **options) for name in OBSERVATIONS]
+    for world in worlds:
+        world.reset()
+    solver = make_heuristic("boxworld", worlds[1].groups["agent"])
+    for _ in range(12):
+        action = solver.act(worlds[1].observe()["agent"]).action
+        for world in worlds:
+            world.step({"agent": action})
+        for index in range(30):
+            entities, pixels = (shown(world, index) for world in worlds)
+            floor = {token for token in pixels if token[0] == "floor"}
+            assert entities == pixels - Counter(floor)
+            n = worlds[0].n
+            held = any(token[0] == "held" for token in pixels)
+            assert pixels.total() == n * n + held
+
+
+def test_entities_stand_in_a_fixed_order_and_leave_padding_behind() -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1)
+
+    def names() -> list[str]:
+        tokens = world.observe()["agent"].at((0, 0))
+        known = world.groups["agent"].tokens.type_names
+        return [
+            "" if absent else known[kind]
+            for kind, absent in zip(tokens.types, tokens.padding, strict=True)
+        ]
+
+    boxes = ["key", "lock", "key", "lock", "gem", "lock"]  # row by row: b, c, gem
+    assert names() == ["self", "key", *boxes]
+    moves(world, RIGHT)
+    assert names() == ["self", "held", *boxes]
+    moves(world, DOWN, DOWN)  # stands on what was the lock of b
+    assert names() == ["self", "held", "", "", *boxes[2:]]
+
+
+def test_pixels_stand_row_by_row_after_the_held_key() -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1, observation="pixels")
+    tokens = world.observe()["agent"].at((0, 0))
+    assert tokens.padding.tolist() == [True] + [False] * 25
+    assert tokens.types[1:6].tolist() == [0, 2, 1, 1, 1]
+    down, right = (tokens.features[1:, 3:] * 6).round().long().unbind(1)
+    assert down.tolist() == [row for row in range(5) for _ in range(5)]
+    assert right.tolist() == list(range(5)) * 5
+    moves(world, RIGHT)
+    tokens = world.observe()["agent"].at((0, 0))
+    assert not tokens.padding.any()
+    assert tokens.types[:3].tolist() == [5, 1, 0]
+    red, green, blue = (255 * tokens.features[0, :3]).tolist()
+    assert (red, green, blue) == pytest.approx(KEY_COLORS[0])
+    # Of the agent at (1, 2), the corner (0, 0) is up and left.
+    assert tokens.features[0, 3:].tolist() == pytest.approx([-1 / 6, -2 / 6])
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_there_is_one_token_of_the_agents_own(observation: str) -> None:
+    world = BoxWorld(50, observation=observation)
+    world.reset()
+    for step in range(20):
+        tokens = world.observe()["agent"]
+        own = (tokens.types == 0) & ~tokens.padding
+        assert (own.sum(-1) == 1).all()
+        assert not tokens.features[own][:, 3:].any()
+        run(world, 1, first=step)
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_a_policy_does_not_see_what_lies_under_padding(observation: str) -> None:
+    """The published env's padding took part in attention."""
+    world = BoxWorld(20, observation=observation)
+    world.reset()
+    group = world.groups["agent"]
+    solver = make_heuristic("boxworld", group)
+    for _ in range(12):
+        world.step({"agent": solver.act(world.observe()["agent"]).action})
+    world.reset(torch.arange(20) < 10)
+    tokens = world.observe()["agent"]
+    assert tokens.padding.any()
+    policy = make_policy(
+        group.tokens,
+        group.action_space,
+        encoder={"name": "transformer", "dim": 6, "num_heads": 6},
+        pooling={"name": "ada", "num_heads": 6},
+        init_std=0.5,
+        seed=0,
+    )
+    hidden = torch.where(tokens.padding[..., None], 99.0, tokens.features)
+    types = tokens.types.masked_fill(tokens.padding, 0)
+    same = Tokens(hidden, types, tokens.padding)
+    with torch.no_grad():
+        assert torch.equal(policy.act(tokens).logits, policy.act(same).logits)
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_observation_is_not_changed_by_later_steps(observation: str) -> None:
+    world = BoxWorld(5, observation=observation)
+    world.reset()
+    tokens = world.observe()["agent"]
+    before = [part.clone() for part in tokens]
+    run(world, 10)
+    assert equal(list(tokens), before)
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("options", [{}, {"n": 5}, {"random_distractors": True}])
+def test_one_world_equals_the_same_world_among_many(
+    observation: str, options: dict[str, Any]
+) -> None:
+    options = {"seed": 11, "observation": observation, **options}
+    many = BoxWorld(37, **options)
+    many.reset()
+    start, seen = many.codes.clone(), run(many, 25)
+    for number in (0, 3, 36):
+        one = BoxWorld(1, first_world=number, **options)
+        one.reset()
+        assert torch.equal(one.codes[0], start[number])
+        assert equal(run(one, 25), [part[number : number + 1] for part in seen])
+
+
+def test_one_seed_gives_one_level_and_another_seed_another() -> None:
+    first, again, other = (BoxWorld(50, seed=seed) for seed in (5, 5, 6))
+    for world in (first, again, other):
+        world.reset()
+    assert torch.equal(first.codes, again.codes)
+    assert (first.codes != other.codes).any(1).all()
+    assert len({tuple(row) for row in first.codes.tolist()}) == 50
+    before = first.codes.clone()
+    first.reset()
+    assert (first.codes != before).any(1).all()
+
+
+def test_first_episode_is_where_a_restarted_runner_goes_on() -> None:
+    world = BoxWorld(3, seed=1)
+    for episode in range(20):
+        world.reset()
+        later = BoxWorld(3, seed=1, first_episode=episode)
+        later.reset()
+        assert torch.equal(world.codes, later.codes)
+        assert torch.equal(world.places, later.places)
+        run(world, 4)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), max_size=20))
+def test_levels_do_not_depend_on_when_others_reset(masks: list[list[bool]]) -> None:
+    world = BoxWorld(4, seed=2)
+    world.reset()
+    for mask in masks:
+        world.reset(torch.tensor(mask))
+    for number in range(4):
+        episode = sum(mask[number] for mask in masks)
+        alone = BoxWorld(1, seed=2, first_world=number, first_episode=episode)
+        alone.reset()
+        assert torch.equal(world.codes[number], alone.codes[0])
+        assert torch.equal(world.places[number], alone.places[0])
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_take_continues_exactly(observation: str) -> None:
+    world = BoxWorld(4, seed=4, observation=observation)
+    world.reset()
+    run(world, 9)
+    rows = torch.tensor([3, 1])
+    taken = world.take(rows)
+    assert taken.num_envs == 2
+    expected_after = [part[rows] for part in run(world, 15, first=9)]
+    assert equal(run(taken, 15, first=9), expected_after)
+    for each in (world, taken):
+        each.reset()
+    assert torch.equal(world.codes[rows], taken.codes)
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_state_dict_continues_exactly_and_survives_its_use(observation: str) -> None:
+    world = BoxWorld(3, seed=4, observation=observation)
+    world.reset()
+    run(world, 7)
+    saved = world.state_dict()
+    after = run(world, 20, first=7)
+    other = BoxWorld(3, seed=4, observation=observation)
+    for _ in range(2):  # twice: stepping must not write into what was saved
+        other.load_state_dict(saved)
+        assert other.steps.tolist() == [7] * 3
+        assert equal(run(other, 20, first=7), after)
+    where = torch.tensor([True, False, True])
+    world.reset(where)
+    other.reset(where)
+    assert torch.equal(world.codes, other.codes)
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("n", 2, r"expected an integer in \[3, 32\], got 2"),
+        ("n", 33, r"expected an integer in \[3, 32\], got 33"),
+        ("n", 4, "expected room for 3 boxes that don't touch .*, got 4: at most 1"),
+        ("goal_length", 1, "expected an integer >= 2, got 1"),
+        ("num_distractors", -1, "expected an integer >= 0, got -1"),
+        ("distractor_length", 0, "expected an integer >= 1, got 0"),
+        ("max_steps", 0, "expected an integer >= 1, got 0"),
+        ("num_envs", 0, "expected an integer >= 1, got 0"),
+        ("observation", "image", "expected entities or pixels, got 'image'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(
+    key: str, value: Any, message: str
+) -> None:
+    options: dict[str, Any] = {"num_envs": 2, key: value}
+    with pytest.raises(InputError, match=rf"^env\.{key}: {message}$"):
+        make_batched_env("boxworld", **options)
+
+
+def test_more_keys_than_colors_are_refused() -> None:
+    options: dict[str, Any] = {"n": 32, "num_distractors": 1}
+    assert BoxWorld(1, goal_length=19, **options).generator.path == 18
+    with pytest.raises(InputError, match=r"env\.goal_length: expected at most 19 col"):
+        BoxWorld(1, goal_length=20, **options)
+
+
+# Views, drawing, settings
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.filterwarnings("ignore:Observation")
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m")
+def test_gymnasium_checker_accepts_both_observations(observation: str) -> None:
+    """PettingZoo's checkers try them in ``tests/envs/test_env_views.py``."""
+    env = gymnasium.make("marl_pool/boxworld-v0", observation=observation)
+    check_env(env.unwrapped, skip_render_check=True)
+
+
+def middle(image: np.ndarray, level: Level, row: int, column: int) -> tuple[int, ...]:
+    side = len(image) / (level.n + 2)
+    return tuple(image[int((row + 0.5) * side), int((column + 0.5) * side)].tolist())
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("size", [64, 512])
+def test_a_frame_shows_every_cell(observation: str, size: int) -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1, observation=observation)
+    level, image = TWO_BOXES, world.frame(size=size)
+    assert image.shape == (size, size, 3)
+    assert image.dtype == np.uint8
+    for _, color, cell in level.pixels():
+        assert middle(image, level, *cell) == color
+    wall = middle(image, level, 0, 0)
+    assert max(wall) < 50
+    assert middle(image, level, 3, 6) == middle(image, level, 0, 3) == wall
+    moves(world, RIGHT)
+    held = world.frame(size=size)
+    assert middle(held, level, 0, 0) == KEY_COLORS[0]
+    assert middle(held, level, 1, 2) == (128, 128, 128)
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_attention_rims_the_cells_that_it_goes_to(observation: str) -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1, observation=observation)
+    moves(world, RIGHT)
+    plain, level = world.frame().astype(int), TWO_BOXES.act(RIGHT)[0]
+    tokens = world.observe()["agent"].at((0, 0))
+    side = 512 / 7
+    for token in range(world.groups["agent"].tokens.num_tokens):
+        weights = torch.zeros_like(tokens.padding, dtype=torch.float32)
+        weights[token] = 1.0
+        image = world.frame(attention=weights)
+        changed = np.abs(image - plain).sum(-1).nonzero()
+        cells = {tuple((at / side).astype(int)) for at in np.stack(changed, 1)}
+        away = (tokens.features[token, 3:] * 6).round().long().tolist()
+        row, column = (at + d for at, d in zip(level.agent, away, strict=True))
+        assert cells == {(row, column)}
+        # What the cell holds is still seen.
+        assert middle(image, level, row, column) == middle(plain, level, row, column)
+
+
+def test_more_attention_has_a_wider_rim() -> None:
+    world = write(TWO_BOXES, goal_length=3, num_distractors=1)
+    plain = world.frame().astype(int)
+    even = torch.full((8,), 1 / 8)
+    strong = torch.full((8,), 0.02)
+    strong[0] = 0.86
+
+    def rim(weights: Tensor) -> int:
+        """Pixels that change in the agent's own cell."""
+        change = np.abs(world.frame(attention=weights) - plain).sum(-1)
+        return int(np.count_nonzero(change[73:146, 73:146]))
+
+    assert 0 < 2 * rim(even) < rim(strong) < 73**2
+
+
+def test_attention_must_have_a_weight_for_each_token() -> None:
+    world = BoxWorld(1)
+    world.reset()
+    with pytest.raises(InputError, match=r"each of 8 tokens, got the shape \(5,\)"):
+        world.frame(attention=torch.ones(5))
+
+
+def test_experiment_boxworld_is_tables_14_and_15() -> None:
+    config = compose("train", ["experiment=boxworld"])
+    encoder = {"dim": 6, "num_layers": 6, "num_heads": 6, "dim_ff": 24}
+    policy = {"type_embedding": 0, "head_hidden": [32, 32], "init_std": 0.02}
+    env = {"n": 7, "goal_length": 2, "num_distractors": 2, "distractor_length": 1}
+    env |= {"max_steps": 30, "random_distractors": False}
+    for section, table in (("encoder", encoder), ("policy", policy), ("env", env)):
+        assert {key: config[section][key] for key in table} == table
+    assert config["pooling"]["num_heads"] == 6
+    assert config["total_steps"] == 3000 * 14_400
+    paper = compose("train", ["ppo=paper"])["ppo"]
+    differs = {"num_envs": 96, "batch_size": 14_400, "num_epochs": 32}
+    assert config["ppo"] == {**paper, **differs, "value_coeff": 0.01}
+
+
+@pytest.mark.parametrize("pooling", ["max", "cls", "avg"])
+def test_experiment_boxworld_suits_every_head(pooling: str) -> None:
+    overrides = ["experiment=boxworld", f"pooling={pooling}", "ppo=fast"]
+    config = compose("train", [*overrides, "env.observation=pixels"])
+    assert config["pooling"] == {"name": pooling}
+    assert config["env"]["observation"] == "pixels"
+
+
+# Golden
+
+
+def golden_episode() -> dict[str, Any]:
+    """The solver's way through a world of a chain and branches, and all it sees."""
+    world = BoxWorld(2, seed=3, max_steps=60, **CHAIN)
+    world.reset()
+    solver = make_heuristic("boxworld", world.groups["agent"])
+    start, steps = world.codes.tolist(), []
+    for _ in range(25):
+        action = solver.act(world.observe()["agent"]).action
+        step = world.step({"agent": action})
+        tokens = world.observe()["agent"]
+        steps.append(
+            {
+                "actions": action[:, 0].tolist(),
+                "rewards": step.rewards["agent"][:, 0].tolist(),
+                "terminated": step.terminated.tolist(),
+                "types": tokens.types[:, 0].tolist(),
+                "padding": tokens.padding[:, 0].tolist(),
+            }
+        )
+    colors = (tokens.features[:, 0, :, :3] * 255).round().int().tolist()
+    away = (tokens.features[:, 0, :, 3:] * (world.n + 1)).round().int().tolist()
+    return {"start": start, "steps": steps, "colors": colors, "away": away}
+
+
+def test_golden_episode() -> None:
+    assert json.loads(GOLDEN.read_text()) == golden_episode()
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden_episode()) + "\n")

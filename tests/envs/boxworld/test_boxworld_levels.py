@@ -1,0 +1,189 @@
+"""BoxWorld's levels: what is drawn, where it is placed, and from which numbers."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.boxworld_rules import Cell, Level, read
+from marl_pool.envs.boxworld.codes import COLORS, KEY_COLORS
+from marl_pool.envs.boxworld.levels import (
+    MOST_AHEAD,
+    LevelGenerator,
+    choose,
+    choose_several,
+)
+from marl_pool.envs.boxworld.world import BoxWorld
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"n": 3, "num_distractors": 0},
+    {"n": 5},
+    {"n": 7, "num_distractors": 3},
+    {"n": 7, "goal_length": 5, "num_distractors": 0},
+    {"n": 12, "goal_length": 5, "num_distractors": 4, "distractor_length": 2},
+    {"n": 8, "num_distractors": 5, "random_distractors": True},
+]
+
+
+def levels(count: int, **options: Any) -> list[Level]:
+    world = BoxWorld(count, **options)
+    world.reset()
+    return [read(world, index) for index in range(count)]
+
+
+def touch(some: list[Cell], others: list[Cell]) -> bool:
+    return any(max(abs(r - s), abs(c - d)) <= 1 for r, c in some for s, d in others)
+
+
+def chi_squared(counts: Tensor) -> float:
+    even = counts.sum() / len(counts)
+    return float(((counts - even) ** 2 / even).sum())
+
+
+# The choices
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.floats(1e-9, 1.0))
+def test_what_is_chosen_is_legal(legal: list[bool], number: float) -> None:
+    place, none = choose(torch.tensor([legal]), torch.tensor([[number]]))
+    assert bool(none) == (not any(legal))
+    assert legal[int(place)] or none
+
+
+def test_the_choice_is_uniform_among_the_legal() -> None:
+    legal = torch.tensor([False, True, True, False, True]).expand(300, -1)
+    numbers = (torch.arange(300) + 0.5)[:, None] / 300
+    place, _ = choose(legal, numbers)
+    assert place[:, 0].bincount(minlength=5).tolist() == [0, 100, 100, 0, 100]
+
+
+@given(st.integers(1, 5), st.integers(0, 100))
+def test_several_choices_differ(count: int, seed: int) -> None:
+    numbers = torch.rand(20, count, generator=torch.Generator().manual_seed(seed))
+    legal = torch.ones(20, 5, dtype=torch.bool)
+    chosen = choose_several(legal, numbers)
+    assert all(len(set(row)) == count for row in chosen.tolist())
+    left = [set(row.nonzero()[:, 0].tolist()) for row in legal]
+    for row, rest in zip(chosen.tolist(), left, strict=True):
+        assert rest == set(range(5)) - set(row)
+
+
+# What a level is
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_nothing_touches_and_all_is_within_the_walls(options: dict[str, Any]) -> None:
+    for level in levels(60, **options):
+        assert level.loose is not None
+        things = [[box.cell, box.lock_cell] for box in level.boxes]
+        things.append([level.loose[0]])
+        for i, thing in enumerate(things):
+            assert all(1 <= part <= level.n for cell in thing for part in cell)
+            assert not any(touch(thing, other) for other in things[:i])
+            assert level.agent not in thing
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_path_is_a_chain_and_branches_begin_on_it(options: dict[str, Any]) -> None:
+    goal_length = options.get("goal_length", 2)
+    length = options.get("distractor_length", 1)
+    for level in levels(60, **options):
+        assert level.loose is not None
+        path, key = [level.loose[1]], level.loose[1]
+        boxes = {box.lock: box for box in level.boxes if not box.trap}
+        assert len(boxes) == goal_length - 1
+        while (key := boxes[key].content) != "gem":
+            path.append(key)
+        assert len(path) == len(set(path)) == goal_length - 1
+        traps = [box for box in level.boxes if box.trap]
+        assert not {box.content for box in traps} & {*path, "gem"}
+        roots = [box for box in traps if box.lock in path]
+        if not options.get("random_distractors"):
+            assert len(traps) == length * options.get("num_distractors", 2)
+        assert len(roots) * length == len(traps)
+        # Every other lock of a branch opens with the content of a box of a branch.
+        later = Counter(box.lock for box in traps if box.lock not in path)
+        assert not later - Counter(box.content for box in traps)
+
+
+def test_every_color_root_and_cell_is_drawn_evenly() -> None:
+    some = levels(3000, n=7, goal_length=3, num_distractors=1)
+    loose = Counter(level.loose[1] for level in some if level.loose)
+    assert len(loose) == len(KEY_COLORS) == COLORS
+    # 18 degrees of freedom; 47 is exceeded once in four thousand.
+    assert chi_squared(torch.tensor(list(loose.values())).double()) < 47
+    first = [
+        next(box.lock for box in level.boxes if box.trap) == level.loose[1]
+        for level in some
+        if level.loose
+    ]
+    assert sum(first) / 3000 == pytest.approx(0.5, abs=0.04)
+    every = {(row, column) for row in range(1, 8) for column in range(1, 8)}
+    assert {level.agent for level in some} == every
+    assert {level.loose[0] for level in some if level.loose} == every
+    contents = {box.cell for level in some for box in level.boxes}
+    assert contents == {cell for cell in every if cell[1] < 7}
+
+
+def test_the_first_box_is_placed_uniformly() -> None:
+    some = levels(4000, num_distractors=0)
+    counts = Counter(box.cell for level in some for box in level.boxes)
+    assert len(counts) == 7 * 6
+    # 41 degrees of freedom; 80 is exceeded once in four thousand.
+    assert chi_squared(torch.tensor(list(counts.values())).double()) < 80
+
+
+def test_the_number_of_branches_is_exact_or_uniform() -> None:
+    assert {len(level.boxes) for level in levels(200)} == {3}
+    counts = Counter(
+        len(level.boxes) for level in levels(3000, random_distractors=True)
+    )
+    assert set(counts) == {1, 2, 3}
+    # 2 degrees of freedom; 17 is exceeded once in five thousand.
+    assert chi_squared(torch.tensor(list(counts.values())).double()) < 17
+
+
+# From which numbers
+
+
+def test_a_level_without_room_begins_anew_in_its_own_stream() -> None:
+    """On 5 × 5 cells the third box or the key finds no room in one level of seven."""
+    world = BoxWorld(400, n=5, seed=7)
+    asked: list[tuple[int, int]] = []
+
+    def draw(keys: Tensor, count: int, start: int = 0) -> Tensor:
+        asked.append((len(keys), start))
+        return BoxWorld.draw(world, keys, count, start)
+
+    world.draw = draw  # type: ignore[method-assign]
+    world.reset()
+    numbers = world.generator.numbers
+    assert [start for _, start in asked] == [numbers * i for i in range(len(asked))]
+    assert 30 < asked[1][0] < 90
+    for number in range(0, 400, 23):
+        alone = BoxWorld(1, n=5, seed=7, first_world=number)
+        alone.reset()
+        assert torch.equal(alone.codes[0], world.codes[number])
+
+
+def test_the_default_level_never_lacks_room() -> None:
+    """Each box bars at most 15 of 42 places from the next, and 12 of 49 for the key."""
+    generator = LevelGenerator(7, 2, 2, 1, False)
+    barred = (~generator._box_apart & generator._starts).sum(1).max()
+    assert 2 * int(barred) < int(generator._starts.sum())
+    assert 3 * int((~generator._key_apart).sum(1).max()) < 49
+
+
+@given(st.integers(0, 3 * MOST_AHEAD), st.integers(1, 20))
+def test_drawing_ahead_changes_nothing(before: int, worlds: int) -> None:
+    world = BoxWorld(worlds, seed=1)
+    for _ in range(before + 1):
+        world.reset()
+    fresh = BoxWorld(worlds, seed=1, first_episode=before)
+    fresh.reset()
+    assert torch.equal(world.codes, fresh.codes)

@@ -1,0 +1,171 @@
+"""BoxWorld's solver: it proves that levels can be solved, and is the heuristic."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.boxworld_rules import draw, read, write
+from marl_pool.envs import make_heuristic
+from marl_pool.envs.boxworld.world import BoxWorld
+from marl_pool.policies.base import Policy
+from marl_pool.tokens import Tokens
+
+
+def play(world: BoxWorld, limit: int = 200) -> tuple[Tensor, Tensor]:
+    """Returns and lengths of the heuristic's episodes; ended worlds are dropped."""
+    policy = make_heuristic("boxworld", world.groups["agent"])
+    returns = torch.zeros(world.num_envs)
+    lengths = torch.zeros(world.num_envs, dtype=torch.int64)
+    rows = torch.arange(world.num_envs)
+    for _ in range(limit):
+        step = world.step({"agent": policy.act(world.observe()["agent"]).action})
+        returns[rows] += step.rewards["agent"][:, 0]
+        lengths[rows] += 1
+        rows = rows[~step.terminated]
+        if not len(rows):
+            break
+        world = world.take((~step.terminated).nonzero()[:, 0])
+    return returns, lengths
+
+
+def solved(count: int, **options: Any) -> tuple[Tensor, Tensor]:
+    world = BoxWorld(count, max_steps=200, **options)
+    world.reset()
+    return play(world)
+
+
+@pytest.mark.slow
+def test_ten_thousand_levels_are_solved_within_thirty_steps() -> None:
+    """By playing them: the return tells that no distractor was opened."""
+    returns, lengths = solved(10_000, observation="pixels")
+    assert (returns == 11).all()
+    assert lengths.max() == 23
+    assert lengths.double().mean().item() == pytest.approx(10.2, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 3, "num_distractors": 0},
+        {"n": 5},
+        {"n": 7, "num_distractors": 3, "random_distractors": True},
+        {"n": 10, "goal_length": 5, "num_distractors": 3},
+        {"n": 12, "goal_length": 3, "num_distractors": 5, "distractor_length": 2},
+    ],
+)
+def test_levels_of_other_sizes_are_solved(options: dict[str, Any]) -> None:
+    returns, _ = solved(400, observation="pixels", **options)
+    assert (returns == options.get("goal_length", 2) + 9).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n": 5, "random_distractors": True},
+        {"n": 6, "goal_length": 3, "num_distractors": 1},
+        {"n": 9, "goal_length": 4, "num_distractors": 2},
+    ],
+)
+def test_its_way_is_the_shortest(options: dict[str, Any]) -> None:
+    """Held against a search over positions, keys and opened boxes, in plain Python."""
+    world = BoxWorld(60, max_steps=200, observation="pixels", seed=5, **options)
+    world.reset()
+    shortest = [read(world, index).shortest() for index in range(60)]
+    assert play(world)[1].tolist() == shortest
+
+
+def test_entities_are_as_good_but_for_the_walls() -> None:
+    returns, lengths = solved(2000)
+    assert (returns == 11).all()
+    best = solved(2000, observation="pixels")[1]
+    assert (lengths >= best).all()
+    assert (lengths == best).double().mean() > 0.95
+
+
+def test_entities_without_distractors_may_leave_the_way_around_unknown() -> None:
+    returns, _ = solved(2000, num_distractors=0)
+    assert 0.99 < (returns == 11).double().mean() < 1
+
+
+@pytest.mark.parametrize("observation", ["entities", "pixels"])
+def test_it_goes_round_a_box(observation: str) -> None:
+    level = draw(
+        """
+        .....
+        @xAa.
+        .....
+        .....
+        .*A..
+        """,
+        "x",
+    )
+    world = write(level, num_distractors=1, observation=observation, max_steps=50)
+    returns, lengths = play(world)
+    assert returns.item() == 11
+    # Round the box to the key: 5; to the lock: 4, and the gem is taken there.
+    assert lengths.item() == level.shortest() == 9
+
+
+# What it makes of tokens
+
+
+def seen(observation: str = "pixels") -> tuple[Policy, Tokens]:
+    world = BoxWorld(30, observation=observation, seed=2)
+    world.reset()
+    policy = make_heuristic("boxworld", world.groups["agent"])
+    for _ in range(6):
+        world.step({"agent": policy.act(world.observe()["agent"]).action})
+    return policy, world.observe()["agent"]
+
+
+@pytest.mark.parametrize("observation", ["entities", "pixels"])
+def test_it_is_permutation_invariant_and_keeps_batches_apart(observation: str) -> None:
+    policy, tokens = seen(observation)
+    decision = policy.act(tokens)
+    assert decision.action.shape == (30, 1)
+    assert decision.action.dtype == torch.int64
+    assert decision.logits.shape == (30, 1, 4)
+    order = torch.randperm(
+        tokens.num_tokens, generator=torch.Generator().manual_seed(0)
+    )
+    shuffled = Tokens(
+        tokens.features[:, :, order],
+        tokens.types[..., order],
+        tokens.padding[..., order],
+    )
+    assert torch.equal(policy.act(shuffled).logits, decision.logits)
+    alone = policy.act(tokens.at(slice(7, 8)))
+    assert torch.equal(alone.logits[0], decision.logits[7])
+    assert torch.equal(policy.double().act(tokens).logits, decision.logits)
+
+
+@pytest.mark.parametrize("observation", ["entities", "pixels"])
+def test_it_ignores_what_lies_under_padding(observation: str) -> None:
+    policy, tokens = seen(observation)
+    padding = tokens.padding.clone()
+    padding[:, :, -2:] = True
+    features = torch.where(padding[..., None], torch.nan, tokens.features)
+    types = tokens.types.masked_fill(padding, 0)
+    got = policy.act(Tokens(features, types, padding))
+    short = Tokens(
+        tokens.features[:, :, :-2], tokens.types[..., :-2], padding[..., :-2]
+    )
+    assert torch.equal(got.logits, policy.act(short).logits)
+
+
+def test_it_acts_on_whatever_it_is_shown() -> None:
+    policy, tokens = seen()
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(tokens.features.shape, generator=generator)
+    mixed = torch.randint(0, 6, tokens.types.shape, generator=generator)
+    for wild in (
+        Tokens(tokens.features + noise, tokens.types, tokens.padding),
+        Tokens(1e30 * noise, mixed, tokens.padding),
+        Tokens(tokens.features, mixed, tokens.padding),
+        Tokens(tokens.features, tokens.types, torch.ones_like(tokens.padding)),
+    ):
+        action = policy.act(wild).action
+        assert ((action >= 0) & (action < 4)).all()

@@ -1,0 +1,194 @@
+"""Particle physics, against mpe2's `World` as the oracle."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from mpe2._mpe_utils.core import Agent, Landmark
+from mpe2._mpe_utils.core import World as OracleWorld
+from torch import Tensor
+
+from marl_pool.envs.base import Group
+from marl_pool.envs.particles.physics import Entities, ParticleWorld
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+
+GREY = (128, 128, 128)
+
+
+class Bare(ParticleWorld):
+    """The physics alone: all that moves is an agent, and only the first observes."""
+
+    def __init__(self, num_envs: int, entities: Sequence[Entities]) -> None:
+        super().__init__(
+            num_envs, entities, extent=2.0, max_steps=9, dtype=torch.float64
+        )
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        spec = TokenSpec(1, 4, ("self",))
+        return {"agent": Group(self.num_movable, spec, spaces.Box(-1, 1, (2,)))}
+
+    def observe(self) -> dict[str, Tokens]:
+        types = torch.zeros(self.num_envs, 1, 1, dtype=torch.int64)
+        return {"agent": Tokens(self.state[:, None, :1], types, types.bool())}
+
+    def token_entities(self, group: str) -> Tensor:
+        return torch.zeros(1, 1, dtype=torch.int64)
+
+    def _place(self, rows: Tensor, keys: Tensor) -> None:
+        self.state[rows] = 0
+
+    def _advance(
+        self, actions: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        self.integrate(actions["agent"])
+        never = torch.zeros(self.num_envs, dtype=torch.bool)
+        return {"agent": self.state[:, :1, 0]}, never
+
+
+def oracle(entities: Sequence[Entities], state: np.ndarray) -> OracleWorld:
+    """The same world in mpe2: movable entities are its agents."""
+    world = OracleWorld()
+    kinds = [kind for kind in entities for _ in range(kind.count)]
+    for kind, (x, y, vx, vy) in zip(kinds, state, strict=True):
+        body = Agent() if kind.movable else Landmark()
+        body.movable, body.collide, body.size = kind.movable, kind.collide, kind.size
+        body.max_speed, body.initial_mass = kind.max_speed, kind.mass
+        body.state.p_pos, body.state.p_vel = np.array([x, y]), np.array([vx, vy])
+        if isinstance(body, Agent):
+            body.silent = True
+            world.agents.append(body)
+        else:
+            world.landmarks.append(body)
+    return world
+
+
+def oracle_step(world: OracleWorld, forces: np.ndarray) -> np.ndarray:
+    for agent, force in zip(world.agents, forces, strict=True):
+        agent.action.u = force
+    world.step()
+    parts = [(e.state.p_pos, e.state.p_vel) for e in world.entities]
+    return np.stack([np.concatenate(part) for part in parts])
+
+
+CASES = {
+    "free": (Entities("a", 3, GREY), Entities("b", 2, GREY, movable=False)),
+    "capped and heavy": (
+        Entities("a", 2, GREY, max_speed=0.4),
+        Entities("b", 2, GREY, max_speed=1.3, mass=2.5),
+        Entities("c", 1, GREY),
+        Entities("d", 1, GREY, movable=False),
+    ),
+    "all collide": (
+        Entities("a", 4, GREY, size=0.15, collide=True, max_speed=1.0),
+        Entities("b", 3, GREY, size=0.3, collide=True, mass=0.5),
+        Entities("c", 3, GREY, size=0.2, collide=True, movable=False),
+    ),
+    "some collide": (
+        Entities("a", 2, GREY, size=0.2, collide=True),
+        Entities("ghost", 2, GREY, size=0.9),
+        Entities("b", 2, GREY, size=0.1, collide=True, max_speed=0.7),
+        Entities("wall", 2, GREY, size=0.4, collide=True, movable=False),
+        Entities("mist", 1, GREY, size=0.9, movable=False),
+    ),
+    "one collides with a wall": (
+        Entities("ghost", 1, GREY, size=0.9),
+        Entities("a", 1, GREY, size=0.3, collide=True),
+        Entities("wall", 1, GREY, size=0.4, collide=True, movable=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_physics_agree_with_mpe2_step_for_step(case: str) -> None:
+    entities, num_envs, steps = CASES[case], 6, 60
+    rng = np.random.default_rng(list(CASES).index(case))
+    world = Bare(num_envs, entities)
+    count, moving = len(world.entities), world.num_movable
+    state = rng.uniform(-0.6, 0.6, (num_envs, count, 4))
+    state[:, moving:, 2:] = 0
+    world.state.copy_(torch.from_numpy(state))
+    oracles = [oracle(entities, row) for row in state]
+    for _ in range(steps):
+        forces = rng.normal(0, 3, (num_envs, moving, 2))
+        world.step({"agent": torch.from_numpy(forces)})
+        expected = [oracle_step(*pair) for pair in zip(oracles, forces, strict=True)]
+        np.testing.assert_allclose(world.state, expected, rtol=0, atol=1e-9)
+
+
+@given(
+    kinds=st.lists(
+        st.tuples(
+            st.booleans(),
+            st.floats(0.01, 0.5),
+            st.one_of(st.none(), st.floats(0.1, 3)),
+            st.floats(0.2, 4),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    still=st.lists(st.tuples(st.booleans(), st.floats(0.01, 0.5)), max_size=3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_mixture_agrees_with_mpe2(
+    kinds: list[tuple[bool, float, float | None, float]],
+    still: list[tuple[bool, float]],
+    seed: int,
+) -> None:
+    entities = [
+        Entities("m", 1, GREY, size, True, collide, speed, mass)
+        for collide, size, speed, mass in kinds
+    ] + [Entities("s", 1, GREY, size, False, collide) for collide, size in still]
+    rng = np.random.default_rng(seed)
+    world = Bare(1, entities)
+    state = rng.uniform(-0.5, 0.5, (len(entities), 4))
+    state[len(kinds) :, 2:] = 0
+    world.state.copy_(torch.from_numpy(state))
+    other = oracle(entities, state)
+    for _ in range(5):
+        forces = rng.normal(0, 3, (len(kinds), 2))
+        world.step({"agent": torch.from_numpy(forces)[None]})
+        expected = oracle_step(other, forces)
+        np.testing.assert_allclose(world.state[0], expected, rtol=0, atol=1e-9)
+
+
+def test_coinciding_entities_stay_finite() -> None:
+    world = Bare(1, [Entities("a", 2, GREY, collide=True)])
+    world.step({"agent": torch.zeros(1, 2, 2, dtype=torch.float64)})
+    assert torch.equal(world.state, torch.zeros(1, 2, 4, dtype=torch.float64))
+
+
+def test_contact_forces_are_opposite_between_movable_entities() -> None:
+    world = Bare(3, [Entities("a", 2, GREY, size=0.3, collide=True)])
+    generator = torch.Generator().manual_seed(0)
+    world.state.copy_(torch.rand(3, 2, 4, generator=generator) * 0.3)
+    forces = world.contact_forces()
+    assert forces.abs().min() > 0
+    torch.testing.assert_close(forces[:, 0], -forces[:, 1])
+
+
+def test_entities_that_do_not_collide_feel_no_contact() -> None:
+    world = Bare(1, CASES["free"])
+    assert torch.equal(world.contact_forces(), torch.zeros_like(world.state[:, :3, :2]))
+
+
+def test_a_movable_kind_after_an_immovable_one_is_refused() -> None:
+    with pytest.raises(InputError, match="movable kinds before"):
+        Bare(1, [Entities("a", 1, GREY, movable=False), Entities("b", 1, GREY)])
+
+
+def test_taken_worlds_go_their_own_way() -> None:
+    world = Bare(3, CASES["all collide"])
+    world.state.copy_(torch.linspace(-0.5, 0.5, 3 * 10 * 4).view(3, 10, 4))
+    before = world.state.clone()
+    taken = world.take(torch.tensor([2, 0]))
+    taken.step({"agent": torch.ones(2, 7, 2, dtype=torch.float64)})
+    assert torch.equal(world.state, before)
+    world.step({"agent": torch.ones(3, 7, 2, dtype=torch.float64)})
+    assert torch.equal(taken.state, world.state[[2, 0]])
+    assert not torch.equal(world.state, before)

@@ -1,0 +1,776 @@
+"""Simple tag: spawns, tokens, rewards, prey, mpe2 as the oracle, golden trajectory.
+
+``python tests/envs/particles/test_simple_tag.py`` writes the golden file anew; a change in it is a
+change of the dynamics, which asks for a higher ``SimpleTag.version``.
+"""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from mpe2 import simple_tag_v3
+from torch import Tensor
+
+from helpers.paths import GOLDEN_FILES
+from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
+from marl_pool.envs.particles.simple_tag import SimpleTag, boundary_penalty, flight
+from marl_pool.policies.base import Policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+GOLDEN = GOLDEN_FILES / "simple_tag.json"
+KINDS = ("random", "flee", "learned")
+kinds = pytest.mark.parametrize("prey", KINDS)
+
+
+def actions_for(world: SimpleTag, step: int) -> dict[str, Tensor]:
+    """Some actions that depend on world number, agent and step alone."""
+    actions = {}
+    for name, group in world.groups.items():
+        agents = torch.arange(group.num_agents)
+        if isinstance(group.action_space, spaces.Discrete):
+            choice = 7 * world.worlds[:, None] + 3 * agents + step // 3
+            actions[name] = (choice % 11) % 5
+        else:
+            place = world.worlds[:, None, None] + 3 * agents[:, None] + torch.arange(5)
+            actions[name] = torch.sin(7.0 * place.double() + step)
+    return actions
+
+
+def run(world: SimpleTag, steps: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    """The states and all rewards of ``steps`` steps."""
+    states, rewards = [], []
+    for step in range(first, first + steps):
+        got = world.step(actions_for(world, step)).rewards
+        rewards.append(torch.cat(list(got.values()), 1))
+        states.append(world.state.clone())
+    return torch.stack(states), torch.stack(rewards)
+
+
+def returns(world: SimpleTag, *roles: str | None) -> list[float]:
+    """Mean returns of the groups under their heuristics, or random for None."""
+    groups = world.groups
+    policies: dict[str, Policy] = {
+        name: make_heuristic("simple_tag", group, role=role)
+        if role
+        else RandomPolicy(group.action_space)
+        for (name, group), role in zip(groups.items(), roles, strict=True)
+    }
+    totals = Rollout(world, policies).episodes().returns
+    return [float(total.mean()) for total in totals.values()]
+
+
+# Names and options
+
+
+def test_names() -> None:
+    assert "simple_tag" in env_names()
+    assert "simple_tag" in heuristic_names()
+    assert isinstance(make_batched_env("simple_tag", 2), SimpleTag)
+
+
+@pytest.mark.parametrize("role", [None, "agent"])
+def test_a_heuristic_has_a_role(role: str | None) -> None:
+    group = SimpleTag(1).groups["predator"]
+    message = f"unknown role of heuristic 'simple_tag': {role!r}: choose from predator,"
+    with pytest.raises(InputError, match=message):
+        make_heuristic("simple_tag", group, role=role)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"counts": "1-3"}, "env.counts: expected three numbers such as 1-3-28, got"),
+        ({"counts": "0-3-2"}, "env.counts: num_predators: expected an integer >= 1"),
+        ({"counts": "1-0-2"}, "env.counts: num_prey: expected an integer >= 1"),
+        ({"num_predators": 0}, "env.num_predators: expected .* >= 1 or null, got 0"),
+        ({"num_prey": 0}, "env.num_prey: expected .* >= 1 or null, got 0"),
+        ({"num_obstacles": -1}, "env.num_obstacles: expected .* >= 0 or null, got -1"),
+        ({"prey": "run"}, "env.prey: expected random, flee or learned, got 'run'"),
+        (
+            {"obstacle_spread": 0.0},
+            "env.obstacle_spread: .* number > 0 or null",
+        ),
+        ({"obstacle_spread": math.inf}, "env.obstacle_spread: .* got inf"),
+        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
+        ({"num_envs": 0}, "env.num_envs: expected an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_options_are_refused_by_their_key(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make_batched_env("simple_tag", **{"num_envs": 2, **options})
+
+
+# Starts
+
+
+@pytest.mark.parametrize(
+    ("counts", "widest", "obstacles"),
+    [
+        ("1-3-28", 1.0, math.log(28, 4)),
+        ("1-3-4", 1.0, 2.0),
+        ("9-7-64", 2.0, 3.0),
+        ("1-1-1", 0.5, 2.0),
+    ],
+)
+def test_starts_lie_where_the_published_env_puts_them(
+    counts: str, widest: float, obstacles: float
+) -> None:
+    world = SimpleTag(6000, counts=counts)
+    world.reset()
+    moving, still = world.num_movable, world.state[:, world.num_movable :]
+    assert still[..., 2:].abs().max() == 0
+    assert obstacles * 0.99 < still[..., :2].abs().max() <= obstacles
+    assert still[..., :2].var() == pytest.approx(obstacles**2 / 3, rel=0.05)
+    velocity = world.state[:, :moving, 2:]
+    assert 0.499 < velocity.abs().max() <= 0.5
+    assert velocity.var() == pytest.approx(0.5**2 / 3, rel=0.05)
+    # One square for each world, of half side U(0.1, widest).
+    position = world.state[:, :moving, :2]
+    assert widest * 0.95 < position.abs().max() <= widest
+    assert position.mean().abs() < 0.02
+    second = (widest**3 - 0.1**3) / (widest - 0.1) / 3
+    assert position.var() == pytest.approx(second / 3, rel=0.06)
+    if moving == 16:
+        # Maximum of 32 coordinates of a world: close to its own half side.
+        half = position.flatten(1).abs().amax(1) * 33 / 32
+        assert half.mean() == pytest.approx((widest + 0.1) / 2, rel=0.03)
+        assert half.std() == pytest.approx((widest - 0.1) / math.sqrt(12), rel=0.05)
+
+
+def test_spread_of_the_obstacles_can_be_set() -> None:
+    world = SimpleTag(500, obstacle_spread=0.9)
+    world.reset()
+    assert 0.89 < world.state[:, 4:, :2].abs().max() <= 0.9
+
+
+# Tokens
+
+
+def test_tokens_are_relative_and_in_the_published_order() -> None:
+    world = SimpleTag(3, counts="2-3-2", prey="learned", dtype=torch.float64)
+    world.reset()
+    run(world, 5)
+    orders = {  # predators 0 and 1, prey 2 to 4, obstacles 5 and 6
+        "predator": [[0, 5, 6, 1, 2, 3, 4], [1, 5, 6, 0, 2, 3, 4]],
+        "prey": [[2, 5, 6, 0, 1, 3, 4], [3, 5, 6, 0, 1, 2, 4], [4, 5, 6, 0, 1, 2, 3]],
+    }
+    types = {"predator": [0, 1, 1, 2, 3, 3, 3], "prey": [0, 1, 1, 2, 2, 3, 3]}
+    state, seen = world.state.numpy(), world.observe()
+    assert list(seen) == ["predator", "prey"]
+    for name, tokens in seen.items():
+        assert tokens.types.tolist() == [[types[name]] * len(orders[name])] * 3
+        assert not tokens.padding.any()
+        assert world.token_entities(name).tolist() == orders[name]
+        mask = [kind != 1 for kind in types[name]]
+        assert world.signal()[name].tolist() == [[mask] * len(orders[name])] * 3
+        for agent, order in enumerate(orders[name]):
+            expected = state[:, order] - state[:, [order[0]]]
+            np.testing.assert_array_equal(tokens.features[:, agent], expected)
+
+
+@kinds
+@pytest.mark.parametrize("counts", ["1-3-28", "1-1-0", "3-2-1"])
+def test_observation_matches_its_description(prey: str, counts: str) -> None:
+    world = SimpleTag(2, counts=counts, prey=prey)
+    world.reset()
+    assert list(world.groups) == ["predator", "prey"][: 1 + (prey == "learned")]
+    predators, others, obstacles = map(int, counts.split("-"))
+    agents = {"predator": predators, "prey": others}
+    for name, tokens in world.observe().items():
+        group = world.groups[name]
+        assert group.num_agents == agents[name]
+        assert group.action_space == spaces.Discrete(5)
+        assert group.tokens.type_names == ("self", "obstacle", "predator", "prey")
+        group.tokens.check(tokens)
+        shape = (2, agents[name], predators + others + obstacles, 4)
+        assert tokens.features.shape == shape
+        one = tokens.at((1, 0))
+        arrays = {key: part.numpy() for key, part in one._asdict().items()}
+        assert group.tokens.space().contains(arrays)
+
+
+@kinds
+def test_observation_is_not_changed_by_later_steps(prey: str) -> None:
+    world = SimpleTag(2, prey=prey)
+    world.reset()
+    features = world.observe()["predator"].features
+    before = features.clone()
+    run(world, 3)
+    assert torch.equal(features, before)
+
+
+# Rewards
+
+
+def placed(positions: list[list[float]], **options: Any) -> SimpleTag:
+    """A world whose entities rest at these places; they stay for a step."""
+    world = SimpleTag(1, dtype=torch.float64, **options)
+    world.reset()
+    world.state.zero_()
+    world.state[0, :, :2] = torch.tensor(positions, dtype=torch.float64)
+    return world
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_predators_are_rewarded_for_the_prey_that_they_touch(shared: bool) -> None:
+    # Touching is a distance of at most 0.125, here along x; prey 2 is far away.
+    places = [[0.0, 0.0], [0.24, 0.0], [0.0, -0.9], [0.125, 0.0], [0.0, 0.1], [9, 9]]
+    world = placed(places, counts="3-3-0", prey="learned", shared_reward=shared)
+    rewards = world.step(actions_for(world, 0) | rest(world)).rewards
+    expected = [30.0] * 3 if shared else [20.0, 10.0, 0.0]
+    assert rewards["predator"].tolist() == [expected]
+    touched = torch.tensor([[20.0, 10.0, 0.0]], dtype=torch.float64)
+    away = boundary_penalty(world.state[:, 3:, :2])
+    torch.testing.assert_close(rewards["prey"], -touched - away)
+    assert away[0].tolist() == [0.0, 0.0, 20.0]
+
+
+def rest(world: SimpleTag) -> dict[str, Tensor]:
+    """No-op for everyone."""
+    return {
+        name: torch.zeros(world.num_envs, group.num_agents, dtype=torch.int64)
+        for name, group in world.groups.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("distance", "reward"), [(0.1249, 10.0), (0.125, 10.0), (0.1251, 0.0)]
+)
+def test_touching_ends_at_the_sum_of_the_sizes(distance: float, reward: float) -> None:
+    world = placed([[0.0, 0.0], [distance, 0.0]], counts="1-1-0", prey="flee")
+    assert world.step(rest(world)).rewards["predator"].tolist() == [[reward]]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ((0.0, 0.9), 0.0),
+        ((0.95, 0.0), 0.5),
+        ((-0.95, 0.97), 0.5 + 0.7),
+        ((1.0, 0.0), 1.0),
+        ((0.5, -1.5), math.e),
+        ((2.0, 3.0), math.e**2 + 10.0),
+        ((1e6, -1e6), 20.0),
+    ],
+)
+def test_prey_pay_for_leaving(place: tuple[float, float], expected: float) -> None:
+    got = boundary_penalty(torch.tensor(place, dtype=torch.float64))
+    assert got.item() == pytest.approx(expected)
+
+
+# mpe2
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("counts", ["3-1-2", "1-3-4", "2-2-0"])
+def test_every_step_agrees_with_mpe2(counts: str, continuous: bool) -> None:
+    predators, prey, obstacles = map(int, counts.split("-"))
+    steps, num_envs = 60, 8
+    options: dict[str, Any] = {"obstacles_collide": True, "shared_reward": True}
+    options |= {"prey": "learned", "continuous_actions": continuous}
+    world = SimpleTag(num_envs, counts=counts, dtype=torch.float64, **options)
+    rng = np.random.default_rng(int(counts.replace("-", "")) + continuous)
+    state = rng.uniform(-0.3, 0.3, world.state.shape)  # close together: they collide
+    state[:, world.num_movable :, 2:] = 0
+    world.state.copy_(torch.from_numpy(state))
+    oracles = [Oracle(predators, prey, obstacles, continuous, row) for row in state]
+    touches = blocked = 0
+    for _ in range(steps):
+        shape = (num_envs, predators + prey)
+        if continuous:
+            actions = rng.uniform(0, 1, (*shape, 5))
+        else:
+            actions = rng.integers(0, 5, shape)
+        parts = np.split(actions, [predators], 1)
+        named = zip(("predator", "prey"), map(torch.from_numpy, parts), strict=True)
+        got = world.step(dict(named)).rewards
+        blocked += against_obstacles(world)
+        expected = [o.step(row) for o, row in zip(oracles, actions, strict=True)]
+        rewards = torch.cat((got["predator"], got["prey"]), 1)
+        touches += int((got["predator"] > 0).sum())
+        states = np.stack([oracle.state() for oracle in oracles])
+        np.testing.assert_allclose(world.state, states, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(rewards, np.stack(expected), rtol=0, atol=1e-9)
+    assert touches > 10
+    assert blocked > 10 or not obstacles
+
+
+def against_obstacles(world: SimpleTag) -> int:
+    """How many predators and prey stand in an obstacle."""
+    agents, obstacles = world.state[:, :, None, :2], world.state[:, None, :, :2]
+    distance = (agents - obstacles).norm(dim=-1)
+    return int((distance[:, : world.num_movable, world.num_movable :] < 0.2).sum())
+
+
+class Oracle:
+    """mpe2's env, from a state of our choice."""
+
+    def __init__(
+        self,
+        predators: int,
+        prey: int,
+        obstacles: int,
+        continuous: bool,
+        state: np.ndarray,
+    ) -> None:
+        self.env = simple_tag_v3.raw_env(
+            num_good=prey,
+            num_adversaries=predators,
+            num_obstacles=obstacles,
+            max_cycles=10_000,
+            continuous_actions=continuous,
+        )
+        self.env.reset(seed=0)
+        for entity, row in zip(self.env.world.entities, state, strict=True):
+            entity.state.p_pos, entity.state.p_vel = row[:2].copy(), row[2:].copy()
+
+    def step(self, actions: np.ndarray) -> list[float]:
+        for action in actions:
+            self.env.step(action)
+        return list(self.env.rewards.values())
+
+    def state(self) -> np.ndarray:
+        parts = [(e.state.p_pos, e.state.p_vel) for e in self.env.world.entities]
+        return np.stack([np.concatenate(part) for part in parts])
+
+
+# Obstacles
+
+
+@kinds
+def test_obstacles_have_no_influence_unless_they_collide(prey: str) -> None:
+    options: dict[str, Any] = {"prey": prey, "seed": 3}
+    without = SimpleTag(16, counts="1-3-0", **options)
+    noisy = SimpleTag(16, counts="1-3-28", **options)
+    solid = SimpleTag(16, counts="1-3-28", obstacles_collide=True, **options)
+    for world in (without, noisy, solid):
+        world.reset()
+    still = noisy.state[:, 4:].clone()
+    states, rewards = run(without, 80)
+    its_states, its_rewards = run(noisy, 80)
+    assert torch.equal(states, its_states[:, :, :4])
+    assert torch.equal(rewards, its_rewards)
+    assert torch.equal(noisy.state[:, 4:], still)
+    assert not torch.equal(states, run(solid, 80)[0][:, :, :4])
+    assert torch.equal(solid.state[:, 4:], still)
+
+
+# Prey
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_random_prey_choose_uniformly_among_five(continuous: bool) -> None:
+    world = SimpleTag(
+        200, counts="1-3-0", continuous_actions=continuous, dtype=torch.float64
+    )
+    world.reset()
+    world.state[:, :, :2] = torch.arange(4).double()[:, None] * 10  # no contacts
+    sides = torch.tensor([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]]) * 0.4
+    counts = torch.zeros(5)
+    for step in range(20):
+        world.state[..., 2:] = 0
+        world.step(actions_for(world, step))
+        changes = world.state[:, 1:, None, 2:] - sides
+        near, choice = changes.norm(dim=-1).min(-1)
+        assert near.max() < 1e-6
+        counts += torch.bincount(choice.flatten(), minlength=5)
+    expected = counts.sum() / 5
+    # Chi-squared with 4 degrees of freedom exceeds 24 once in ten thousand.
+    assert ((counts - expected) ** 2 / expected).sum() < 24
+
+
+def test_random_prey_differ_between_seeds_worlds_and_episodes() -> None:
+    def path(seed: int, world: int, episode: int) -> Tensor:
+        env = SimpleTag(
+            1,
+            counts="1-3-0",
+            seed=seed,
+            first_world=world,
+            first_episode=episode,
+            dtype=torch.float64,
+        )
+        env.reset()
+        env.state.zero_()
+        env.state[..., 0] = torch.arange(4)
+        return torch.stack([env.step(rest(env)) and env.state.clone() for _ in "abcde"])
+
+    keys = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+    paths = [path(*key) for key in keys]
+    for i, one in enumerate(paths):
+        assert torch.equal(one, path(*keys[i]))
+        assert not any(torch.equal(one, other) for other in paths[:i])
+
+
+points = st.tuples(st.floats(-2, 2), st.floats(-2, 2))
+
+
+@given(
+    predators=st.lists(points, min_size=1, max_size=4),
+    home=points,
+    extra=points,
+)
+def test_flight_is_a_direction_that_turns_with_what_it_is_given(
+    predators: list[tuple[float, float]],
+    home: tuple[float, float],
+    extra: tuple[float, float],
+) -> None:
+    near = torch.tensor(predators, dtype=torch.float64)
+    goal = torch.tensor(home, dtype=torch.float64)
+    got = flight(near, goal)
+    assert got.shape == (2,)
+    assert float(got.norm()) == pytest.approx(1.0) or float(got.norm()) < 1
+    torch.testing.assert_close(flight(turned(near), turned(goal)), turned(got))
+    more = torch.cat((near, torch.tensor([extra], dtype=torch.float64)))
+    absent = torch.arange(len(more)) == len(near)
+    torch.testing.assert_close(flight(more, goal, absent), got)
+
+
+def turned(points: Tensor) -> Tensor:
+    """A quarter turn to the left."""
+    return torch.stack((-points[..., 1], points[..., 0]), -1)
+
+
+def test_prey_run_from_the_nearest_predator_and_home_from_afar() -> None:
+    near = torch.tensor([[0.2, 0.0], [0.0, 1.0]])
+    here, far = torch.zeros(2), torch.tensor([0.0, -3.0])
+    away = flight(near, here)
+    assert away[0] < -0.9
+    assert -0.3 < away[1] < 0
+    assert flight(near, far)[1] < -0.9
+    assert flight(near[:1] * 0, here).tolist() == [0, 0]
+    assert flight(near, here, torch.ones(2, dtype=torch.bool)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_fleeing_prey_do_what_the_heuristic_says(continuous: bool) -> None:
+    options: dict[str, Any] = {"counts": "2-1-2", "continuous_actions": continuous}
+    scripted = SimpleTag(50, prey="flee", **options)
+    learned = SimpleTag(50, prey="learned", **options)
+    learned.reset()
+    # The mean of all others stands where the world's own prey have their home.
+    state = learned.state
+    state[:, 4, :2] = -state[:, [0, 1, 3], :2].sum(1)
+    scripted.reset()
+    scripted.state.copy_(state)
+    policy = make_heuristic("simple_tag", learned.groups["prey"], role="prey")
+    actions = actions_for(learned, 0)
+    actions["prey"] = policy.act(learned.observe()["prey"]).action
+    before = state[:, 2, 2:].clone()
+    learned.step(actions)
+    scripted.step({"predator": actions["predator"]})
+    torch.testing.assert_close(scripted.state, learned.state)
+    assert ((learned.state[:, 2, 2:] - 0.75 * before).norm(dim=-1) > 0.3).all()
+
+
+# Actions and ends
+
+
+def test_discrete_actions_equal_unit_continuous_ones() -> None:
+    options: dict[str, Any] = {"counts": "2-2-1", "prey": "learned", "seed": 3}
+    discrete = SimpleTag(5, **options)
+    continuous = SimpleTag(5, continuous_actions=True, **options)
+    discrete.reset()
+    continuous.reset()
+    assert continuous.groups["prey"].action_space == spaces.Box(0, 1, (5,), np.float32)
+    for step in range(10):
+        choices = actions_for(discrete, step)
+        discrete.step(choices)
+        continuous.step({name: torch.eye(5)[c] for name, c in choices.items()})
+        assert torch.equal(discrete.state, continuous.state)
+
+
+def test_a_push_has_the_strength_of_its_kind() -> None:
+    world = placed([[0, 0], [5, 5]], counts="1-1-0", prey="learned")
+    choice = torch.tensor([[2]])
+    world.step({"predator": choice, "prey": choice + 1})
+    assert world.state[0, 0, 2:].tolist() == pytest.approx([0.3, 0])
+    assert world.state[0, 1, 2:].tolist() == pytest.approx([0, -0.4])
+    for _ in range(30):
+        world.step({"predator": choice, "prey": choice + 1})
+    speeds = world.state[0, :, 2:].norm(dim=-1)
+    assert speeds.tolist() == pytest.approx([1.0, 1.3])
+
+
+@pytest.mark.parametrize("action", [5, -1])
+def test_an_action_that_there_is_not_is_refused(action: int) -> None:
+    world = SimpleTag(2)
+    world.reset()
+    with pytest.raises(IndexError):
+        world.step({"predator": torch.tensor([[0], [action]])})
+
+
+def test_learning_prey_must_act_and_others_must_not() -> None:
+    world, learned = SimpleTag(1), SimpleTag(1, prey="learned")
+    with pytest.raises(InputError, match="expected the groups predator, prey, got pre"):
+        learned.step(rest(world))
+    with pytest.raises(InputError, match="expected the groups predator, got predator,"):
+        world.step(rest(learned))
+
+
+def test_episode_ends_by_truncation_only() -> None:
+    world = SimpleTag(2, max_steps=3)
+    world.reset()
+    ends = [world.step(actions_for(world, step)) for step in range(3)]
+    assert [end.truncated.all().item() for end in ends] == [False, False, True]
+    assert not any(end.terminated.any() for end in ends)
+
+
+# Seeds, copies
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_world_equals_the_same_world_among_many(
+    prey: str, dtype: torch.dtype
+) -> None:
+    options: dict[str, Any] = {"counts": "2-3-4", "prey": prey, "seed": 11}
+    options |= {"dtype": dtype, "obstacles_collide": True}
+    many = SimpleTag(37, **options)
+    many.reset()
+    states, rewards = run(many, 70)
+    features = many.observe()["predator"].features
+    for number in (0, 3, 36):
+        one = SimpleTag(1, first_world=number, **options)
+        one.reset()
+        alone, its_rewards = run(one, 70)
+        assert torch.equal(alone[:, 0], states[:, number])
+        assert torch.equal(its_rewards[:, 0], rewards[:, number])
+        assert torch.equal(one.observe()["predator"].features[0], features[number])
+
+
+@kinds
+def test_a_partial_reset_leaves_the_other_worlds_alone(prey: str) -> None:
+    world, calm = (SimpleTag(4, seed=2, prey=prey) for _ in range(2))
+    fresh = SimpleTag(4, seed=2, first_episode=1, prey=prey)
+    for each in (world, calm, fresh):
+        each.reset()
+    run(world, 10)
+    run(calm, 10)
+    where = torch.tensor([False, True, False, True])
+    world.reset(where)
+    assert torch.equal(world.state[where], fresh.state[where])
+    assert world.steps.tolist() == [10, 0, 10, 0]
+    states, its_states, fresh_states = (run(w, 80)[0] for w in (world, calm, fresh))
+    assert torch.equal(states[:, ~where], its_states[:, ~where])
+    assert torch.equal(states[:, where], fresh_states[:, where])
+
+
+@kinds
+def test_take_continues_exactly(prey: str) -> None:
+    world = SimpleTag(4, counts="2-2-3", seed=4, prey=prey)
+    world.reset()
+    run(world, 9)
+    rows = torch.tensor([3, 1])
+    taken = world.take(rows)
+    for name, tokens in world.observe().items():
+        for before, after in zip(tokens, taken.observe()[name], strict=True):
+            assert torch.equal(before[rows], after)
+    states, rewards = run(world, 90, first=9)
+    its_states, its_rewards = run(taken, 90, first=9)
+    assert torch.equal(states[:, rows], its_states)
+    assert torch.equal(rewards[:, rows], its_rewards)
+
+
+@kinds
+def test_state_dict_continues_exactly_and_survives_its_use(prey: str) -> None:
+    world, other = (SimpleTag(3, seed=4, prey=prey) for _ in range(2))
+    world.reset()
+    run(world, 7)
+    saved = world.state_dict()
+    expected = run(world, 80, first=7)
+    for _ in range(2):  # twice: stepping must not write into what was saved
+        other.load_state_dict(saved)
+        got = run(other, 80, first=7)
+        assert torch.equal(got[0], expected[0])
+        assert torch.equal(got[1], expected[1])
+    world.reset()
+    other.reset()
+    assert torch.equal(world.state, other.state)
+
+
+# Heuristics
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("counts", ["1-3-28", "1-3-0", "3-1-2"])
+def test_chasing_solves_the_task(counts: str, continuous: bool) -> None:
+    options: dict[str, Any] = {"counts": counts, "continuous_actions": continuous}
+    (best,) = returns(SimpleTag(64, **options), "predator")
+    (chance,) = returns(SimpleTag(64, **options), None)
+    assert best > 120
+    assert chance < 45
+    assert best > 8 * chance
+
+
+def test_chasing_catches_fleeing_prey_too() -> None:
+    (best,) = returns(SimpleTag(128, prey="flee"), "predator")
+    (chance,) = returns(SimpleTag(128, prey="flee"), None)
+    assert best > 20
+    assert best > 4 * chance
+
+
+def test_fleeing_saves_prey() -> None:
+    caught, lost = returns(SimpleTag(64, prey="learned"), "predator", "prey")
+    its_caught, its_lost = returns(SimpleTag(64, prey="learned"), "predator", None)
+    assert caught < its_caught / 4
+    assert lost > its_lost / 3
+
+
+def heuristic(role: str, continuous: bool) -> tuple[Policy, Tokens]:
+    world = SimpleTag(
+        6, counts="2-3-4", prey="learned", continuous_actions=continuous, seed=1
+    )
+    world.reset()
+    group = world.groups[role]
+    return make_heuristic("simple_tag", group, role=role), world.observe()[role]
+
+
+each_heuristic = pytest.mark.parametrize(
+    ("role", "continuous", "watched"),
+    [
+        ("predator", True, 3),
+        ("predator", False, 3),
+        ("prey", True, 2),
+        ("prey", False, 2),
+    ],
+)
+
+
+@each_heuristic
+def test_heuristics_ignore_what_lies_under_padding(
+    role: str, continuous: bool, watched: int
+) -> None:
+    policy, tokens = heuristic(role, continuous)
+    # One of those watched, and an obstacle.
+    padded = torch.zeros_like(tokens.padding)
+    place = int((tokens.types[0, 0] == watched).nonzero()[0])
+    padded[..., [2, place]] = True
+    features = torch.where(padded[..., None], torch.nan, tokens.features)
+    kept = [i for i in range(tokens.num_tokens) if i not in (2, place)]
+    short = tokens.map(lambda part: part[:, :, kept])
+    got, expected = (
+        policy.act(Tokens(features, tokens.types, padded)),
+        policy.act(short),
+    )
+    torch.testing.assert_close(got.logits, expected.logits)
+    torch.testing.assert_close(got.action, expected.action)
+    assert not torch.equal(got.logits, policy.act(tokens).logits)
+
+
+@each_heuristic
+def test_heuristics_are_permutation_invariant(
+    role: str, continuous: bool, watched: int
+) -> None:
+    policy, tokens = heuristic(role, continuous)
+    order = torch.randperm(
+        tokens.num_tokens, generator=torch.Generator().manual_seed(0)
+    )
+    shuffled = tokens.map(lambda part: part[:, :, order])
+    torch.testing.assert_close(policy.act(shuffled).logits, policy.act(tokens).logits)
+
+
+@each_heuristic
+def test_heuristics_rest_when_they_see_nobody(
+    role: str, continuous: bool, watched: int
+) -> None:
+    policy, tokens = heuristic(role, continuous)
+    alone = Tokens(tokens.features, tokens.types, tokens.types != 0)
+    action = policy.act(alone).action
+    assert action.shape == tokens.batch_shape + ((5,) if continuous else ())
+    assert not action.any()
+
+
+def test_chasing_ignores_obstacles_and_other_predators() -> None:
+    policy, tokens = heuristic("predator", continuous=True)
+    noise = (tokens.types == 1) | (tokens.types == 2)
+    features = torch.where(noise[..., None], torch.nan, tokens.features)
+    got = policy.act(Tokens(features, tokens.types, tokens.padding))
+    assert torch.equal(got.logits, policy.act(tokens).logits)
+
+
+def test_chasing_meets_its_prey_two_steps_later() -> None:
+    world = SimpleTag(1, counts="1-2-0", prey="learned", continuous_actions=True)
+    world.reset()
+    start = [[0, 0, 0.1, 0], [0.14, 0.02, 0, 0], [3, 3, 0, 0]]
+    world.state.copy_(torch.tensor([start]))
+    policy = make_heuristic("simple_tag", world.groups["predator"], role="predator")
+    force = policy.act(world.observe()["predator"]).logits[0, 0]
+    velocity = 0.75 * torch.tensor([0.1, 0]) + 0.1 * force
+    meeting = torch.tensor([0.1 * 0.1, 0]) + 0.1 * velocity
+    torch.testing.assert_close(meeting, torch.tensor([0.14, 0.02]))
+
+
+# Drawing
+
+
+def test_render_draws_the_world_and_its_colors() -> None:
+    world = SimpleTag(2, counts="1-3-5")
+    world.reset()
+    image = world.frame(1)
+    for entity, kind in enumerate(world.entities):
+        x, y = world.state[1, entity, :2].tolist()
+        scale = 512 / (2 * world.extent)
+        row, column = int(256 - y * scale), int(256 + x * scale)
+        near = image[row - 1 : row + 2, column - 1 : column + 2].reshape(-1, 3)
+        colors = {other.color for other in world.entities}  # one may hide another
+        assert {tuple(int(c) for c in pixel) for pixel in near} & colors, kind.kind
+    assert not np.array_equal(image, world.frame(0))
+
+
+def test_render_draws_attention_of_either_group() -> None:
+    world = placed([[-1, 0], [1, 0], [0, 1]], counts="1-1-1", prey="learned")
+    weights = torch.tensor([0.0, 1.0, 0.0])  # to the obstacle
+    plain = world.frame().astype(int)
+    for group, left in (("predator", True), ("prey", False)):
+        image = world.frame(attention=weights, group=group).astype(int)
+        columns = (np.abs(image - plain).sum(-1) > 0).any(0).nonzero()[0]
+        assert (columns < 250).any() == left
+        assert (columns > 262).any() != left
+
+
+# Golden
+
+
+def golden() -> dict[str, Any]:
+    """Short trajectories of two worlds, one for each kind of prey."""
+    told: dict[str, Any] = {"version": SimpleTag.version}
+    for prey in KINDS:
+        world = SimpleTag(
+            2, counts="2-2-2", prey=prey, seed=7, dtype=torch.float64, max_steps=12
+        )
+        world.reset()
+        start = world.state.tolist()
+        states, rewards = run(world, 12)
+        told[prey] = {
+            "start": start,
+            "states": states[5::6].tolist(),
+            "rewards": rewards.tolist(),
+            "features": world.observe()["predator"].features[0, 0].tolist(),
+        }
+    return told
+
+
+def test_the_golden_trajectory_has_not_changed() -> None:
+    expected, got = json.loads(GOLDEN.read_text()), golden()
+    assert expected.keys() == got.keys()
+    assert expected["version"] == got["version"]
+    for prey in KINDS:
+        for name, values in expected[prey].items():
+            np.testing.assert_allclose(
+                got[prey][name], values, rtol=0, atol=1e-9, err_msg=f"{prey} {name}"
+            )
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden()) + "\n")

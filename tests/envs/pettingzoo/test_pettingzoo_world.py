@@ -1,0 +1,851 @@
+"""Any PettingZoo env as a world: lives, seeds, replay, refusals, pictures.
+
+``python tests/envs/pettingzoo/test_pettingzoo_world.py`` writes the golden file anew.
+"""
+
+import importlib.abc
+import itertools
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.crowd import Crowd
+from helpers.paths import GOLDEN_FILES
+from marl_pool.cli.main import main
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env, make_env
+from marl_pool.envs.pettingzoo.env_copy import find_factory
+from marl_pool.envs.pettingzoo.world import PettingZooWorld
+from marl_pool.policies import make_policy
+from marl_pool.policies.base import Decision, Policy
+from marl_pool.policies.storage import save_policies
+from marl_pool.rollout import Rollout
+from marl_pool.runs import Run
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, stream_keys, uniform
+
+pytestmark = [
+    # PettingZoo's own test package imports its deprecated modules.
+    pytest.mark.filterwarnings("ignore:The old environment creation API"),
+    pytest.mark.filterwarnings("ignore:Observation is not a NumPy array"),
+    pytest.mark.filterwarnings("ignore:Observation space for each agent probably"),
+]
+
+CROWD = "helpers.crowd:Crowd"
+TAG = "mpe2.simple_tag_v3"
+GOLDEN = GOLDEN_FILES / "pettingzoo.json"
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+class Reader(Policy):
+    """Acts and values by the sum of what it sees, so that a mix-up shows."""
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__()
+        self.space = space
+
+    def act(
+        self,
+        tokens: Tokens,
+        state: Any = (),
+        generator: Any = None,
+        explore: bool = False,
+    ) -> Decision:
+        hidden = tokens.features.masked_fill(tokens.padding[..., None], 0)
+        seen = hidden.sum((-1, -2))
+        if isinstance(self.space, spaces.Discrete):
+            action = (seen.round().abs().long() + 1) % int(self.space.n)
+        else:
+            action = (torch.stack([seen.sin(), seen.cos()], -1) * 8).round() / 8
+        return Decision(action, -seen, seen, seen[..., None], ())
+
+
+def readers(world: PettingZooWorld) -> dict[str, Policy]:
+    return {name: Reader(group.action_space) for name, group in world.groups.items()}
+
+
+def reset_seed(seed: int, world: int, episode: int) -> int:
+    key = stream_keys(
+        seed, torch.tensor([world]), torch.tensor([episode]), Purpose.RESET
+    )
+    return int(uniform(key, 1) * (1 << 31))
+
+
+def some_actions(world: PettingZooWorld, step: int) -> dict[str, Tensor]:
+    """Actions that depend on world number, agent and step alone."""
+    actions = {}
+    for name, group in world.groups.items():
+        space = group.action_space
+        wave = 5 * world.worlds[:, None] + 3 * torch.arange(group.num_agents) + step
+        if isinstance(space, spaces.Discrete):
+            actions[name] = wave % int(space.n)
+        else:
+            place = torch.arange(space.shape[0])
+            actions[name] = torch.sin(wave[..., None] + 2.0 * place)
+    return actions
+
+
+def run(world: PettingZooWorld, steps: int, first: int = 0) -> list[Any]:
+    """All that shows in ``steps`` steps."""
+    shown = []
+    for step in range(first, first + steps):
+        taken = world.step(some_actions(world, step))
+        shown.append((taken, world.observe(), world.active))
+    return shown
+
+
+def assert_same(left: Any, right: Any, rows: Any = slice(None)) -> None:
+    """``left`` in the worlds ``rows`` equals ``right``."""
+    assert type(left) is type(right)
+    if isinstance(left, Tensor):
+        assert left[rows].equal(right)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key], rows)
+    else:
+        for mine, theirs in zip(left, right, strict=True):
+            assert_same(mine, theirs, rows)
+
+
+# Lives, against the plainest bookkeeping: one world, one agent, one step at a time
+
+
+def play(
+    options: dict[str, Any], seed: int, world: int, steps: int, max_steps: int
+) -> Iterator[dict[str, Any]]:
+    """Every step of one world by itself: who acted, saw, got and comes next."""
+    episode, env = 0, None
+    while steps > 0:
+        env = Crowd(**options)
+        seen, _ = env.reset(seed=reset_seed(seed, world, episode))
+        before, time, over = list(env.agents), 0, False
+        while not over and steps > 0:
+            actions = {agent: naive_action(env, agent, seen[agent]) for agent in before}
+            given = {agent: naive_value(seen[agent]) for agent in before}
+            after, rewards, died, late, _ = env.step(actions)
+            timeout = time + 1 == max_steps
+            over = not env.agents or timeout
+            # At the end those whose time was up would have gone on.
+            last = [a for a in before if late[a] and not died[a]]
+            on = list(env.agents) or last
+            yield {
+                "time": time,
+                "seen": {agent: seen[agent] for agent in before},
+                "actions": actions,
+                "values": given,
+                "rewards": rewards,
+                "next": {a: naive_value(after[a]) for a in before if a in on},
+                "goes_on": [] if over else [a for a in before if a in env.agents],
+                "terminated": not on,
+                "truncated": timeout or bool(on and over),
+            }
+            before, seen, time = list(env.agents), after, time + 1
+            steps -= 1
+        episode += 1
+
+
+def naive_value(observation: np.ndarray) -> float:
+    return float(observation.sum())
+
+
+def naive_action(env: Crowd, agent: str, observation: np.ndarray) -> Any:
+    seen = observation.sum()
+    if agent.startswith("hen"):
+        return (round(abs(float(seen))) + 1) % 3
+    return (np.array([np.sin(seen), np.cos(seen)], np.float32) * 8).round() / 8
+
+
+def naive_chunks(steps: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """Chunks by (agent, first step of the fragment), with their estimates."""
+    chunks: dict[Any, dict[str, Any]] = {}
+    running: dict[str, Any] = {}
+    for index, step in enumerate(steps):
+        for agent in step["seen"]:
+            if agent not in running:
+                running[agent] = (agent, index)
+                chunks[running[agent]] = {
+                    key: [] for key in ("seen", "actions", "values", "rewards", "next")
+                }
+                chunks[running[agent]]["time"] = step["time"]
+            chunk = chunks[running[agent]]
+            for key in ("seen", "actions", "values", "rewards"):
+                chunk[key].append(step[key][agent])
+            chunk["next"].append(step["next"].get(agent, 0.0))
+            chunk["ends"] = step["terminated"], step["truncated"]
+        running = {agent: running[agent] for agent in step["goes_on"]}
+    for chunk in chunks.values():
+        parts = zip(chunk["rewards"], chunk["next"], chunk["values"], strict=True)
+        errors = [reward + GAMMA * after - value for reward, after, value in parts]
+        chunk["advantages"] = [
+            sum((GAMMA * LAMBDA) ** k * error for k, error in enumerate(errors[t:]))
+            for t in range(len(errors))
+        ]
+    return chunks
+
+
+@given(
+    options=st.fixed_dictionaries(
+        {
+            "wolves": st.integers(0, 2),
+            "hens": st.integers(1, 3),
+            "death": st.sampled_from([0.0, 0.1, 0.4, 1.0]),
+            "birth": st.sampled_from([0.0, 0.3, 0.9]),
+            "alone": st.sampled_from([0.0, 0.2]),
+            "horizon": st.integers(1, 7),
+        }
+    ),
+    seed=st.integers(0, 1000),
+    num_envs=st.integers(1, 4),
+    max_steps=st.integers(1, 9),
+    fragments=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+)
+def test_births_and_deaths_do_not_corrupt_a_batch(
+    options, seed, num_envs, max_steps, fragments
+):
+    world = PettingZooWorld(
+        num_envs,
+        module=CROWD,
+        options=options,
+        max_steps=max_steps,
+        seed=seed,
+        dtype=torch.float64,
+    )
+    rollout = Rollout(world, readers(world))
+    alone = [
+        list(play(options, seed, number, sum(fragments), max_steps))
+        for number in range(num_envs)
+    ]
+    for steps in fragments:
+        compare(rollout, [rows[:steps] for rows in alone], steps)
+        alone = [rows[steps:] for rows in alone]
+
+
+def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> None:
+    """One fragment's episode chunks against the plain bookkeeping."""
+    from marl_pool.training.ppo.advantages import estimate_advantages
+    from marl_pool.training.ppo.episodes import to_episodes
+
+    before = rollout.world.steps.numpy().copy()
+    found: dict[Any, Any] = {}
+    for group, part in rollout.steps(steps).items():
+        dead = ~part.active
+        assert not part.rewards[dead].any()
+        assert part.tokens.padding[dead].all()
+        assert not part.tokens.padding[part.active].any()
+        advantages, targets = estimate_advantages(part, GAMMA, LAMBDA)
+        for chunk in to_episodes(
+            part,
+            advantages,
+            targets,
+            group=group,
+            module_id=group,
+            prefix="p",
+            first_steps=before,
+        ):
+            env, start = int(chunk.id_.split("-")[1]), int(chunk.id_.split("-")[-1])
+            found[env, chunk.agent_id, start] = chunk
+    expected = {
+        (env, *key): chunk
+        for env, rows in enumerate(alone)
+        for key, chunk in naive_chunks(rows).items()
+    }
+    assert found.keys() == expected.keys()
+    for key, chunk in found.items():
+        naive, length = expected[key], len(chunk)
+        features = chunk.observations.data["features"][:length, :, 0]
+        np.testing.assert_array_equal(features, np.stack(naive["seen"]))
+        np.testing.assert_allclose(chunk.actions.data, np.stack(naive["actions"]), 1e-6)
+        np.testing.assert_allclose(chunk.rewards.data, naive["rewards"], 1e-6)
+        outputs = chunk.extra_model_outputs
+        advantages, targets = outputs["advantages"].data, outputs["value_targets"].data
+        np.testing.assert_allclose(advantages, naive["advantages"], 1e-5, 1e-5)
+        whole = np.add(naive["advantages"], naive["values"])
+        np.testing.assert_allclose(targets, whole, 1e-5, 1e-5)
+        assert (chunk.is_terminated, chunk.is_truncated) == naive["ends"]
+        assert chunk.t_started == naive["time"]
+
+
+def test_the_crowd_dies_is_born_and_ends_in_every_way():
+    """The property above would be empty if such things did not happen."""
+    rows = [row for n in range(20) for row in play({}, 0, n, 40, 7)]
+    seen = {
+        "death": any(set(r["seen"]) - set(r["next"]) for r in rows),
+        "terminated": any(r["terminated"] for r in rows),
+        "truncated": any(r["truncated"] for r in rows),
+        "mixed": any(r["truncated"] and len(r["next"]) < len(r["seen"]) for r in rows),
+        "born": any(
+            set(later["seen"]) - set(row["goes_on"])
+            for row, later in itertools.pairwise(rows)
+            if later["time"]
+        ),
+    }
+    assert all(seen.values()), seen
+
+
+# Seeds and replay
+
+
+@pytest.mark.parametrize("module", [TAG, CROWD])
+def test_one_world_equals_the_same_world_among_many(module):
+    many = PettingZooWorld(5, module=module, seed=4)
+    many.reset()
+    alone = PettingZooWorld(1, module=module, seed=4, first_world=3)
+    alone.reset()
+    assert_same(many.observe(), alone.observe(), slice(3, 4))
+    assert_same(run(many, 6), run(alone, 6), slice(3, 4))
+    assert (
+        not many.observe()[next(iter(many.groups))]
+        .features[0]
+        .equal(many.observe()[next(iter(many.groups))].features[1])
+    )
+
+
+def test_each_episode_and_seed_begins_elsewhere():
+    world = PettingZooWorld(2, module=TAG)
+    starts = []
+    for _ in range(2):
+        world.reset()
+        starts.append(world.observe()["agent"].features)
+    again = PettingZooWorld(2, module=TAG, first_episode=1)
+    other = PettingZooWorld(2, module=TAG, seed=1)
+    for each in (again, other):
+        each.reset()
+    assert not starts[0].equal(starts[1])
+    assert again.observe()["agent"].features.equal(starts[1])
+    assert not other.observe()["agent"].features.equal(starts[0])
+
+
+def test_a_partial_reset_leaves_the_others_alone():
+    world, untouched = (PettingZooWorld(3, module=TAG, seed=2) for _ in range(2))
+    for each in (world, untouched):
+        each.reset()
+        run(each, 3)
+    seen = world.observe()["agent"].features
+    kept = seen.clone()
+    world.reset(torch.tensor([False, True, False]))
+    rows = torch.tensor([0, 2])
+    assert_same(world.observe(), untouched.take(rows).observe(), rows)
+    assert not world.observe()["agent"].features[1].equal(seen[1])
+    assert seen.equal(kept)
+    assert world.steps.tolist() == [3, 0, 3]
+
+
+@pytest.mark.parametrize("module", [TAG, CROWD])
+def test_taken_worlds_go_on_alone_and_leave_the_first_as_it_was(module):
+    options: dict[str, Any] = {"module": module, "seed": 5}
+    world, reference = (PettingZooWorld(4, **options) for _ in range(2))
+    for each in (world, reference):
+        each.reset()
+        run(each, 3)
+    rows = torch.tensor([2, 0, 2])
+    taken = world.take(rows)
+    expected = run(reference, 4, first=3)
+    # The copies are shared until both step; each must see its own future.
+    assert_same(expected, run(taken, 4, first=3), rows)
+    assert_same(expected, run(world, 4, first=3))
+    world.reset()
+    late = taken.take(torch.tensor([1]))
+    assert_same(run(reference, 2, first=7), run(late, 2, first=7), slice(0, 1))
+
+
+@pytest.mark.parametrize("module", [TAG, CROWD])
+def test_a_state_continues_exactly(module):
+    world = PettingZooWorld(3, module=module, seed=6)
+    world.reset()
+    run(world, 2)
+    world.reset(torch.tensor([False, True, False]))
+    run(world, 3, first=2)
+    state = world.state_dict()
+    expected = run(world, 4, first=5)
+    for _ in range(2):
+        other = PettingZooWorld(3, module=module, seed=6)
+        other.reset()
+        other.load_state_dict(state)
+        assert_same(expected, run(other, 4, first=5))
+
+
+def test_an_env_that_no_seed_determines_is_told_of():
+    world = PettingZooWorld(1, module=f"{__name__}:Unsteady")
+    world.reset()
+    run(world, 2)
+    state = world.state_dict()
+    with pytest.warns(UserWarning, match="not deterministic"):
+        world.load_state_dict(state)
+
+
+def test_rewards_and_ends_are_the_env_s_own():
+    from mpe2 import simple_tag_v3
+
+    world = PettingZooWorld(2, module=TAG, seed=3, options={"max_cycles": 6})
+    world.reset()
+    for number in range(2):
+        env = simple_tag_v3.parallel_env(max_cycles=6)
+        env.reset(seed=reset_seed(3, number, 0))
+        mine = world.take(torch.tensor([number]))
+        for step in range(6):
+            chosen = some_actions(mine, step)
+            flat = {
+                f"{name}_{i}": int(action)
+                for name, part in chosen.items()
+                for i, action in enumerate(part[0])
+            }
+            _, rewards, *_ = env.step(flat)
+            taken = mine.step(chosen)
+            for name, part in taken.rewards.items():
+                own = [rewards[f"{name}_{i}"] for i in range(part.shape[1])]
+                np.testing.assert_allclose(part[0], own, 1e-6)
+        assert taken.truncated.tolist() == [True]
+        assert taken.terminated.tolist() == [False]
+        assert all(part.all() for part in mine.active.values())
+
+
+def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
+    world = PettingZooWorld(2, module=CROWD, seed=1)
+    world.reset()
+    wild, tame = world.take(torch.arange(2)), world.take(torch.arange(2))
+    actions = some_actions(world, 0)
+    actions["wolf"] = torch.full((2, 1, 2), 5.0)
+    step = wild.step(actions)
+    actions["wolf"] = torch.ones(2, 1, 2)
+    actions["hen"] = actions["hen"].masked_fill(~world.active["hen"], 2)
+    assert_same(step, tame.step(actions))  # the crowd holds actions to their space
+
+
+# Groups, dtypes, forms of observation
+
+
+def test_agents_are_grouped_by_name_and_spaces():
+    world = PettingZooWorld(1, module="mpe2.simple_world_comm_v3")
+    sizes = {name: group.num_agents for name, group in world.groups.items()}
+    assert sizes == {"leadadversary": 1, "adversary": 3, "agent": 2}
+    uneven = PettingZooWorld(1, module=f"{__name__}:Uneven")
+    assert {k: g.num_agents for k, g in uneven.groups.items()} == {
+        "unit_a": 2,
+        "unit_b": 1,
+    }
+
+
+def test_groups_may_be_named_and_ordered():
+    groups = {"second": ["agent_2", "agent_0"], "first": ["agent_1"]}
+    options: dict[str, Any] = {"module": "mpe2.simple_spread_v3", "seed": 1}
+    world, plain = (
+        PettingZooWorld(2, groups=groups, **options),
+        PettingZooWorld(2, **options),
+    )
+    for each in (world, plain):
+        each.reset()
+    order = {"second": [2, 0], "first": [1]}
+    for name, places in order.items():
+        mine = world.observe()[name].features
+        assert mine.equal(plain.observe()["agent"].features[:, places])
+    moves = torch.tensor([[1, 2, 3], [4, 0, 1]])
+    mine = world.step({name: moves[:, places] for name, places in order.items()})
+    theirs = plain.step({"agent": moves})
+    for name, places in order.items():
+        assert mine.rewards[name].equal(theirs.rewards["agent"][:, places])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_have_the_dtype_asked_for(dtype):
+    world = make_batched_env("pettingzoo", 2, module=TAG, dtype=dtype)
+    world.reset()
+    assert world.observe()["agent"].features.dtype == dtype
+    assert run(world, 1)[0][0].rewards["agent"].dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_observations_may_be_tokens_already(dtype):
+    world = PettingZooWorld(
+        2, module=f"{__name__}:Tokenized", options={"dtype": np.dtype(dtype).name}
+    )
+    spec = world.groups["agent"].tokens
+    assert spec.type_names == ("self", "type_1", "type_2")
+    assert spec.dtype == np.dtype(dtype).name
+    world.reset()
+    tokens = world.observe()["agent"]
+    assert tokens.features.tolist() == [[[[1, 2], [3, 4], [0, 0]]]] * 2
+    assert tokens.types.tolist() == [[[0, 2, 0]]] * 2
+    assert tokens.padding.tolist() == [[[False, False, True]]] * 2
+    assert str(tokens.features.dtype).endswith(spec.dtype)
+
+
+def test_an_id_of_pettingzoos_registry_will_do():
+    name = "marl_pool/simple_centroid-v0"
+    world = PettingZooWorld(
+        1, module=name, options={"num_noise": 2, "seed": 0}, max_steps=3
+    )
+    world.reset()
+    assert world.groups["agent"].tokens.num_tokens == 6
+    assert not world.observe()["agent"].padding.any()
+
+
+# PettingZoo's own tests, for the adapter seen as a ParallelEnv again
+
+
+def test_the_view_of_agents_that_come_and_go_is_told_of_births():
+    from pettingzoo.test import parallel_api_test
+
+    with warnings.catch_warnings():
+        # PettingZoo forbids a second life; without births not all have even one.
+        warnings.filterwarnings("ignore", message="No agents present but not all")
+        options = {"birth": 0.0, "alone": 0.0}
+        parallel_api_test(make_env("pettingzoo", module=CROWD, options=options), 20)
+    view = make_env("pettingzoo", module=CROWD, seed=0, options={"death": 0.0})
+    view.reset()
+    before = set(view.agents)
+    actions = {agent: view.action_space(agent).sample() for agent in view.agents}
+    observations, rewards, terminations, *_ = view.step(actions)
+    born = set(view.agents) - before
+    assert born
+    assert observations.keys() == rewards.keys() == terminations.keys()
+    assert born <= observations.keys()
+    assert not any(observations[agent]["padding"].any() for agent in born)
+
+
+# Refusals
+
+
+class Unsteady(Crowd):
+    calls = 0
+
+    def reset(self, seed=None, options=None):
+        Unsteady.calls += 1
+        return super().reset(Unsteady.calls)
+
+
+class Uneven(Crowd):
+    def __init__(self, spaces_of=None, **options):
+        super().__init__(**options)
+        self.possible_agents = ["unit1", "unit2", "unit3"]
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 1, (3 if agent == "unit2" else 4,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+
+class Tokenized(Crowd):
+    def __init__(self, dtype="float32"):
+        super().__init__()
+        self.dtype, self.possible_agents = np.dtype(dtype), ["agent_0"]
+
+    def observation_space(self, agent):
+        return spaces.Dict(
+            features=spaces.Box(0, 255, (3, 2), self.dtype),
+            types=spaces.Box(0, 2, (3,), np.int64),
+            padding=spaces.Box(0, 1, (3,), np.bool_),
+        )
+
+    def _observe(self, agents):
+        return {
+            agent: {
+                "features": np.array([[1, 2], [3, 4], [0, 0]], self.dtype),
+                "types": np.array([0, 2, 0]),
+                "padding": np.array([False, False, True]),
+            }
+            for agent in agents
+        }
+
+
+class Odd(Crowd):
+    """One space that does not fit."""
+
+    SPACES: ClassVar = {
+        "image": spaces.Box(0, 1, (4, 4), np.float32),
+        "dict": spaces.Dict(features=spaces.Box(0, 1, (4, 4), np.float32)),
+        "choice": spaces.Discrete(3),
+        "wide": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        "many": spaces.MultiDiscrete([2, 2]),
+        "whole": spaces.Box(0, 3, (2,), np.int64),
+    }
+
+    def __init__(self, observation=None, action=None):
+        super().__init__()
+        self.observation, self.action = observation, action
+
+    def observation_space(self, agent):
+        return self.SPACES.get(self.observation) or super().observation_space(agent)
+
+    def action_space(self, agent):
+        return self.SPACES.get(self.action) or super().action_space(agent)
+
+
+class Lonely(Crowd):
+    def __init__(self):
+        super().__init__(wolves=0, hens=0)
+
+
+class Vague(Crowd):
+    """Speaks of nobody's observation, of a stranger, or too briefly."""
+
+    def __init__(self, stranger=False, brief=False):
+        super().__init__(death=0.0)
+        self.stranger, self.brief = stranger, brief
+
+    def reset(self, seed=None, options=None):
+        seen, infos = super().reset(seed)
+        if self.stranger:
+            self.agents = ["ghost_0"]
+        return {agent: seen[agent][:1] for agent in seen if self.brief}, infos
+
+
+def not_an_env():
+    return object()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"module": "no.such"}, "env.module: 'no.such' cannot be imported: Mod.*'no'"),
+        ({"module": "json"}, "env.module: .*parallel_env, or .*'json' has no 'par"),
+        ({"module": "json:loads2"}, "'json' has no 'loads2'"),
+        ({"module": ""}, "env.module: '' cannot be imported"),
+        ({"module": "none/such-v0"}, "env.module: Namespace.* 'none' not found"),
+        ({"module": f"{__name__}:not_an_env"}, "give a PettingZoo ParallelEnv, got ob"),
+        ({"module": "mpe2.simple_spread_v3:env"}, "ParallelEnv, got OrderEnf"),
+        ({"module": f"{__name__}:Lonely"}, "possible_agents, got none"),
+        ({"module": TAG, "options": {"N": 3}}, "env.options: mpe2.simple_tag_v3 re.*N"),
+        (
+            {"module": "mpe2.simple_spread_v3", "options": {"local_ratio": 2}},
+            "env.options: .*Must be between 0 and 1",
+        ),
+        ({"module": CROWD, "groups": {"a": []}}, "env.groups: group 'a' has no agents"),
+        ({"module": CROWD, "groups": {"a": ["fox"]}}, "agent 'fox'; expected some of"),
+        ({"module": CROWD, "groups": {"a": ["hen_0"]}}, "no group has wolf_0, hen_1"),
+        (
+            {"module": CROWD, "groups": {"a": ["hen_0"], "b": ["hen_0"]}},
+            "agent 'hen_0' is in 'a' and 'b'",
+        ),
+        (
+            {"module": CROWD, "groups": {"a": ["hen_0", "wolf_0", "hen_1", "hen_2"]}},
+            "'hen_0' and 'wolf_0' of group 'a' have different spaces",
+        ),
+        ({"module": CROWD, "tokenizer": "nothing"}, "unknown env.tokenizer 'nothing'"),
+        (
+            {"module": CROWD, "tokenizer": "simple_tag"},
+            "env.tokenizer: simple_tag: exp",
+        ),
+        (
+            {"module": f"{__name__}:Tokenized", "tokenizer": "features"},
+            "observes tokens already; expected null",
+        ),
+        *(
+            ({"module": f"{__name__}:Odd", "options": {"observation": kind}}, expected)
+            for kind, expected in {
+                "image": r"env.module: agent 'wolf_0': expected observations in a Box",
+                "dict": r"expected observations in .*got Dict",
+                "choice": r"expected observations in .*got Discrete",
+            }.items()
+        ),
+        *(
+            ({"module": f"{__name__}:Odd", "options": {"action": kind}}, expected)
+            for kind, expected in {
+                "wide": r"env.module: agent 'wolf_0': action space: expected Disc",
+                "many": r"action space: expected .*MultiDiscrete",
+                "whole": r"expected actions in a Box of floats",
+            }.items()
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        PettingZooWorld(1, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "env.module: no observation of agent"),
+        ({"stranger": True}, "'ghost_0' is not one of possible_agents"),
+        ({"brief": True}, r"expected an observation of shape .*, got \(1,\)"),
+    ],
+)
+def test_an_env_that_breaks_its_word_is_named(options, message):
+    world = PettingZooWorld(1, module=f"{__name__}:Vague", options=options)
+    with pytest.raises(InputError, match=message):
+        world.reset()
+
+
+def test_a_module_that_fails_at_import_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_env.py").write_text("raise OSError('no\\ndisplay')")
+    with pytest.raises(InputError, match="cannot be imported: OSError: no display"):
+        PettingZooWorld(1, module="broken_env")
+
+
+def test_a_missing_dependency_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("mpe2")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(InputError, match=r"env\.module: 'mpe2.* cannot be .*pygame"):
+        PettingZooWorld(1, module=TAG)
+
+
+# What a run's folder names is not imported on its word
+
+
+PROBE = """
+from mpe2.simple_spread_v3 import parallel_env
+from test_pettingzoo_world import Touch
+Touch.imported.append(__name__)
+"""
+
+
+class Touch:
+    imported: ClassVar[list[str]] = []
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "render"])
+def test_a_run_s_module_is_imported_only_if_allowed(
+    tmp_path, monkeypatch, capsys, verb
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    Touch.imported.clear()
+    monkeypatch.delitem(sys.modules, "sent_env", raising=False)
+    (tmp_path / "sent_env.py").write_text(PROBE)
+    own = "marl_pool.envs.tokenizers.features:FeatureTokenizer"
+    path = untrained_run(tmp_path / "run", "env.module=sent_env", own)
+    monkeypatch.delitem(sys.modules, "sent_env")
+    Touch.imported.clear()
+    command = [verb, path, "episodes=2", *(["suite=quick"] * (verb == "evaluate"))]
+    assert main(command) == 2
+    assert "uses the env.module 'sent_env'" in (refusal := capsys.readouterr().err)
+    assert "--plugin sent_env" in refusal
+    assert not Touch.imported
+    command += ["--plugin", "sent_env"]
+    assert main(command) == 2
+    assert f"--plugin {own}" in capsys.readouterr().err
+    assert Touch.imported == ["sent_env"]
+    assert main([*command, "--plugin", own]) == 0
+    assert Touch.imported == ["sent_env"]
+
+
+def untrained_run(path: Path, module: str, tokenizer: str) -> str:
+    tiny = ["encoder.num_layers=1", "pooling=avg", "env.max_steps=3"]
+    options = [module, f"env.tokenizer={tokenizer}"]
+    config = compose("train", ["env=pettingzoo", *options, *tiny])
+    group = make_batched_env(num_envs=1, **config["env"]).groups["agent"]
+    parts = {"encoder": config["encoder"], "pooling": config["pooling"]}
+    policy = make_policy(group.tokens, group.action_space, **parts, seed=0)
+    run = Run.create(str(path), config)
+    with run.save_policy_dir() as saved:
+        save_policies({"agent": policy}, {"agent": "agent"}, saved)
+    return str(path)
+
+
+# Pictures
+
+
+def test_a_picture_is_of_the_moment_that_it_was_taken():
+    world = PettingZooWorld(2, module=CROWD, options={"death": 0.0, "horizon": 9})
+    world.reset()
+    early = world.take(torch.tensor([0]))
+    run(world, 4)
+    for moment, width in ((early, 0), (world, 16), (early, 0)):
+        image = moment.frame(0, size=40)
+        assert image.shape == (40, 40, 3)
+        assert image.dtype == np.uint8
+        # Twice as wide as high: half of the square is margin.
+        middle = image[20, :, 0]
+        assert (middle == 200).sum() == width // 2
+        assert (image[0] == image[0, 0]).all()
+    world.reset()
+    assert not (world.frame(0, size=40)[20] == 200).any()
+
+
+def test_a_frame_of_mpe2_shows_its_agents():
+    world = PettingZooWorld(1, module=TAG, seed=1)
+    world.reset()
+    image = world.frame(size=128)
+    assert image.shape == (128, 128, 3)
+    # 0.85, 0.35, 0.35 of 200: the adversaries.
+    assert (np.abs(image.astype(int) - [170, 70, 70]).sum(-1) < 12).sum() > 20
+    run(world, 3)
+    assert not np.array_equal(world.frame(size=128), image)
+
+
+class Blind(Crowd):
+    def __init__(self, **options):
+        options.pop("render_mode", None)
+        super().__init__(**options)
+
+    def render(self):
+        return None
+
+
+def blind(wolves=1):
+    return Crowd(wolves=wolves)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("Blind", r"\(height, width, 3\), got None"), ("blind", "refuses .*render_mode")],
+)
+def test_an_env_that_cannot_be_drawn_says_so(name, message):
+    world = PettingZooWorld(1, module=f"{__name__}:{name}")
+    with pytest.raises(InputError, match="once it has been reset"):
+        world.frame()
+    world.reset()
+    with pytest.raises(InputError, match=message):
+        world.frame()
+
+
+# Golden trajectory
+
+
+def golden() -> list[dict[str, Any]]:
+    """Two worlds of mpe2's tag, five steps, rounded."""
+    world = PettingZooWorld(2, module=TAG, seed=8, dtype=torch.float64)
+    world.reset()
+    rows = []
+    for taken, seen, _ in run(world, 5):
+        rows.append(
+            {
+                name: {
+                    "rewards": taken.rewards[name].round(decimals=6).tolist(),
+                    "features": seen[name].features.round(decimals=6).tolist(),
+                }
+                for name in world.groups
+            }
+        )
+    return rows
+
+
+def test_golden_trajectory():
+    for mine, saved in zip(golden(), json.loads(GOLDEN.read_text()), strict=True):
+        for name, parts in saved.items():
+            for key, values in parts.items():
+                np.testing.assert_allclose(mine[name][key], values, atol=2e-6)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden()) + "\n")
+
+
+def test_a_missing_mpe2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpe2"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Hidden(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name == "mpe2":
+                raise ModuleNotFoundError("No module named 'mpe2'", name="mpe2")
+
+    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    with pytest.raises(InputError, match=r'pip install "marl-pool\[mpe\]"'):
+        find_factory("mpe2.simple_spread_v3")

@@ -1,0 +1,615 @@
+"""Pong: frames against Gymnasium's, patches, starts, exact replays, the heuristic.
+
+``python tests/envs/pong/test_pong.py`` rewrites the golden file; a change in it is a change of
+the dynamics, which requires a higher ``Pong.version``.
+"""
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import ale_py
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import AtariPreprocessing
+from torch import Tensor, nn
+
+from helpers.paths import GOLDEN_FILES
+from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
+from marl_pool.envs.pong.heuristic import PongHeuristic, _reflect
+from marl_pool.envs.pong.world import EPISODES_PER_SEED, Pong
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout, collect
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+GOLDEN = GOLDEN_FILES / "pong.json"
+STICKY = pytest.mark.parametrize("sticky", [0.0, 0.25])
+
+
+def make(num_envs: int = 1, **options: Any) -> Pong:
+    return Pong(num_envs, **{"threads": 1, **options})
+
+
+def begun(num_envs: int = 1, **options: Any) -> Pong:
+    world = make(num_envs, **options)
+    world.reset()
+    return world
+
+
+def actions_for(world: Pong) -> dict[str, Tensor]:
+    """Actions that depend on world, episode and step only, up to 8 equal in a row."""
+    turn = world.steps // (1 + world.worlds % 8)
+    mixed = (world.worlds * 7 + world.episodes * 5 + turn * turn * 3) % 6
+    return {"agent": mixed[:, None]}
+
+
+def run(world: Pong, steps: int) -> Tensor:
+    """Play; return the newest frames ``(steps, num_envs, 84, 84)``."""
+    frames = []
+    for _ in range(steps):
+        world.step(actions_for(world))
+        frames.append(world.screens[:, -1].clone())
+    return torch.stack(frames)
+
+
+def idle(world: Pong) -> dict[str, Tensor]:
+    return {"agent": torch.zeros(world.num_envs, 1, dtype=torch.int64)}
+
+
+def oracle(frame_skip: int = 4) -> AtariPreprocessing:
+    """Gymnasium's own preprocessing of the same game, without no-ops."""
+    gymnasium.register_envs(ale_py)
+    game = gymnasium.make("PongNoFrameskip-v4").unwrapped
+    return AtariPreprocessing(game, noop_max=0, frame_skip=frame_skip)
+
+
+@pytest.fixture(scope="module")
+def finished() -> Pong:
+    """World 0 lost a whole game 300 steps ago; world 1 is at its start."""
+    world = begun(2)
+    for _ in range(1100):
+        world.step(idle(world))
+    world.reset(torch.tensor([False, True]))
+    run(world, 3)
+    return world
+
+
+# Observations
+
+
+def test_names() -> None:
+    assert "pong" in env_names()
+    assert "pong" in heuristic_names()
+    assert isinstance(make_batched_env("pong", 2), Pong)
+
+
+@pytest.mark.parametrize("frame_skip", [4, 3])
+def test_frames_and_rewards_are_gymnasiums(frame_skip: int) -> None:
+    world = begun(noop_max=0, zero_rows=0, frame_skip=frame_skip)
+    env = oracle(frame_skip)
+    frame, _ = env.reset(seed=0)
+    rng = np.random.default_rng(1)
+    total = 0.0
+    for _ in range(150):
+        assert np.array_equal(frame, world.screens[0, -1].numpy())
+        action = int(rng.integers(6))
+        frame, reward, terminated, _, _ = env.step(action)
+        step = world.step({"agent": torch.tensor([[action]])})
+        assert step.rewards["agent"].item() == reward
+        assert step.terminated.item() == terminated
+        total += float(reward)
+    assert total < 0
+
+
+def test_moves_are_three_of_the_minimal_actions() -> None:
+    six, three = begun(), begun(actions="moves")
+    assert three.groups["agent"].action_space == spaces.Discrete(3)
+    for action in (0, 1, 1, 2, 2, 2, 0, 1):
+        six.step({"agent": torch.tensor([[(0, 2, 3)[action]]])})
+        three.step({"agent": torch.tensor([[action]])})
+        assert torch.equal(six.screens, three.screens)
+
+
+def test_observation_matches_its_description() -> None:
+    world = begun(2)
+    group = world.groups["agent"]
+    assert group.num_agents == 1
+    assert (group.tokens.num_tokens, group.tokens.num_features) == (196, 144)
+    assert group.tokens.type_names == ("patch",)
+    assert not group.tokens.has_self
+    assert group.action_space == spaces.Discrete(6)
+    tokens = world.observe()["agent"]
+    assert tokens.features.dtype == torch.uint8
+    assert tokens.batch_shape == (2, 1)
+    arrays = {name: part.numpy() for name, part in tokens.at((1, 0))._asdict().items()}
+    assert group.tokens.space().contains(arrays)
+
+
+@pytest.mark.parametrize(("patch", "num_frames"), [(6, 4), (12, 1)])
+def test_a_token_is_a_patch_of_each_frame_oldest_first(
+    patch: int, num_frames: int
+) -> None:
+    world = begun(2, patch=patch, num_frames=num_frames)
+    run(world, 5)
+    features = world.observe()["agent"].features[1, 0].numpy()
+    side = 84 // patch
+    for token in (0, 3, side, side * side - 2):
+        top, left = patch * (token // side), patch * (token % side)
+        pixels = world.screens[1, :, top : top + patch, left : left + patch].numpy()
+        assert np.array_equal(features[token], pixels.reshape(-1))
+
+
+def test_frames_move_up_and_begin_alike() -> None:
+    world = begun(2)
+    for _ in range(2):
+        assert world.screens[:, 3].flatten(1).any(-1).all()
+        assert torch.equal(world.screens, world.screens[:, 3:].expand(-1, 4, -1, -1))
+        for _ in range(5):
+            before = world.screens
+            world.step(actions_for(world))
+            assert torch.equal(world.screens[:, :3], before[:, 1:])
+        world.reset()
+
+
+def test_a_reset_leaves_the_frames_of_the_others() -> None:
+    world = begun(2)
+    run(world, 6)
+    before = world.screens
+    world.reset(torch.tensor([True, False]))
+    assert torch.equal(world.screens[1], before[1])
+    assert torch.equal(world.screens[0], world.screens[0, 3:].expand(4, -1, -1))
+    world.step(idle(world))
+    assert torch.equal(world.screens[1, :3], before[1, 1:])
+
+
+def test_the_score_is_black_unless_asked_for() -> None:
+    plain, shown = begun(), begun(zero_rows=0)
+    assert not plain.screens[:, :, :10].any()
+    assert shown.screens[:, -1, :10].any()
+    assert torch.equal(plain.screens[:, :, 10:], shown.screens[:, :, 10:])
+
+
+def test_observation_is_not_changed_by_later_steps() -> None:
+    world = begun()
+    features = world.observe()["agent"].features
+    before = features.clone()
+    run(world, 3)
+    assert torch.equal(features, before)
+    assert not torch.equal(world.observe()["agent"].features, before)
+
+
+# Episodes
+
+
+def test_starts_are_those_after_up_to_noop_max_no_ops() -> None:
+    env = oracle()
+    env.reset(seed=0)
+    starts = []
+    for _ in range(4):
+        env.ale.getScreenGrayscale(env.obs_buffer[0])
+        env.obs_buffer[1].fill(0)
+        starts.append(env._get_obs().tobytes())
+        env.unwrapped.step(0)
+    world = make(noop_max=3, zero_rows=0)
+    met = set()
+    for _ in range(40):
+        world.reset()
+        met.add(world.screens[0, -1].numpy().tobytes())
+    # There is no ball yet, so a few of them may be equal.
+    assert met == set(starts)
+
+
+def test_starts_differ_between_seeds_worlds_and_episodes() -> None:
+    def frames(world: Pong) -> list[bytes]:
+        shown = []
+        for _ in range(6):
+            world.reset()
+            for _ in range(20):
+                world.step(idle(world))
+            shown.append(world.screens.numpy().tobytes())
+        return shown
+
+    base = frames(make(seed=1))
+    assert frames(make(seed=1)) == base
+    assert len(set(base)) > 1
+    assert frames(make(seed=2)) != base
+    assert frames(make(seed=1, first_world=1)) != base
+    assert len(set(frames(make(seed=1, noop_max=0)))) == 1
+
+
+@STICKY
+def test_an_episode_follows_from_seed_world_and_number_alone(sticky: float) -> None:
+    options: dict[str, Any] = {"seed": 3, "sticky_actions": sticky}
+    world = begun(3, **options)
+    shown: dict[tuple[int, int], list[Tensor]] = {}
+    resets = {4: [1], 9: [0, 1], 12: [2], 15: [1]}
+    for time in range(40):
+        if time in resets:
+            world.reset(torch.isin(torch.arange(3), torch.tensor(resets[time])))
+        run(world, 1)
+        for i in range(3):
+            place = (i, int(world.episodes[i]))
+            shown.setdefault(place, []).append(world.screens[i])
+    for number, episode in ((0, 1), (1, 0), (1, 3), (2, 1)):
+        alone = begun(first_world=number, first_episode=episode, **options)
+        for expected in shown[number, episode]:
+            run(alone, 1)
+            assert torch.equal(alone.screens[0], expected)
+
+
+@STICKY
+def test_a_seed_serves_several_episodes_and_then_another_does(sticky: float) -> None:
+    last = EPISODES_PER_SEED - 1
+    options: dict[str, Any] = {"seed": 4, "sticky_actions": sticky}
+    world = begun(first_episode=last, **options)
+    run(world, 2)
+    world.reset()
+    expected = begun(first_episode=last + 1, **options)
+    assert torch.equal(run(world, 30), run(expected, 30))
+
+
+def test_sticky_actions_make_episodes_differ() -> None:
+    plain, sticky = begun(noop_max=0), begun(noop_max=0, sticky_actions=0.25)
+    first = run(sticky, 60)
+    assert not torch.equal(run(plain, 60), first)
+    sticky.reset()
+    assert not torch.equal(run(sticky, 60), first)
+
+
+def test_a_game_ends_at_21_and_then_stands_still(finished: Pong) -> None:
+    assert finished.over.tolist() == [True, False]
+    assert finished.steps.tolist() == [1103, 3]
+    before = finished.screens
+    step = finished.step(idle(finished))
+    assert step.terminated.tolist() == [True, False]
+    assert step.rewards["agent"][0].item() == 0
+    assert torch.equal(finished.screens[0], before[0])
+    assert not torch.equal(finished.screens[1], before[1])
+
+
+@pytest.mark.slow
+def test_a_lost_game_costs_21_points_and_the_next_one_is_another() -> None:
+    world = begun(2, seed=7)
+    total = torch.zeros(2, 1)
+    while not world.over.all():
+        total += world.step(idle(world)).rewards["agent"]
+    assert total.flatten().tolist() == [-21, -21]
+    assert (world.steps < 1000).all()
+    # One was stepped after its end, which must not change the next game.
+    world.step(idle(world))
+    world.reset()
+    assert not world.over.any()
+    assert torch.equal(run(world, 20), run(begun(2, seed=7, first_episode=1), 20))
+
+
+def test_truncation_is_counted_in_steps() -> None:
+    world = begun(max_steps=3)
+    ends = [world.step(actions_for(world)).truncated.item() for _ in range(3)]
+    assert ends == [False, False, True]
+
+
+# Copies and saved states
+
+
+@pytest.mark.parametrize("rows", [[1], [1, 0], [1, 1]])
+def test_what_is_taken_goes_on_like_the_whole(rows: list[int]) -> None:
+    index = torch.tensor(rows)
+    world, twin = begun(2, seed=2), begun(2, seed=2)
+    run(world, 10)
+    run(twin, 10)
+    taken = twin.take(index)
+    assert torch.equal(taken.screens, world.screens[index])
+    expected = run(world, 20)
+    assert torch.equal(run(taken, 20), expected[:, index])
+    # The original can still be stepped, by replaying its games.
+    assert torch.equal(run(twin, 20), expected)
+    twin.reset(torch.tensor([True, False]))
+    world.reset(torch.tensor([True, False]))
+    assert torch.equal(run(twin, 5), run(world, 5))
+
+
+def test_a_picture_taken_of_a_world_does_not_move() -> None:
+    world = begun()
+    run(world, 10)
+    taken = world.take(torch.zeros(1, dtype=torch.int64))
+    before = taken.frame()
+    run(world, 10)
+    assert np.array_equal(taken.frame(), before)
+    assert not np.array_equal(world.frame(), before)
+
+
+def test_an_ended_world_is_reset_without_the_others(finished: Pong) -> None:
+    world = finished.take(torch.tensor([0]))
+    world.reset()
+    assert torch.equal(run(world, 5), run(begun(first_episode=1), 5))
+
+
+@pytest.mark.slow
+def test_a_saved_state_is_continued_exactly_past_an_end(finished: Pong) -> None:
+    state = finished.state_dict()
+    other = make(2)
+    other.load_state_dict(state)
+    assert other.over.tolist() == [True, False]
+    assert torch.equal(run(other, 5), run(finished, 5))
+
+
+@STICKY
+def test_a_saved_rollout_is_continued_exactly(sticky: float) -> None:
+    def rollout() -> Rollout:
+        world = make(2, seed=5, max_steps=14, sticky_actions=sticky)
+        policies = {"agent": RandomPolicy(world.groups["agent"].action_space)}
+        return Rollout(world, policies, explore=True)
+
+    whole, rest = rollout(), rollout()
+    whole.steps(20)
+    state = whole.state_dict()
+    expected = whole.steps(20)["agent"]
+    rest.load_state_dict(state)
+    got = rest.steps(20)["agent"]
+    for one, other in zip(
+        (*expected.tokens, expected.actions, expected.rewards),
+        (*got.tokens, got.actions, got.rewards),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_state_from_before_the_first_episode_can_be_loaded() -> None:
+    world = make(2)
+    world.load_state_dict(make(2).state_dict())
+    world.reset()
+    assert torch.equal(run(world, 3), run(begun(2), 3))
+
+
+def test_a_state_that_does_not_replay_is_refused() -> None:
+    world = begun()
+    run(world, 3)
+    state = world.state_dict()
+    state["tensors"]["screens"][0, -1, 50, 50] ^= 1
+    with pytest.raises(InputError, match="expected the screens .* got others"):
+        make().load_state_dict(state)
+
+
+# Bytes
+
+
+def test_bytes_stay_bytes_up_to_the_learner() -> None:
+    from marl_pool.training.ppo.advantages import estimate_advantages
+    from marl_pool.training.ppo.batch import TrainBatch
+    from marl_pool.training.ppo.episodes import to_episodes
+    from marl_pool.training.ppo.faults import non_finite
+
+    world = make(2, max_steps=3)
+    policies = {"agent": RandomPolicy(world.groups["agent"].action_space)}
+    trajectory = collect(world, policies, steps=5, explore=True)["agent"]
+    assert trajectory.tokens.features.dtype == torch.uint8
+    assert non_finite(trajectory) == {}
+    advantages, targets = estimate_advantages(trajectory, 0.99, 0.95)
+    chunks = to_episodes(
+        trajectory,
+        advantages,
+        targets,
+        group="agent",
+        module_id="agent",
+        prefix="0",
+        first_steps=np.zeros(2, np.int64),
+    )
+    module = {"agent": nn.Linear(1, 1)}
+    batch = TrainBatch()(rl_module=module, episodes=chunks)
+    features = batch["agent"]["obs"]["features"]
+    assert features.dtype == torch.uint8
+    assert features.shape == (10, 196, 144)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shuffle", {"held": 3}),
+        ("shuffle", {"every": 2}),
+        ("rewire", {}),
+        ("occlude", {}),
+        ("occlude", {"mode": "zero"}),
+        ("jitter", {"severity": 0.1}),
+    ],
+)
+def test_perturbed_patches_are_bytes(name: str, options: dict[str, Any]) -> None:
+    world = make()
+    policies = {"agent": RandomPolicy(world.groups["agent"].action_space)}
+    perturbation = make_perturbation(
+        name, specs=[world.groups["agent"].tokens], **options
+    )
+    rollout = Rollout(world, policies, perturbation=perturbation)
+    rollout.steps(3)
+    seen, shown = rollout.tokens["agent"], rollout.world.observe()["agent"]
+    assert seen.features.dtype == torch.uint8
+    changed = (seen.features != shown.features).any(-1) | seen.padding
+    assert (changed.sum(-1) > 30).all()
+    if name == "occlude":
+        assert not seen.features[changed & ~seen.padding].any()
+
+
+def test_patches_cannot_be_injected() -> None:
+    specs = [make().groups["agent"].tokens]
+    with pytest.raises(InputError, match="expected features with positions, got imag"):
+        make_perturbation("inject", specs=specs, token_type="patch")
+
+
+# The heuristic
+
+
+@pytest.mark.parametrize(("patch", "num_frames"), [(6, 4), (12, 2), (14, 1)])
+def test_the_heuristic_puts_the_patches_together(patch: int, num_frames: int) -> None:
+    world = begun(2, patch=patch, num_frames=num_frames)
+    run(world, 5)
+    policy = PongHeuristic(world.groups["agent"])
+    before, now = policy.frames(world.observe()["agent"])
+    assert torch.equal(now[:, 0], world.screens[:, -1])
+    assert torch.equal(before[:, 0], world.screens[:, max(num_frames - 2, 0)])
+
+
+def drawn(ball: tuple[int, int], before: tuple[int, int], paddle: int) -> Tokens:
+    """A field with the ball at (row, column), before at another place, and a paddle."""
+    screens = torch.full((4, 84, 84), 87, dtype=torch.uint8)
+    screens[:, paddle - 3 : paddle + 4, 73:76] = 147
+    screens[3][ball] = screens[2][before] = 236
+    patches = screens.view(4, 14, 6, 14, 6).permute(1, 3, 0, 2, 4)
+    features = patches.reshape(1, 1, 196, 144)
+    types = torch.zeros(1, 1, 196, dtype=torch.int64)
+    return Tokens(features, types, types.bool())
+
+
+@pytest.mark.parametrize(
+    ("ball", "before", "target"),
+    [
+        # It comes straight: 10 steps of 3 columns and half a column are left.
+        ((40, 42), (40, 39), 40),
+        ((40, 42), (39, 39), 40 + 30.5 / 3),
+        # It would cross 61 rows below, so the wall at 75.5 reflects it.
+        ((40, 42), (34, 39), 75.5 - (40 + 61 - 75.5)),
+        # It moves away, or stands: to the middle.
+        ((40, 42), (40, 45), 45),
+        ((40, 42), (40, 42), 45),
+    ],
+)
+def test_the_heuristic_goes_where_the_ball_will_cross(
+    ball: tuple[int, int], before: tuple[int, int], target: float
+) -> None:
+    policy = PongHeuristic(make().groups["agent"], offset=0.0)
+    for paddle, action in ((round(target) - 9, 3), (round(target) + 9, 2)):
+        tokens = drawn(ball, before, paddle)
+        distance = policy.distance(tokens)
+        assert distance.item() == pytest.approx(target - paddle, abs=1e-3)
+        assert policy.act(tokens).action.tolist() == [[action]]
+    near = drawn(ball, before, round(target))
+    assert policy.act(near).action.tolist() == [[0]]
+
+
+def test_reflection_stays_between_the_walls() -> None:
+    rows = torch.tensor([14.5, 75.5, 76.5, 13.5, 75.5 + 61, 14.5 - 61 - 2])
+    expected = torch.tensor([14.5, 75.5, 74.5, 15.5, 14.5, 73.5])
+    torch.testing.assert_close(_reflect(rows), expected)
+
+
+def test_the_heuristic_rests_without_a_paddle_and_reads_padding_as_background() -> None:
+    policy = PongHeuristic(make().groups["agent"])
+    tokens = drawn((40, 42), (40, 39), 60)
+    assert policy.act(tokens).action.item() != 0
+    lost = Tokens(tokens.features, tokens.types, torch.ones_like(tokens.padding))
+    assert policy.act(lost).action.item() == 0
+
+
+@pytest.mark.slow
+def test_the_heuristic_beats_random_play() -> None:
+    def points(explore: bool) -> float:
+        world = make(2, seed=1, actions="moves", max_steps=300)
+        group = world.groups["agent"]
+        policy = (
+            RandomPolicy(group.action_space)
+            if explore
+            else make_heuristic("pong", group)
+        )
+        rollout = Rollout(world, {"agent": policy}, explore=explore)
+        return float(rollout.episodes().returns["agent"].mean())
+
+    assert points(explore=False) >= -1 > -4 >= points(explore=True)
+
+
+# Pictures and bad input
+
+
+def test_the_frame_is_the_screen_and_attention_tints_its_patch() -> None:
+    world = begun(2)
+    run(world, 20)
+    plain = world.frame(1, size=168)
+    assert plain.shape == (168, 168, 3)
+    assert plain.dtype == np.uint8
+    assert np.array_equal(plain[::2, ::2, 0], world.screens[1, -1].numpy())
+    tinted = world.frame(1, attention=torch.eye(196)[14 * 5 + 3], size=168)
+    changed = (tinted != plain).any(-1)
+    assert changed[60:72, 36:48].all()
+    assert changed.sum() == 144
+    with pytest.raises(InputError, match=r"each of 196 tokens, got the shape \(5,\)"):
+        world.frame(attention=torch.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frame_skip": 0}, "env.frame_skip: expected an integer >= 1, got 0"),
+        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
+        ({"patch": 5}, "env.patch: expected a divisor of 84, got 5"),
+        ({"patch": 0}, "env.patch: expected an integer >= 1, got 0"),
+        ({"noop_max": -1}, "env.noop_max: expected an integer >= 0, got -1"),
+        ({"sticky_actions": 1.0}, "env.sticky_actions: expected a number in"),
+        ({"sticky_actions": float("nan")}, "env.sticky_actions: expected a number in"),
+        ({"zero_rows": 85}, r"env.zero_rows: expected an integer in \[0, 84\], got 85"),
+        ({"actions": "all"}, "env.actions: expected minimal or moves, got 'all'"),
+        ({"threads": -1}, "env.threads: expected an integer >= 0, got -1"),
+        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_batched_env("pong", 1, **options)
+
+
+def test_a_missing_emulator_is_an_error_before_a_process_starts(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    program = (
+        "import sys; sys.modules['ale_py'] = None\n"
+        "from marl_pool.cli.main import main\n"
+        f"status = main(['train', 'env=pong', '--run-dir', {str(path)!r}])\n"
+        "ray = sys.modules.get('ray')\n"
+        "assert ray is None or not ray.is_initialized()\n"
+        "sys.exit(status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2, done.stderr
+    wanted = 'marl-pool: this needs ale_py: pip install "marl-pool[atari]"'
+    assert done.stderr.splitlines()[-1] == wanted
+    assert "Traceback" not in done.stderr
+    assert not path.exists()
+
+
+def test_the_package_and_its_listings_work_without_the_emulator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py.vector_env", None)
+    assert "pong" in env_names()
+    with pytest.raises(ModuleNotFoundError, match="ale_py"):
+        make()
+
+
+# Golden trajectory
+
+
+def golden() -> dict[str, Any]:
+    """Checksums of what two worlds see, and the points."""
+    world = begun(2, seed=7)
+    sums, points = [], []
+    for _ in range(12):
+        total = torch.zeros(2, 1)
+        for _ in range(10):
+            total += world.step(actions_for(world)).rewards["agent"]
+        features = world.observe()["agent"].features
+        sums.append([zlib.crc32(one.numpy().tobytes()) for one in features])
+        points.append(total.flatten().tolist())
+    return {"version": world.version, "checksums": sums, "points": points}
+
+
+def test_the_golden_trajectory_has_not_changed() -> None:
+    assert golden() == json.loads(GOLDEN.read_text())
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden()) + "\n")

@@ -1,0 +1,115 @@
+"""What several worlds read in the same way: numbers of entities, steering."""
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.options import entity_counts, require
+from marl_pool.envs.particles.actions import Steering
+from marl_pool.utils.errors import InputError
+
+NUMBERS = {
+    "simple_centroid": ("num_agents", "num_signal", "num_noise"),
+    "simple_tag": ("num_predators", "num_prey", "num_obstacles"),
+}
+
+
+def numbers_of(name: str, **options: Any) -> tuple[int, ...]:
+    world = make_batched_env(name, 1, **options)
+    return tuple(getattr(world, key) for key in NUMBERS[name])
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_counts_and_numbers_say_how_many_there_are(name: str) -> None:
+    assert numbers_of(name) == (1, 3, 28)
+    assert numbers_of(name, counts="2-31-0") == (2, 31, 0)
+    for place, key in enumerate(NUMBERS[name]):
+        expected = [2, 31, 0]
+        expected[place] = 5
+        # A number takes the place of its part, and of no other.
+        assert numbers_of(name, counts="2-31-0", **{key: 5}) == tuple(expected)
+
+
+@given(numbers=st.tuples(*[st.integers(0, 10**6)] * 3))
+def test_counts_are_read_as_they_are_written(numbers: tuple[int, ...]) -> None:
+    keys = dict.fromkeys("abc")
+    written = "-".join(map(str, numbers))
+    assert entity_counts(written, keys, least=(0, 0, 0)) == numbers
+
+
+@pytest.mark.parametrize(
+    "counts",
+    ["", "1", "1-3", "1-3-28-4", "1-3-", "-1-3-2", "1-3-x", "1--3", " 1-3-2", 3],
+)
+def test_other_forms_of_counts_are_refused(counts: Any) -> None:
+    keys = {"num_cats": None, "num_dogs": None, "num_mice": 3}
+    with pytest.raises(InputError) as caught:
+        entity_counts(counts, keys, least=(0, 0, 0))
+    assert str(caught.value) == (
+        f"env.counts: expected cats-dogs-mice, such as 1-3-28, got {counts!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((None, None), "env.counts: num_dogs: expected an integer >= 2, got '0-1'"),
+        ((None, 1), "env.num_dogs: expected an integer >= 2, got 1"),
+        ((-1, 2), "env.num_cats: expected an integer >= 0, got -1"),
+        ((1.5, 2), "env.num_cats: expected an integer >= 0, got 1.5"),
+        (("1", 2), "env.num_cats: expected an integer >= 0, got '1'"),
+    ],
+)
+def test_numbers_that_are_too_small_are_refused(given: Any, message: str) -> None:
+    keys = dict(zip(("num_cats", "num_dogs"), given, strict=True))
+    with pytest.raises(InputError) as caught:
+        entity_counts("0-1", keys, least=(0, 2))
+    assert str(caught.value) == message
+    assert entity_counts("0-1", {**keys, "num_cats": 7, "num_dogs": 2}, (0, 2)) == (
+        7,
+        2,
+    )
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_number_must_fit_and_be_finite(value: float) -> None:
+    require("size", 1.0, fits=True, expected="a positive number")
+    with pytest.raises(InputError, match=r"env\.size: expected a positive number, got"):
+        require("size", value, fits=value > 0, expected="a positive number")
+
+
+forces = st.lists(
+    st.tuples(st.floats(-20, 20), st.floats(-20, 20)), min_size=1, max_size=5
+).map(lambda rows: torch.tensor([rows], dtype=torch.float64))
+
+
+@given(force=forces, acceleration=st.floats(0.5, 8))
+def test_steering_comes_as_near_to_a_force_as_it_can(
+    force: Tensor, acceleration: float
+) -> None:
+    options: dict[str, Any] = {"dtype": torch.float64}
+    discrete = Steering(acceleration, continuous=False, **options)
+    choices = discrete.toward(force)
+    assert choices.shape == force.shape[:-1]
+    sides = [[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]]
+    pushes = torch.tensor(sides, dtype=torch.float64) * acceleration
+    away = (force[..., None, :] - pushes).norm(dim=-1)
+    got = (discrete.forces(choices) - force).norm(dim=-1)
+    torch.testing.assert_close(got, away.amin(-1))
+
+    continuous = Steering(acceleration, continuous=True, **options)
+    shares = continuous.toward(force)
+    assert continuous.space.contains(shares[0, 0].float().numpy())
+    expected = force.clamp(-acceleration, acceleration)
+    torch.testing.assert_close(continuous.forces(shares), expected)
+
+
+def test_steering_has_the_spaces_of_mpe() -> None:
+    assert Steering(1.0, continuous=False).space == spaces.Discrete(5)
+    assert Steering(1.0, continuous=True).space == spaces.Box(0, 1, (5,))

@@ -1,0 +1,291 @@
+"""The PettingZoo and Gymnasium views, held by those libraries' own checkers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from pettingzoo.utils import parallel_to_aec
+from torch import Tensor
+
+from helpers.worlds import CASES
+from marl_pool.envs import env_names, make_env
+from marl_pool.envs.base import World
+from marl_pool.envs.particles.simple_centroid import SimpleCentroid
+from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, env_id
+from marl_pool.envs.views.gymnasium import OneAgentView
+from marl_pool.envs.views.pettingzoo import ParallelView
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import resolve
+
+ID = "marl_pool/simple_centroid-v0"
+# Continuous actions of a world that also has discrete ones, and the reverse.
+ACTIONS: dict[str, list[dict[str, Any]]] = {
+    "simple_centroid": [{"continuous_actions": on} for on in (True, False)],
+    "simple_tag": [{"continuous_actions": on} for on in (True, False)],
+}
+
+# The checkers advise against dict observations and unbounded features.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Observation is not a NumPy array"),
+    pytest.mark.filterwarnings("ignore:Observation space for each agent probably"),
+    pytest.mark.filterwarnings("ignore:.*A Box observation space m"),
+    # PettingZoo's own test package imports its deprecated modules.
+    pytest.mark.filterwarnings("ignore:The old environment creation API"),
+]
+
+
+class Mortal(SimpleCentroid):
+    """Agent 0 dies after its second step."""
+
+    @property
+    def active(self) -> dict[str, Tensor]:
+        alive = torch.ones(self.num_envs, self.num_agents, dtype=torch.bool)
+        alive[:, 0] = self.steps < 2
+        return {"agent": alive}
+
+
+class Ending(SimpleCentroid):
+    """The task ends at the third step."""
+
+    def _advance(
+        self, actions: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        rewards, _ = super()._advance(actions)
+        return rewards, self.steps >= 2
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_pettingzoo_checkers_accept_the_parallel_view(
+    name: str, options: dict[str, Any]
+) -> None:
+    from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+    parallel_api_test(make_env(name, **options), num_cycles=50)
+    parallel_seed_test(lambda: make_env(name, **options))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_pettingzoo_checkers_accept_its_aec_form(
+    name: str, options: dict[str, Any]
+) -> None:
+    from pettingzoo.test import api_test, seed_test
+
+    api_test(parallel_to_aec(make_env(name, **options)), num_cycles=50)
+    seed_test(lambda: parallel_to_aec(make_env(name, **options)))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, options) for name in ONE_LEARNER for options in ACTIONS.get(name, [{}])],
+)
+def test_gymnasium_checker_accepts_the_one_agent_view(
+    name: str, options: dict[str, Any]
+) -> None:
+    env = gymnasium.make(env_id(name), render_mode="rgb_array", **options)
+    check_env(env.unwrapped)
+
+
+def test_ids_are_registered_with_both_libraries() -> None:
+    view = pettingzoo.make("parallel", ID, num_noise=4, num_agents=2)
+    assert view.possible_agents == ["agent_0", "agent_1"]
+    assert view.observation_space("agent_1")["features"].shape == (9, 4)
+    assert view.metadata["name"] == "simple_centroid_v0"
+    env = gymnasium.make(ID, num_noise=4)
+    assert env.observation_space["features"].shape == (8, 4)
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_ids_carry_the_version_of_their_world(name: str) -> None:
+    from marl_pool.envs import ENVS
+
+    assert VERSIONS[name] == resolve(name, ENVS, "env", World).version
+
+
+def test_registered_names_and_ids_are_the_same_worlds() -> None:
+    # What `pettingzoo` adapts has ids of its own, or none.
+    assert sorted([*VERSIONS, "pettingzoo"]) == env_names()
+
+
+def test_the_view_shows_what_a_batched_world_shows() -> None:
+    options: dict[str, Any] = {"num_agents": 2, "num_noise": 3}
+    view = make_env("simple_centroid", **options)
+    world = SimpleCentroid(1, seed=9, **options)
+    world.reset()
+    observations, _ = view.reset(seed=9)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        expected = world.observe()["agent"]
+        for i in range(2):
+            seen = observations[f"agent_{i}"]
+            assert view.observation_space(f"agent_{i}").contains(seen)
+            for name, part in expected.at((0, i))._asdict().items():
+                assert np.array_equal(seen[name], part.numpy())
+        actions = rng.uniform(0, 1, (2, 5)).astype(np.float32)
+        observations, rewards, *_ = view.step(
+            {f"agent_{i}": actions[i] for i in range(2)}
+        )
+        step = world.step({"agent": torch.from_numpy(actions)[None]})
+        assert list(rewards.values()) == step.rewards["agent"][0].tolist()
+
+
+def test_episodes_follow_from_the_seed() -> None:
+    def starts(view: ParallelView, seed: int | None) -> list[np.ndarray]:
+        resets = [view.reset(seed=seed), view.reset(), view.reset()]
+        return [seen["agent_0"]["features"] for seen, _ in resets]
+
+    view = make_env("simple_centroid", seed=4)
+    first, again = starts(view, None), starts(view, 4)
+    other = starts(view, 5)
+    for i in range(3):
+        assert np.array_equal(first[i], again[i])
+        assert not np.array_equal(first[i], other[i])
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_fresh_views_without_a_seed_differ() -> None:
+    def start(**seeds: int) -> np.ndarray:
+        seen, _ = make_env("simple_centroid", **seeds).reset()
+        return seen["agent_0"]["features"]
+
+    assert not np.array_equal(start(), start())
+    assert np.array_equal(start(seed=0), start(seed=0))
+    view = make_env("simple_centroid")
+    first, second = (view.reset()[0]["agent_0"]["features"] for _ in range(2))
+    assert view.world.episodes.tolist() == [1]
+    assert not np.array_equal(first, second)
+
+
+def test_observations_belong_to_the_caller() -> None:
+    view = make_env("simple_centroid")
+    seen = view.reset(seed=0)[0]["agent_0"]
+    for part in seen.values():
+        part[...] = 0
+    again = view.step({"agent_0": np.zeros(5, np.float32)})[0]["agent_0"]
+    assert again["types"].any()
+
+
+def test_truncation_ends_the_episode_for_all() -> None:
+    view = make_env("simple_centroid", num_agents=2, max_steps=2)
+    view.reset(seed=0)
+    for last in (False, True):
+        actions = {agent: np.zeros(5, np.float32) for agent in view.agents}
+        seen, _, terminations, truncations, _ = view.step(actions)
+        assert terminations == {"agent_0": False, "agent_1": False}
+        assert truncations == {"agent_0": last, "agent_1": last}
+        assert set(seen) == {"agent_0", "agent_1"}
+    assert view.agents == []
+    view.reset()
+    assert view.agents == ["agent_0", "agent_1"]
+
+
+def test_termination_ends_the_episode_for_all() -> None:
+    view = make_env(f"{__name__}:Ending", num_agents=2)
+    view.reset(seed=0)
+    for last in (False, False, True):
+        actions = {agent: np.zeros(5, np.float32) for agent in view.agents}
+        _, _, terminations, truncations, _ = view.step(actions)
+        assert terminations == {"agent_0": last, "agent_1": last}
+        assert not any(truncations.values())
+    assert view.agents == []
+
+
+def test_an_agent_that_dies_is_terminated_and_leaves() -> None:
+    view = make_env(f"{__name__}:Mortal", num_agents=2)
+    view.reset(seed=0)
+    ends = []
+    for _ in range(3):
+        actions = {agent: np.ones(5, np.float32) for agent in view.agents}
+        seen, _, terminations, _, _ = view.step(actions)
+        assert seen.keys() == terminations.keys() == actions.keys()
+        ends.append(terminations)
+    both = {"agent_0": False, "agent_1": False}
+    assert ends == [both, {**both, "agent_0": True}, {"agent_1": False}]
+
+
+@pytest.mark.parametrize("size", [64, 512])
+def test_render_draws_the_world_and_its_colors(size: int) -> None:
+    world = SimpleCentroid(2, num_noise=5)
+    world.reset()
+    image = world.frame(1, size=size)
+    assert image.shape == (size, size, 3)
+    assert image.dtype == np.uint8
+    for entity, kind in enumerate(world.entities):
+        x, y = world.state[1, entity, :2].tolist()
+        scale = size / (2 * world.extent)
+        column, row = int(size / 2 + x * scale), int(size / 2 - y * scale)
+        near = image[row - 1 : row + 2, column - 1 : column + 2].reshape(-1, 3)
+        colors = {other.color for other in world.entities}  # one may hide another
+        assert {tuple(int(c) for c in pixel) for pixel in near} & colors, kind.kind
+    assert np.array_equal(image, world.frame(1, size=size))
+    assert not np.array_equal(image, world.frame(0, size=size))
+
+
+def test_render_draws_attention_where_it_goes() -> None:
+    world = SimpleCentroid(1, num_signal=1, num_noise=1)
+    world.reset()
+    start = [[0.0, 0, 0, 0], [2, 0, 0, 0], [0, 2, 0, 0]]  # agent, signal, noise
+    world.state.copy_(torch.tensor([start]))
+    plain = world.frame().astype(int)
+    changed = {}
+    for token, name in enumerate(("self", "noise", "signal")):
+        image = world.frame(attention=torch.eye(3)[token])
+        changed[name] = np.abs(image - plain).sum(-1) > 0
+    # Half way from the agent in the middle to the signal, right, and the noise, up.
+    right = (slice(250, 262), slice(310, 340))
+    up = (slice(172, 202), slice(250, 262))
+    assert changed["signal"][right].any()
+    assert not changed["signal"][up].any()
+    assert changed["noise"][up].any()
+    assert not changed["noise"][right].any()
+    assert not changed["self"][up].any()
+    assert not changed["self"][right].any()
+    assert changed["self"].any()
+    weak = world.frame(attention=torch.tensor([0.0, 0.1, 0.9])).astype(int)
+    strength = np.abs(weak - plain).sum(-1)
+    assert 0 < strength[up].sum() < strength[right].sum()
+
+
+def test_attention_must_have_a_weight_for_each_token() -> None:
+    world = SimpleCentroid(1)
+    world.reset()
+    with pytest.raises(InputError, match=r"each of 32 tokens, got the shape \(5,\)"):
+        world.frame(attention=torch.ones(5))
+
+
+def test_a_view_without_a_render_mode_draws_nothing() -> None:
+    view = make_env("simple_centroid")
+    view.reset()
+    assert view.render() is None
+    drawn = make_env("simple_centroid", render_mode="rgb_array")
+    drawn.reset()
+    image = drawn.render()
+    assert image is not None
+    assert image.shape == (512, 512, 3)
+
+
+def test_wrong_input_is_refused() -> None:
+    with pytest.raises(InputError, match="render_mode: expected None or one of rgb"):
+        make_env("simple_centroid", render_mode="human")
+    with pytest.raises(InputError, match="expects one agent, got 2"):
+        OneAgentView("simple_centroid", num_agents=2)
+    with pytest.raises(InputError, match="num_envs: a view of .* has one world, got 4"):
+        make_env("simple_centroid", num_envs=4)
+    view = make_env("simple_centroid")
+    view.reset()
+    with pytest.raises(InputError, match=r"action of 'agent_0': expected Box.*got 1"):
+        view.step({"agent_0": 1})
+    with pytest.raises(InputError, match=r"action of 'agent_0': expected Box.*nan"):
+        view.step({"agent_0": np.full(5, np.nan)})
+    with pytest.raises(InputError, match=r"action of 'agent_0': .*'left'"):
+        view.step({"agent_0": ["left"] * 5})
+    with pytest.raises(InputError, match=r"action of 'agent_0': expected Box.*none"):
+        view.step({})
+    chooser = make_env("simple_centroid", continuous_actions=False)
+    chooser.reset()
+    with pytest.raises(InputError, match=r"expected Discrete\(5\), got 5"):
+        chooser.step({"agent_0": 5})

@@ -1,0 +1,49 @@
+"""Every world from the command line: train, evaluate, render."""
+
+import csv
+
+import pytest
+
+pytest.importorskip("ray")
+
+from helpers.pictures import read_video, share_beside_background
+from helpers.training import RAY_WARNINGS
+from marl_pool.cli.main import main
+from marl_pool.envs import env_names
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
+
+SMALL = [
+    "env.max_steps=8",
+    "encoder=transformer",
+    "encoder.num_layers=1",
+    "ppo=fast",
+    "ppo.num_envs=2",
+    "ppo.minibatch_size=16",
+    "ppo.num_epochs=1",
+    "total_steps=32",
+    "threads=1",
+]
+EXTRA = {"pettingzoo": ["env.module=mpe2.simple_spread_v3"]}
+PLUGINS = {"pettingzoo": ["--plugin", "mpe2.simple_spread_v3"]}
+AGENTS = {"pettingzoo": 3}
+
+
+@pytest.mark.parametrize("name", env_names())
+def test_it_trains_evaluates_and_renders(name, tmp_path, capsys):
+    run = tmp_path / "run"
+    batch = 32 * AGENTS.get(name, 1)
+    chosen = [f"env={name}", *EXTRA.get(name, []), *SMALL, f"ppo.batch_size={batch}"]
+    assert main(["train", *chosen, "--run-dir", str(run)]) == 0
+    with (run / "metrics.csv").open() as lines:
+        assert [row["env_steps"] for row in csv.DictReader(lines)] == ["32"]
+    plugins = PLUGINS.get(name, [])
+    quick = ["suite=quick", "episodes=2", "threads=1"]
+    assert main(["evaluate", str(run), *quick, *plugins]) == 0
+    assert (run / "evaluation").is_dir()
+    assert main(["render", str(run), "size=96", "threads=1", *plugins]) == 0
+    (video,) = (run / "videos").iterdir()
+    frames = read_video(video)
+    assert frames
+    assert all(share_beside_background(frame, 30) > 0.02 for frame in frames)
+    assert str(video) in capsys.readouterr().out

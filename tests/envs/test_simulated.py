@@ -1,0 +1,410 @@
+"""Worlds around simulators: seeds, exact replays, and simulators in a process."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
+from torch import Tensor
+
+from helpers.toy_simulator import Counter
+from marl_pool.cli.main import main
+from marl_pool.envs import env_names, make_batched_env
+from marl_pool.envs.base import Group
+from marl_pool.envs.simulation.process import SimulatorProcess
+from marl_pool.envs.simulation.simulator import Simulators, extra
+from marl_pool.envs.simulation.world import SimulatedWorld
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError, StoppedError
+
+COUNTER = "helpers.toy_simulator:Counter"
+
+
+class Counted(SimulatedWorld):
+    """A world of `Counter`."""
+
+    def __init__(self, num_envs: int, process: bool = False, **options: Any) -> None:
+        simulators = SimulatorProcess(COUNTER, {}) if process else Simulators(Counter)
+        context: dict[str, Any] = {
+            "max_steps": 20,
+            "seed": 0,
+            "first_world": 0,
+            "first_episode": 0,
+            "device": "cpu",
+            "dtype": torch.float32,
+            **options,
+        }
+        super().__init__(
+            num_envs,
+            simulators=simulators,
+            shape=(2,),
+            observed=torch.float32,
+            **context,
+        )
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        spec = TokenSpec(1, 2, ("count",), has_self=False)
+        return {"agent": Group(1, spec, spaces.Box(-1, 1, (1,), np.float32))}
+
+    def observe(self) -> dict[str, Tokens]:
+        features = self.observations[:, None, None]
+        types = torch.zeros(features.shape[:3], dtype=torch.int64)
+        return {"agent": Tokens(features, types, types.bool())}
+
+    def _native(self, actions: Tensor) -> Tensor:
+        return actions
+
+
+def in_process(num_envs: int, **options: Any) -> SimulatedWorld:
+    return Counted(num_envs, process=True, **options)
+
+
+def real(name: str, **fixed: Any) -> Callable[..., SimulatedWorld]:
+    def make(num_envs: int, **options: Any) -> SimulatedWorld:
+        world = make_batched_env(name, num_envs, **fixed, **options)
+        assert isinstance(world, SimulatedWorld)
+        return world
+
+    return make
+
+
+EACH_WORLD = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Counted, id="counted"),
+        pytest.param(in_process, id="counted in a process"),
+        pytest.param(real("ant", num_frames=2), id="ant"),
+        pytest.param(real("ant_bullet", num_frames=2), id="ant_bullet"),
+        pytest.param(real("car_racing", num_frames=2), id="car_racing"),
+    ],
+)
+Maker = Callable[..., SimulatedWorld]
+
+
+def begun(make: Maker, num_envs: int = 1, **options: Any) -> SimulatedWorld:
+    world = make(num_envs, **options)
+    world.reset()
+    return world
+
+
+def actions_for(world: SimulatedWorld) -> dict[str, Tensor]:
+    """Some actions in [-0.6, 1] that depend on world, episode and step alone."""
+    size = world.groups["agent"].action_space.shape
+    assert size is not None
+    mixed = world.worlds * 7 + world.episodes * 5 + world.steps * world.steps * 3
+    numbers = (mixed[:, None] + torch.arange(size[0]) * 4) % 9
+    return {"agent": (numbers / 5 - 0.6)[:, None]}
+
+
+def run(world: SimulatedWorld, steps: int) -> Tensor:
+    """Play; return what was seen ``(steps, num_envs, …)``."""
+    seen = []
+    for _ in range(steps):
+        world.step(actions_for(world))
+        seen.append(world.observe()["agent"].features.clone())
+    return torch.stack(seen)
+
+
+def only(*rows: int, of: int) -> Tensor:
+    return torch.isin(torch.arange(of), torch.tensor(rows))
+
+
+@EACH_WORLD
+def test_an_episode_follows_from_seed_world_and_number_alone(make: Maker) -> None:
+    world = begun(make, 3, seed=3)
+    seen: dict[tuple[int, int], list[Tensor]] = {}
+    resets = {2: [1], 4: [0, 1], 6: [2]}
+    for time_ in range(9):
+        world.reset(only(*resets.get(time_, []), of=3))
+        shown = run(world, 1)[0]
+        for i in range(3):
+            seen.setdefault((i, int(world.episodes[i])), []).append(shown[i])
+    for number, episode in ((0, 1), (1, 0), (1, 2), (2, 1)):
+        alone = begun(make, first_world=number, first_episode=episode, seed=3)
+        expected = torch.stack(seen[number, episode])
+        assert torch.equal(run(alone, len(expected))[:, 0], expected)
+
+
+@EACH_WORLD
+def test_starts_differ_between_seeds_worlds_and_episodes(make: Maker) -> None:
+    # Cars stand alike, and their tracks come into sight as the picture grows.
+    def start(**options: int) -> bytes:
+        return run(begun(make, **options), 8).numpy().tobytes()
+
+    base = start(seed=1)
+    assert start(seed=1) == base
+    others = {"seed": 2}, {"seed": 1, "first_world": 1}, {"seed": 1, "first_episode": 1}
+    for options in others:
+        assert start(**options) != base
+
+
+@EACH_WORLD
+@pytest.mark.parametrize("rows", [[1], [1, 0], [1, 1]])
+def test_what_is_taken_goes_on_like_the_whole(make: Maker, rows: list[int]) -> None:
+    index = torch.tensor(rows)
+    world, twin = begun(make, 2, seed=2), begun(make, 2, seed=2)
+    run(world, 3)
+    run(twin, 3)
+    taken = twin.take(index)
+    assert isinstance(taken, SimulatedWorld)
+    expected = run(world, 4)
+    assert torch.equal(run(taken, 4), expected[:, index])
+    # The one that it was taken from can still go on, by playing its episodes again.
+    assert torch.equal(run(twin, 4), expected)
+    for one in (world, twin):
+        one.reset(only(0, of=2))
+    assert torch.equal(run(twin, 2), run(world, 2))
+
+
+@EACH_WORLD
+def test_a_saved_rollout_is_continued_exactly(make: Maker) -> None:
+    def rollout() -> Rollout:
+        world = make(2, seed=5, max_steps=4)
+        space = spaces.Box(-0.5, 1, world.groups["agent"].action_space.shape)
+        return Rollout(world, {"agent": RandomPolicy(space)}, explore=True)
+
+    whole, rest = rollout(), rollout()
+    whole.steps(6)
+    state = whole.state_dict()
+    expected = whole.steps(6)["agent"]
+    rest.load_state_dict(state)
+    got = rest.steps(6)["agent"]
+    for one, other in zip(
+        (*expected.tokens, expected.actions, expected.rewards),
+        (*got.tokens, got.actions, got.rewards),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+@EACH_WORLD
+def test_a_state_from_before_the_first_episode_can_be_loaded(make: Maker) -> None:
+    world = make(1)
+    world.load_state_dict(make(1).state_dict())
+    world.reset()
+    assert torch.equal(run(world, 2), run(begun(make), 2))
+
+
+@EACH_WORLD
+def test_a_state_that_does_not_replay_is_refused(make: Maker) -> None:
+    world = begun(make)
+    run(world, 2)
+    state = world.state_dict()
+    state["tensors"]["observations"] += 1
+    with pytest.raises(InputError, match="expected the versions of the simulator"):
+        make(1).load_state_dict(state)
+
+
+@EACH_WORLD
+def test_what_was_seen_is_not_changed_by_later_steps(make: Maker) -> None:
+    world = begun(make)
+    features = world.observe()["agent"].features
+    before = features.clone()
+    run(world, 3)
+    assert torch.equal(features, before)
+    assert not torch.equal(world.observe()["agent"].features, before)
+
+
+def test_a_world_that_has_ended_stands_still_until_it_is_reset() -> None:
+    world = begun(Counted, 2)
+    full = torch.ones(2, 1, 1)
+    ends = []
+    for _ in range(6):
+        step = world.step({"agent": full * torch.tensor([1.0, 0.5])[:, None, None]})
+        ends.append((step.terminated.tolist(), step.rewards["agent"][:, 0].tolist()))
+    assert ends[2] == ([False, False], [1.0, 0.5])
+    assert ends[3] == ([True, False], [1.0, 0.5])
+    assert ends[5] == ([True, False], [0.0, 0.5])
+    assert world.observations[:, 1].tolist() == [4.0, 3.0]
+    # Led past its end, it has ended too.
+    other = Counted(2)
+    other.load_state_dict(world.state_dict())
+    assert other.over.tolist() == [True, False]
+    other.reset(other.over)
+    assert other.observations[:, 1].tolist() == [0.0, 3.0]
+    assert not other.over.any()
+    assert torch.equal(
+        run(other, 1)[0, 0], run(begun(Counted, first_episode=1), 1)[0, 0]
+    )
+
+
+def test_simulators_that_no_world_holds_are_used_again() -> None:
+    Counter.built = 0
+    world = begun(Counted, 2)
+    for _ in range(5):
+        world.reset()
+        # Each makes one that stands where the world stood; it is dropped at once.
+        run(world.take(torch.tensor([0, 0])), 1)
+        run(world, 1)
+    assert Counter.built <= 5
+
+
+def test_dropping_ended_worlds_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = begun(Counted, 3)
+    run(world, 1)
+    begun_again: list[Any] = []
+    monkeypatch.setattr(Simulators, "begin", lambda *a: begun_again.append(a))
+    rest = world.take(torch.tensor([2, 0]))
+    assert isinstance(rest, SimulatedWorld)
+    run(rest, 2)
+    assert not begun_again
+
+
+# Simulators in a process
+
+
+def pid_of(world: SimulatedWorld) -> int:
+    process = world._pool.simulators
+    assert isinstance(process, SimulatorProcess)
+    assert process._process is not None
+    return process._process.pid
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def gone(pid: int) -> bool:
+    """Wait for the end of a process, for some time."""
+    for _ in range(200):
+        if not runs(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_the_process_starts_when_needed_and_ends_with_its_worlds() -> None:
+    world = in_process(2)
+    assert isinstance(world._pool.simulators, SimulatorProcess)
+    assert world._pool.simulators._process is None
+    world.reset()
+    pid = pid_of(world)
+    assert runs(pid)
+    taken = world.take(torch.tensor([0]))
+    del world
+    gc.collect()
+    assert isinstance(taken, SimulatedWorld)
+    run(taken, 1)
+    del taken
+    gc.collect()
+    assert gone(pid)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), 9)"])
+def test_the_process_ends_with_the_interpreter(end: str) -> None:
+    program = (
+        "import os, sys\n"
+        "from marl_pool.envs.simulation.process import SimulatorProcess\n"
+        f"process = SimulatorProcess({COUNTER!r}, {{}})\n"
+        "process.begin([0], [1], [[]])\n"
+        "print(process._process.pid, flush=True)\n"
+        f"{end}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    assert done.returncode in (3, -9)
+    assert not done.stderr
+    assert gone(int(done.stdout))  # and nothing else was printed
+
+
+def test_a_dead_process_is_one_clear_error() -> None:
+    world = begun(in_process)
+    os.kill(pid_of(world), signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(StoppedError, match=r"Counter\) has ended, exit status -9"):
+            run(world, 1)
+
+
+def test_a_process_that_cannot_start_says_why() -> None:
+    process = SimulatorProcess("helpers.toy_simulator:Nothing", {})
+    with pytest.raises(AttributeError, match="Nothing"):
+        process.begin([0], [1], [[]])
+
+
+def test_exceptions_of_the_simulators_are_raised_here() -> None:
+    world = begun(in_process)
+    with pytest.raises(FloatingPointError, match="it burst") as caught:
+        world.step({"agent": -torch.ones(1, 1, 1)})
+    assert "toy_simulator.py" in caught.value.__notes__[0]
+    run(world, 1)  # it goes on
+
+
+def test_exceptions_that_cannot_be_sent_are_told() -> None:
+    process = SimulatorProcess("helpers.toy_simulator:Broken", {})
+    with pytest.raises(RuntimeError, match="Unsendable: cannot be rebuilt"):
+        process.begin([0], [1], [[]])
+
+
+def test_an_interrupted_call_is_not_answered_by_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = SimulatorProcess(COUNTER, {})
+    process.begin([0], [1], [[]])
+    assert process._pipe is not None
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process._pipe, "recv", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        process.step([0], np.ones((1, 1)))
+    monkeypatch.undo()
+    with pytest.raises(StoppedError, match="has ended"):
+        process.step([0], np.ones((1, 1)))
+
+
+# Extras
+
+
+@pytest.mark.parametrize(
+    ("env", "module", "name"),
+    [
+        ("car_racing", "Box2D", "box2d"),
+        ("car_racing", "pygame", "box2d"),
+        ("ant", "mujoco", "mujoco"),
+        ("ant", "imageio", "mujoco"),
+        ("ant_bullet", "pybullet", "bullet"),
+    ],
+)
+def test_a_missing_extra_is_one_line(
+    env: str,
+    module: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert env in env_names()
+    with pytest.raises(ModuleNotFoundError, match=module):
+        make_batched_env(env, 1)
+    path = tmp_path / "run"
+    assert main(["train", f"env={env}", "--run-dir", str(path)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f'marl-pool: this needs {module}: pip install "marl-pool[{name}]"']
+    assert not path.exists()
+
+
+def test_what_gymnasium_misses_is_one_line() -> None:
+    with (
+        pytest.raises(InputError, match=r'is too\sold: pip install "marl-pool\[mujoc'),
+        extra("mujoco"),
+    ):
+        raise DependencyNotInstalled("MuJoCo\nis too\n old")

@@ -1,0 +1,779 @@
+"""The report: one page, each number with its provenance, or why it is missing."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from helpers.reported import (
+    EPISODES,
+    SETTINGS,
+    Cells,
+    Page,
+    area,
+    cells,
+    diagnosed,
+    evaluated,
+    page_of,
+    scores_of,
+    several,
+    texts,
+    trained,
+    with_policy,
+    written,
+)
+from marl_pool.cli import main as cli
+from marl_pool.envs.particles.simple_centroid import SimpleCentroid
+from marl_pool.evaluation import report as report_package
+from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.report import attention, page
+from marl_pool.evaluation.report.attention import attention_shares
+from marl_pool.evaluation.report.components import (
+    TableCell,
+    listed,
+    number,
+    shade,
+    span,
+)
+from marl_pool.evaluation.report.loading import load
+from marl_pool.evaluation.report.page import report
+from marl_pool.evaluation.report.runs import not_evaluated, read_runs
+from marl_pool.evaluation.report.table import UNPERTURBED, Condition
+from marl_pool.evaluation.results import (
+    DOCUMENT,
+    RETURNS,
+    read_returns,
+    write_returns,
+)
+from marl_pool.evaluation.statistics.intervals import Interval
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import sealed_json
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+REQUIRED = bool(os.environ.get("MARL_POOL_REQUIRE_CHROMIUM"))
+"""Where the page has to be looked at: a test that is skipped tells nobody."""
+
+# Pages that several tests read
+
+
+@pytest.fixture(scope="module")
+def one_seed(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Two heads of one seed, whose policies are missing."""
+    folder = tmp_path_factory.mktemp("one")
+    return page_of(several(folder, ["ada", "max"], 1), folder, videos=True)
+
+
+@pytest.fixture(scope="module")
+def three_seeds(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Two heads of three seeds."""
+    folder = tmp_path_factory.mktemp("three")
+    return page_of(several(folder, ["ada", "max"], 3), folder)
+
+
+@pytest.fixture(scope="module")
+def playing(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Two heads of two seeds with policies, in an environment quick to record."""
+    folder = tmp_path_factory.mktemp("playing")
+    runs = [with_policy(run) for run in several(folder, ["ada", "max"], 2)]
+    return page_of(runs, folder, videos=True)
+
+
+# Numbers
+
+
+def test_scores_and_areas_by_hand(three_seeds: Page) -> None:
+    (own,) = scores_of(three_seeds.runs[:2]).measured
+    assert own.points(UNPERTURBED) == pytest.approx([0.8, 0.81])
+    # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's ladder ends at 0.2.
+    assert own.points(area("occlude", 0.5, 1.0)) == pytest.approx([0.55, 0.56])
+    assert own.points(area("jitter", 0.2)) == pytest.approx([0.75, 0.76])
+    assert own.points(Condition("level", "occlude", 1.0)) == pytest.approx([0.2, 0.21])
+    world = Condition("environment", "more noise", options='{"num_noise": 9}')
+    assert own.points(world) == pytest.approx([0.4, 0.41])
+    interval = own.mean(UNPERTURBED)
+    # The luck of the worlds cancels, so the seeds' own range is all there is.
+    np.testing.assert_allclose(interval, [0.805, 0.8, 0.81])
+    assert not own.missing
+
+
+def test_a_lost_level_is_missing_and_so_is_its_area(tmp_path: Path) -> None:
+    whole = evaluated(trained(tmp_path / "a"))
+    part = evaluated(trained(tmp_path / "b", seed=1), lost=[0.5])
+    (own,) = scores_of([whole, part]).measured
+    for lost in (area("occlude", 0.5, 1.0), Condition("level", "occlude", 0.5)):
+        assert own.missing[lost] == "a reason"
+        assert not own.has(lost)
+    assert own.has(Condition("level", "occlude", 1.0))
+
+
+def test_without_a_scripted_policy_there_are_returns_and_no_areas(
+    tmp_path: Path,
+) -> None:
+    study = scores_of([evaluated(trained(tmp_path / "a"), scripted=False)])
+    (own,) = study.measured
+    assert study.unit == "return"
+    luck = np.random.default_rng(0).normal(size=EPISODES).mean()
+    assert own.points(UNPERTURBED) == pytest.approx([luck - 1.2])
+    assert "an area needs scores" in own.missing[area("occlude", 0.5, 1.0)]
+
+
+def test_several_groups_that_learn_have_no_scores(tmp_path: Path) -> None:
+    run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
+    assert scores_of([run], "hen").unit == "return"
+    html = written([run], tmp_path)
+    for title in ("At a glance", "Robustness profiles"):
+        assert f"{title} (fox)" in html
+        assert f"{title} (hen)" in html
+    summary = texts(html)
+    assert "As for fox: Unperturbed, their mean return is" in summary
+    assert "As for hen: Unperturbed, their mean return is" in summary
+    assert "Not ranked: no score is defined here" in html
+
+
+def test_a_group_that_did_not_learn_in_all_methods_is_missing(tmp_path: Path) -> None:
+    runs = [
+        evaluated(trained(tmp_path / "a", "pooling=ada"), groups=["fox", "hen"]),
+        evaluated(
+            trained(tmp_path / "b", "pooling=max"), groups=["fox", "hen"], fixed=["hen"]
+        ),
+    ]
+    assert [own.method.name for own in scores_of(runs, "hen").measured] == ["ada"]
+    assert len(scores_of(runs, "fox").measured) == 2
+    html = written([with_policy(run) for run in runs], tmp_path)
+    reason = "the group 'hen' did not learn in its runs"
+    gaps = [why for _, why, kind in cells(html, "overview-group1") if kind == "missing"]
+    assert gaps == [reason]
+    assert f"max: {reason}" in texts(html).replace("&#39;", "'")
+
+
+def test_conditions_that_only_some_suites_have_are_missing(tmp_path: Path) -> None:
+    runs = several(tmp_path, ["ada", "max"], 1)
+    document = runs[1].evaluation_dir / DOCUMENT
+    content = json.loads(document.read_text())
+    for row in content["results"]:
+        if row["perturbation"] == "occlude":
+            row["label"] = "occlude among=signal"
+    document.write_text(json.dumps(sealed_json(content)))
+    ada, most = scores_of(runs).measured
+    gap = "not in the suite of this evaluation"
+    assert ada.missing[area("occlude among=signal", 0.5, 1.0)] == gap
+    assert most.missing[area("occlude", 0.5, 1.0)] == gap
+    assert ada.has(area("jitter", 0.2))
+
+
+def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
+    runs = [
+        evaluated(
+            trained(tmp_path / f"{head}{seed}", f"pooling={head}", seed=seed), **how
+        )
+        for head, seed, how in (
+            ("ada", 0, {"rungs": [0.5, 1.0]}),
+            ("ada", 1, {"rungs": [0.25, 0.5, 1.0]}),
+            ("max", 0, {"rungs": [0.25, 0.5, 1.0]}),
+            ("avg", 0, {"rungs": [0.5]}),
+        )
+    ]
+    study = scores_of(runs)
+    ada, most, avg = study.measured
+    short, long = area("occlude", 0.5, 1.0), area("occlude", 0.25, 0.5, 1.0)
+    # Over the severities that both seeds met: (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4.
+    assert ada.points(short) == pytest.approx([0.55, 0.55])
+    assert ada.missing[long] == "its severities are others: 0.0, 0.5, 1.0"
+    assert most.points(long) == pytest.approx([1.55 / 8 + 1.35 / 8 + 0.8 / 4])
+    assert avg.points(area("occlude", 0.5)) == pytest.approx([0.7])
+    assert not avg.has(short)
+    # No perturbation counts twice where methods have several of its ladders.
+    assert study.common([ada, most], "area") == [short, area("jitter", 0.2)]
+    assert study.common([most], "area") == [long, area("jitter", 0.2)]
+    html = written(runs, tmp_path)
+    for rungs in ("0, 0.5, 1", "0, 0.25, 0.5, 1", "0, 0.5"):
+        assert f"occlude ({rungs})</th>" in html
+    assert "jitter</th>" in html
+
+
+def test_worlds_of_one_label_and_other_options_are_other_conditions(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        evaluated(
+            trained(tmp_path / f"{noise}", seed=noise),
+            worlds={"more noise": ({"num_noise": noise}, 0.1 * noise)},
+        )
+        for noise in (4, 5)
+    ]
+    (own,) = scores_of(runs).measured
+    assert [one for one in own.conditions if one.kind == "environment"] == []
+    assert len([one for one in own.missing if one.kind == "environment"]) == 2
+
+
+def test_a_yardstick_without_length_in_some_draw_leaves_no_interval(
+    tmp_path: Path,
+) -> None:
+    runs = several(tmp_path, ["ada", "max"], 2)
+    for run in runs:
+        path = run.evaluation_dir / RETURNS
+        returns = read_returns(path)
+        # The last two rows of a policy: the scripted one is better in one episode.
+        returns[5:] = returns[5:6]
+        returns[7:, 0] += 1.0
+        write_returns(path.with_name("changed.npz"), returns)
+        path.with_name("changed.npz").replace(path)
+    own, _ = scores_of(runs).measured
+    assert own.mean(UNPERTURBED).value == pytest.approx(0.805 * EPISODES)
+    assert np.isnan(own.mean(UNPERTURBED).low)
+    html = written(runs, tmp_path)
+    assert not re.search(r"\bnan\b", texts(html))
+    reasons = [title for _, title, kind in cells(html, "ranking") if kind == "missing"]
+    assert len(reasons) == 2
+    assert all("hardly better than the random one" in reason for reason in reasons)
+
+
+def test_numbers_are_written_to_three_digits_with_a_minus() -> None:
+    written = [number(value) for value in (-0.456, -0.001, 12.34, -345.6, np.nan)]
+    minus = "\N{MINUS SIGN}"
+    assert written == [f"{minus}0.46", "0.00", "12.3", f"{minus}346", "–"]
+    assert span(Interval(0.0, -1.0, 2.0)) == f"{minus}1.00 to 2.00"
+    assert span(Interval(0.0, np.nan, np.nan)) == ""
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_shades_are_those_of_scores_whatever_else_the_table_holds() -> None:
+    shades = [shade(score) for score in (-3.0, 0.0, 0.25, 1.0, 7.0, np.nan)]
+    assert shades == [0.0, 0.0, 0.25, 1.0, 1.0, None]
+    assert TableCell("x").style == ""
+    assert "rgb(255,255,255);color:#222" in TableCell("x", tone=0.0).style
+    assert "rgb(0,114,178);color:#fff" in TableCell("x", tone=1.0).style
+    assert "rgb(230,159,0);color:#222" in TableCell("x", tone=-1.0).style
+
+
+# Trained here, tested there
+
+
+RATIOS = {
+    "1-2-3": ({"num_agents": 1, "num_signal": 2, "num_noise": 3}, 0.6),
+    "1-2-9": ({"num_agents": 1, "num_signal": 2, "num_noise": 9}, 0.25),
+    "8 agents": ({"num_agents": 8}, 0.75),
+}
+COUNTS = ("env.num_agents=1", "env.num_signal=2")
+
+
+def heads_of(html: str, section: str) -> list[str]:
+    """The headings, and the heads of the tables, rows too, of a section."""
+    own = html[html.index(f'id="{section}"') :].partition("</section>")[0]
+    return [texts(one) for one in re.findall(r"<(?:h3|th)\b.*?</(?:h3|th)>", own)]
+
+
+def test_each_head_has_a_map_of_the_worlds_it_learned_and_was_tested_in(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        evaluated(
+            trained(
+                tmp_path / f"{head}{noise}{seed}",
+                *(f"pooling={head}", f"env.num_noise={noise}", *COUNTS),
+                seed=seed,
+            ),
+            worlds=RATIOS,
+            shift=0.1 * place + 0.01 * noise,
+        )
+        for place, head in enumerate(("ada", "max"))
+        for noise in (9, 3)  # rows stand in the order of the columns all the same
+        for seed in (0, 1)
+    ]
+    html = written(runs, tmp_path)
+    ratios = ["trained in", "1-2-3", "1-2-9", "1-2-3", "1-2-9"]
+    assert heads_of(html, "worlds0") == ["ada", *ratios, "max", *ratios]
+    shown = [text.split()[0] for text, _, _ in cells(html, "worlds0")]
+    assert shown == ["0.63", "0.28", "0.69", "0.34", "0.73", "0.38", "0.79", "0.44"]
+    assert "0.63 0.63 to 0.63" in cells(html, "worlds0")[0][0]
+    # No one was trained among eight.
+    agents = ["trained in", "as trained", "8 agents", "num_noise=9", "num_noise=3"]
+    assert heads_of(html, "worlds1") == ["ada", *agents, "max", *agents]
+
+
+def test_methods_of_one_world_stand_in_one_map(tmp_path: Path) -> None:
+    runs = [
+        evaluated(
+            trained(tmp_path / head, f"pooling={head}", "env.num_noise=3", *COUNTS),
+            worlds=RATIOS,
+        )
+        for head in ("ada", "max")
+    ]
+    html = written(runs, tmp_path)
+    assert heads_of(html, "worlds0") == ["method", "1-2-3", "1-2-9", "ada", "max"]
+    # Blue says how much of 1 a score of 0.6 is, whatever the other cells hold.
+    own = html[html.index('id="worlds0"') :].partition("</section>")[0]
+    assert own.count("background:rgb(102,170,209)") == 2
+    tokens = ["occlude", "method", "0%", "50%", "100%", "ada", "max"]
+    assert heads_of(html, "occlusion") == tokens
+
+
+def test_missing_tokens_in_training_are_rows_of_a_map(tmp_path: Path) -> None:
+    lose = ("perturbation=occlude", "perturbation.severity=0.4")
+    runs = [
+        evaluated(
+            trained(tmp_path / f"{head}{k}", f"pooling={head}", *keys), shift=k / 10
+        )
+        for head in ("ada", "max")
+        for k, keys in enumerate(((), lose))
+    ]
+    html = written(runs, tmp_path)
+    tested = ["missing in training", "0%", "50%", "100%", "0%", "40%"]
+    expected = ["occlude", "ada", *tested, "max", *tested]
+    assert heads_of(html, "occlusion") == expected
+    shown = [text.split()[0] for text, _, _ in cells(html, "occlusion")[:6]]
+    assert shown == ["0.80", "0.60", "0.20", "0.90", "0.70", "0.30"]
+
+
+# The page
+
+
+def test_three_sentences_say_what_was_done_and_found(three_seeds: Page) -> None:
+    summary = re.search(r'class="summary">(.*?)</p>', three_seeds.html, re.S)
+    assert summary
+    first, second, third = re.split(r"(?<=[a-z\d)])\. ", summary[1])
+    assert first == (
+        "6 runs of 2 methods (ada and max) learned simple_centroid, 3 seeds each, and "
+        "were tested in 16 episodes a condition, under 2 perturbations and 1 other "
+        "world"
+    )
+    # Means over both methods and all seeds: 0.8 + 0.05 + 0.01, and so on.
+    assert "Unperturbed they score 0.86 on average" in second
+    assert "occlude costs most: 0.61 is left" in second
+    assert "jitter leaves 0.81" in second
+    assert third.startswith("With 3 seeds of a method no order")
+
+
+def test_under_five_seeds_each_is_shown_and_none_is_ranked(three_seeds: Page) -> None:
+    html = three_seeds.html
+    assert "Not ranked: 3 seeds of a method, and an order is given from 5 on." in html
+    assert not re.search(r"\b[12]\. (ada|max)", texts(html))
+    at_a_glance = [text for text, _, _ in cells(html, "overview")]
+    assert "0.81 0.80, 0.81, 0.82" in at_a_glance
+    # A shade would say which of two methods is better.
+    matrix = html[html.index('id="improvement"') :].partition("</section>")[0]
+    assert "background" not in matrix
+    assert "1.00 1.00 to 1.00" in texts(matrix)
+
+
+def test_five_seeds_are_ranked_with_intervals(tmp_path: Path) -> None:
+    html = written(several(tmp_path, ["ada", "max"], 5), tmp_path)
+    ranking = html[html.index('id="ranking"') :].partition("</section>")[0]
+    assert "Not ranked" not in ranking
+    assert texts(ranking).index("1. max") < texts(ranking).index("2. ada")
+    assert "Max keeps most, 0.77 (" in html
+    assert "before ada with 0.67 (" in html
+    # Areas of 0.55 and 0.75 and 0.02 more for the mean seed; max has 0.1 more again.
+    assert [text for text, _, _ in cells(html, "ranking")[2::4]] == ["0.23", "0.33"]
+
+
+def test_one_seed_holds_for_this_policy_only(one_seed: Page) -> None:
+    html = one_seed.html
+    assert "this policy only" in html
+    gaps = [title for text, title, kind in cells(html, "ranking") if kind == "missing"]
+    assert len(gaps) == 2
+    assert all("fewer than two seeds" in title for title in gaps)
+    assert "no interval" in texts(html[html.index('id="improvement"') :])
+
+
+def test_methods_of_two_worlds_have_a_retraining_gap_and_no_drop(
+    tmp_path: Path,
+) -> None:
+    runs = several(tmp_path, ["ada", "max"], 2, "env.num_noise=3")
+    runs += several(tmp_path, ["ada", "max"], 2, "env.num_noise=9")
+    html = written(runs, tmp_path)
+    gaps = cells(html, "retraining")
+    # The same scores in both worlds.
+    assert [text for text, _, _ in gaps[2::4]] == ["0.00", "0.00"]
+    assert "drop" not in texts(html)
+    assert html.count("Trained and tested in num_noise=3") >= 3
+
+
+def test_every_number_has_its_provenance_and_every_missing_value_its_reason(
+    tmp_path: Path,
+) -> None:
+    keys = ("env.num_noise=3",)
+    runs = [with_policy(run) for run in several(tmp_path, ["ada", "max"], 2, *keys)]
+    runs += [
+        with_policy(run) for run in several(tmp_path, ["ada"], 1, "env.num_noise=9")
+    ]
+    runs += [trained(tmp_path / "bare", "pooling=cls", "env.num_noise=3")]
+    diagnosed(runs[0], {"excess": 0.5, "checked": 1000, "violations": 0})
+    parser = Cells()
+    parser.feed(written(runs, tmp_path))
+    assert len(parser.cells) > 60
+    sections = {place for place, *_ in parser.cells}
+    assert {"overview", "areas", "ranking", "theory", "attention"} <= sections
+    names = "|".join(run.path.name for run in runs)
+    file = rf"({names})/(metrics\.csv|config\.yaml|evaluation/\w+(-\d+)?\.json)"
+    for section, text, title, kind in parser.cells:
+        told = (section, text, title)
+        if kind == "missing":
+            assert re.search("[a-z]{2} ", title or ""), told
+        elif section == "attention":
+            form = rf"({names}), checkpoint best, 16 worlds of seed 0, 64 steps: \d"
+            assert re.match(form, title or ""), told
+        elif re.search(r"\d", text):
+            assert re.search(file, title or ""), told
+        if kind != "missing" and re.search(r"results|diagnosis", title or ""):
+            assert section == "provenance" or "commit 0123abc" in title, told
+            assert section == "provenance" or re.search(r"\d+ episodes", title), told
+
+
+def test_provenance_names_commit_configuration_seeds_episodes_and_file(
+    one_seed: Page,
+) -> None:
+    run, html = one_seed.runs[0], one_seed.html
+    told = " ".join(text for text, _, _ in cells(html, "provenance"))
+    for part in (run.config_digest, "results.json", "iteration 3", "16", "0123abc"):
+        assert part in told
+    # A page that is sent says nothing of the folders above the run.
+    assert str(run.path.parent) not in html
+
+
+def test_what_is_missing_is_listed_with_the_command(tmp_path: Path) -> None:
+    run = evaluated(trained(tmp_path / "a"), lost=[1.0])
+    bare = trained(tmp_path / "b", "pooling=max")
+    html = written([run, bare], tmp_path)
+    missing = texts(html[html.index('id="missing"') :])
+    assert "marl-pool evaluate b episodes=16 seed=0" in missing
+    assert "occlude: a reason" in missing
+    assert "1 without an evaluation" in html
+
+
+def test_runs_without_any_evaluation_have_learning_curves(tmp_path: Path) -> None:
+    html = written([trained(tmp_path / "a"), trained(tmp_path / "b", seed=1)], tmp_path)
+    assert html.count("<svg") == 1
+    assert "None of them has an evaluation that counts" in html
+    assert "not evaluated yet" in html
+
+
+def test_a_run_that_logged_nothing_is_told(tmp_path: Path) -> None:
+    run = evaluated(trained(tmp_path / "a"))
+    run.metrics_path.unlink()
+    html = written([run], tmp_path)
+    assert "a: no return_mean in metrics.csv." in html
+
+
+def test_nothing_is_fetched(three_seeds: Page) -> None:
+    html = three_seeds.html
+    assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', html)
+    assert not re.findall(r"url\((?!#)", html)
+    svgs = re.findall(r"<svg.*?</svg>", html, re.S)
+    assert len(svgs) >= 4
+    ids = [name for svg in svgs for name in re.findall(r' id="([^"]+)"', svg)]
+    assert not [name for name in ids if re.fullmatch(r"[a-z]+[0-9a-z]*_\d+", name)]
+
+
+HOSTILE = "$\\foo{$<script>\"'&amp;--><b onload=x>"
+
+
+def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
+    runs = [
+        evaluated(
+            trained(tmp_path / f"{HOSTILE}{place}", f"pooling={head}"),
+            groups=[f"fox {HOSTILE}", f"hen {HOSTILE}"],
+            worlds={f"world {HOSTILE}": ({HOSTILE: 9}, 0.4)},
+        )
+        for place, head in enumerate(("ada", "max"))
+    ]
+    for run in runs:
+        # Any key may tell methods apart.
+        run.write_config({**run.config, "mark": f"{HOSTILE}{run.path.name[-1]}"})
+        run.metrics_path.unlink()
+        document = run.evaluation_dir / DOCUMENT
+        content = json.loads(document.read_text())
+        for row in content["results"]:
+            if row["perturbation"] == "occlude":
+                row["label"] = f"occlude {HOSTILE}"
+        changed = sealed_json({**content, "commit": HOSTILE})
+        document.write_text(json.dumps(changed))
+        diagnosed(run, {"group": f"fox {HOSTILE}", HOSTILE: 3.0, "gap": ""})
+    html = written(runs, tmp_path)
+    seen = Tags()
+    seen.feed(html)
+    assert not seen.names & {"script", "b"}
+    assert not [name for name in seen.attributes if name.startswith("on")]
+    for what in ("", "mark=", "fox ", "hen ", "world ", "occlude ", "Other worlds: "):
+        assert f"{what}{HOSTILE}" in seen.text, what
+    assert f"{HOSTILE}0 and {HOSTILE}1: no return_mean" in seen.text
+    # In a picture, too, where a dollar would begin a formula.
+    (picture,) = re.findall(r"<svg.*?</svg>", html, re.S)[1:2]
+    assert escape(f"occlude {HOSTILE}"[:12], quote=False) in picture
+
+
+class Tags(HTMLParser):
+    """The elements and attributes of a page, and what is to read in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
+    runs = [trained(tmp_path / "a")]
+    (tmp_path / "page.html").write_text("mine")
+    with pytest.raises(InputError, match=r"page\.html exists; choose another --out"):
+        written(runs, tmp_path)
+    assert (tmp_path / "page.html").read_text() == "mine"
+
+
+def test_pages_without_a_name_stand_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [trained(tmp_path / "a")]
+
+    class Stopped(page.datetime):
+        """A clock that stands still."""
+
+        @classmethod
+        def now(cls, tz: Any = None) -> page.datetime:
+            return page.datetime(2030, 1, 2, 3, 4, 5, tzinfo=tz)
+
+    monkeypatch.setattr(page, "datetime", Stopped)
+    paths = [report(runs, None, SETTINGS) for _ in range(2)]
+    stem = "reports/20300102-030405-simple_centroid"
+    assert paths == [Path(f"{stem}.html"), Path(f"{stem}-2.html")]
+
+
+# Policies at work
+
+
+def test_attention_is_read_from_the_policies(playing: Page) -> None:
+    html = playing.html
+    ada, most = cells(html, "attention")[:5], cells(html, "attention")[5:]
+    assert 0 < float(ada[0][0]) <= 1
+    # self, signal, noise, and the first two together; equal weights give N's shares.
+    numbers = [re.findall(r"(\d+)%", text) for text, _, _ in ada[1:]]
+    assert [int(equal) for _, equal in numbers] == [14, 43, 43, 57]
+    shares = [int(share) for share, _ in numbers]
+    assert sum(shares[:3]) == pytest.approx(100, abs=2)
+    assert shares[3] == pytest.approx(shares[0] + shares[1], abs=1)
+    assert [title for _, title, _ in most] == [
+        "its pooling head has no attention weights"
+    ] * 5
+
+
+def test_dead_agents_attend_to_nothing(
+    playing: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source,) = read_runs(playing.runs[:1])
+    subject = load(source, ())
+    assert isinstance(subject, Subject)
+
+    def living(world: SimpleCentroid) -> dict[str, torch.Tensor]:
+        alive = torch.zeros(world.num_envs, world.groups["agent"].num_agents)
+        alive[0] = 1
+        return {"agent": alive.bool()}
+
+    everyone = attention_shares(subject, "agent")
+    with monkeypatch.context() as patch:
+        patch.setattr(SimpleCentroid, "active", property(living))
+        first_alone = attention_shares(subject, "agent")
+    monkeypatch.setattr(attention, "WORLDS", 1)
+    first = attention_shares(subject, "agent")
+    assert first is not None
+    assert first_alone is not None
+    assert first_alone != everyone
+    assert first_alone.entropy == pytest.approx(first.entropy)
+    assert first_alone.shares == pytest.approx(first.shares)
+
+
+def films(html: str) -> list[bytes]:
+    found = re.findall(r'src="data:video/webm;base64,([^"]+)"', html)
+    return [base64.b64decode(data) for data in found]
+
+
+def test_videos_show_clean_and_perturbed_side_by_side(
+    playing: Page, tmp_path: Path
+) -> None:
+    html = playing.html
+    # One for each method; the perturbation is the one that costs most.
+    assert html.count("<b>unperturbed</b><b>occlude 1</b>") == 2
+    found = films(html)
+    assert len(found) == 2
+    (tmp_path / "film.webm").write_bytes(found[0])
+    capture = cv2.VideoCapture(str(tmp_path / "film.webm"))
+    images = []
+    while (frame := capture.read())[0]:
+        images.append(frame[1].astype(int))
+    # Of seven frames every second one.
+    assert len(images) == 4
+    width = images[0].shape[1]
+    assert width > 2 * images[0].shape[0] * 0.8
+    half = (width - 6) // 2
+    clean, perturbed = images[-1][:, :half], images[-1][:, -half:]
+    assert np.abs(clean - perturbed).max() > 100
+    assert len(found[0]) < 300_000
+
+
+def test_a_policy_that_cannot_be_read_is_a_missing_value(one_seed: Page) -> None:
+    assert not films(one_seed.html)
+    assert "has no policy &#39;best&#39;" in one_seed.html
+
+
+# The command
+
+
+def test_the_command_evaluates_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [with_policy(trained(tmp_path / f"{s}", seed=s)) for s in (0, 1)]
+    out = tmp_path / "page.html"
+    words = ["report", *(str(run.path) for run in runs), "--out", str(out)]
+    keys = ["suite=quick", "episodes=4", "threads=1", "videos=false"]
+    assert cli.main([*words, "evaluate=true", *keys]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(out)
+    assert not not_evaluated(runs)
+    assert "tested in 4 episodes a condition" in out.read_text()
+    assert not list((runs[0].evaluation_dir).glob("results-2*"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["suite=quick"], "suite: expected one of videos, evaluate, threads, or eval"),
+        (
+            ["vidoes=false"],
+            "vidoes: expected one of videos, evaluate, threads, or eval",
+        ),
+        (["evaluate=true", "suite=quik"], "Did you mean 'quick'?"),
+        (["videos=3"], "videos: expected true or false, got 3"),
+        (["--out", "{}/here.html"], "here.html exists; choose another --out"),
+        (
+            ["--out", "{}/here.html/page.html", "evaluate=true"],
+            "page.html: expected a path below folders, but ",
+        ),
+        (["--out", "x" * 300], "File name too long"),
+    ],
+)
+def test_a_wrong_command_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[str], told: str
+) -> None:
+    run = trained(tmp_path / "a")
+    (tmp_path / "here.html").touch()
+    words = [word.format(tmp_path) for word in keys]
+    assert cli.main(["report", str(run.path), *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_without_pandas_the_command_names_the_extra(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = trained(tmp_path / "a")
+    monkeypatch.delattr(report_package, "page")
+    for name in list(sys.modules):
+        if name.startswith("marl_pool.evaluation.report."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert cli.main(["report", str(run.path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "pandas" in err
+    assert "marl-pool[plots]" in err
+    assert err.count("\n") == 1
+
+
+# In a browser
+
+
+PROBE = """
+<script>
+addEventListener("load", () => {
+  const films = [...document.querySelectorAll("video")];
+  const told = document.createElement("pre");
+  told.id = "probe";
+  const tell = () => {
+    told.textContent = JSON.stringify({
+      fetched: performance.getEntriesByType("resource").map(r => r.name.slice(0, 40)),
+      films: films.map(f => [f.videoWidth, f.error && f.error.message]),
+      wide: document.documentElement.scrollWidth - innerWidth,
+      figures: [...document.querySelectorAll("svg")].map(s => s.clientHeight),
+    });
+    document.body.append(told);
+  };
+  Promise.all(films.map(f => f.readyState ? 0 : new Promise(
+    done => { f.onloadedmetadata = f.onerror = done; f.load(); }
+  ))).then(tell);
+});
+</script>
+"""
+
+
+def browse(folder: Path, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM, "chromium is required here, and there is none"
+    return subprocess.run(
+        [
+            *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu"),
+            *("--disable-background-networking", "--disable-component-update"),
+            *("--no-first-run", "--enable-logging=stderr", "--hide-scrollbars"),
+            *("--disable-dev-shm-usage", "--virtual-time-budget=10000"),
+            *(f"--user-data-dir={folder / 'profile'}", "--window-size=1100,3000"),
+            *flags,
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (CHROMIUM or REQUIRED), reason="no chromium here")
+def test_a_browser_shows_it_without_network_or_complaint(
+    playing: Page, tmp_path: Path
+) -> None:
+    html, file, picture = playing.html, tmp_path / "page.html", tmp_path / "page.png"
+    file.write_text(html, encoding="utf-8")
+    shown = browse(tmp_path, file, f"--screenshot={picture}")
+    assert "CONSOLE" not in shown.stderr, shown.stderr
+    image = cv2.imread(str(picture))
+    assert image is not None
+    assert image.shape == (3000, 1100, 3)
+    # There is something on it, in the first method's colour too.
+    assert (image < 80).all(-1).mean() > 0.005
+    assert (np.abs(image.astype(int) - (0xB2, 0x72, 0x00)).max(-1) < 8).sum() > 500
+    # The same page with a script that looks about.
+    probed = tmp_path / "probed.html"
+    policy = "default-src 'none'; "
+    assert policy in html
+    opened = html.replace(policy, policy + "script-src 'unsafe-inline'; ")
+    probed.write_text(opened.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    looked = browse(tmp_path, probed, "--dump-dom")
+    found = re.search(r'<pre id="probe">(.*?)</pre>', looked.stdout, re.S)
+    assert found, looked.stderr
+    told = json.loads(found[1].replace("&amp;", "&"))
+    assert [name for name in told["fetched"] if not name.startswith("data:")] == []
+    assert [error for _, error in told["films"]] == [None, None]
+    assert all(width > 400 for width, _ in told["films"])
+    assert told["wide"] <= 0
+    assert min(told["figures"]) > 50

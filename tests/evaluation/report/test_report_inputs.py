@@ -1,0 +1,458 @@
+"""What a report reads: which evaluations count, what is a method, what is broken."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.reported import (
+    EPISODES,
+    SMALL,
+    cells,
+    diagnosed,
+    evaluated,
+    several,
+    trained,
+    written,
+)
+from marl_pool.cli import main as cli
+from marl_pool.config import compose
+from marl_pool.evaluation.report.methods import methods_of
+from marl_pool.evaluation.report.runs import not_evaluated, read_runs
+from marl_pool.evaluation.results import DOCUMENT, RETURNS
+from marl_pool.runs import Run
+from marl_pool.utils.errors import InputError
+
+# Which evaluation counts
+
+
+def test_the_newest_complete_evaluation_counts(tmp_path: Path) -> None:
+    run = evaluated(evaluated(trained(tmp_path / "a")), shift=0.1)
+    # A third one that was cut off, a fourth without returns, and one of ten.
+    (run.evaluation_dir / "results-3.json").write_text('{"results": [')
+    shutil.copy(run.evaluation_dir / DOCUMENT, run.evaluation_dir / "results-10.json")
+    (source,) = read_runs([run])
+    assert source.evaluation is not None
+    assert source.evaluation.path.name == "results-2.json"
+    assert np.stack(source.evaluation.rows["returns"]).shape == (9, EPISODES)
+
+
+def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
+    run = evaluated(trained(tmp_path / "a"), rungs=[0.5])
+    evaluated(run, rungs=[1.0], rescale_codes=False)
+    (source,) = read_runs([run])
+    own = source.evaluation
+    assert own is not None
+    rungs = [
+        row["severity"]
+        for row in own.rows.to_dict("records")
+        if row["perturbation"] == "occlude"
+    ]
+    assert rungs == [1.0, 0.5]
+    assert own.path.name == "results-2.json"
+    assert [path.name for path in own.paths] == ["results-2.json", "results.json"]
+    assert len(own.rows) == 9
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"checkpoint": "last"},
+        {"iteration": 4},
+        {"rescale_codes": True},
+        {"seed": 1},
+        {"episodes": 8},
+    ],
+)
+def test_evaluations_of_another_kind_are_not_read_as_one(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    run = evaluated(evaluated(trained(tmp_path / "a"), rungs=[0.5]), rungs=[1], **other)
+    (source,) = read_runs([run])
+    assert source.evaluation is not None
+    assert len(source.evaluation.paths) == 1
+    assert len(source.evaluation.rows) == 8
+
+
+def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
+    first = evaluated(trained(tmp_path / "a"))
+    second = trained(tmp_path / "b", seed=1)
+    _, source = read_runs([first, second])
+    command = f"marl-pool evaluate b episodes={EPISODES} seed=0"
+    assert source.evaluation_missing == f"not evaluated yet; do so by: {command}"
+    assert not_evaluated([first, second]) == [second]
+
+
+def test_the_command_for_what_is_missing_asks_for_what_the_others_have(
+    tmp_path: Path,
+) -> None:
+    told = {"checkpoint": "last", "rescale_codes": True, "changed": {"num_noise": 9}}
+    _, source = read_runs(
+        [evaluated(trained(tmp_path / "a"), **told), trained(tmp_path / "b", seed=1)]
+    )
+    assert source.evaluation_missing.endswith(
+        "marl-pool evaluate b episodes=16 seed=0 checkpoint=last rescale_codes=true "
+        "env.num_noise=9"
+    )
+
+
+def test_runs_of_the_same_name_are_told_apart_by_the_folders_above(
+    tmp_path: Path,
+) -> None:
+    runs = [trained(tmp_path / sweep / "a", seed=n) for n, sweep in enumerate("xy")]
+    assert [source.name for source in read_runs(runs)] == ["x/a", "y/a"]
+    assert read_runs(runs[:1])[0].name == "a"
+
+
+def test_an_evaluation_without_returns_is_not_enough(tmp_path: Path) -> None:
+    run = evaluated(trained(tmp_path / "a"))
+    (run.evaluation_dir / RETURNS).unlink()
+    (source,) = read_runs([run])
+    assert "no evaluation with each episode's return" in source.evaluation_missing
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"seed": 5}, "seed 5 where the others have 0"),
+        ({"episodes": 8}, "episodes 8 where the others have 16"),
+        ({"checkpoint": 120}, "checkpoint 120 where the others have best"),
+        ({"rescale_codes": True}, "rescale_codes True where the others have False"),
+        (
+            {"changed": {"num_noise": 9}},
+            "env {'num_noise': 9} where the others have as",
+        ),
+    ],
+)
+def test_an_evaluation_of_another_protocol_is_left_out(
+    tmp_path: Path, other: dict[str, Any], told: str
+) -> None:
+    odd = evaluated(trained(tmp_path / "odd"), **other)
+    usual = [evaluated(trained(tmp_path / f"{s}", seed=s)) for s in (1, 2)]
+    source, *rest = read_runs([odd, *usual])
+    assert told in source.evaluation_missing
+    assert source.evaluation is None
+    assert all(one.evaluation for one in rest)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("env.max_steps=7", "env.max_steps is 6 in "),
+        ("env.reward_scale=1.0", "env.reward_scale is 0.01 in "),
+        ("env=simple_tag", "env.name is simple_centroid in "),
+    ],
+)
+def test_runs_of_different_tasks_are_refused(
+    tmp_path: Path, key: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = [] if "env=" in key else SMALL
+    trained(tmp_path / "a")
+    Run.create(tmp_path / "b", compose("train", [*base, key]))
+    assert cli.main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("marl-pool: runs that cannot be compared: " + told)
+    assert err.count("\n") == 1
+
+
+def test_one_run_twice_and_one_seed_twice_are_refused(tmp_path: Path) -> None:
+    first, copy = trained(tmp_path / "a"), trained(tmp_path / "b")
+    with pytest.raises(InputError, match="got one of them twice"):
+        read_runs([first, Run.open(tmp_path / "a")])
+    with pytest.raises(InputError, match="seed=0 included: expected one run"):
+        methods_of(read_runs([first, copy]))
+
+
+# Broken files
+
+
+def change(run: Run, **content: Any) -> None:
+    path = run.evaluation_dir / DOCUMENT
+    path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
+
+
+def drop(run: Run, key: str) -> None:
+    path = run.evaluation_dir / DOCUMENT
+    content = json.loads(path.read_text())
+    del content[key]
+    path.write_text(json.dumps(content))
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    content = json.loads((run.evaluation_dir / DOCUMENT).read_text())
+    return list(content["results"])
+
+
+def without(row: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
+
+
+def save(run: Run, returns: Any) -> None:
+    np.savez(run.evaluation_dir / RETURNS, returns=returns)
+
+
+def npy(array: np.ndarray) -> bytes:
+    """A file of one array, which is no archive of several."""
+    with io.BytesIO() as file:
+        np.save(file, array)
+        return file.getvalue()
+
+
+BREAKS: dict[str, tuple[Callable[[Run], Any], str]] = {
+    "cut": (
+        lambda run: (run.evaluation_dir / DOCUMENT).write_text('{"results": ['),
+        "it cannot be read as JSON",
+    ),
+    "list": (
+        lambda run: (run.evaluation_dir / DOCUMENT).write_text("[1, 2]"),
+        "expected a JSON object",
+    ),
+    "bytes": (
+        lambda run: (run.evaluation_dir / DOCUMENT).write_bytes(b"\xff\xfe{"),
+        "it cannot be read as JSON",
+    ),
+    "no seed": (lambda run: drop(run, "seed"), "it has no seed"),
+    "no results": (lambda run: drop(run, "results"), "it has no results"),
+    "episodes": (lambda run: change(run, episodes="16"), "it has no episodes"),
+    "no rows": (lambda run: change(run, results=[]), "its results are not rows"),
+    "rows": (lambda run: change(run, results=[1] * 9), "its results are not rows"),
+    "no fixed": (
+        lambda run: change(run, results=[without(row, "fixed") for row in rows(run)]),
+        "its results are not rows",
+    ),
+    "severity": (
+        lambda run: change(run, results=[{**row, "severity": 2} for row in rows(run)]),
+        "a severity is not in [0, 1]",
+    ),
+    "not clean": (
+        lambda run: change(run, results=rows(run)[1:2] * 9),
+        "a trained policy's unperturbed episodes are missing",
+    ),
+    "empty": (
+        lambda run: (run.evaluation_dir / RETURNS).write_bytes(b""),
+        "returns.npz cannot be read",
+    ),
+    "no zip": (
+        lambda run: (run.evaluation_dir / RETURNS).write_bytes(b"PK no zip"),
+        "returns.npz cannot be read",
+    ),
+    "changed": (lambda run: change(run, changed=[1]), "it has no changed"),
+    "array": (
+        lambda run: (run.evaluation_dir / RETURNS).write_bytes(npy(np.zeros(3))),
+        "returns.npz cannot be read",
+    ),
+    "none": (
+        lambda run: (run.evaluation_dir / RETURNS).unlink(),
+        "there is no returns.npz",
+    ),
+    "columns": (lambda run: save(run, np.zeros((9, 5))), "expected returns of 9 rows"),
+    "words": (lambda run: save(run, np.full((9, 16), "x")), "expected returns of 9"),
+    "nan": (
+        lambda run: save(run, np.full((9, 16), np.nan)),
+        "a return is not a finite number",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BREAKS)
+def test_a_broken_evaluation_is_left_out_with_the_reason(
+    tmp_path: Path, kind: str
+) -> None:
+    spoil, told = BREAKS[kind]
+    whole = evaluated(trained(tmp_path / "a"))
+    broken = evaluated(trained(tmp_path / "b", seed=1))
+    assert read_runs([broken])[0].evaluation is not None
+    spoil(broken)
+    first, second = read_runs([whole, broken])
+    assert first.evaluation is not None
+    assert second.evaluation is None
+    assert f"(results.json: {told}" in second.evaluation_missing
+    assert (
+        "make one: marl-pool evaluate b episodes=16 seed=0" in second.evaluation_missing
+    )
+
+
+@pytest.mark.parametrize(
+    "lines", ["2,128,x\n", "2,128,-1,7\n", "2,1_0__0,-1\n"], ids=str.strip
+)
+def test_metrics_that_are_no_numbers_are_missing(tmp_path: Path, lines: str) -> None:
+    run = evaluated(trained(tmp_path / "a"))
+    with run.metrics_path.open("a") as file:
+        file.write(lines)
+    html = written([run], tmp_path)
+    assert "a: metrics.csv holds what is no number" in html
+    (shown,) = [cell for cell in cells(html, "overview") if cell[2] == "missing"]
+    assert shown[1] == "metrics.csv holds what is no number"
+
+
+@pytest.mark.parametrize("config", ["env: 3\n", "env: {}\n", "seed: 0\n"])
+def test_a_configuration_without_an_env_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").write_text(f"{config}package_version: '1'\n")
+    assert cli.main(["report", str(tmp_path / "a")]) == 2
+    _, err = capsys.readouterr()
+    assert (
+        "config.yaml: expected env.name, the name of an environment, got env: " in err
+    )
+    assert err.count("\n") == 1
+
+
+# Diagnoses
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"rows": [',
+        "[]",
+        '{"rows": 3}',
+        '{"rows": [{"old": 1}]}',
+        '{"rows": [{"group": "agent"}]}',
+    ],
+)
+def test_a_broken_diagnosis_is_left_out(tmp_path: Path, text: str) -> None:
+    run = evaluated(trained(tmp_path / "a"))
+    (run.evaluation_dir / "diagnosis.json").write_text(text)
+    (source,) = read_runs([run])
+    assert source.diagnosis is None
+    assert source.diagnosis_missing.startswith("diagnosis.json")
+    assert source.diagnosis_missing.endswith(
+        "make another: marl-pool diagnose a seed=0"
+    )
+    assert "Missing values" in written([run], tmp_path)
+
+
+def test_the_newest_diagnosis_that_is_whole_counts(tmp_path: Path) -> None:
+    run = evaluated(trained(tmp_path / "a"))
+    diagnosed(diagnosed(run, {"excess": 1}), {"excess": 2}, number="-2")
+    (run.evaluation_dir / "diagnosis-3.json").write_text("{")
+    (source,) = read_runs([run])
+    assert source.diagnosis is not None
+    assert source.diagnosis.numbers("agent") == {"excess": 2}
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"seed": 5}, "seed 5 where the others have 0"),
+        ({"checkpoint": "last"}, "checkpoint last where the others have best"),
+        ({"changed": {"num_noise": 9}}, "env {'num_noise': 9} where the others have"),
+        ({"iteration": 7}, "iteration 7 where its evaluation has 3"),
+    ],
+)
+@pytest.mark.parametrize("is_evaluated", [True, False])
+def test_a_diagnosis_of_something_else_is_left_out(
+    tmp_path: Path, other: dict[str, Any], told: str, is_evaluated: bool
+) -> None:
+    runs = [trained(tmp_path / str(seed), seed=seed) for seed in range(3)]
+    for run in runs if is_evaluated else []:
+        evaluated(run)
+    diagnosed(runs[0], {"excess": 1.0}, **other)
+    for run in runs[1:]:
+        diagnosed(run, {"excess": 2.0})
+    odd, *rest = read_runs(runs)
+    assert all(source.diagnosis for source in rest)
+    if is_evaluated or "iteration" not in other:
+        assert odd.diagnosis is None
+        assert told in odd.diagnosis_missing
+        assert told.partition(" {")[0] in written(runs, tmp_path)
+
+
+def test_a_diagnosis_is_shown_over_seeds_with_its_origins(tmp_path: Path) -> None:
+    runs = several(tmp_path, ["ada", "max"], 2)
+    for seed, run in enumerate(runs[:2]):
+        known = {"excess": 0.25 + seed, "excess_low": seed, "excess_high": 1.5 + seed}
+        known |= {"checked": 1000, "violations": seed, "heads": 2, "observations": 9}
+        known |= {"signal_low": -0.5, "ok": True, "margin": None, "gap": ""}
+        whole = {**known, "width": 0.5} if seed else known
+        diagnosed(run, whole, {"head": "0", "excess": 9.0, "checked": 5})
+    html = written(runs, tmp_path)
+    shown = cells(html, "theory")
+    assert [text for text, _, _ in shown[::2]] == [
+        "0.75 0.00 to 1.50; 1.00 to 2.50",
+        "2,000",
+        "1",
+        "\N{MINUS SIGN}0.50",
+        "0.50 1 of 2 seeds",
+    ]
+    assert shown[0][1] == (
+        "ada-0/evaluation/diagnosis.json, commit 0123abc, 64 episodes: 0.25 (0.00 to "
+        "1.50); ada-1/evaluation/diagnosis.json, commit 0123abc, 64 episodes: 1.25 "
+        "(1.00 to 2.50)"
+    )
+    assert {text for text, _, _ in shown[1::2]} == {"missing"}
+    assert shown[1][1] == "it was not diagnosed"
+
+
+def test_heads_without_a_row_of_all_are_joined(tmp_path: Path) -> None:
+    heads = [
+        {"head": str(head), "excess": 1.0 + head, "checked": 10, "violations": head}
+        for head in range(3)
+    ]
+    run = diagnosed(evaluated(trained(tmp_path / "a")), *heads)
+    (source,) = read_runs([run])
+    assert source.diagnosis is not None
+    told = {"excess": 2.0, "checked": 30, "violations": 3}
+    assert source.diagnosis.numbers("agent") == told
+
+
+def test_each_group_has_a_diagnosis_of_its_own(tmp_path: Path) -> None:
+    run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
+    gap = {"group": "hen", "gap": "a world that does not know"}
+    html = written([diagnosed(run, {"group": "fox", "excess": 3.0}, gap)], tmp_path)
+    assert "Theory on these policies (fox)" in html
+    assert [text for text, _, _ in cells(html, "theory-group0")] == ["3.00"]
+    assert "a: a world that does not know" in html
+
+
+# Methods
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_method(tmp_path: Path) -> None:
+    keys = [("pooling=ada",), ("pooling=max",), ("pooling=ada", "threads=1")]
+    runs = [
+        trained(tmp_path / f"{place}", *own, seed=place)
+        for place, own in enumerate(keys)
+    ]
+    ada, most = methods_of(read_runs(runs))
+    assert [ada.name, most.name] == ["ada", "max"]
+    assert [source.seed for source in ada.runs] == [0, 2]
+
+
+def test_a_method_is_named_after_what_tells_it_apart(tmp_path: Path) -> None:
+    keys = [
+        ("pooling=ada", "ppo.lr=0.1", "env.num_noise=3"),
+        ("pooling=ada", "ppo.lr=0.2", "env.num_noise=3"),
+        ("pooling=ada", "ppo.lr=0.1", "env.num_noise=5"),
+        ("pooling=ada", "pooling.query=mean", "ppo.lr=0.1", "env.num_noise=3"),
+        ("pooling=max", "ppo.lr=0.1", "env.num_noise=3"),
+    ]
+    runs = [trained(tmp_path / str(place), *own) for place, own in enumerate(keys)]
+    names = [method.name for method in methods_of(read_runs(runs))]
+    assert names == [
+        "ada query=None lr=0.1 · num_noise=3",
+        "ada query=None lr=0.2 · num_noise=3",
+        "ada query=mean lr=0.1 · num_noise=3",
+        "max lr=0.1 · num_noise=3",
+        "ada query=None lr=0.1 · num_noise=5",
+    ]
+    assert methods_of(read_runs(runs[:1]))[0].name == "ada"
+
+
+def test_a_section_that_only_some_have_tells_methods_apart(tmp_path: Path) -> None:
+    runs = [trained(tmp_path / str(place), seed=place) for place in range(3)]
+    runs[0].write_config({**runs[0].config, "fixed": {"agent": "flee"}})
+    runs[1].write_config({**runs[1].config, "fixed": None})
+    runs[2].write_config({**runs[2].config, "fixed": {"agent": "chase"}})
+    names = [method.name for method in methods_of(read_runs(runs))]
+    assert len(set(names)) == 3
+    assert "flee" in names[0]
+    assert "chase" in names[2]

@@ -1,0 +1,228 @@
+"""Comparisons: seeds are drawn first, episodes second, worlds stay paired."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from marl_pool.evaluation.statistics.comparison import (
+    RANKED_FROM,
+    Scores,
+    improvement,
+    mean_score,
+    over_seeds,
+    rank,
+    retraining_gap,
+    scores_of,
+    this_policy_only,
+)
+from marl_pool.evaluation.statistics.intervals import (
+    Interval,
+    episode_draws,
+    interquartile_score,
+)
+
+EPISODES = 64
+
+
+def runs(
+    seeds: int, spread: float, *, level: float = 0.0, noise: float = 0.1, seed: int = 0
+) -> np.ndarray:
+    """Returns ``(runs, 1, 3, episodes)``; seeds differ by ``spread``."""
+    generator = np.random.default_rng(seed)
+    means = level + spread * generator.normal(size=(seeds, 1, 1))
+    played = means + noise * generator.normal(size=(seeds, 1, EPISODES))
+    ends = [np.full_like(played, value) for value in (0.0, 1.0)]
+    return np.stack([played, *ends], axis=2)
+
+
+def scored(name: str, episodes: np.ndarray, resamples: int = 2000) -> Scores:
+    return scores_of(name, episodes, episode_draws(EPISODES, resamples=resamples))
+
+
+def width(interval: Interval) -> float:
+    return interval.high - interval.low
+
+
+# Scores
+
+
+def test_a_score_is_between_the_random_and_the_scripted_mean() -> None:
+    episodes = np.array([[[[1.0, 3.0], [0.0, 0.0], [4.0, 4.0]]]])
+    scores = scores_of("a", episodes, np.array([[0.5, 0.5], [1.0, 0.0]]))
+    assert scores.points.tolist() == [[0.5]]
+    # The second draw has the first episode twice, of the baselines too.
+    assert scores.draws[:, 0, 0].tolist() == [0.5, 0.25]
+
+
+def test_what_differs_between_worlds_cancels_in_a_score() -> None:
+    worlds = 10 * np.random.default_rng(0).normal(size=EPISODES)
+    episodes = np.stack([worlds + end for end in (0.5, 0.0, 1.0)])[None, None]
+    interval = this_policy_only(scored("a", episodes), mean_score)
+    assert width(interval) < 1e-9
+    assert interval.value == pytest.approx(0.5)
+
+
+def test_a_scripted_policy_that_is_no_better_gives_no_number() -> None:
+    episodes = np.ones((2, 1, 3, EPISODES))
+    interval = over_seeds(scored("a", episodes), mean_score)
+    assert np.isnan(interval).all()
+
+
+def without_yardstick(seeds: int) -> np.ndarray:
+    """The scripted policy is better in one episode, which some draws leave out."""
+    episodes = runs(seeds, spread=0.1)
+    episodes[:, :, 2] = 0.0
+    episodes[:, :, 2, 0] = 1.0
+    return episodes
+
+
+def test_a_draw_without_a_yardstick_leaves_a_number_and_no_interval() -> None:
+    odd = scored("a", without_yardstick(6))
+    usual = scored("b", runs(6, 0.1))
+    assert 0 < np.isnan(odd.draws).mean() < 1
+    for interval in (
+        over_seeds(odd, mean_score),
+        this_policy_only(odd, mean_score),
+        improvement(odd, usual),
+        improvement(usual, odd),
+        retraining_gap(odd, usual),
+        *dict(rank({"a": odd}).places).values(),
+    ):
+        assert np.isfinite(interval.value)
+        assert np.isnan([interval.low, interval.high]).all()
+
+
+def test_one_episode_has_no_interval() -> None:
+    scores = scores_of("a", runs(5, 1.0)[..., :1], episode_draws(1))
+    for interval_of in (over_seeds, this_policy_only):
+        interval = interval_of(scores, mean_score)
+        assert np.isfinite(interval.value)
+        assert np.isnan([interval.low, interval.high]).all()
+
+
+def test_draws_are_of_as_many_episodes_with_replacement() -> None:
+    draws = episode_draws(10, resamples=4000)
+    assert draws.shape == (4000, 10)
+    np.testing.assert_allclose(draws.sum(1), 1)
+    # Each is left out with probability (1 - 1/10)^10.
+    assert (draws == 0).mean() == pytest.approx(0.9**10, abs=0.01)
+
+
+# Intervals
+
+
+def test_an_interval_over_seeds_holds_what_seeds_differ_by() -> None:
+    scores = scored("a", runs(6, spread=1.0, noise=0.01))
+    outer, inner = (f(scores, mean_score) for f in (over_seeds, this_policy_only))
+    assert outer.value == inner.value
+    assert width(outer) > 50 * width(inner)
+
+
+def test_an_interval_over_equal_seeds_is_that_over_episodes() -> None:
+    one = runs(1, spread=0.0, noise=1.0)
+    scores = scored("a", np.repeat(one, 5, axis=0))
+    outer, inner = (f(scores, mean_score) for f in (over_seeds, this_policy_only))
+    # Their episodes are of the same worlds, so five runs know no more than one.
+    assert outer == inner
+
+
+def test_resampled_seeds_agree_with_scipys_bootstrap_of_the_means() -> None:
+    episodes = runs(12, spread=1.0, noise=0.0)
+    ours = over_seeds(scored("a", episodes, 20_000), mean_score)
+    means = episodes[:, 0, 0].mean(-1)
+    theirs = stats.bootstrap(
+        (means,), np.mean, method="percentile", n_resamples=20_000, rng=1
+    ).confidence_interval
+    assert ours.low == pytest.approx(theirs.low, abs=0.02)
+    assert ours.high == pytest.approx(theirs.high, abs=0.02)
+
+
+def test_one_seed_has_no_interval_over_seeds() -> None:
+    scores = scored("a", runs(1, spread=1.0))
+    interval = over_seeds(scores, mean_score)
+    assert interval.value == scores.points[0, 0]
+    assert np.isnan([interval.low, interval.high]).all()
+
+
+def test_methods_draw_their_seeds_independently() -> None:
+    episodes = runs(8, spread=1.0)
+    first, same, other = (scored(name, episodes) for name in ("a", "a", "b"))
+    np.testing.assert_array_equal(first.resampled(), same.resampled())
+    paired = np.corrcoef(
+        first.resampled().mean((1, 2)), other.resampled().mean((1, 2))
+    )[0, 1]
+    assert abs(paired) < 0.1
+
+
+def test_some_conditions_of_many() -> None:
+    scores = Scores("a", np.arange(6.0).reshape(2, 3), np.zeros((4, 2, 3)))
+    assert scores.of([2, 0]).points.tolist() == [[2.0, 0.0], [5.0, 3.0]]
+    assert scores.of([1]).draws.shape == (4, 2, 1)
+
+
+# Comparisons
+
+
+def test_improvement_of_methods_that_are_apart_alike_and_the_same() -> None:
+    low, high = runs(6, 0.1), runs(6, 0.1, level=9.0, seed=1)
+    assert improvement(scored("high", high), scored("low", low)) == (1.0, 1.0, 1.0)
+    alike = improvement(scored("a", low), scored("b", runs(6, 0.1, seed=2)))
+    assert alike.low < 0.5 < alike.high
+    assert improvement(scored("a", low), scored("b", low)).value == 0.5
+
+
+def test_improvement_over_a_single_seed_has_no_interval() -> None:
+    few, many = scored("a", runs(1, 1.0)), scored("b", runs(5, 1.0))
+    for pair in ((few, many), (many, few)):
+        interval = improvement(*pair)
+        assert 0 <= interval.value <= 1
+        assert np.isnan([interval.low, interval.high]).all()
+
+
+def test_retraining_gap_is_a_difference_of_separately_trained_runs() -> None:
+    first, second = runs(6, 0.1, level=0.9), runs(4, 0.1, level=0.4, seed=1)
+    interval = retraining_gap(scored("a", first), scored("b", second))
+    means = [part[:, 0, 0].mean() for part in (first, second)]
+    assert interval.value == pytest.approx(means[0] - means[1])
+    assert interval.low < interval.value < interval.high
+    single = retraining_gap(scored("a", first[:1]), scored("b", second))
+    assert np.isnan(single.low)
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_few_seeds_are_not_ranked(seeds: int) -> None:
+    methods = {
+        "low": scored("low", runs(RANKED_FROM, 0.1)),
+        "high": scored("high", runs(seeds, 0.1, level=5.0)),
+    }
+    ranking = rank(methods)
+    words = "1 seed of" if seeds == 1 else "4 seeds of"
+    assert words in ranking.refusal
+    assert [name for name, _ in ranking.places] == ["low", "high"]
+
+
+def test_enough_seeds_are_ranked_by_interquartile_mean() -> None:
+    methods = {
+        name: scored(name, runs(RANKED_FROM, 0.1, level=level))
+        for name, level in (("low", 0.0), ("high", 5.0), ("middle", 2.0))
+    }
+    ranking = rank(methods)
+    assert not ranking.refusal
+    assert [name for name, _ in ranking.places] == ["high", "middle", "low"]
+    for name, interval in ranking.places:
+        assert interval.value == float(interquartile_score(methods[name].points))
+        assert interval.low < interval.value < interval.high
+
+
+def test_the_published_order_of_resampling_covers_a_new_seed() -> None:
+    """With the episodes alone resampled, the mean of the method is mostly missed."""
+    generator = np.random.default_rng(0)
+    covered = {over_seeds: 0, this_policy_only: 0}
+    for trial in range(100):
+        episodes = runs(10, 1.0, seed=int(generator.integers(1 << 30)))
+        scores = scored(f"method {trial}", episodes, resamples=200)
+        for interval_of in covered:
+            interval = interval_of(scores, mean_score)
+            covered[interval_of] += interval.low <= 0.0 <= interval.high
+    assert covered[over_seeds] >= 80
+    assert covered[this_policy_only] < 50

@@ -1,0 +1,169 @@
+"""Scores and areas against hand-computed values, and what makes them undefined."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD, Result
+from marl_pool.evaluation.statistics.scores import (
+    HEURISTIC,
+    RANDOM,
+    Yardstick,
+    areas_of,
+    mean_over,
+    normalized,
+    scored,
+)
+
+WORLDS = np.array([0.0, 1.0, 2.0, 3.0])
+YARDSTICK = Yardstick(random=WORLDS - 10, heuristic=WORLDS)
+
+
+def row(policy: str = TRAINED, name: str = CLEAN, **options: object) -> Result:
+    plain = Result("agent", policy, False, name, options.pop("label", name), 0.0)  # type: ignore[arg-type]
+    return replace(plain, **options)  # type: ignore[arg-type]
+
+
+def test_a_score_is_the_place_between_random_and_heuristic() -> None:
+    assert normalized(WORLDS - 10, YARDSTICK).value == 0.0
+    assert normalized(WORLDS, YARDSTICK).value == 1.0
+    assert normalized(WORLDS - 5, YARDSTICK).value == pytest.approx(0.5)
+    assert normalized(WORLDS + 10, YARDSTICK).value == pytest.approx(2.0)
+
+
+def test_what_differs_between_worlds_cancels_in_the_interval() -> None:
+    """Every world gives a score of 0.5, so that no resampling can give another."""
+    value, low, high = normalized(WORLDS - 5, YARDSTICK)
+    assert low == pytest.approx(value)
+    assert high == pytest.approx(value)
+    assert normalized(WORLDS[::-1] - 5, YARDSTICK).low < 0.5
+
+
+def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
+    generator = np.random.default_rng(3)
+    played, random, heuristic = generator.normal([[-1.0], [-4.0], [0.0]], 1, (3, 200))
+    draws = np.random.default_rng(4).integers(200, size=(4000, 200))
+    means = [sample[draws].mean(1) for sample in (played, random, heuristic)]
+    scores = (means[0] - means[1]) / (means[2] - means[1])
+    found = normalized(played, Yardstick(random, heuristic), seed=1)
+    assert found[1:] == pytest.approx(np.percentile(scores, (2.5, 97.5)), abs=0.02)
+
+
+def test_rows_are_scored_in_their_own_world() -> None:
+    other = {"name": WORLD, "label": "1-1-30"}
+    rows = [
+        row(),
+        row(name="jitter", severity=0.5),
+        row(RANDOM),
+        row(HEURISTIC),
+        row(**other),
+        row(RANDOM, **other),
+        row(HEURISTIC, **other),
+    ]
+    means = [-5.0, -7.5, -10.0, 0.0, -5.0, -20.0, -10.0]
+    returns = np.array(means)[:, None] + WORLDS
+    found = [result.score for result in scored(rows, returns)]
+    assert found == pytest.approx([0.5, 0.25, 0.0, 1.0, 1.5, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row(), row(RANDOM)],
+        [row(), row(HEURISTIC)],
+        [row(), row(RANDOM), row(HEURISTIC, gap="it cannot play")],
+        [row(), row(RANDOM), row(HEURISTIC), row(group="other")],
+        [row(), row(HEURISTIC), row(RANDOM)],  # returns rise: the heuristic is worse
+    ],
+    ids=["no heuristic", "no random", "gap", "two groups", "worse than random"],
+)
+def test_without_a_yardstick_there_is_no_score(rows: list[Result]) -> None:
+    returns = np.arange(len(rows))[:, None] + WORLDS
+    assert np.isnan([result.score for result in scored(rows, returns)]).all()
+
+
+def test_a_group_that_did_not_learn_leaves_the_others_score() -> None:
+    rows = [row(), row(RANDOM), row(HEURISTIC), row(group="prey", fixed=True)]
+    returns = np.array([[-5.0], [-10.0], [0.0], [3.0]]) + WORLDS
+    scores = [result.score for result in scored(rows, returns)]
+    assert scores[:3] == pytest.approx([0.5, 0.0, 1.0])
+    assert np.isnan(scores[3])
+
+
+def ladder(*severities: float, **options: object) -> list[Result]:
+    return [row(name="jitter", severity=s, **options) for s in severities]
+
+
+def test_an_area_is_the_mean_over_severity() -> None:
+    rows = [row(), row(RANDOM), row(HEURISTIC), *ladder(1.0, 0.5)]
+    # Scores 1 clean, 0.5 at 0.5 and 0 at 1.
+    returns = np.array([0.0, -10.0, 0.0, -10.0, -5.0])[:, None] + WORLDS
+    (area,) = areas_of(rows, returns)
+    assert area.severities == [0.0, 0.5, 1.0]
+    assert area.area == pytest.approx(0.5)
+    assert (area.label, area.policy) == ("jitter", TRAINED)
+
+
+def test_a_short_ladder_is_no_better_for_being_short() -> None:
+    """The area is divided by the ladder's length."""
+    rows = [row(), row(RANDOM), row(HEURISTIC), *ladder(0.1, 0.2)]
+    returns = np.array([0.0, -10.0, 0.0, -5.0, -10.0])[:, None] + WORLDS
+    (area,) = areas_of(rows, returns)
+    assert area.area == pytest.approx(0.5)
+
+
+def test_uneven_rungs_weigh_by_the_trapezoidal_rule() -> None:
+    rungs = [np.array([1.0]), np.array([0.5]), np.array([0.0])]
+    assert mean_over(rungs, [0.0, 0.2, 1.0]) == pytest.approx(0.15 + 0.2)
+
+
+def test_each_perturbation_and_each_way_to_act_has_an_area() -> None:
+    rows = [
+        row(),
+        row(stochastic=True),
+        row(RANDOM),
+        row(HEURISTIC),
+        *ladder(0.5),
+        *ladder(0.5, stochastic=True),
+        *ladder(0.5, label="jitter scale=2"),
+    ]
+    returns = np.array([0.0, -2.0, -10.0, 0.0, -5.0, -6.0, -10.0])[:, None] + WORLDS
+    areas = areas_of(rows, returns)
+    assert [(a.label, a.stochastic) for a in areas] == [
+        ("jitter", False),
+        ("jitter", True),
+        ("jitter scale=2", False),
+    ]
+    # The mean of the scores at both ends: each way to act has its own clean ones.
+    assert [a.area for a in areas] == pytest.approx([0.75, 0.6, 0.5])
+
+
+def test_a_missing_rung_leaves_no_area() -> None:
+    rows = [row(), row(RANDOM), row(HEURISTIC), *ladder(0.5), *ladder(1.0, gap="no")]
+    returns = np.array([0.0, -10.0, 0.0, -5.0, np.nan])[:, None] + WORLDS
+    (area,) = areas_of(rows, returns)
+    assert np.isnan(area.area)
+    assert area.severities == [0.0, 0.5, 1.0]
+
+
+def test_no_ladder_but_zero_has_no_area() -> None:
+    rows = [row(), row(RANDOM), row(HEURISTIC), *ladder(0.0)]
+    returns = np.array([0.0, -10.0, 0.0, 0.0])[:, None] + WORLDS
+    assert np.isnan(areas_of(rows, returns)[0].area)
+
+
+@pytest.mark.parametrize("rest", [0.0, -1.0])
+def test_an_interval_without_bounds_is_none(rest: float) -> None:
+    """In three of four worlds the heuristic is not the better one."""
+    heuristic = np.array([rest, rest, rest, 4.0 - 3 * rest])
+    value, low, high = normalized(np.full(4, 0.5), Yardstick(np.zeros(4), heuristic))
+    assert value == pytest.approx(0.5)
+    assert np.isnan([low, high]).all()
+
+
+def test_one_episode_has_no_interval() -> None:
+    one = Yardstick(random=np.array([0.0]), heuristic=np.array([2.0]))
+    value, low, high = normalized(np.array([1.0]), one)
+    assert value == 0.5
+    assert np.isnan([low, high]).all()

@@ -1,0 +1,233 @@
+"""Statistics against scipy and values worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from marl_pool.evaluation.statistics.intervals import (
+    around,
+    bootstrap,
+    interquartile_mean,
+    interquartile_score,
+    optimality_gap,
+    paired_drop,
+    performance_profile,
+    probability_of_improvement,
+    summarize,
+)
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50),
+)
+def test_interquartile_mean_is_scipys_quarter_trimmed_mean(values: list[float]) -> None:
+    array = np.array(values)
+    expected = stats.trim_mean(array, 0.25)
+    np.testing.assert_allclose(
+        interquartile_mean(array), expected, rtol=1e-9, atol=1e-6
+    )
+
+
+def test_interquartile_mean_by_hand_and_along_the_last_axis() -> None:
+    # floor(6 / 4) = 1 falls away at each end.
+    values = np.array([[100.0, 1, 2, 3, 4, -100], [0, 0, 0, 0, 0, 60]])
+    np.testing.assert_array_equal(interquartile_mean(values), [2.5, 0.0])
+
+
+def test_summary_by_hand() -> None:
+    summary = summarize([1.0, 2.0, 3.0, 10.0])
+    assert summary.episodes == 4
+    assert summary.mean.value == 4.0
+    assert summary.std == pytest.approx(np.sqrt((9 + 4 + 1 + 36) / 3))
+    assert summary.iqm.value == 2.5
+
+
+def test_one_episode_has_no_spread() -> None:
+    summary = summarize([2.0])
+    assert np.isnan(summary.std)
+    assert summary.mean.value == summary.iqm.value == 2.0
+    assert np.isnan([*summary.mean[1:], *summary.iqm[1:]]).all()
+
+
+def test_bootstrap_agrees_with_scipy() -> None:
+    sample = np.random.default_rng(1).gamma(2.0, size=80)
+    ours = bootstrap(sample, resamples=20_000)
+    theirs = stats.bootstrap(
+        (sample,), np.mean, method="percentile", n_resamples=20_000, rng=2
+    ).confidence_interval
+    # Both ends are themselves estimates, with an error of about 0.003 here.
+    assert ours.low == pytest.approx(theirs.low, abs=0.02)
+    assert ours.high == pytest.approx(theirs.high, abs=0.02)
+    assert ours.low < ours.value < ours.high
+
+
+def test_bootstrap_of_a_statistic_of_ones_own() -> None:
+    interval = bootstrap(np.arange(9.0), lambda values: np.median(values, axis=-1))
+    assert interval.value == 4.0
+    assert interval.low < 4.0 < interval.high
+
+
+def test_an_interval_is_between_the_percentiles_2_5_and_97_5() -> None:
+    drawn = np.random.default_rng(0).permutation(np.arange(1001.0))
+    assert around(400.0, drawn) == pytest.approx((400.0, 25.0, 975.0))
+    assert around(400.0, drawn, 0.5) == pytest.approx((400.0, 250.0, 750.0))
+    sample = np.arange(9.0)
+    assert bootstrap(sample) == bootstrap(sample, confidence=0.95)
+
+
+@pytest.mark.parametrize("unknown", [np.nan, np.inf])
+def test_an_interval_of_resamples_without_a_value_is_unknown(unknown: float) -> None:
+    interval = around(1.0, np.array([0.0, unknown, 2.0, 3.0]))
+    np.testing.assert_array_equal(interval, [1.0, np.nan, np.nan])
+
+
+def test_resamples_are_of_n_observations_each_equally_likely() -> None:
+    seen = []
+
+    def watched(values: np.ndarray) -> np.ndarray:
+        seen.append(values)
+        return values.mean(-1)
+
+    bootstrap(np.arange(5.0), watched, resamples=10_000)
+    resamples = seen[-1]
+    assert resamples.shape == (10_000, 5)
+    shares = np.bincount(resamples.ravel().astype(int), minlength=5) / 50_000
+    # The standard error of a share is 0.0018.
+    np.testing.assert_allclose(shares, 0.2, atol=0.01)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(3)
+    covered = []
+    for _ in range(200):
+        interval = bootstrap(generator.normal(size=40), resamples=400)
+        covered.append(interval.low <= 0.0 <= interval.high)
+    assert 0.88 <= np.mean(covered) <= 0.99
+
+
+def test_a_seed_fixes_the_interval_and_another_moves_it() -> None:
+    sample = np.random.default_rng(0).normal(size=30)
+    assert bootstrap(sample, seed=5) == bootstrap(sample, seed=5)
+    assert bootstrap(sample, seed=5) != bootstrap(sample, seed=6)
+
+
+def test_the_seed_reaches_the_intervals_of_a_summary_and_of_a_drop() -> None:
+    sample = np.random.default_rng(0).normal(size=30)
+    one, again, other = (summarize(sample, seed=seed) for seed in (5, 5, 6))
+    assert one == again
+    assert one.mean == bootstrap(sample, seed=5) != other.mean
+    assert one.iqm == bootstrap(sample, interquartile_mean, seed=5) != other.iqm
+    drop = paired_drop(sample, sample**2, seed=5)
+    assert drop == bootstrap(sample - sample**2, seed=5)
+    assert drop != paired_drop(sample, sample**2, seed=6)
+
+
+def test_more_confidence_is_a_wider_interval() -> None:
+    sample = np.random.default_rng(0).normal(size=30)
+    wide, narrow = (bootstrap(sample, confidence=c) for c in (0.99, 0.5))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_drop_is_positive_for_harm_and_pairs_the_worlds() -> None:
+    worlds = np.random.default_rng(0).normal(scale=10.0, size=64)
+    drop = paired_drop(worlds, worlds - 0.5)
+    # The worlds differ by far more than the harm; paired, they don't blur it.
+    np.testing.assert_allclose(drop, [0.5, 0.5, 0.5], rtol=1e-9)
+
+
+def test_equal_returns_drop_by_exactly_nothing() -> None:
+    worlds = np.random.default_rng(0).normal(size=64)
+    assert paired_drop(worlds, worlds.copy()) == (0.0, 0.0, 0.0)
+
+
+# Scores of several runs
+
+
+def scores(seed: int, runs: int, conditions: int = 3) -> np.ndarray:
+    """With ties, in quarters."""
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 8, size=(runs, conditions)) / 4
+
+
+def test_interquartile_score_is_over_runs_and_conditions_together() -> None:
+    sample = scores(0, 7, 4)
+    expected = stats.trim_mean(sample, 0.25, axis=None)
+    assert interquartile_score(sample) == pytest.approx(expected)
+    # A mean of the conditions' own interquartile means is another number.
+    apart = stats.trim_mean(sample, 0.25, axis=0).mean()
+    assert interquartile_score(sample) != pytest.approx(apart)
+
+
+def test_optimality_gap_by_hand() -> None:
+    # What lies above the target counts as met: (0.5 + 1 + 0 + 1) / 4 of it is reached.
+    assert optimality_gap(np.array([[0.5, 3.0], [0.0, 1.0]])) == 0.375
+    assert optimality_gap(np.array([[0.5, 3.0]]), target=2.0) == 0.75
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
+def test_probability_of_improvement_is_mann_and_whitneys_u(
+    n: int, m: int, seed: int
+) -> None:
+    first, second = scores(seed, n), scores(seed + 1, m)
+    u = stats.mannwhitneyu(first, second, alternative="greater").statistic
+    expected = (u / (n * m)).mean()
+    assert probability_of_improvement(first, second) == pytest.approx(expected)
+    back = probability_of_improvement(second, first)
+    assert back == pytest.approx(1 - expected)
+
+
+def test_probability_of_improvement_by_hand() -> None:
+    first, second = np.array([[1.0], [3.0]]), np.array([[1.0], [2.0]])
+    # 1 ties with 1 and loses to 2; 3 wins twice.
+    assert probability_of_improvement(first, second) == 2.5 / 4
+    assert probability_of_improvement(first, first) == 0.5
+
+
+def test_probability_of_improvement_of_many_draws_at_once() -> None:
+    first = np.stack([scores(seed, 4) for seed in range(5)])
+    second = np.stack([scores(seed + 9, 3) for seed in range(5)])
+    together = probability_of_improvement(first, second)
+    apart = [
+        probability_of_improvement(*pair) for pair in zip(first, second, strict=True)
+    ]
+    np.testing.assert_allclose(together, apart)
+
+
+def test_performance_profile_by_hand() -> None:
+    sample = np.array([[0.0, 1.0], [0.5, 1.0]])
+    # Two of four exceed 0.5: a score does not exceed itself.
+    thresholds = np.array([-1.0, 0.0, 0.5, 0.9, 1.0])
+    shares = performance_profile(sample, thresholds)
+    np.testing.assert_array_equal(shares, [1.0, 0.75, 0.5, 0.5, 0.0])
+    both = performance_profile(np.stack([sample, sample + 1]), thresholds)
+    np.testing.assert_array_equal(both, [shares, [1, 1, 1, 1, 0.75]])
+
+
+@given(st.integers(0, 1000))
+def test_performance_profile_is_one_minus_the_distribution(seed: int) -> None:
+    sample = scores(seed, 5)
+    grid = np.linspace(-1, 3, 17)
+    expected = 1 - stats.ecdf(sample.ravel()).cdf.evaluate(grid)
+    np.testing.assert_allclose(performance_profile(sample, grid), expected)
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0), (1, 2, 1)])
+def test_a_score_that_is_unknown_leaves_what_is_made_of_it_unknown(
+    place: tuple[int, int, int],
+) -> None:
+    first = np.stack([scores(seed, 3) for seed in range(2)])
+    second = np.stack([scores(seed + 5, 4) for seed in range(2)])
+    known = 1 - place[0]
+    whole = probability_of_improvement(first, second)
+    first[place] = np.nan
+    for shares, expected in (
+        (probability_of_improvement(first, second), whole),
+        (probability_of_improvement(second, first), 1 - whole),
+    ):
+        assert np.isnan(shares[place[0]])
+        assert shares[known] == pytest.approx(expected[known])
+    profile = performance_profile(first, np.array([-1.0, 0.5]))
+    assert np.isnan(profile[place[0]]).all()
+    assert np.isfinite(profile[known]).all()

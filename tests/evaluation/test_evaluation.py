@@ -1,0 +1,568 @@
+"""Evaluation: exact invariance, paired worlds, gaps, files that stay."""
+
+import csv
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.toy import FoxAndHens
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.evaluation.cases import label, perturb
+from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.loading import Subject, cpu_threads, in_double
+from marl_pool.evaluation.measure import measure
+from marl_pool.evaluation.results import (
+    NAMES,
+    Files,
+    Result,
+    print_table,
+    read_returns,
+    write_csv,
+    write_json,
+)
+from marl_pool.evaluation.run import evaluate_run
+from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.evaluation.statistics.intervals import bootstrap, paired_drop
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies import make_policy
+from marl_pool.policies.base import Policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.policies.storage import save_policies
+from marl_pool.runs import Run
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import EVALUATION_WORLDS
+
+ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 12}
+EPISODES = 6
+INVARIANT = ["ada", "avg", "cls", "max"]
+
+
+def centroid(count: int = EPISODES, **options: Any) -> World:
+    first = options.pop("first_world", EVALUATION_WORLDS)
+    return make_batched_env(num_envs=count, first_world=first, **{**ENV, **options})
+
+
+def fox_and_hens() -> World:
+    return FoxAndHens(EPISODES, first_world=EVALUATION_WORLDS)
+
+
+def policies(world: World, pooling: str = "ada", **options: Any) -> dict[str, Policy]:
+    """Untrained; larger weights would ask for more than the world's bounds allow."""
+    options = {"init_std": 0.2, "seed": 1, **options}
+    return {
+        name: make_policy(group.tokens, group.action_space, pooling=pooling, **options)
+        for name, group in world.groups.items()
+    }
+
+
+def doubled(world: World, pooling: str = "ada", **options: Any) -> dict[str, Policy]:
+    return in_double(policies(world, pooling, **options))
+
+
+# Episodes
+
+
+def shuffled_pair(
+    pooling: str, double: bool = True, every: int | None = None, explore: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns, clean and shuffled, of episodes in which last bits can add up."""
+    worlds = [centroid(16, num_noise=28, max_steps=32) for _ in range(2)]
+    played = (doubled if double else policies)(worlds[0], pooling)
+    kinds = (None, make_perturbation("shuffle", every=every))
+    clean, shuffled = (
+        play(played, world, kind, explore=explore).returns["agent"]
+        for world, kind in zip(worlds, kinds, strict=True)
+    )
+    return clean, shuffled
+
+
+@pytest.mark.parametrize(("explore", "every"), [(False, None), (True, 1)])
+@pytest.mark.parametrize("pooling", INVARIANT)
+def test_a_shuffle_changes_nothing_for_an_invariant_head(
+    pooling: str, every: int | None, explore: bool
+) -> None:
+    clean, shuffled = shuffled_pair(pooling, every=every, explore=explore)
+    assert clean.std() > 0
+    np.testing.assert_array_equal(clean, shuffled)
+
+
+@pytest.mark.parametrize("pooling", INVARIANT)
+def test_in_single_precision_the_order_shows(pooling: str) -> None:
+    """Without this the test above would not be one of `in_double`."""
+    clean, shuffled = shuffled_pair(pooling, double=False, every=1)
+    assert (clean != shuffled).any()
+
+
+def test_a_shuffle_changes_a_head_that_takes_positions() -> None:
+    clean, shuffled = shuffled_pair("flatten")
+    assert np.abs(clean - shuffled).max() > 1e-3
+
+
+def test_returns_are_those_of_a_loop_by_hand() -> None:
+    world = centroid()
+    played = policies(world)
+    world.reset()
+    total = torch.zeros(EPISODES, 1, dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(world.max_steps):
+            action = played["agent"].act(world.observe()["agent"]).action
+            step = world.step({"agent": played["agent"].scale(action)})
+            total += step.rewards["agent"]
+    returns = play(played, centroid()).returns["agent"]
+    np.testing.assert_array_equal(returns, total[:, 0].numpy())
+
+
+def test_sampled_actions_play_other_episodes() -> None:
+    played = policies(centroid())
+    sampled, likely = (
+        play(played, centroid(), explore=explore).returns["agent"]
+        for explore in (True, False)
+    )
+    assert (sampled != likely).all()
+
+
+def test_a_copy_in_double_leaves_the_policy_alone() -> None:
+    played = policies(centroid())
+    played["agent"].train()
+    copied = in_double(played)
+    assert {p.dtype for p in played["agent"].parameters()} == {torch.float32}
+    assert {p.dtype for p in copied["agent"].parameters()} == {torch.float64}
+    assert played["agent"].training
+    assert not copied["agent"].training
+
+
+def test_groups_that_share_a_policy_share_its_copy() -> None:
+    shared = policies(centroid())["agent"]
+    copied = in_double({"one": shared, "two": shared})
+    assert copied["one"] is copied["two"]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "options", "expected"),
+    [
+        ("ada", {"severity": 1.0}, 0.0),
+        ("ada", {"severity": 1.0, "protect_self": False}, 1.0),
+        ({"name": "ada", "query": "mean"}, {"severity": 1.0}, None),
+        ("max", {"severity": 1.0, "protect_self": False}, None),
+    ],
+)
+def test_lost_self_queries_are_counted(
+    pooling: Any, options: dict[str, Any], expected: float | None
+) -> None:
+    played = doubled(centroid(), pooling)
+    occlude = make_perturbation("occlude", **options)
+    assert play(played, centroid(), occlude).self_query_lost == {"agent": expected}
+
+
+def test_a_self_query_lost_now_and_then_is_a_share() -> None:
+    occlude = make_perturbation("occlude", severity=0.5, protect_self=False, every=1)
+    lost = play(doubled(centroid()), centroid(), occlude).self_query_lost["agent"]
+    assert lost == pytest.approx(0.5, abs=0.2)
+
+
+# The cases
+
+
+def test_all_conditions_in_order_with_paired_drops() -> None:
+    world = centroid()
+    results = measure(
+        doubled(world),
+        centroid,
+        [
+            {"name": "jitter", "severities": [0.0, 0.5]},
+            {"name": "occlude", "mode": "zero", "severities": [1.0]},
+        ],
+        baselines={
+            "random": {"agent": RandomPolicy(world.groups["agent"].action_space)}
+        },
+        stochastic=True,
+    ).results
+    conditions = [("clean", 0.0), ("jitter", 0.0), ("jitter", 0.5), ("occlude", 1.0)]
+    assert [(r.who, r.perturbation, r.severity) for r in results] == [
+        *(("trained", *condition) for condition in conditions),
+        *(("trained, sampled", *condition) for condition in conditions),
+        ("random", "clean", 0.0),
+    ]
+    assert results[3].label == "occlude mode=zero"
+    assert results[3].options == {"mode": "zero"}
+    for clean, none, some in (results[:3], results[4:7]):
+        assert (none.drop, none.drop_low, none.drop_high) == (0.0, 0.0, 0.0)
+        assert some.drop == pytest.approx(clean.mean - some.mean)
+        assert some.drop_low < some.drop < some.drop_high
+        assert np.isnan(clean.drop)
+    assert results[0].mean != results[4].mean
+    assert all(r.episodes == EPISODES and not r.gap for r in results)
+
+
+def test_only_what_must_be_exact_is_measured_in_float64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[Any, torch.dtype]] = []
+
+    def note(policies: Any, world: World, change: Any = None, **options: Any) -> Any:
+        (weights,) = {p.dtype for p in policies["agent"].parameters()}
+        seen.append((None if change is None else type(change).__name__, weights))
+        return play(policies, world, change, **options)
+
+    monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
+    played = doubled(centroid())
+    measured = measure(
+        played,
+        centroid,
+        [
+            {"name": "shuffle", "severities": [1.0]},
+            {"name": "rewire", "severities": [0.0, 1.0]},
+        ],
+    )
+    assert seen == [
+        (None, torch.float64),
+        ("Shuffle", torch.float64),
+        ("Rewire", torch.float64),
+        ("Rewire", torch.float32),
+        (None, torch.float32),
+    ]
+    assert len(measured.results) == len(measured.returns) == 4
+    # The drop is from clean episodes in the same precision.
+    single = {name: policy.float() for name, policy in played.items()}
+    rewire = make_perturbation("rewire", severity=1.0)
+    clean, crossed = (
+        play(single, centroid(), change).returns["agent"] for change in (None, rewire)
+    )
+    np.testing.assert_array_equal(measured.returns[3], crossed)
+    assert measured.results[3].drop == (clean - crossed).mean()
+
+
+def test_what_else_is_measured_does_not_move_a_result() -> None:
+    played = doubled(centroid())
+    noise = {"name": "jitter", "severities": [0.5]}
+    rewire = {"name": "rewire", "severities": [1.0]}
+    alone = measure(played, centroid, [noise]).results
+    among = measure(played, centroid, [rewire, noise], stochastic=True).results
+    assert alone[0].mean == among[0].mean
+    assert alone[1] == among[2]
+
+
+def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
+    results = measure(
+        doubled(centroid(), "flatten"),
+        centroid,
+        [
+            {"name": "inject", "token_type": "noise", "severities": [0.0, 1.0]},
+            {"name": "shuffle", "severities": [1.0]},
+        ],
+    ).results
+    clean, none, injected, shuffled = results
+    assert "at most 8 tokens, got 40" in injected.gap
+    assert np.isnan([injected.mean, injected.drop, injected.std]).all()
+    assert injected.episodes == 0
+    assert none.drop == 0.0
+    assert shuffled.drop != 0.0
+    assert {clean.gap, none.gap, shuffled.gap} == {""}
+
+
+def test_a_type_that_the_world_lacks_is_a_gap_with_its_reason() -> None:
+    results = measure(
+        doubled(fox_and_hens()),
+        fox_and_hens,
+        [
+            {"name": "inject", "token_type": "noise", "severities": [0.5]},
+            {"name": "inject", "token_type": "hen", "severities": [0.5]},
+        ],
+    ).results
+    gaps = {(r.label, r.severity): r.gap for r in results if r.group == "fox"}
+    assert "'noise': choose from fox, hen" in gaps["inject token_type=noise", 0.5]
+    assert gaps["clean", 0.0] == gaps["inject token_type=hen", 0.5] == ""
+
+
+def test_only_a_head_for_a_fixed_number_of_tokens_makes_a_gap() -> None:
+    wide = {"name": "inject", "token_type": "noise", "position_features": [9]}
+    with pytest.raises(InputError, match="position_features: expected numbers below 4"):
+        measure(doubled(centroid()), centroid, [{**wide, "severities": [1.0]}])
+
+
+def test_policies_that_do_not_fit_are_no_gap() -> None:
+    with pytest.raises(InputError, match="one for each group"):
+        measure({}, centroid)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"name": "shufle"}, "unknown perturbation 'shufle'"),
+        ({"name": "shuffle", "evry": 2}, "'every'"),
+        ({"name": "shuffle", "severities": [2.0]}, "severity"),
+        ({"name": "inject", "token_type": "noise", "count": 0}, "count"),
+        ({"name": "shuffle", "severities": None}, "expected severities, .* got None"),
+        ({"name": "shuffle", "severities": 0.5}, r"expected severities, .* got 0\.5"),
+        ({"name": "shuffle", "severities": [[0.0, 0.5]]}, r"got \[0\.0, 0\.5\]"),
+        ({"name": "shuffle", "ramp": 3}, "perturbation.ramp: expected null"),
+    ],
+)
+def test_a_wrong_perturbation_is_refused_before_anything_is_played(
+    entry: dict[str, Any], message: str
+) -> None:
+    def watch(done: int, total: int) -> None:
+        raise AssertionError("something was played")
+
+    with pytest.raises(InputError, match=message):
+        measure(
+            doubled(centroid()), centroid, [{"severities": [1.0], **entry}], watch=watch
+        )
+
+
+def test_several_groups_are_reported_each() -> None:
+    results = measure(
+        doubled(fox_and_hens()), fox_and_hens, [{"name": "rewire", "severities": [1.0]}]
+    ).results
+    assert [(r.group, r.perturbation) for r in results] == [
+        ("fox", "clean"),
+        ("hen", "clean"),
+        ("fox", "rewire"),
+        ("hen", "rewire"),
+    ]
+    # A group's return is the mean of its agents' sums of rewards.
+    world = fox_and_hens()
+    returns = play(doubled(world), world).returns
+    assert returns["hen"].shape == (EPISODES,)
+    assert results[1].mean == pytest.approx(returns["hen"].mean())
+
+
+def test_a_perturbation_learns_from_the_groups_what_they_agree_on() -> None:
+    assert (
+        perturb({"name": "inject", "token_type": "hen"}, fox_and_hens()).token_type == 2
+    )
+    assert perturb({"name": "occlude"}, fox_and_hens()).protects
+
+
+def test_labels_tell_what_differs_from_the_defaults() -> None:
+    assert label("clean", {}) == "clean"
+    assert label("shuffle", {"every": None}) == "shuffle"
+    assert label("shuffle", {"every": 8}) == "shuffle every=8"
+    options = {"mode": "drop", "protect_self": False, "every": None}
+    assert label("occlude", options) == "occlude protect_self=False"
+    assert label("inject", {"token_type": "noise"}) == "inject token_type=noise"
+
+
+# Files
+
+
+RESULTS = [
+    Result("agent", "trained", False, "clean", "clean", 0.0, {}, 2, 1.5, 1.0, 2.0, 0.5),
+    Result(
+        "agent", "trained", True, "occlude", "occlude", 0.5, {"mode": "drop"}, gap="why"
+    ),
+]
+
+
+def test_csv_has_empty_cells_for_what_is_missing(tmp_path: Path) -> None:
+    write_csv(tmp_path / "r.csv", RESULTS, {"seed": 3, "env": {"name": "x"}})
+    with (tmp_path / "r.csv").open(newline="") as file:
+        measured, gap = csv.DictReader(file)
+    assert (measured["mean"], measured["std"], measured["iqm"]) == ("1.5", "0.5", "")
+    assert (gap["mean"], gap["gap"], gap["seed"]) == ("", "why", "3")
+    assert json.loads(gap["options"]) == {"mode": "drop"}
+    assert json.loads(gap["env"]) == {"name": "x"}
+
+
+def test_json_has_null_for_what_is_missing(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    write_json(tmp_path / "r.json", RESULTS, {"seed": 3})
+    text = (tmp_path / "r.json").read_text()
+    content = json.loads(text, parse_constant=refuse)
+    assert content["seed"] == 3
+    measured, gap = content["results"]
+    assert (measured["mean"], measured["iqm"]) == (1.5, None)
+    assert (gap["mean"], gap["gap"]) == (None, "why")
+
+
+def test_new_files_never_have_the_name_of_one_that_exists(tmp_path: Path) -> None:
+    assert [Files(tmp_path).path(name).name for name in NAMES] == list(NAMES)
+    (tmp_path / "robustness.png").touch()
+    (tmp_path / "codes-2.png").touch()
+    paths = [Files(tmp_path).path(name).name for name in NAMES]
+    assert paths[:3] == ["results-3.csv", "results-3.json", "returns-3.npz"]
+    assert not any((tmp_path / name).exists() for name in paths)
+
+
+def test_table_shows_numbers_and_gaps(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(RESULTS, "a title")
+    shown = capsys.readouterr().out
+    for text in ("a title", "1.500", "1.000 to 2.000", "trained, sampled", "why"):
+        assert text in shown
+
+
+# Runs
+
+
+SETTINGS: dict[str, Any] = {
+    **asdict(EvaluateSettings()),
+    "env": None,
+    "episodes": 4,
+    "perturbations": [
+        {"name": "shuffle", "every": None, "severities": [1.0]},
+        {"name": "inject", "token_type": "noise", "severities": [0.5, 1.0]},
+    ],
+    "threads": 1,
+}
+
+
+def make_run(folder: Path, pooling: str = "ada") -> Run:
+    run = Run.create(folder / "run", {"env": ENV, "seed": 5})
+    played = policies(centroid(), pooling)
+    save_policies({"one": played["agent"]}, {"agent": "one"}, run.policy_dir)
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints" / "best.json").write_text('{"iteration": 7, "score": -1}')
+    paths = evaluate_run(run, SETTINGS)
+    table, document, returns, picture = paths
+    assert {path.parent for path in paths} == {run.path / "evaluation"}
+    content = read(document)
+    assert content["env"] == ENV
+    assert (content["checkpoint"], content["iteration"]) == ("best", 7)
+    assert content["seed"] == 0
+    assert content["package_version"] == run.version
+    rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
+    assert rows["trained", "shuffle"]["drop"] == 0.0
+    assert rows["trained", "shuffle"]["drop_high"] == 0.0
+    assert rows["trained", "inject"]["drop"] != 0.0
+    assert rows["trained", "clean"]["self_query_lost"] == 0.0
+    floor, ceiling = (rows[name, "clean"]["mean"] for name in ("random", "heuristic"))
+    assert floor < ceiling
+    with table.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [float(line["mean"]) for line in lines] == [
+        row["mean"] for row in content["results"]
+    ]
+    assert {line["iteration"] for line in lines} == {"7"}
+    means = np.nanmean(read_returns(returns), axis=1)
+    assert [row["mean"] for row in content["results"]] == pytest.approx(list(means))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "heuristic" in capsys.readouterr().out
+
+
+def test_a_run_with_gaps_is_evaluated_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = evaluate_run(make_run(tmp_path, "flatten"), SETTINGS)
+    assert all(path.is_file() for path in paths)
+    assert "not measured: inject token_type=noise" in capsys.readouterr().out
+
+
+def test_an_earlier_evaluation_stays(run: Run) -> None:
+    first = evaluate_run(run, SETTINGS)
+    before = [path.read_bytes() for path in first]
+    second = evaluate_run(run, {**SETTINGS, "seed": 1})
+    assert [path.read_bytes() for path in first] == before
+    assert [path.name for path in second] == [
+        "results-2.csv",
+        "results-2.json",
+        "returns-2.npz",
+        "robustness-2.png",
+    ]
+
+
+def test_the_seed_chooses_the_worlds(run: Run) -> None:
+    settings = {**SETTINGS, "perturbations": []}
+    means = [
+        read(evaluate_run(run, {**settings, "seed": seed})[1])["results"][0]["mean"]
+        for seed in (0, 0, 1)
+    ]
+    assert means[0] == means[1] != means[2]
+
+
+def test_the_seed_reaches_the_intervals(run: Run) -> None:
+    settings = {**SETTINGS, "episodes": 16, "seed": 3}
+    _, document, returns, _ = evaluate_run(run, settings)
+    rows, played = read(document)["results"], read_returns(returns)
+    (clean,) = [
+        values
+        for row, values in zip(rows, played, strict=True)
+        if (row["policy"], row["perturbation"]) == ("trained", "clean")
+    ]
+    for row, values in zip(rows, played, strict=True):
+        intervals = {"mean": bootstrap(values, seed=3)}
+        if row["perturbation"] == "inject":
+            intervals["drop"] = paired_drop(clean, values, seed=3)
+        for name, interval in intervals.items():
+            got = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+            # Drops are from clean episodes in float32, which no row shows.
+            assert got == pytest.approx(list(interval), abs=1e-7)
+
+
+def test_evaluation_worlds_are_none_that_training_meets(run: Run) -> None:
+    world = Subject.load(run, SETTINGS).worlds(3, first=2)
+    assert world.worlds.tolist() == [EVALUATION_WORLDS + i for i in (2, 3, 4)]
+
+
+def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
+    subject = Subject.load(run, SETTINGS)
+    few, many = (
+        play(subject.policies, subject.worlds(count)).returns["agent"]
+        for count in (2, 5)
+    )
+    np.testing.assert_array_equal(few, many[:2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"checkpoint": 3}, "has no policy 3"),
+        ({"checkpoint": "last"}, "has no policy 'last'"),
+        ({"device": "cuda:77"}, "device: expected one that is here"),
+        (
+            {"perturbations": [{"name": "rewrite", "severities": [1.0]}]},
+            "unknown perturbation 'rewrite'.*'rewire'",
+        ),
+    ],
+)
+def test_bad_settings_write_nothing(
+    run: Run, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate_run(run, {**SETTINGS, **change})
+    assert not (run.path / "evaluation").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_at_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.path / "evaluation").write_text("in the way")
+    monkeypatch.setattr("marl_pool.evaluation.measure.play", None)
+    with pytest.raises(InputError, match="evaluation cannot be written to"):
+        evaluate_run(run, SETTINGS)
+
+
+def test_a_run_without_a_policy_is_refused(tmp_path: Path) -> None:
+    empty = Run.create(tmp_path / "run", {"env": ENV, "seed": 5})
+    with pytest.raises(InputError, match="has no policy 'best'"):
+        evaluate_run(empty, SETTINGS)
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    with cpu_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with cpu_threads(None):
+        assert torch.get_num_threads() == before

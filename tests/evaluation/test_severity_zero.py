@@ -1,0 +1,117 @@
+"""At severity 0 every perturbation gives the clean episodes' returns, bit for bit."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.perturbed import VARIANTS
+from helpers.toy import FoxAndHens
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.evaluation.loading import in_double
+from marl_pool.evaluation.measure import Measured, measure
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.jitter import Jitter
+from marl_pool.policies import make_policy
+from marl_pool.tokens import Tokens
+
+EPISODES = 6
+OWN = ("among", "token_type", "features", "position_features")
+"""Options that name what the tests' own tokens have."""
+
+WORLDS: dict[str, Callable[[], World]] = {
+    "simple_centroid": partial(
+        make_batched_env, "simple_centroid", EPISODES, counts="2-3-4", max_steps=6
+    ),
+    "simple_tag": partial(
+        make_batched_env,
+        "simple_tag",
+        EPISODES,
+        prey="learned",
+        num_obstacles=2,
+        max_steps=6,
+    ),
+    "boxworld": partial(make_batched_env, "boxworld", EPISODES, max_steps=12),
+    "cartpole": partial(make_batched_env, "cartpole", EPISODES, max_steps=20),
+    "fox and hens": partial(FoxAndHens, EPISODES),
+}
+LACKING: dict[str, set[str]] = {
+    "simple_centroid": set(),
+    "simple_tag": set(),
+    "boxworld": {"inject"},
+    "cartpole": {"confuse", "inject"},
+    "fox and hens": {"inject"},
+}
+"""What a world's tokens cannot be asked for: a marked gap."""
+NOTICED = set(PERTURBATIONS) - {"shuffle"}
+
+
+class Biased(Jitter):
+    """Someone's own that is no identity at severity 0."""
+
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
+        return tokens._replace(features=tokens.features + 1e-3), state
+
+
+def measured(world: str, *names: str) -> Measured:
+    """Perturbations at severities 0 and 1, by untrained policies."""
+    make = WORLDS[world]
+    policies = {
+        name: make_policy(
+            group.tokens, group.action_space, pooling="ada", init_std=0.3, seed=2
+        )
+        for name, group in make().groups.items()
+    }
+    entries: list[dict[str, Any]] = [{"name": name} for name in names]
+    entries += [
+        {"name": name, **options}
+        for name, options in VARIANTS
+        if name in names and options and not set(options) & set(OWN)
+    ]
+    ladders = [{**entry, "severities": [0.0, 1.0]} for entry in entries]
+    return measure(in_double(policies), make, ladders)
+
+
+# In quick runs a world that all perturbations fit, and one with gaps.
+@pytest.mark.parametrize(
+    "world",
+    [
+        name
+        if name in ("simple_centroid", "boxworld")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in WORLDS
+    ],
+)
+def test_severity_0_returns_exactly_what_clean_episodes_do(world: str) -> None:
+    found = measured(world, *PERTURBATIONS)
+    clean = {
+        row.group: returns
+        for row, returns in zip(found.results, found.returns, strict=True)
+        if row.perturbation == "clean"
+    }
+    gaps, changed = set(), set()
+    for row, returns in zip(found.results, found.returns, strict=True):
+        if row.gap:
+            gaps.add(row.perturbation)
+            assert np.isnan(returns).all()
+        elif row.severity == 0:
+            np.testing.assert_array_equal(returns, clean[row.group], row.label)
+            assert row.drop == 0.0 or row.perturbation == "clean"
+        elif not np.array_equal(returns, clean[row.group]):
+            changed.add(row.perturbation)
+    assert gaps == LACKING[world]
+    # So they were in the loop: all that an invariant head can notice, it notices.
+    assert changed if world != "simple_centroid" else changed == NOTICED
+
+
+def test_what_is_no_identity_is_caught() -> None:
+    found = measured("simple_centroid", f"{__name__}:Biased")
+    clean, biased, _ = found.returns
+    assert found.results[1].severity == 0
+    assert not np.array_equal(clean, biased)

@@ -1,0 +1,141 @@
+"""Several episodes in one picture: in step, complete, and each its own."""
+
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.videos import ENV, STEPS, centroid, policy_for, read
+from marl_pool.cli.main import main
+from marl_pool.envs import make_batched_env
+from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.video.render import render_run
+from marl_pool.evaluation.video.tiling import GAP, Tile, frames_of
+from marl_pool.policies import make_policy
+from marl_pool.policies.storage import save_policies
+from marl_pool.rollout import Rollout
+from marl_pool.runs import Run
+
+SIZE = 96
+SETTINGS: dict[str, Any] = {
+    **asdict(RenderSettings()),
+    "perturbation": None,
+    "env": None,
+    "size": SIZE,
+    "threads": 1,
+}
+
+
+def make_run(path: Path, pooling: str = "ada", env: dict[str, Any] = ENV) -> Run:
+    run = Run.create(path, {"env": env, "seed": 5})
+    (group,) = make_batched_env(num_envs=1, **env).groups.values()
+    policy = make_policy(group.tokens, group.action_space, pooling=pooling, seed=1)
+    save_policies({"one": policy}, {"agent": "one"}, run.policy_dir)
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "run")
+
+
+def counting(length: int, color: int) -> Tile:
+    """Frames whose first number counts, as short a story as can be."""
+    frames: deque[np.ndarray] = deque()
+
+    def draw(moment: Any) -> None:
+        frames.append(np.full((2, 2, 3), color + moment, np.uint8))
+
+    return Tile(iter(range(length)), draw, frames)
+
+
+def test_tiles_go_on_together_and_wait_for_the_longest() -> None:
+    grid = [[counting(2, 10), counting(4, 20)], [counting(3, 30), counting(1, 40)]]
+    images = list(frames_of(grid))
+    far = 2 + GAP
+    corners = [
+        [int(image[y, x, 0]) for y, x in ((0, 0), (0, far), (far, 0), (far, far))]
+        for image in images
+    ]
+    assert corners == [
+        [10, 20, 30, 40],
+        [11, 21, 31, 40],
+        [11, 22, 32, 40],
+        [11, 23, 32, 40],
+    ]
+    assert (images[0][2:far] == 255).all()
+    assert images[0].shape == (4 + GAP, 4 + GAP, 3)
+
+
+def test_moments_are_those_of_whole_episodes() -> None:
+    world = centroid(3)
+    played = Rollout(world, {"agent": policy_for(world)})
+    seen: list[torch.Tensor] = []
+    whole = played.episodes(lambda m: seen.append(m.step.rewards["agent"]))
+    moments = Rollout(centroid(3), {"agent": policy_for(world)}).moments()
+    rewards = [moment.step.rewards["agent"] for moment in moments]
+    for one, other in zip(rewards, seen, strict=True):
+        assert torch.equal(one, other)
+    total = torch.stack(rewards).sum(0, dtype=torch.float64)
+    assert torch.equal(total, whole.returns["agent"])
+
+
+def test_a_video_of_clean_and_perturbed_worlds(run: Run) -> None:
+    occlude = {"name": "occlude", "severity": 1.0}
+    options = {"perturbation": occlude, "beside_clean": True, "rows": 2}
+    path = render_run(run, {**SETTINGS, **options})
+    images = read(path)
+    assert len(images) == STEPS + 1
+    (alone,) = [read(render_run(run, {**SETTINGS, "rows": 1}))]
+    height, width = alone[0].shape[:2]
+    assert images[0].shape == (2 * height + GAP, 2 * width + GAP, 3)
+    # Frames went through a lossy codec, so they are compared roughly.
+    for both, one in zip(images, alone, strict=True):
+        corner = both[:width, :width].astype(int)
+        assert np.abs(corner - one[:width]).mean() < 6
+    # Both start alike and only the perturbed one plays on otherwise.
+    side = width + GAP
+    last = images[-1].astype(int)
+    assert np.abs(last[:width, :width] - last[:width, side : side + width]).mean() > 0.5
+
+
+def test_episodes_of_rows_do_not_repeat(run: Run) -> None:
+    images = read(render_run(run, {**SETTINGS, "rows": 2, "episodes": 2}))
+    assert len(images) == 2 * (STEPS + 1)
+    half = SIZE
+    starts = [images[0], images[STEPS + 1]]
+    tops = [image[:half].astype(int) for image in starts]
+    bottoms = [
+        image[-image.shape[0] // 2 :][: half // 2].astype(int) for image in starts
+    ]
+    assert np.abs(tops[0] - tops[1]).mean() > 0.5
+    assert np.abs(bottoms[0] - bottoms[1]).mean() > 0.5
+
+
+def test_several_runs_are_columns(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = make_run(tmp_path / "other", "max")
+    paths = [str(run.path), str(other.path)]
+    out = tmp_path / "both"
+    options = ["perturbation=rewire", f"size={SIZE}", "--out", str(out)]
+    assert main(["render", *paths, *options]) == 0
+    (video,) = out.iterdir()
+    assert video.name == "rewire.webm"
+    assert capsys.readouterr().out.strip() == str(video)
+    assert read(video)[0].shape[1] == 2 * SIZE + GAP
+    assert main(["render", *paths, *options]) == 2
+    assert f"{out} exists; choose another --out" in capsys.readouterr().err
+    assert not list(run.path.glob("videos/*"))
+
+
+def test_runs_of_unlike_length_are_shown_to_the_end(run: Run, tmp_path: Path) -> None:
+    longer = make_run(tmp_path / "long", env={**ENV, "max_steps": STEPS + 4})
+    out = tmp_path / "both"
+    paths = [str(run.path), str(longer.path)]
+    assert main(["render", *paths, f"size={SIZE}", "--out", str(out)]) == 0
+    assert len(read(out / "clean.webm")) == STEPS + 5

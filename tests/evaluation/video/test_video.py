@@ -1,0 +1,337 @@
+"""Videos: what a frame shows, and files that a browser's codec can read back."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from helpers.toy import FoxAndHens
+from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
+from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.video.render import Attention, Film, attention_of, render_run
+from marl_pool.evaluation.video.webm import Writer, captioned
+from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.policies.storage import save_policies
+from marl_pool.rollout import Rollout
+from marl_pool.runs import Run
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, stream_keys
+
+HEADS = {"name": "ada", "num_heads": 4}
+
+
+# Attention
+
+
+def seen_through(
+    perturbation: Perturbation | None, pooling: Any = "ada", head: Any = "mean"
+) -> Attention | None:
+    """Attention to one observation, perturbed."""
+    world = centroid()
+    policy = policy_for(world, pooling)
+    world.reset()
+    tokens, state = world.observe()["agent"], {}
+    if perturbation is not None:
+        keys = stream_keys(0, world.worlds, world.episodes, Purpose.PERTURBATION)
+        tokens, state = perturbation(tokens, perturbation.start(tokens, keys))
+    return attention_of(policy, tokens, state, PLACES, head=head)
+
+
+def expect(attention: Attention | None) -> Attention:
+    assert attention is not None
+    assert attention.weights.shape == (PLACES,)
+    return attention
+
+
+def test_attention_under_a_shuffle_is_that_of_the_same_entities() -> None:
+    clean = expect(seen_through(None))
+    shuffled = expect(seen_through(make_perturbation("shuffle")))
+    assert clean.weights.std() > 1e-3
+    torch.testing.assert_close(clean.weights, shuffled.weights)
+    assert float(clean.weights.sum()) == pytest.approx(1)
+
+
+def test_attention_on_crossed_wires_goes_to_where_the_features_came_from() -> None:
+    rewire = make_perturbation("rewire")
+    world = centroid()
+    policy = policy_for(world)
+    world.reset()
+    keys = stream_keys(0, world.worlds, world.episodes, Purpose.PERTURBATION)
+    tokens = world.observe()["agent"]
+    seen, state = rewire(tokens, rewire.start(tokens, keys))
+    drawn = expect(attention_of(policy, seen, state, PLACES)).weights
+    raw = expect(attention_of(policy, seen, {}, PLACES)).weights
+    for place in range(PLACES):
+        features = seen.features[0, 0, place]
+        source = (tokens.features[0, 0] == features).all(-1).nonzero().item()
+        assert drawn[source] == raw[place]
+
+
+def test_attention_on_injected_tokens_is_counted_apart() -> None:
+    inject = make_perturbation(
+        "inject", token_type=3, count=5, position_features=[0, 1]
+    )
+    attention = expect(seen_through(inject))
+    assert 0 < attention.injected < 1
+    assert float(attention.weights.sum()) + attention.injected == pytest.approx(1)
+
+
+def test_nothing_attends_to_occluded_tokens() -> None:
+    weights = expect(seen_through(make_perturbation("occlude", severity=1.0))).weights
+    assert weights.tolist() == [1.0, *[0.0] * (PLACES - 1)]
+
+
+def test_one_head_or_the_mean_of_all() -> None:
+    heads = [expect(seen_through(None, HEADS, head)).weights for head in range(4)]
+    assert not torch.allclose(heads[0], heads[1])
+    mean = expect(seen_through(None, HEADS, "mean")).weights
+    torch.testing.assert_close(mean, torch.stack(heads).mean(0))
+
+
+@pytest.mark.parametrize("head", [4, -1, "first"])
+def test_a_head_that_is_not_there(head: Any) -> None:
+    with pytest.raises(InputError, match="head: expected mean or 0 to 3, got"):
+        seen_through(None, HEADS, head)
+
+
+def test_a_pooling_head_without_weights_has_no_attention() -> None:
+    assert seen_through(None, "max") is None
+    tokens = centroid().observe()["agent"]
+    random = RandomPolicy(centroid().groups["agent"].action_space)
+    assert attention_of(random, tokens, {}, PLACES) is None
+
+
+# Frames
+
+
+def frames(
+    perturbation: Perturbation | None = None, pooling: Any = "ada", **options: Any
+) -> list[np.ndarray]:
+    world = centroid()
+    rollout = Rollout(
+        world, {"agent": policy_for(world, pooling)}, perturbation=perturbation
+    )
+    shown: list[np.ndarray] = []
+    options = {"size": 96, **options}
+    rollout.episodes(on_step=Film(rollout, shown.append, **options))
+    return shown
+
+
+def pictures(shown: list[np.ndarray]) -> list[np.ndarray]:
+    """The frames without what is written below."""
+    return [image[:96] for image in shown]
+
+
+def test_a_frame_for_each_decision_and_one_for_the_end() -> None:
+    shown = frames()
+    assert len(shown) == STEPS + 1
+    assert {(image.shape, image.dtype) for image in shown} == {
+        ((shown[0].shape[0], 96, 3), np.dtype(np.uint8))
+    }
+
+
+def test_a_frame_shows_the_world_in_which_the_policy_decided() -> None:
+    world = centroid()
+    policy = policy_for(world)
+    world.reset()
+    expected = []
+    with torch.no_grad():
+        for _ in range(STEPS):
+            tokens = world.observe()["agent"]
+            weights = expect(attention_of(policy, tokens, {}, PLACES)).weights
+            expected.append(world.frame(attention=weights, group="agent", size=96))
+            world.step({"agent": policy.scale(policy.act(tokens).action)})
+    expected.append(world.frame(size=96))
+    for ours, theirs in zip(pictures(frames()), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_shuffled_episode_of_an_invariant_head_looks_the_same() -> None:
+    shuffle = make_perturbation("shuffle", every=2)
+    for clean, shuffled in zip(
+        pictures(frames()), pictures(frames(shuffle)), strict=True
+    ):
+        np.testing.assert_array_equal(clean, shuffled)
+    crossed = pictures(frames(make_perturbation("rewire")))
+    assert (pictures(frames())[0] != crossed[0]).any()
+
+
+def test_attention_is_drawn_only_if_asked_for_and_known() -> None:
+    drawn, bare = (pictures(frames(head=head)) for head in ("mean", None))
+    assert all((a != b).any() for a, b in zip(drawn[:-1], bare[:-1], strict=True))
+    np.testing.assert_array_equal(drawn[-1], bare[-1])
+    assert len(frames(pooling="max")) == STEPS + 1
+
+
+def test_text_is_written_below() -> None:
+    plain, told = frames(), frames(about="rewire")
+    assert all((a != b).any() for a, b in zip(plain, told, strict=True))
+    for a, b in zip(pictures(plain), pictures(told), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_return_so_far_is_that_of_the_steps_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+
+    def note(image: np.ndarray, text: Any) -> np.ndarray:
+        lines.append(text[1])
+        return image
+
+    monkeypatch.setattr("marl_pool.evaluation.video.render.captioned", note)
+    inject = make_perturbation(
+        "inject", token_type=3, severity=0.5, position_features=[0, 1]
+    )
+    frames(inject)
+    world = centroid()
+    rollout = Rollout(
+        world,
+        {"agent": policy_for(world)},
+        perturbation=inject,
+    )
+    total = float(rollout.episodes().returns["agent"])
+    assert lines[0].startswith("step 0   return 0.000   attention on injected ")
+    assert lines[-1] == f"step {STEPS}   return {total:.3f}"
+
+
+@pytest.mark.parametrize("size", [64, 65, 301])
+def test_captions_make_a_higher_image_of_even_sides(size: int) -> None:
+    image = np.random.default_rng(0).integers(0, 255, (size, size, 3), np.uint8)
+    framed = captioned(image, ("one", "two"))
+    assert framed.shape[0] % 2 == framed.shape[1] % 2 == 0
+    assert framed.shape[0] > size
+    np.testing.assert_array_equal(framed[:size, :size], image)
+    assert (framed[size:] != captioned(image, ("", ""))[size:]).any()
+
+
+# Files
+
+
+def test_a_file_holds_the_frames_in_their_colors(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    colors = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]
+    with Writer(tmp_path / "a.webm", fps=7) as writer:
+        for color in colors:
+            writer.write(np.full((64, 96, 3), color, np.uint8))
+    assert capfd.readouterr().err == ""
+    images = read(tmp_path / "a.webm")
+    assert [image.shape for image in images] == [(64, 96, 3)] * 3
+    for image, color in zip(images, colors, strict=True):
+        assert np.abs(image.astype(int) - color).mean() < 10
+    assert cv2.VideoCapture(str(tmp_path / "a.webm")).get(cv2.CAP_PROP_FPS) == 7
+    # Matroska's own mark, and the codec's name in it.
+    content = (tmp_path / "a.webm").read_bytes()
+    assert content.startswith(b"\x1aE\xdf\xa3")
+    assert b"V_VP9" in content
+
+
+def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with Writer(tmp_path / "a.webm", fps=10) as writer:
+            writer.write(np.zeros((64, 64, 3), np.uint8))
+            assert list(tmp_path.iterdir()) != []
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+    with Writer(tmp_path / "a.webm", fps=10):
+        """A video without frames is none."""
+    assert list(tmp_path.iterdir()) == []
+
+
+# Runs
+
+
+SETTINGS: dict[str, Any] = {
+    **asdict(RenderSettings()),
+    "perturbation": {"name": "none"},
+    "env": None,
+    "size": 96,
+    "fps": 10,
+    "threads": 1,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run.create(tmp_path / "run", {"env": ENV, "seed": 5})
+    save_policies({"one": policy_for(centroid())}, {"agent": "one"}, run.policy_dir)
+    return run
+
+
+def test_a_run_is_rendered_and_nothing_overwritten(run: Run) -> None:
+    first = render_run(run, SETTINGS)
+    before = first.read_bytes()
+    again = {"episodes": 2, "stochastic": True, "perturbation": None}
+    second = render_run(run, {**SETTINGS, **again})
+    assert [first.name, second.name] == ["clean.webm", "clean-2.webm"]
+    assert first.parent == second.parent == run.path / "videos"
+    assert first.read_bytes() == before
+    assert [len(read(path)) for path in (first, second)] == [
+        STEPS + 1,
+        2 * (STEPS + 1),
+    ]
+    assert read(first)[0].shape[1] == 96
+
+
+def test_a_perturbation_names_the_file_and_is_written_in_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: set[str] = set()
+
+    def note(image: np.ndarray, text: Any) -> np.ndarray:
+        lines.add(text[0])
+        return image
+
+    monkeypatch.setattr("marl_pool.evaluation.video.render.captioned", note)
+    inject = {"name": "inject", "token_type": "noise", "severity": 0.5}
+    path = render_run(run, {**SETTINGS, "episodes": 2, "perturbation": inject})
+    assert path.name == "inject.webm"
+    assert lines == {
+        f"episode {number} of 2   inject token_type=noise   severity 0.5"
+        for number in (1, 2)
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head": 1}, "head: expected mean or 0 to 0, got 1"),
+        ({"perturbation": {"name": "shufle"}}, "unknown perturbation 'shufle'"),
+        (
+            {"perturbation": {"name": "shuffle", "severity": [0.0, 1.0]}},
+            "perturbation.severity: expected a number outside training",
+        ),
+        (
+            {"perturbation": {"name": "shuffle", "ramp": 3}},
+            "perturbation.ramp: expected null, since each world plays one episode",
+        ),
+        ({"checkpoint": 3}, "has no policy 3"),
+        ({"top_patches": 3}, "top_patches: expected 0 for the env simple_centroid"),
+    ],
+)
+def test_bad_settings_leave_no_file(
+    run: Run, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        render_run(run, {**SETTINGS, **change})
+    assert not list(run.path.glob("videos/*"))
+
+
+def test_a_world_that_cannot_be_drawn() -> None:
+    world = FoxAndHens(1)
+    random = {
+        name: RandomPolicy(group.action_space) for name, group in world.groups.items()
+    }
+    rollout = Rollout(world, random)
+    with pytest.raises(InputError, match="FoxAndHens cannot be drawn"):
+        rollout.episodes(on_step=Film(rollout, lambda image: None))

@@ -1,0 +1,86 @@
+"""The LSTM over a sequence, against torch's cell and numerical gradients."""
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+@hypothesis.given(
+    st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.booleans()
+)
+def test_it_is_torchs_cell_step_by_step(steps, units, rows, holds):
+    torch.manual_seed(steps + 7 * units + 31 * rows)
+    cell = nn.LSTMCell(3, units, dtype=torch.float64)
+    seen, memory = random(steps, rows, 3), (random(rows, units), random(rows, units))
+    held = torch.rand(steps, rows) < 0.3 if holds else None
+    # Torch's order of gates is in, forget, update, out; ours doubles the update's.
+    factor = torch.tensor([1.0, 1.0, 2.0, 1.0]).repeat_interleave(units)[:, None]
+    biases = (cell.bias_ih + cell.bias_hh) * factor[:, 0]
+    gates = Gates(*(w * factor for w in (cell.weight_ih, cell.weight_hh)), biases)
+    start = [part.mT.contiguous() for part in memory]
+    found, last = lstm_sequence(seen.mT, gates, *start, held)
+
+    hidden, state = memory
+    for t in range(steps):
+        new = cell(seen[t], (hidden, state))
+        if held is None:
+            hidden, state = new
+        else:
+            keep = held[t][:, None]
+            hidden = torch.where(keep, hidden, new[0])
+            state = torch.where(keep, state, new[1])
+        assert found[t].mT.allclose(hidden, atol=1e-12)
+    assert last.mT.allclose(state, atol=1e-12)
+
+
+def given() -> list[torch.Tensor]:
+    """Inputs, weights and memory of four steps, two units and three rows."""
+    shapes = ((4, 5, 3), (8, 5), (8, 2), (8,), (2, 3), (2, 3))
+    return [random(*shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_its_gradients_are_right(monkeypatch, holds):
+    torch.manual_seed(0)
+    rows = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 0]]).bool()
+    held = rows if holds else None
+    monkeypatch.setattr(
+        "marl_pool.kernels.lstm_sequence.PIECE", 3 * 8 * 3
+    )  # and one more
+
+    def run(inputs, *rest):
+        return lstm_sequence(inputs, Gates(*rest[:3]), *rest[3:], held)
+
+    parts = given()
+    assert torch.autograd.gradcheck(run, [part.requires_grad_() for part in parts])
+
+
+def test_mixed_precision_leaves_it_as_it_is():
+    parts = [part.float().requires_grad_() for part in given()]
+
+    def run():
+        found, last = lstm_sequence(parts[0], Gates(*parts[1:4]), *parts[4:], None)
+        return found, torch.autograd.grad(found.sum() + last.sum(), parts)
+
+    expected, gradients = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, others = run()
+    assert found.equal(expected)
+    assert all(map(torch.equal, gradients, others))
+
+
+def test_it_leaves_its_arguments_alone():
+    parts = given()
+    copies = [part.clone() for part in parts]
+    found, last = lstm_sequence(parts[0], Gates(*parts[1:4]), *parts[4:], None)
+    found += 1
+    last += 1
+    assert all(map(torch.equal, parts, copies))

@@ -1,0 +1,293 @@
+"""Inject: distractors that move as the world does, of which type and where."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from scipy import stats
+from torch import Tensor
+
+from helpers.perturbed import (
+    NOISE,
+    SPEC,
+    TYPE_NAMES,
+    build,
+    keys,
+    make_tokens,
+    play,
+    same,
+    seeds,
+    severities,
+    states,
+)
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.evaluation.cases import conditions
+from marl_pool.perturbations import make_perturbation
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.utils.errors import InputError, UnfitTokensError
+
+
+@given(seed=seeds, severity=severities)
+def test_injection_appends_tokens_of_the_type(seed: int, severity: float) -> None:
+    tokens = make_tokens(seed)
+    added = round(severity * 6)
+    for seen, state in states(build("inject", severity=severity), tokens):
+        assert seen.num_tokens == 9 + added
+        assert same(seen.map(lambda tensor: tensor[:, :, :9]), tokens)
+        assert (seen.types[..., 9:] == NOISE).all()
+        present = ~seen.padding[..., 9:]
+        assert torch.isfinite(seen.features[..., 9:, :][present]).all()
+        assert (state["origin"][..., 9:] == -1).all()
+        assert torch.equal(state["origin"][0, 0, :9], torch.arange(9))
+
+
+def moving_world(time: int) -> tuple[Tokens, Tensor]:
+    """An observer that moves among landmarks (noise), and one that moves (signal)."""
+    observer = torch.tensor([0.3, -0.1]) * time
+    landmarks = torch.tensor([[1.0, 1.0], [-2.0, 0.5]])
+    signal = torch.tensor([[0.0, 3.0]]) + 0.2 * time
+    places = torch.cat([observer[None], landmarks, signal]) - observer
+    velocities = torch.tensor([[0.0, 0], [-3, 1], [-3, 1], [-1, 3]])
+    features = torch.cat([places, velocities], -1)[None, None]
+    types = torch.tensor([SELF_TYPE, NOISE, NOISE, 2])[None, None]
+    padding = torch.zeros_like(types, dtype=torch.bool)
+    return Tokens(features, types, padding), observer
+
+
+def test_distractors_stand_still_in_the_world() -> None:
+    perturbation = build("inject", spread=0.5)
+    state = perturbation.start(moving_world(0)[0], keys(1))
+    places = []
+    for time in range(4):
+        tokens, observer = moving_world(time)
+        seen, state = perturbation(tokens, state)
+        places.append(seen.features[0, 0, 4:, :2] + observer)
+        # Seen from the observer they move as the landmarks do.
+        assert torch.equal(
+            seen.features[0, 0, 4:, 2:], torch.tensor([[-3.0, 1.0]]).expand(6, 2)
+        )
+    for place in places[1:]:
+        torch.testing.assert_close(place, places[0])
+    assert len(places[0].unique(dim=0)) == 6
+    landmarks = torch.tensor([[1.0, 1.0], [-2.0, 0.5]])
+    offsets = (places[0][:, None] - landmarks).abs().amax(-1).amin(-1)
+    assert offsets.max() <= 0.5
+
+
+def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> None:
+    tokens, _ = moving_world(0)
+    seen = play(build("inject", token_type=1, spread=0.0), tokens)[0]
+    others = tokens.features[0, 0, 1:]
+    distances = (seen.features[0, 0, 4:, None] - others).abs().amax(-1).amin(-1)
+    assert (distances == 0).all()
+    assert not seen.padding.any()
+
+
+def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> None:
+    tokens, _ = moving_world(0)
+    alone = tokens._replace(types=torch.tensor([[[SELF_TYPE, 1, 1, 2]]]))
+    beside = Tokens(*map(torch.cat, zip(tokens, alone, strict=True)))
+    seen = play(build("inject", spread=0.0), beside)[0]
+    assert not seen.padding.any()
+    others = beside.features[1, 0, 1:]
+    distances = (seen.features[1, 0, 4:, None] - others).abs().amax(-1).amin(-1)
+    assert (distances == 0).all()
+
+
+@pytest.mark.parametrize("place", ["alike", "near"])
+def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
+    tokens, _ = moving_world(0)
+    hidden = torch.tensor([[[False, False, True, True]]])  # one anchor for all
+    many = tokens._replace(padding=hidden).map(
+        lambda part: part.expand(50, *part.shape[1:])
+    )
+    made = build("inject", place=place, spread=0.4, count=32)
+    anchor = tokens.features[0, 0, 1 if place == "alike" else 0, :2]
+    offsets = play(made, many, steps=1)[0].features[:, 0, 4:, :2] - anchor
+    for axis in offsets.flatten(0, 1).double().T:
+        assert stats.kstest(axis.numpy(), "uniform", (-0.4, 0.8)).pvalue > 0.01
+
+
+def test_without_any_anchor_the_distractors_are_padded() -> None:
+    tokens, _ = moving_world(0)
+    alone = tokens._replace(padding=torch.tensor([[[False, True, True, True]]]))
+    seen = play(build("inject"), alone)[0]
+    assert seen.padding[0, 0, 1:].all()
+    assert torch.equal(seen.padding[0, 0, :1], torch.tensor([False]))
+
+
+def test_a_distractor_vanishes_with_its_anchor() -> None:
+    tokens, _ = moving_world(0)
+    perturbation = build("inject")
+    state = perturbation.start(tokens, keys(1))
+    gone = tokens._replace(padding=torch.tensor([[[False, True, False, False]]]))
+    seen, state = perturbation(gone, state)
+    assert torch.equal(seen.padding[0, 0, 4:], state["anchor"][0, 0] == 1)
+
+
+def test_a_type_by_name() -> None:
+    names = TYPE_NAMES
+    perturbation = build("inject", token_type="noise", type_names=names)
+    assert (play(perturbation, make_tokens(0))[0].types[..., 9:] == NOISE).all()
+    with pytest.raises(
+        InputError, match=r"'nois'.*agent, noise, self, signal.*'noise'"
+    ):
+        build("inject", token_type="nois", type_names=names)
+    with pytest.raises(InputError, match="expected a number, or type_names"):
+        build("inject", token_type="noise")
+    with pytest.raises(InputError, match="token_type: expected 0 to 3, got 4"):
+        build("inject", token_type=4, type_names=names)
+
+
+@pytest.mark.parametrize(
+    ("signal", "expected"),
+    [
+        (("self",), "noise"),
+        (("self", "signal"), "noise"),
+        (("self", "signal", "noise"), "agent"),
+        ((), "expected a type.*got null"),
+        (TYPE_NAMES, "no type of noise.*choose from self, agent"),
+    ],
+)
+def test_noise_is_injected_where_no_type_is_named(
+    signal: tuple[str, ...], expected: str
+) -> None:
+    spec = TokenSpec(9, 4, TYPE_NAMES, signal_types=signal, positions=(0, 1))
+    if expected in TYPE_NAMES:
+        seen = play(make_perturbation("inject", specs=[spec]), make_tokens(0))[0]
+        assert (seen.types[..., 9:] == TYPE_NAMES.index(expected)).all()
+    else:
+        with pytest.raises(UnfitTokensError, match=f"token_type: .*{expected}"):
+            make_perturbation("inject", specs=[spec])
+
+
+def test_specs_say_what_their_groups_agree_on() -> None:
+    one = TokenSpec(9, 4, ("self", "noise"), positions=(0, 1))
+    other = TokenSpec(5, 4, ("self", "noise"), has_self=False, positions=(0, 1))
+    third = TokenSpec(5, 4, ("self", "wall", "noise"), has_self=False)
+    named = make_perturbation("inject", specs=[one, other], token_type="noise")
+    assert (play(named, make_tokens(0))[0].types[..., 9:] == 1).all()
+    with pytest.raises(InputError, match="expected a number, or type_names"):
+        make_perturbation("inject", specs=[one, third], token_type="noise")
+    tokens = make_tokens(0)
+    for specs, lost in ([one], False), ([other, third], True), ([one, other], False):
+        occlude = make_perturbation("occlude", specs=specs, severity=1.0)
+        assert bool(play(occlude, tokens)[0].padding[..., 0].any()) == lost
+
+
+@pytest.mark.parametrize("numbers", [[4], [0, 9]])
+def test_positions_that_the_features_cannot_hold(numbers: list[int]) -> None:
+    message = r"position_features: expected numbers below 4, got "
+    with pytest.raises(InputError, match=message):
+        play(build("inject", position_features=numbers), make_tokens(0))
+    with pytest.raises(InputError, match=message):
+        make_perturbation("inject", specs=[SPEC], position_features=numbers)
+    images = make_tokens(0)
+    images = images._replace(features=images.features.nan_to_num().byte())
+    with pytest.raises(InputError, match="expected features with positions"):
+        play(build("inject"), images)
+
+
+@pytest.mark.parametrize("positions", [(0, 1), (3, 1), (2,)])
+def test_an_offset_moves_the_position_and_nothing_else(
+    positions: tuple[int, ...],
+) -> None:
+    spec = replace(SPEC, positions=positions)
+    tokens, _ = moving_world(0)
+    seen = play(make_perturbation("inject", specs=[spec], spread=0.3), tokens)[0]
+    added = seen.features[0, 0, 4:]
+    anchors = tokens.features[0, 0, 1:3]
+    away = (added[:, None] - anchors).abs()
+    rest = [number for number in range(4) if number not in positions]
+    own = away[..., rest].amax(-1, keepdim=True) if rest else away[..., :1] * 0
+    near = (away[..., positions].amax(-1, keepdim=True) <= 0.3) & (own == 0)
+    assert near.any(1).all()
+    assert len(added[:, positions].unique(dim=0)) == len(added)
+
+
+def test_tokens_without_a_known_position_take_no_distractors() -> None:
+    for positions, message in (
+        (None, "these tokens do not say which of their features are a position"),
+        ((), "these tokens have no position"),
+    ):
+        spec = replace(SPEC, positions=positions)
+        with pytest.raises(UnfitTokensError, match=f"position_features: .*{message}"):
+            make_perturbation("inject", specs=[spec])
+        told = make_perturbation("inject", specs=[spec], position_features=[0])
+        assert play(told, make_tokens(0))[0].num_tokens == 9 + 32
+    for numbers in ([], [-1], [1, 1]):
+        with pytest.raises(InputError, match="expected null or different numbers of"):
+            build("inject", position_features=numbers)
+
+
+# In the worlds
+
+WORLDS: dict[str, Callable[..., World]] = {
+    name: partial(make_batched_env, name, 4, **options)
+    for name, options in {
+        "simple_centroid": {"counts": "2-3-4"},
+        "simple_tag": {"counts": "2-2-3"},
+        "boxworld": {},
+        "cartpole": {"noise_channels": 2, "channel_ids": True},
+    }.items()
+}
+
+
+@pytest.mark.parametrize("suite", ["quick", "standard", "full"])
+@pytest.mark.parametrize(
+    ("world", "expected"),
+    [
+        ("simple_centroid", "noise"),
+        ("simple_tag", "obstacle"),
+        ("boxworld", "these tokens do not say which of their types are noise"),
+        ("cartpole", "these tokens have no position"),
+    ],
+)
+def test_suites_inject_what_is_noise_in_a_world(
+    suite: str, world: str, expected: str
+) -> None:
+    listed = compose("evaluate", [f"suite={suite}"])["perturbations"]
+    chosen = [entry for entry in listed if entry["name"] == "inject"]
+    made = WORLDS[world]()
+    (spec, *_) = (group.tokens for group in made.groups.values())
+    built = conditions(chosen, made)
+    assert len(built) >= len(chosen) > 0
+    for case in built:
+        if expected in spec.type_names:
+            assert not case["gap"]
+            assert spec.type_names[case["perturbation"].token_type] == expected
+        else:
+            # Where no token is the observer's own, nothing can be near it.
+            assert expected in case["gap"] or case["options"].get("place") == "near"
+
+
+def test_in_boxworld_cells_move_and_colors_stay() -> None:
+    world = WORLDS["boxworld"]()
+    world.reset()
+    tokens = world.observe()["agent"]
+    (spec,) = (group.tokens for group in world.groups.values())
+    options: dict[str, Any] = {"token_type": "lock", "spread": 0.3, "count": 5}
+    made = make_perturbation("inject", specs=[spec], **options)
+    state = made.start(tokens, keys(4))
+    seen, state = made(tokens, state)
+    anchors = state["anchor"][..., None].expand(-1, -1, -1, 5)
+    away = seen.features[..., -5:, :] - tokens.features.gather(-2, anchors)
+    assert (away[..., :3] == 0).all()
+    assert (away[..., 3:] != 0).all()
+    assert (away[..., 3:].abs() <= 0.3 + 1e-6).all()
+
+
+def test_tokenizers_say_what_is_a_position() -> None:
+    for module, tokenizer, positions in (
+        ("mpe2.simple_spread_v3", "simple_spread", (0, 1)),
+        ("mpe2.simple_spread_v3", "features", ()),
+    ):
+        world = make_batched_env("pettingzoo", 1, module=module, tokenizer=tokenizer)
+        for group in world.groups.values():
+            assert group.tokens.positions == positions

@@ -1,0 +1,415 @@
+"""Severities that worlds draw or that grow, nested shares, and what is protected."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.perturbed import (
+    at_time,
+    build,
+    keys,
+    make_tokens,
+    play,
+    same,
+    seeds,
+    severities,
+    states,
+    variants,
+)
+from marl_pool.envs import make_batched_env, make_heuristic
+from marl_pool.envs.base import World
+from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.severity import check_severity
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.signatures import show
+
+PAIR = [0.2, 0.9]
+
+
+def cut(tokens: Tokens, places: int) -> Tokens:
+    """The first slots."""
+    return tokens.map(lambda part: part[:, :, :places])
+
+
+# Severities of their own
+
+
+@variants
+@given(seed=seeds)
+def test_each_world_sees_what_its_own_severity_does(
+    name: str, options: dict[str, Any], seed: int
+) -> None:
+    tokens = make_tokens(seed)
+    drawn = build(name, severity=PAIR, **options)
+    many = play(drawn, tokens, moves=True, seed=seed)
+    _, state = next(states(drawn, tokens, seed=seed))
+    for world, severity in enumerate(state["severity"].tolist()):
+        assert PAIR[0] < severity < PAIR[1]
+        own = slice(world, world + 1)
+        plain = build(name, severity=severity, **options)
+        for seen, expected in zip(
+            many,
+            play(plain, tokens.at(own), moves=True, seed=seed, first=world),
+            strict=True,
+        ):
+            places = expected.num_tokens
+            assert same(cut(seen.at(own), places), expected)
+            assert seen.padding[own, :, places:].all()
+
+
+@given(low=st.floats(0, 1), high=st.floats(0, 1))
+def test_severities_are_uniform_between_their_bounds(low: float, high: float) -> None:
+    low, high = sorted((low, high))
+    tokens = make_tokens(0, envs=2000, agents=1, places=2)
+    _, state = next(states(build("occlude", severity=[low, high]), tokens))
+    drawn = state["severity"]
+    assert drawn.min() >= low
+    assert drawn.max() <= high
+    # Each share has mean 1/2 and, of 2000, a standard error of 0.0065.
+    if high - low > 1e-3:
+        shares = (drawn - low) / (high - low)
+        assert float(shares.mean()) == pytest.approx(0.5, abs=0.03)
+        assert float((shares < 0.25).double().mean()) == pytest.approx(0.25, abs=0.05)
+
+
+@variants
+def test_a_pair_keeps_the_number_of_tokens_fixed(
+    name: str, options: dict[str, Any]
+) -> None:
+    tokens = make_tokens(0)
+    counts = {
+        seen.num_tokens
+        for severity in ([0.0, 0.9], [0.5, 0.9], 0.9)
+        for seen in play(build(name, severity=severity, **options), tokens)
+    }
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize(
+    "severity",
+    [
+        [0.5],
+        [0.6, 0.2],
+        [0.0, 1.1],
+        [-0.1, 0.5],
+        [0.0, float("nan")],
+        ["0", "1"],
+        [0.0, None],
+    ],
+)
+def test_a_wrong_pair_is_refused(severity: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"severity: expected .*\[low, high\].* got \["
+    ):
+        build("occlude", severity=severity)
+    with pytest.raises(InputError, match="ramp: expected .* >= 1 or null, got 0"):
+        build("occlude", ramp=0)
+
+
+@pytest.mark.parametrize("severity", ["x", "0.5", None, True, {}, np.ones(2)])
+def test_what_is_no_number_is_refused(severity: Any) -> None:
+    with pytest.raises(InputError) as refusal:
+        build("occlude", severity=severity)
+    assert str(refusal.value) == (
+        "perturbation.severity: expected a number in [0, 1], or two: [low, high], "
+        f"got {show(severity)}"
+    )
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    assert check_severity(np.float32(0.5)) == (0.5, 0.5)
+    assert check_severity((0, np.float64(1.0))) == (0, 1.0)
+
+
+# Ramps
+
+
+@variants
+def test_who_drew_0_sees_no_change_bit_for_bit(
+    name: str, options: dict[str, Any]
+) -> None:
+    tokens = make_tokens(0)
+    tokens.features[0, :, 1] = -0.0
+    perturbation = build(name, severity=0.8, ramp=4, **options)
+    episodes = torch.tensor([0, 2, 4])
+    state = perturbation.start(tokens, keys(), episodes=episodes)  # type: ignore[call-arg]
+    assert state["severity"].tolist() == [0.0, 0.4, 0.8]
+    for time in range(5):
+        now = at_time(tokens, time)
+        seen, state = perturbation(now, state)
+        spared, other = slice(0, 1), slice(2, 3)
+        assert same(cut(seen, 9).at(spared), now.at(spared))
+        assert seen.padding[spared, :, 9:].all()
+    assert not same(seen.at(other), now.at(other))
+
+
+@given(severity=severities, ramp=st.integers(1, 60), played=st.integers(0, 100))
+def test_a_ramp_grows_linearly_and_stays(
+    severity: float, ramp: int, played: int
+) -> None:
+    tokens = make_tokens(0)
+    made: Any = build("occlude", severity=[0.0, severity], ramp=ramp)
+    grown: Any = build("occlude", severity=[0.0, severity])
+    now = made.start(tokens, keys(), episodes=torch.full((3,), played))["severity"]
+    full = grown.start(tokens, keys())["severity"]
+    torch.testing.assert_close(now, full * min(played / ramp, 1))
+
+
+# What larger severities and protection promise
+
+
+def touched(name: str, tokens: Tokens, severity: float) -> Tensor:
+    """The slots that a perturbation has changed, ``(num_envs, agents, N)`` bool."""
+    seen, state = list(states(build(name, severity=severity), tokens, moves=True))[-1]
+    if name == "duplicate":
+        copied = state["origin"][..., tokens.num_tokens :]
+        one_hot = torch.nn.functional.one_hot(copied + 1, tokens.num_tokens + 1)
+        return one_hot.sum(-2)[..., 1:] > 0
+    now = at_time(tokens, 4)
+    moved = (seen.features != now.features).any(-1) & ~seen.padding
+    return moved | (seen.types != now.types) | (seen.padding != now.padding)
+
+
+@pytest.mark.parametrize("name", ["confuse", "duplicate", "freeze", "occlude"])
+@given(seed=seeds, pair=st.tuples(severities, severities))
+def test_more_of_it_touches_the_same_tokens_and_more(
+    name: str, seed: int, pair: tuple[float, float]
+) -> None:
+    tokens = make_tokens(seed)
+    present = ~tokens.padding & (tokens.types != SELF_TYPE)
+    less, more = (touched(name, tokens, severity) for severity in sorted(pair))
+    assert (less <= more).all()
+    for severity, mask in zip(sorted(pair), (less, more), strict=True):
+        expected = (present.sum(-1) * severity).round()
+        assert torch.equal(mask.sum(-1), expected.long())
+        assert not (mask & ~present).any()
+
+
+@pytest.mark.parametrize("name", ["confuse", "occlude"])
+@given(seed=seeds, severity=severities)
+def test_the_count_follows_tokens_that_come_and_go(
+    name: str, seed: int, severity: float
+) -> None:
+    tokens, padding = make_tokens(seed), make_tokens(seed + 1).padding
+    perturbation = build(name, severity=severity)
+    state = perturbation.start(tokens, keys())
+    now = tokens._replace(padding=padding)
+    seen, _ = perturbation(now, state)
+    taken = (seen.types != now.types) | (seen.padding != now.padding)
+    present = ~padding & (tokens.types != SELF_TYPE)
+    expected = (present.sum(-1) * torch.tensor(severity).double()).round()
+    assert torch.equal(taken.sum(-1), expected.long())
+    assert not (taken & ~present).any()
+
+
+def test_more_distractors_are_the_same_ones_and_more() -> None:
+    tokens = make_tokens(0)
+    less, more = (
+        play(build("inject", severity=severity), tokens)[0] for severity in (0.5, 1.0)
+    )
+    assert less.num_tokens == 12
+    assert same(less, cut(more, 12))
+
+
+@variants
+@given(seed=seeds, protect=st.booleans())
+def test_the_own_token_is_protected_or_not(
+    name: str, options: dict[str, Any], seed: int, protect: bool
+) -> None:
+    if name == "inject":
+        return  # it touches no token at all
+    tokens = make_tokens(seed)
+    options = {**options, "protect_self": protect}
+    options.pop("among", None)
+    options.pop("features", None)
+    made = build(name, severity=1.0, **options)
+    seen, now = play(made, tokens, moves=True)[-1], at_time(tokens, 4)
+    own = (seen.types == SELF_TYPE) & ~seen.padding
+    first = seen.at((slice(None), slice(None), slice(0, 1)))
+    kept = torch.equal(own.sum(-1), torch.ones_like(own.sum(-1)))
+    kept &= torch.equal(first.features, now.features[:, :, :1])
+    kept &= bool(own[..., 0].all())
+    assert kept == protect
+
+
+@variants
+def test_what_lies_under_padding_is_never_seen(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Tokens come and go, and where there is none, features are NaN."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = make_tokens(0)
+    clean = tokens.features.nan_to_num()
+    perturbation = build(name, severity=0.7, **options)
+    state = perturbation.start(tokens, keys())
+    for _ in range(12):
+        seen, state = perturbation(tokens, state)
+        assert torch.isfinite(seen.features[~seen.padding]).all()
+        padding = torch.rand(tokens.padding.shape, generator=generator) < 0.3
+        padding[..., 0] = False
+        clean = clean + 1
+        features = clean.masked_fill(padding[..., None], torch.nan)
+        tokens = Tokens(features, tokens.types, padding)
+
+
+# In the loop
+
+
+class Plain(Perturbation):
+    """Someone's own that knows nothing of ramps: `start` has four arguments."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+
+    def start(
+        self, tokens: Tokens, keys: Tensor, state: Any = None, where: Any = None
+    ) -> dict[str, Tensor]:
+        self.starts += 1
+        return {"keys": keys}
+
+    def __call__(self, tokens: Tokens, state: Any) -> tuple[Tokens, Any]:
+        return tokens, state
+
+
+def centroid(num_envs: int = 4, first_world: int = 0, **options: Any) -> World:
+    return make_batched_env(
+        "simple_centroid",
+        num_envs,
+        counts="2-3-4",
+        max_steps=5,
+        first_world=first_world,
+        **options,
+    )
+
+
+def in_the_loop(
+    name: str, options: dict[str, Any], severity: Any, world: World | None = None
+) -> Rollout:
+    world = world or centroid()
+    group = world.groups["agent"]
+    extra = {"inject": {"token_type": "signal"}}.get(name, {})
+    made = make_perturbation(
+        name, specs=[group.tokens], severity=severity, **{**extra, **options}
+    )
+    policy = {"agent": RandomPolicy(group.action_space)}
+    return Rollout(world, policy, perturbation=made)
+
+
+@variants
+def test_the_policy_sees_it_and_the_world_does_not(
+    name: str, options: dict[str, Any]
+) -> None:
+    clean, perturbed = (in_the_loop(name, options, severity) for severity in (0, 0.9))
+    before, after = (each.steps(5)["agent"] for each in (clean, perturbed))
+    assert torch.equal(before.rewards, after.rewards)
+    for here, there in zip(
+        clean.world.observe()["agent"], perturbed.world.observe()["agent"], strict=True
+    ):
+        assert torch.equal(here, there)
+    assert not same(before.tokens.at(4), after.tokens.at(4))
+
+
+@variants
+def test_it_changes_what_a_sensitive_policy_reaches(
+    name: str, options: dict[str, Any]
+) -> None:
+    """The heuristic follows the signal; a shuffle is all the same to it."""
+    returns = []
+    for severity in (0.0, 0.8):
+        world = centroid(16, dtype=torch.float64)
+        group = world.groups["agent"]
+        extra = {"inject": {"token_type": "signal"}}.get(name, {})
+        options = {**extra, **options}
+        if options.get("among") == ["agent", "noise"]:
+            options["among"] = ["agent", "signal"]
+        if name in ("bias", "jitter", "scale"):
+            options.pop("features", None)
+        made = make_perturbation(
+            name, specs=[group.tokens], severity=severity, **options
+        )
+        policy = {"agent": make_heuristic("simple_centroid", group)}
+        returns.append(Rollout(world, policy, perturbation=made).episodes().returns)
+    clean, perturbed = (each["agent"] for each in returns)
+    change = (clean - perturbed).abs().max()
+    assert change < 1e-12 if name == "shuffle" else change > 1e-4
+
+
+@pytest.mark.parametrize("ramp", [1, 3])
+def test_severities_grow_from_episode_to_episode(ramp: int) -> None:
+    rollout = in_the_loop("occlude", {"ramp": ramp}, 1.0)
+    seen = rollout.steps(25)["agent"].tokens
+    # Self, four of noise, another agent and three of signal: eight can be missing.
+    missing = seen.padding.sum(-1).view(5, 5, 4, 2)
+    for episode in range(5):
+        expected = round(8 * min(episode / ramp, 1))
+        assert (missing[episode] == expected).all()
+
+
+def test_a_rollout_may_have_episodes_behind_it() -> None:
+    world = centroid()
+    made = make_perturbation("occlude", severity=1.0, ramp=4)
+    policy = {"agent": RandomPolicy(world.groups["agent"].action_space)}
+    rollout = Rollout(world, policy, perturbation=made, played=2)
+    assert (rollout.tokens["agent"].padding.sum(-1) == 4).all()
+
+
+RAMPED: dict[str, Any] = {"severity": [0.2, 1.0], "ramp": 3}
+
+
+@variants
+def test_a_ramp_goes_on_exactly_where_a_state_was_taken(
+    name: str, options: dict[str, Any]
+) -> None:
+    options = {**options, "ramp": 3}
+    first = in_the_loop(name, options, RAMPED["severity"])
+    first.steps(7)
+    state = first.state_dict()
+    expected = first.steps(9)["agent"].tokens
+    for _ in range(2):  # a state may be used twice
+        second = in_the_loop(name, options, RAMPED["severity"])
+        second.load_state_dict(state)
+        assert same(second.steps(9)["agent"].tokens, expected)
+
+
+@variants
+def test_worlds_of_a_batch_draw_what_they_draw_alone(
+    name: str, options: dict[str, Any]
+) -> None:
+    options = {**options, "ramp": 3}
+    together = in_the_loop(name, options, RAMPED["severity"]).steps(12)["agent"].tokens
+    for number in range(4):
+        world = centroid(1, number)
+        alone = in_the_loop(name, options, RAMPED["severity"], world)
+        own = together.at((slice(None), slice(number, number + 1)))
+        assert same(alone.steps(12)["agent"].tokens, own)
+
+
+@variants
+def test_worlds_can_be_dropped_in_mid_episode(
+    name: str, options: dict[str, Any]
+) -> None:
+    rollout = in_the_loop(name, options, [0.2, 1.0])
+    other = in_the_loop(name, options, [0.2, 1.0])
+    rows = torch.tensor([3, 1])
+    for each in (rollout, other):
+        each.steps(2)
+    rollout._keep(rows)
+    rollout._look()
+    other._look()
+    assert same(rollout.tokens["agent"], other.tokens["agent"].at(rows))
+
+
+def test_a_perturbation_that_knows_no_ramps_is_started_as_ever() -> None:
+    world, made = centroid(), Plain()
+    policy = {"agent": RandomPolicy(world.groups["agent"].action_space)}
+    Rollout(world, policy, perturbation=made).steps(12)
+    assert made.starts == 3

@@ -1,0 +1,392 @@
+"""The two scopes of a shuffle: whole stacks of frames, or each frame by itself."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.perturbed import bits, keys, seeds
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.evaluation.cases import cases_of, label
+from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.loading import in_double
+from marl_pool.evaluation.measure import measure
+from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.shuffle import Shuffle
+from marl_pool.policies.feed_forward import FeedForward
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.pooling import make_pooling
+from marl_pool.pooling.base import Pooling
+from marl_pool.rollout import Rollout
+from marl_pool.studies.attention_neuron import published
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.cloning.sampler import Disturbance, Sampler
+from marl_pool.utils.errors import InputError, UnfitTokensError
+
+ENVS, AGENTS, PLACES, FRAMES, WIDTH = 3, 2, 7, 4, 5
+SPEC = TokenSpec(PLACES, FRAMES * WIDTH, ("patch",), has_self=False, num_frames=FRAMES)
+
+
+def screens(seed: int, steps: int) -> Tensor:
+    """Frames ``(steps, envs, agents, places, width)`` of what happens to be seen."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (steps, ENVS, AGENTS, PLACES, WIDTH)
+    return torch.randn(shape, generator=generator)
+
+
+def stacked(frames: Tensor, time: int) -> Tokens:
+    """What a world shows that repeats its first frame: the newest frame last."""
+    chosen = [frames[max(time - age, 0)] for age in reversed(range(FRAMES))]
+    features = torch.cat(chosen, -1)
+    types = torch.zeros(features.shape[:-1], dtype=torch.int64)
+    return Tokens(features, types, types.bool())
+
+
+def seen(
+    perturbation: Perturbation, frames: Tensor, seed: int = 0
+) -> list[tuple[Tokens, Tensor]]:
+    """What a policy sees of the frames, and the newest frame's order."""
+    state = perturbation.start(stacked(frames, 0), keys(ENVS, seed=seed))
+    found = []
+    for time in range(len(frames)):
+        tokens, state = perturbation(stacked(frames, time), state)
+        found.append((tokens, state["origin"]))
+    return found
+
+
+def both(every: int | None, **options: Any) -> tuple[Shuffle, Shuffle]:
+    return tuple(  # type: ignore[return-value]
+        make_perturbation("shuffle", specs=[SPEC], every=every, scope=scope, **options)
+        for scope in ("token", "frame")
+    )
+
+
+def invariant() -> Pooling:
+    """A memoryless head that does not care for the order of its tokens."""
+    torch.manual_seed(0)
+    return make_pooling("pma", dim=SPEC.num_features, num_heads=2).double()
+
+
+@given(seed=seeds, every=st.sampled_from([None, 1, 2, 3, 9]))
+def test_frames_are_permuted_by_the_order_of_their_own_time(
+    seed: int, every: int | None
+) -> None:
+    frames = screens(seed, 14)
+    _, by_frame = both(every)
+    found = seen(by_frame, frames, seed)
+    orders = [order for _, order in found]
+    # The published way, written down: permute each frame as it comes, then stack.
+    permuted = torch.stack(
+        [
+            frame.gather(-2, order[..., None].expand_as(frame))
+            for frame, order in zip(frames, orders, strict=True)
+        ]
+    )
+    for time, (tokens, _) in enumerate(found):
+        assert torch.equal(tokens.features, stacked(permuted, time).features)
+
+
+@pytest.mark.parametrize("every", [5, 8])
+def test_both_scopes_agree_once_the_stack_holds_one_order(every: int) -> None:
+    frames = screens(1, 20)
+    by_token, by_frame = (seen(made, frames) for made in both(every))
+    for time, (whole, parts) in enumerate(zip(by_token, by_frame, strict=True)):
+        assert torch.equal(whole[1], parts[1])  # the same numbers make the same orders
+        mixed = time >= every and time % every < FRAMES - 1
+        assert torch.equal(whole[0].features, parts[0].features) is not mixed
+
+
+@pytest.mark.parametrize("options", [{}, {"held": 3}, {"severity": 0.5}])
+def test_an_order_of_the_whole_episode_is_the_same_in_both(
+    options: dict[str, Any],
+) -> None:
+    frames = screens(2, 8)
+    by_token, by_frame = (seen(made, frames) for made in both(None, **options))
+    for (whole, _), (parts, _) in zip(by_token, by_frame, strict=True):
+        assert torch.equal(whole.features, parts.features)
+
+
+def test_a_memoryless_invariant_head_notices_frames_and_never_whole_tokens() -> None:
+    every, frames, head = 6, screens(3, 16), invariant()
+
+    def answers(tokens: Tokens) -> Tensor:
+        flat = tokens.flatten_batch()
+        with torch.no_grad():
+            return head(flat.features.double(), flat.padding).float()
+
+    clean = [answers(stacked(frames, time)) for time in range(len(frames))]
+    by_token, by_frame = (seen(made, frames) for made in both(every))
+    for time, answer in enumerate(clean):
+        # In float64 sums differ in their last bits alone, which float32 forgets.
+        torch.testing.assert_close(answers(by_token[time][0]), answer, rtol=0, atol=0)
+        noticed = not torch.equal(answers(by_frame[time][0]), answer)
+        assert noticed is (time >= every and time % every < FRAMES - 1)
+
+
+@pytest.mark.parametrize("every", [None, 1, 3])
+def test_severity_0_is_the_identity(every: int | None) -> None:
+    frames = screens(4, 8)
+    frames[0, 0, 0, 0, 0] = -0.0
+    for severity in (0.0, [0.0, 0.0]):
+        _, by_frame = both(every, severity=severity)
+        for time, (tokens, _) in enumerate(seen(by_frame, frames)):
+            clean = stacked(frames, time)
+            assert torch.equal(bits(tokens.features), bits(clean.features))
+
+
+def test_a_seed_fixes_what_is_seen_and_another_changes_it() -> None:
+    frames = screens(5, 8)
+    _, by_frame = both(2)
+    first, again, other = (
+        torch.stack([tokens.features for tokens, _ in seen(by_frame, frames, seed)])
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_new_episode_forgets_the_orders_of_the_old_one() -> None:
+    frames = screens(6, 5)
+    _, by_frame = both(1)
+    state = by_frame.start(stacked(frames, 0), keys(ENVS))
+    for time in range(5):
+        _, state = by_frame(stacked(frames, time), state)
+    where = torch.tensor([True, False, True])
+    begun = by_frame.start(stacked(frames, 0), keys(ENVS, episode=1), state, where)
+    fresh = by_frame.start(stacked(frames, 0), keys(ENVS, episode=1))
+    for name, tensor in begun.items():
+        assert torch.equal(tensor[where], fresh[name][where])
+        assert torch.equal(tensor[~where], state[name][~where])
+
+
+def test_what_lies_under_padding_is_never_seen() -> None:
+    frames, generator = screens(7, 9), torch.Generator().manual_seed(0)
+    _, by_frame = both(2)
+    state = by_frame.start(stacked(frames, 0), keys(ENVS))
+    for time in range(9):
+        tokens = stacked(frames, time)
+        padding = torch.rand(tokens.padding.shape, generator=generator) < 0.3
+        features = tokens.features.masked_fill(padding[..., None], torch.nan)
+        tokens, state = by_frame(Tokens(features, tokens.types, padding), state)
+        assert torch.isfinite(tokens.features[~tokens.padding]).all()
+
+
+# The worlds
+
+
+def balanced(count: int = 4) -> World:
+    """CartPole whose tokens stack three readings, in episodes that last."""
+    return make_batched_env(
+        "cartpole", num_envs=count, num_frames=3, start_speed=0.5, max_steps=12
+    )
+
+
+def frame_by_frame(world: World, **options: Any) -> Perturbation:
+    spec = world.groups["agent"].tokens
+    return make_perturbation("shuffle", specs=[spec], scope="frame", **options)
+
+
+def returns(world: World, **options: Any) -> Tensor:
+    """Of a feed-forward policy, which needs its channels in order."""
+    group = world.groups["agent"]
+    policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
+    change = frame_by_frame(world, **options) if options else None
+    rollout = Rollout(world, {"agent": policy}, perturbation=change)
+    return rollout.episodes().returns["agent"]
+
+
+def test_in_a_rollout_it_counts_and_severity_0_does_not() -> None:
+    clean = returns(balanced())
+    assert torch.equal(returns(balanced(), every=2, severity=0.0), clean)
+    assert not torch.equal(returns(balanced(), every=2), clean)
+
+
+def test_a_world_sees_among_others_what_it_sees_alone() -> None:
+    together = returns(balanced(4), every=2)
+    alone = torch.cat(
+        [
+            returns(
+                make_batched_env(
+                    "cartpole",
+                    num_envs=1,
+                    first_world=number,
+                    num_frames=3,
+                    start_speed=0.5,
+                    max_steps=12,
+                ),
+                every=2,
+            )
+            for number in range(4)
+        ]
+    )
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_saved_rollout_goes_on_exactly() -> None:
+    def rollout() -> Rollout:
+        world = balanced()
+        group = world.groups["agent"]
+        policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
+        change = frame_by_frame(world, every=2)
+        return Rollout(world, {"agent": policy}, perturbation=change)
+
+    def features(going: Rollout, count: int) -> Tensor:
+        return going.steps(count)["agent"].tokens.features
+
+    whole, saved = rollout(), rollout()
+    wanted = features(whole, 9)
+    features(saved, 4)
+    again = rollout()
+    again.load_state_dict(saved.state_dict())
+    assert torch.equal(features(again, 5), wanted[4:])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "frames"),
+    [
+        ("cartpole", {"num_frames": 3}, 3),
+        ("cartpole", {}, 1),
+        ("pong", {}, 4),
+        ("car_racing", {}, 4),
+        ("ant_bullet", {"num_frames": 2}, 2),
+        ("simple_centroid", {}, 1),
+    ],
+)
+def test_worlds_say_how_many_frames_a_token_stacks(
+    name: str, options: dict[str, Any], frames: int
+) -> None:
+    needs = {"pong": "ale_py", "car_racing": "Box2D", "ant_bullet": "pybullet"}
+    if name in needs:
+        pytest.importorskip(needs[name])
+    world = make_batched_env(name, num_envs=1, **options)
+    (group,) = world.groups.values()
+    assert group.tokens.num_frames == frames
+
+
+def test_frames_that_features_cannot_hold_are_refused() -> None:
+    with pytest.raises(InputError, match="num_frames: expected a divisor of num_feat"):
+        TokenSpec(2, 5, ("patch",), num_frames=2)
+    with pytest.raises(InputError, match="num_frames: expected at least 1, got 0"):
+        TokenSpec(2, 5, ("patch",), num_frames=0)
+
+
+def test_a_world_that_stacks_its_frames_is_seen_in_mixed_orders() -> None:
+    """CartPole's frames, permuted as they come, without any of our stacks of orders."""
+
+    world = balanced()
+    rollout = Rollout(
+        world,
+        {"agent": RandomPolicy(world.groups["agent"].action_space)},
+        perturbation=frame_by_frame(world, every=5),
+    )
+    moments: list[Tensor] = []
+    orders: list[Tensor] = []
+
+    def hook(moment: Any) -> None:
+        moments.append(moment.tokens["agent"].features[:, 0])
+        orders.append(rollout.perturbed["agent"]["origin"][:, 0])
+
+    rollout.episodes(hook)
+    assert len(moments) == 12
+    for time in range(1, 12):
+        older, newer = moments[time - 1], moments[time]
+        # The frame that was newest a step ago is now the one before, as it was seen.
+        assert torch.equal(newer[..., 1], older[..., 2])
+        assert torch.equal(newer[..., 0], older[..., 1])
+    assert not torch.equal(orders[4], orders[5])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "got"),
+    [
+        ({"scope": "frame"}, "expected token", "got frame"),
+        ({"scope": "patch"}, "expected token or frame", "got 'patch'"),
+    ],
+)
+def test_a_scope_that_cannot_be_is_refused(
+    options: dict[str, Any], expected: str, got: str
+) -> None:
+    spec = TokenSpec(5, 1, ("channel",), has_self=False)
+    with pytest.raises(InputError) as caught:
+        make_perturbation("shuffle", specs=[spec], **options)
+    message = str(caught.value)
+    assert message.startswith("perturbation.scope: ")
+    assert expected in message
+    assert got in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("scope", "every", "reorders"),
+    [
+        ("token", None, True),
+        ("token", 2, True),
+        ("frame", None, True),
+        ("frame", 2, False),
+    ],
+)
+def test_only_what_an_invariant_policy_must_not_notice_is_measured_exactly(
+    monkeypatch: pytest.MonkeyPatch, scope: str, every: int | None, reorders: bool
+) -> None:
+    seen: list[torch.dtype] = []
+
+    def note(policies: Any, world: World, change: Any = None, **options: Any) -> Any:
+        if change is not None:
+            seen.append(next(policies["agent"].parameters()).dtype)
+        return play(policies, world, change, **options)
+
+    monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
+    group = balanced().groups["agent"]
+    policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
+    entry = {"name": "shuffle", "scope": scope, "every": every, "severities": [1.0]}
+    measure(in_double({"agent": policy}), balanced, [entry])
+    assert seen == [torch.float64 if reorders else torch.float32]
+
+
+def test_where_there_are_no_stacks_an_evaluation_has_a_gap() -> None:
+    world = make_batched_env("cartpole", num_envs=1)
+    entry = {"name": "shuffle", "every": 25, "scope": "frame", "severities": [1.0]}
+    case = cases_of({}, [entry], [], world)[1]
+    assert "perturbation.scope: expected token" in case.gap
+    with pytest.raises(UnfitTokensError):
+        make_perturbation(
+            "shuffle", specs=[world.groups["agent"].tokens], scope="frame"
+        )
+
+
+def test_cloning_reads_pixels_where_frames_are_permuted() -> None:
+    """Numbers that stand for whole tokens cannot be taken apart into frames."""
+
+    def moves_only(**options: Any) -> bool:
+        sampler = object.__new__(Sampler)
+        sampler.disturbance = Disturbance(SPEC, {"name": "shuffle", **options})
+        return sampler._moves_only()
+
+    assert moves_only()
+    assert not moves_only(scope="frame", every=2)
+
+
+# The paper's numbers
+
+
+def test_table_6_is_set_beside_frames_in_the_worlds_that_stack_them() -> None:
+    suite = compose("evaluate", ["suite=attention_neuron"])["perturbations"]
+    rows = {
+        label(
+            entry["name"],
+            {k: v for k, v in entry.items() if k not in ("name", "severities")},
+        )
+        for entry in suite
+    }
+    for table in published.TABLES:
+        reshuffled = {name for name in table.rows if "every=" in name}
+        assert reshuffled <= rows
+        by_frame = {name for name in reshuffled if name.endswith("scope=frame")}
+        stacks = table.env in ("pong", "car_racing")
+        assert by_frame == (reshuffled if stacks else set())

@@ -1,0 +1,239 @@
+"""Agents, and populations of them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.cartpole.world import CartPole
+from marl_pool.kernels.batched import product, tanh
+from marl_pool.policies.agent import Agent
+from marl_pool.policies.feed_forward import FeedForward
+from marl_pool.policies.population import Population, load_vector, to_vector
+from marl_pool.policies.sensory import Sensory
+from marl_pool.policies.storage import load_policy, save_policy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError, UnfitTokensError
+
+SENSOR = {"name": "attention_neuron", "scale": False, "bias": False}
+FRAMES = {"name": "attention_neuron", "memory": "none", "key_units": 4}
+
+
+def world(count: int = 6, **options) -> CartPole:
+    made = make_batched_env("cartpole", num_envs=count, **options)
+    assert isinstance(made, CartPole)
+    return made
+
+
+def agents() -> dict[str, Agent]:
+    group = world().groups["agent"]
+    args = (group.tokens, group.action_space)
+    return {
+        "sensory": Sensory(*args, pooling=SENSOR, seed=0),
+        "sensory_deep": Sensory(
+            *args, pooling={"name": "attention_neuron"}, hidden=[5], seed=0
+        ),
+        "sensory_frames": Sensory(*args, pooling=FRAMES, seed=0),
+        "feed_forward": FeedForward(*args, hidden=[7, 3], seed=0),
+    }
+
+
+NAMES = sorted(agents())
+
+
+def vectors(agent: Agent, count: int, seed: int = 0) -> torch.Tensor:
+    torch.manual_seed(seed)
+    vector = to_vector(agent)
+    return vector + 0.3 * torch.randn(count, len(vector)).to(vector)
+
+
+def test_parameter_counts_are_the_published_ones() -> None:
+    made = agents()
+    assert len(to_vector(made["sensory"])) == 913
+    group = world().groups["agent"]
+    baseline = FeedForward(group.tokens, group.action_space, hidden=[16])
+    assert len(to_vector(baseline)) == 5 * 16 + 16 + 16 + 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_population_acts_as_its_members_one_by_one(name: str) -> None:
+    agent = agents()[name].double()
+    members = vectors(agent, 3)
+    population = Population(agent, members)
+    played = Rollout(world(6, dtype=torch.float64), {"agent": population}).episodes()
+    for number, vector in enumerate(members):
+        load_vector(agent, vector)
+        alone = Rollout(
+            world(2, dtype=torch.float64, first_world=2 * number), {"agent": agent}
+        ).episodes()
+        rows = slice(2 * number, 2 * number + 2)
+        torch.testing.assert_close(
+            alone.returns["agent"], played.returns["agent"][rows]
+        )
+        assert alone.lengths.equal(played.lengths[rows])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
+    agent = agents()[name].double()
+    population = Population(agent, vectors(agent, 3))
+    parameters = population._lay_out(torch.arange(3)).parameters
+    features = torch.randn(3, 4, 2, 5, 1, dtype=torch.float64)
+    padding = torch.rand(3, 4, 2, 5) < 0.3
+    before = torch.randn(3, 4, 2, 1, dtype=torch.float64)
+    memory = agent.initial_memory(4, 5)
+    memory = torch.utils._pytree.tree_map(
+        lambda part: part.expand(3, -1, -1, -1), memory
+    )
+    fast = agent.members(parameters)(features, padding, before, memory)
+    slow = Agent.members(agent, parameters)(features, padding, before, memory)
+    torch.testing.assert_close(fast, slow)
+
+
+@pytest.mark.parametrize("idle", [0.1, 0.5, 1.0])
+def test_ended_worlds_may_idle_and_nothing_changes(idle: float) -> None:
+    agent = agents()["sensory"].double()
+    population = Population(agent, vectors(agent, 4))
+    at_once, later = (
+        Rollout(world(16, dtype=torch.float64), {"agent": population}).episodes(idle=i)
+        for i in (0.0, idle)
+    )
+    torch.testing.assert_close(at_once.returns["agent"], later.returns["agent"])
+    assert at_once.lengths.equal(later.lengths)
+
+
+def test_only_worlds_that_run_on_may_idle() -> None:
+    toy = make_batched_env("simple_centroid", num_envs=2)
+    agent = FeedForward(toy.groups["agent"].tokens, toy.groups["agent"].action_space)
+    rollout = Rollout(toy, {"agent": agent})
+    with pytest.raises(InputError, match=r"idle: .*runs_on"):
+        rollout.episodes(idle=0.2)
+
+
+def test_a_population_needs_a_multiple_of_its_size_in_worlds() -> None:
+    agent = agents()["sensory"]
+    population = Population(agent, vectors(agent, 4))
+    with pytest.raises(InputError, match="expected a multiple of the population 4"):
+        Rollout(world(6), {"agent": population})
+
+
+def test_vectors_of_another_length_are_refused() -> None:
+    agent = agents()["sensory"]
+    with pytest.raises(
+        InputError, match=r"expected the shape \(P, 913\), got \(2, 9\)"
+    ):
+        Population(agent, torch.zeros(2, 9))
+    with pytest.raises(InputError, match="expected 913 numbers"):
+        load_vector(agent, torch.zeros(912))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_vector_goes_in_and_comes_out(name: str) -> None:
+    agent = agents()[name]
+    vector = vectors(agent, 1)[0]
+    load_vector(agent, vector)
+    assert to_vector(agent).equal(vector)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unrolling_is_acting_step_by_step(name: str) -> None:
+    agent = agents()[name].double()
+    torch.manual_seed(1)
+    steps = torch.randn(2, 5, 5, 1)
+    padding = torch.rand(2, 5, 5) < 0.2
+    state = agent.initial_state(2, 1, 5)
+    actions = []
+    for t in range(5):
+        types = torch.zeros(2, 1, 5, dtype=torch.int64)
+        tokens = Tokens(steps[:, t, None], types, padding[:, t, None])
+        decision = agent.act(tokens, state)
+        actions.append(decision.action[:, 0])
+        state = decision.state
+    taken = torch.stack(actions, dim=1)
+    before = torch.cat([torch.zeros_like(taken[:, :1]), taken[:, :-1]], dim=1)
+    memory = agent.initial_memory(2, 5)
+    outputs, _ = agent.unroll(steps, padding, before, memory)
+    torch.testing.assert_close(outputs, taken)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_agent_is_saved_and_loaded(name: str, tmp_path) -> None:
+    agent = agents()[name]
+    load_vector(agent, vectors(agent, 1)[0])
+    save_policy(agent, tmp_path)
+    loaded = load_policy(tmp_path)
+    assert type(loaded) is type(agent)
+    tokens = Tokens(
+        torch.randn(3, 1, 5, 1),
+        torch.zeros(3, 1, 5, dtype=torch.int64),
+        torch.zeros(3, 1, 5, dtype=torch.bool),
+    )
+    assert loaded.act(tokens).action.equal(agent.act(tokens).action)
+
+
+def test_order_and_number_of_channels_matter_to_the_baseline_alone() -> None:
+    made = agents()
+    tokens = Tokens(
+        torch.randn(3, 1, 5, 1),
+        torch.zeros(3, 1, 5, dtype=torch.int64),
+        torch.zeros(3, 1, 5, dtype=torch.bool),
+    )
+    turned = tokens.map(lambda part: part.flip(2))
+    double = tokens.map(lambda part: torch.cat([part, part], dim=2))
+    for name in ("sensory", "sensory_deep"):
+        ours = made[name].double()
+        torch.testing.assert_close(ours.act(turned).action, ours.act(tokens).action)
+        assert ours.act(double).action.shape == (3, 1, 1)
+    baseline = made["feed_forward"]
+    assert not torch.allclose(baseline.act(turned).action, baseline.act(tokens).action)
+    with pytest.raises(UnfitTokensError, match="at most 5 tokens, got 10"):
+        baseline.act(double)
+
+
+def test_a_choice_is_drawn_only_where_the_agent_explores() -> None:
+    toy = make_batched_env("boxworld", num_envs=64)
+    group = toy.groups["agent"]
+    agent = FeedForward(group.tokens, group.action_space, seed=0)
+    toy.reset()
+    tokens = toy.observe()["agent"]
+    decided = agent.act(tokens)
+    assert decided.action.equal(decided.logits.argmax(-1))
+    torch.manual_seed(0)
+    assert not agent.act(tokens, explore=True).action.equal(decided.action)
+
+
+@pytest.mark.parametrize("hidden", [[0], [4, -1]])
+def test_widths_below_one_are_refused(hidden: list[int]) -> None:
+    group = world().groups["agent"]
+    with pytest.raises(InputError, match=r"policy.hidden: expected widths"):
+        FeedForward(group.tokens, group.action_space, hidden=hidden)
+
+
+def test_a_sensory_layer_has_to_take_the_previous_action() -> None:
+    group = world().groups["agent"]
+    with pytest.raises(InputError, match="must be a subclass of"):
+        Sensory(group.tokens, group.action_space, pooling={"name": "max"})
+    with pytest.raises(InputError, match="expected a mapping with a name"):
+        Sensory(group.tokens, group.action_space, pooling={})
+
+
+@given(st.floats(-40, 40))
+def test_tanh_is_that_of_torch(x: float) -> None:
+    value = torch.tensor(x, dtype=torch.float64)
+    torch.testing.assert_close(tanh(value), value.tanh(), rtol=0, atol=1e-15)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans())
+def test_a_product_for_one_or_many(
+    rows: int, members: int, many: bool, with_bias: bool
+) -> None:
+    lead = (members,) if many else ()
+    x = torch.randn(*lead, 2, rows, 4)
+    weight, bias = torch.randn(*lead, 4, 3), torch.randn(*lead, 3)
+    result = product(x, weight, bias if with_bias else None)
+    for number in range(members) if many else [...]:
+        expected = x[number] @ weight[number]
+        expected = expected + bias[number] if with_bias else expected
+        torch.testing.assert_close(result[number], expected)

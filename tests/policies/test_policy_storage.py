@@ -1,0 +1,446 @@
+"""Policies on disk: the same actions, no code in the files, and clear refusals."""
+
+import contextlib
+import copy
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import marl_pool
+from helpers.samples import SPEC, heads, random_tokens
+from marl_pool.policies import make_policy
+from marl_pool.policies.storage import (
+    CONFIG,
+    FORMAT,
+    WEIGHTS,
+    load_policies,
+    load_policy,
+    save_policies,
+    save_policy,
+)
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.pooling import pooling_names
+from marl_pool.pretrained import pretrained_names, pretrained_path
+from marl_pool.tokens import TokenSpec
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import MANIFEST, problem_of
+from marl_pool.utils.randomness import Purpose, Stream
+
+CHOICE = spaces.Discrete(4)
+LOW, HIGH = np.array([[-2, 0, 0.1], [2, 1, 5]], dtype=np.float32)
+BOX = spaces.Box(LOW, HIGH)
+SMALL = {"name": "transformer", "num_layers": 1, "num_heads": 2}
+
+
+def make(space: spaces.Space = BOX, **options: Any) -> TokenPolicy:
+    return make_policy(SPEC, space, **{"encoder": SMALL, "seed": 3, **options}).eval()
+
+
+def same_decisions(one: Any, other: Any) -> bool:
+    """Whether two policies act identically, bit for bit."""
+    tokens = random_tokens(0, (6, 2))
+    for explore in (False, True):
+        decisions = []
+        for policy in (one, other):
+            size = 2 * policy.noise_size
+            noise = Stream(5, torch.arange(6), Purpose.POLICY, size)
+            decision = policy.act(tokens, (), noise, explore)
+            decisions.append((*decision[:4], policy.scale(decision.action)))
+        if not all(map(torch.equal, *decisions)):
+            return False
+    return True
+
+
+def refused(folder: Path, **options: Any) -> str:
+    """The one-line refusal of what is in ``folder``."""
+    with pytest.raises(InputError) as refusal:
+        load_policy(folder, **options)
+    message = str(refusal.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    save_policy(make(), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy of a saved policy, to be damaged."""
+    for name in (CONFIG, WEIGHTS):
+        (tmp_path / name).write_bytes((saved / name).read_bytes())
+    return tmp_path
+
+
+def edit(folder: Path, change: Any) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    change(config)
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+# Round trips
+
+
+@heads
+def test_a_loaded_policy_acts_identically(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    policy = make(pooling={"name": name, **options})
+    save_policy(policy, tmp_path)
+    loaded = load_policy(tmp_path)
+    assert same_decisions(loaded, policy)
+    assert not same_decisions(make(pooling={"name": name, **options}, seed=4), policy)
+    assert json.dumps(loaded.config) == json.dumps(policy.config)
+    assert loaded.spec == policy.spec
+    assert loaded.actions == policy.actions
+    assert not loaded.training
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"space": CHOICE},
+        {"trunk": "separate"},
+        {"head_hidden": (7,), "type_embedding": 0},
+        {"head_hidden": (), "log_std_range": (-0.02, 0.01)},
+        {"encoder": {**SMALL, "dim": 6, "activation": "relu"}, "init_std": 0.7},
+        {"dropout": 0.3},
+        {"activation": "relu"},
+        {"input_activation": None},
+        {"activation": "relu", "head_hidden": (), "input_activation": "relu"},
+    ],
+)
+def test_every_option_comes_back(options: dict[str, Any], tmp_path: Path) -> None:
+    policy = make(**options)
+    save_policy(policy, tmp_path)
+    assert same_decisions(load_policy(tmp_path), policy)
+
+
+def test_images_and_sets_without_self_come_back(tmp_path: Path) -> None:
+    spec = TokenSpec(5, 3, ("patch",), has_self=False, dtype="uint8")
+    policy = make_policy(spec, CHOICE, encoder=SMALL)
+    save_policy(policy, tmp_path)
+    loaded: Any = load_policy(tmp_path)
+    assert loaded.spec == spec
+    assert loaded.network.pooling.query == "mean"
+
+
+def test_the_files_are_json_and_safetensors(tmp_path: Path) -> None:
+    policy = make()
+    save_policy(policy, tmp_path / "a" / "policy")
+    files = {path.name for path in (tmp_path / "a" / "policy").iterdir()}
+    assert {CONFIG, WEIGHTS, MANIFEST} == files
+    assert {CONFIG, WEIGHTS} == {"config.json", "model.safetensors"}
+    config = json.loads((tmp_path / "a" / "policy" / CONFIG).read_text())
+    assert config["format"] == FORMAT
+    assert config["package_version"] == marl_pool.__version__
+    (module,) = config["modules"].values()
+    assert module["spec"] == json.loads(json.dumps(SPEC.to_json()))
+    assert module["pooling"] == {"name": "ada"}
+    assert module["encoder"] == SMALL
+    assert module["action_space"]["low"] == LOW.tolist()
+    weights = load_file(tmp_path / "a" / "policy" / WEIGHTS)
+    assert sum(w.numel() for w in weights.values()) == sum(
+        p.numel() for p in policy.parameters()
+    )
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+@given(st.data())
+def test_any_flipped_bit_is_found(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("policy")
+    save_policy(make(), folder)
+    content = bytearray((folder / name).read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(
+        st.integers(0, 7)
+    )
+    (folder / name).write_bytes(content)
+    assert str(folder) in refused(folder)
+
+
+def test_a_changed_policy_is_read_once_its_manifest_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    save_policy(make(), folder)
+    text = (folder / CONFIG).read_text()
+    (folder / CONFIG).write_text(text + " ")
+    message = refused(folder)
+    assert CONFIG in message
+    assert f"remove its {MANIFEST}" in message
+    (folder / MANIFEST).unlink()
+    load_policy(folder)
+
+
+@pytest.mark.parametrize("name", pretrained_names())
+def test_shipped_policies_are_as_they_were_written(name: str) -> None:
+    path = pretrained_path(name)
+    assert (path / MANIFEST).is_file()
+    assert problem_of(path) is None
+
+
+def test_saving_replaces_what_was_there(folder: Path) -> None:
+    policy = make(CHOICE, pooling="max")
+    save_policy(policy, folder)
+    assert same_decisions(load_policy(folder), policy)
+
+
+def test_several_modules_and_their_groups(tmp_path: Path) -> None:
+    modules = {"hunter": make(BOX, seed=1), "team": make(CHOICE, seed=2)}
+    groups = {"predator": "hunter", "prey": "team", "decoy": "team"}
+    save_policies(modules, groups, tmp_path)
+    loaded = load_policies(tmp_path)
+    assert set(loaded) == set(groups)
+    for group, module in groups.items():
+        assert same_decisions(loaded[group], modules[module])
+    assert loaded["prey"] is loaded["decoy"]
+    message = refused(tmp_path)
+    assert "expected one policy, found hunter, team; use load_policies" in message
+
+
+def test_one_module_for_all_groups_is_one_policy(tmp_path: Path) -> None:
+    policy = make()
+    save_policies({"shared": policy}, {"a": "shared", "b": "shared"}, tmp_path)
+    assert same_decisions(load_policy(tmp_path), policy)
+    assert set(load_policies(tmp_path)) == {"a", "b"}
+
+
+def test_module_names_may_begin_alike(tmp_path: Path) -> None:
+    modules = {"team": make(seed=1), "team/a": make(seed=2), "team/z": make(seed=3)}
+    save_policies(modules, {name: name for name in modules}, tmp_path)
+    loaded = load_policies(tmp_path)
+    for name, policy in modules.items():
+        assert same_decisions(loaded[name], policy)
+
+
+# Damage
+
+
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
+    assert f"{CONFIG} is missing" in refused(tmp_path / "nowhere")
+    (folder / WEIGHTS).rename(folder / "kept")
+    assert f"{WEIGHTS} is missing" in refused(folder)
+    (folder / "kept").rename(folder / WEIGHTS)
+    (folder / CONFIG).unlink()
+    assert f"no policy in {folder}: {CONFIG} is missing" in refused(folder)
+    (folder / CONFIG).mkdir()
+    refused(folder)
+
+
+def test_a_file_where_a_folder_should_be(folder: Path) -> None:
+    refused(folder / CONFIG)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_truncated_file_is_refused_wherever_it_breaks(
+    name: str, folder: Path
+) -> None:
+    whole = (folder / name).read_bytes()
+    cuts = {0, 1, 7, 8, 9, 200, len(whole) // 2, len(whole) - 3, len(whole) - 2}
+    for cut in cuts:
+        (folder / name).write_bytes(whole[:cut])
+        assert f"{name} is damaged" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x00\xff\xfe\x80", b"PK\x03\x04 a zip file", b"\x80\x02}q\x00."]
+)
+def test_files_of_another_kind_are_refused(content: bytes, folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(content)
+    assert f"{WEIGHTS} is damaged" in refused(folder)
+    (folder / CONFIG).write_bytes(content)
+    assert f"{CONFIG} is damaged" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", f"expected policy format {FORMAT}, got"),
+        ("null", f"expected policy format {FORMAT}, got"),
+        ("{}", f"expected policy format {FORMAT}, got None"),
+        ('{"format": 99}', f"expected policy format {FORMAT}, got 99"),
+        ('{"format": "x"}', f"expected policy format {FORMAT}, got 'x'"),
+        ('{"format": 1}', "it names no modules and groups"),
+        ('{"format": 1, "modules": [], "groups": {}}', "names no modules and groups"),
+        ('{"format": 1, "modules": {}, "groups": []}', "names no modules and groups"),
+        ('{"format": 1, "modules": {}, "groups": {}}', "names no modules and groups"),
+        ('{"format": 1, "modules": {"a": 3}, "groups": {}}', "module 'a'"),
+        ("[" * 10**5, f"{CONFIG} is damaged"),
+    ],
+)
+def test_foreign_json_is_refused(content: str, message: str, folder: Path) -> None:
+    (folder / CONFIG).write_text(content)
+    assert message in refused(folder)
+
+
+def test_a_group_needs_its_module(folder: Path) -> None:
+    edit(folder, lambda config: config["groups"].update(fox="nobody"))
+    assert "group 'fox' has no module 'nobody'" in refused(folder)
+
+
+def test_a_policy_of_another_class_is_refused(folder: Path) -> None:
+    def change(config: Any) -> None:
+        config["modules"]["policy"]["class"] = "recurrent"
+
+    edit(folder, change)
+    assert "unknown policy 'recurrent': choose from" in refused(folder)
+
+
+@pytest.mark.parametrize("option", ["activation", "input_activation", "init_std"])
+def test_an_option_that_is_not_stored_is_not_guessed(option: str, folder: Path) -> None:
+    edit(folder, lambda config: config["modules"]["policy"].pop(option))
+    message = refused(folder)
+    assert f"{CONFIG}: expected the policy options {option}, got none" in message
+
+
+def test_weights_must_fit_the_configuration(folder: Path, tmp_path: Path) -> None:
+    def set_to(**options: Any) -> None:
+        edit(folder, lambda config: config["modules"]["policy"].update(options))
+
+    set_to(head_hidden=[16])
+    assert "damaged or foreign" in refused(folder)
+    set_to(head_hidden=[32, 32], pooling={"name": "max"})
+    message = refused(folder)
+    assert "damaged or foreign" in message
+    assert "network.pooling.attention" in message
+    set_to(pooling={"name": "ada"})
+    assert same_decisions(load_policy(folder), make())
+    save_policy(make(CHOICE), tmp_path / "other")
+    (folder / WEIGHTS).write_bytes((tmp_path / "other" / WEIGHTS).read_bytes())
+    assert "damaged or foreign" in refused(folder)
+
+
+def paths(tree: Any, path: tuple = ()) -> Iterator[tuple]:
+    """Where the values of a nested dictionary or list are."""
+    items: Any = ()
+    if isinstance(tree, dict):
+        items = tree.items()
+    elif isinstance(tree, list):
+        items = enumerate(tree)
+    for key, value in items:
+        yield (*path, key)
+        yield from paths(value, (*path, key))
+
+
+WRONG = [None, -1, 0, 2.5, "x", "", [], {}, [None], {"name": "x"}, {"a": []}, True]
+
+
+@given(data=st.data())
+def test_no_edit_of_the_configuration_is_more_than_a_refusal(
+    saved: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "edited"
+    folder.mkdir(exist_ok=True)
+    (folder / WEIGHTS).write_bytes((saved / WEIGHTS).read_bytes())
+    config = json.loads((saved / CONFIG).read_text())
+    *way, last = data.draw(st.sampled_from(list(paths(config))))
+    place = config
+    for key in way:
+        place = place[key]
+    if data.draw(st.booleans()):
+        del place[last]
+    else:
+        place[last] = copy.deepcopy(data.draw(st.sampled_from(WRONG)))
+    (folder / CONFIG).write_text(json.dumps(config))
+    for load in (load_policy, load_policies):
+        with contextlib.suppress(InputError):
+            load(folder)
+
+
+# Code
+
+
+SPY = """
+import pathlib
+pathlib.Path(__file__).with_suffix(".imported").touch()
+from marl_pool import Pooling
+
+class Sum(Pooling):
+    def __init__(self, dim: int, *, factor: float = 1.0):
+        super().__init__(dim)
+        self.factor = factor
+
+    def forward(self, x, padding=None, types=None):
+        return self.factor * x.sum(1)
+"""
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module that leaves a file behind when it is imported."""
+    module = tmp_path / "code" / "spying_plug_in.py"
+    module.parent.mkdir()
+    module.write_text(SPY)
+    monkeypatch.syspath_prepend(str(module.parent))
+    yield module.with_suffix(".imported")
+    sys.modules.pop("spying_plug_in", None)
+
+
+@pytest.mark.parametrize("part", ["pooling", "encoder"])
+@pytest.mark.parametrize(
+    "name", ["os:system", "builtins:exec", "spying_plug_in:Sum", "spying_plug_in:Rest"]
+)
+def test_a_class_that_the_caller_does_not_allow_is_not_imported(
+    part: str, name: str, folder: Path, plug_in: Path
+) -> None:
+    edit(folder, lambda config: config["modules"]["policy"][part].update(name=name))
+    for options in ({}, {"plugins": ["another_package.module:Class"]}):
+        message = refused(folder, **options)
+        assert f"uses the {part} {name!r}" in message
+        assert f"plugins=[{name!r}]" in message
+    assert not plug_in.exists()
+    assert "spying_plug_in" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["max2", "", "a.b", "a:b:c", 3, None, ["ada"], {}])
+def test_what_is_no_name_is_refused(name: Any, folder: Path) -> None:
+    for part in ("pooling", "encoder"):
+        changed = {"name": name}
+        edit(folder, lambda c, p=part, v=changed: c["modules"]["policy"].update({p: v}))
+        refused(folder)
+
+
+def test_a_plug_in_that_the_caller_allows_is_loaded(
+    tmp_path: Path, plug_in: Path
+) -> None:
+    name = "spying_plug_in:Sum"
+    policy = make(pooling={"name": name, "factor": 0.5})
+    save_policy(policy, tmp_path)
+    plug_in.unlink()
+    del sys.modules["spying_plug_in"]
+    refused(tmp_path)
+    assert not plug_in.exists()
+    assert same_decisions(load_policy(tmp_path, plugins=[name]), policy)
+    assert plug_in.exists()
+    save_policies({"shared": policy}, {"fox": "shared"}, tmp_path)
+    loaded = load_policies(tmp_path, plugins=[name])
+    assert same_decisions(loaded["fox"], policy)
+
+
+def test_an_allowed_name_must_still_be_a_head(folder: Path) -> None:
+    def change(config: Any) -> None:
+        config["modules"]["policy"]["pooling"] = {"name": "os:system"}
+
+    edit(folder, change)
+    with pytest.raises(InputError, match="must be a subclass of .*Pooling"):
+        load_policy(folder, plugins=["os:system"])
+
+
+@pytest.mark.parametrize("name", pooling_names())
+def test_registered_heads_need_no_leave(name: str, tmp_path: Path) -> None:
+    save_policy(make(pooling=name), tmp_path)
+    load_policy(tmp_path)

@@ -1,0 +1,693 @@
+"""AttentionNeuron on patches: the layer, its distinct patches, the agent with a CNN."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from marl_pool.policies.population import Population, to_vector
+from marl_pool.policies.storage import load_policy, save_policy
+from marl_pool.policies.vision import Vision
+from marl_pool.pooling import distinct as distinct_module
+from marl_pool.pooling import make_pooling
+from marl_pool.pooling.distinct import distinct
+from marl_pool.pooling.vision_neuron import Tiles, VisionNeuron
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+
+B, T, N, D, A = 2, 3, 12, 6, 2
+"""Sets of 12 patches with 2 frames of 3 pixels."""
+SPEC = TokenSpec(N, D, ("patch",), has_self=False, dtype="uint8")
+CHOICE: spaces.Space = spaces.Discrete(A)
+BOX = spaces.Box(-1, 1, (A,))
+SMALL: dict[str, Any] = {
+    "pooling": {"name": "vision_neuron", "num_codes": 9, "value_dim": 4, "frames": 2},
+    "convolutions": [(5, 2, 1)],
+    "hidden": [7],
+}
+seeds = st.integers(0, 2**31)
+
+
+def make(**options: Any) -> VisionNeuron:
+    torch.manual_seed(0)
+    given_options = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
+    head = make_pooling("vision_neuron", dim=D, **{**given_options, **options})
+    assert isinstance(head, VisionNeuron)
+    return head.double()
+
+
+def agent(space: spaces.Space = CHOICE, **options: Any) -> Vision:
+    return Vision(SPEC, space, **{**SMALL, "seed": 3, **options}).eval()
+
+
+def pictures(seed: int = 0, kinds: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Bytes of patches of which few differ, padding, and the actions before."""
+    generator = torch.Generator().manual_seed(seed)
+    palette = torch.randint(0, 256, (kinds, D), generator=generator, dtype=torch.uint8)
+    features = palette[torch.randint(0, kinds, (B, T, N), generator=generator)]
+    padding = torch.rand(B, T, N, generator=generator) < 0.3
+    before = torch.randint(0, A, (B, T), generator=generator)
+    return features, padding, one_hot(before, A)
+
+
+def tokens_of(features: Tensor, padding: Tensor | None = None) -> Tokens:
+    """Tokens of a batch (B, T), say B worlds of T agents."""
+    types = torch.zeros(features.shape[:-1], dtype=torch.int64)
+    return Tokens(features, types, types.bool() if padding is None else padding)
+
+
+# The layer
+
+
+def shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(part.shape) for name, part in module.named_parameters()}
+
+
+def test_the_published_layers_are_members() -> None:
+    pong = VisionNeuron(144, num_codes=400, action_dim=6)
+    expected = {
+        "query.weight": (32, 8),
+        "query.bias": (32,),
+        "key.weight": (32, 114),
+        "key.bias": (32,),
+        "value.weight": (32, 144),
+        "value.bias": (32,),
+        "frame_norm.weight": (36,),
+        "frame_norm.bias": (36,),
+        "code_norm.weight": (32,),
+        "code_norm.bias": (32,),
+    }
+    assert shapes(pong) == expected
+    assert list(shapes(pong)) == list(expected)
+    cars = VisionNeuron(
+        144, num_codes=1024, value_dim=16, message_dim=16, affine=False, action_dim=3
+    )
+    assert shapes(cars) == {
+        "query.weight": (16, 8),
+        "query.bias": (16,),
+        "key.weight": (16, 111),
+        "key.bias": (16,),
+        "value.weight": (16, 144),
+        "value.bias": (16,),
+    }
+    assert cars.dim_out == 1024 * 16
+
+
+def normalized(row: np.ndarray, norm: torch.nn.LayerNorm) -> np.ndarray:
+    scaled = (row - row.mean()) / np.sqrt(row.var() + 1e-5)
+    if norm.weight is None:
+        return scaled
+    return scaled * norm.weight.detach().numpy() + norm.bias.detach().numpy()
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("scale", [True, False])
+def test_the_codes_one_by_one(affine: bool, scale: bool) -> None:
+    head = make(affine=affine, scale=scale, message_dim=5)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(1, 1, 3, D, generator=generator, dtype=torch.float64)
+    action = torch.tensor([[[0.3, -0.8]]], dtype=torch.float64)
+    got, memory = head.unroll(x, None, action, ())
+    assert memory == ()
+    weights = {k: v.detach().numpy() for k, v in head.named_parameters()}
+    keys, values = [], []
+    for patch in x[0, 0].numpy():
+        older, newer = patch[:3], patch[3:]
+        seen = np.concatenate([newer - older, action[0, 0].numpy()])
+        keys.append(weights["key.weight"] @ seen + weights["key.bias"])
+        frames = [normalized(frame, head.frame_norm) for frame in (older, newer)]
+        pixels = np.concatenate(frames)
+        values.append(weights["value.weight"] @ pixels + weights["value.bias"])
+    expected = []
+    for code in range(3):
+        place = [
+            np.sin(code / 10_000 ** (j / 8))
+            if j % 2 == 0
+            else np.cos(code / 10_000 ** ((j - 1) / 8))
+            for j in range(8)
+        ]
+        query = weights["query.weight"] @ place + weights["query.bias"]
+        scores = np.array([query @ key for key in keys]) / (5**0.5 if scale else 1)
+        shares = np.exp(scores) / np.exp(scores).sum()
+        seen = sum(s * value for s, value in zip(shares, values, strict=True))
+        expected.append(normalized(np.maximum(seen, 0), head.code_norm))
+        given_shares = head.shares(x, None, action, ())[0, code].detach()
+        np.testing.assert_allclose(given_shares, shares, atol=1e-6)
+    got = got[0, 0].detach()
+    # The table of sinusoids is float32.
+    np.testing.assert_allclose(got, np.concatenate(expected), atol=1e-5)
+
+
+def test_keys_are_of_what_moved_and_values_are_not() -> None:
+    head = make()
+    features, _, before = pictures()
+    x = features.double() / 255
+    brighter = x + torch.rand(B, T, N, 1, dtype=torch.float64)
+    shares = head.shares(x, None, before.double(), ())
+    torch.testing.assert_close(head.shares(brighter, None, before.double(), ()), shares)
+    # A frame is normalized by itself.
+    codes, _ = head.unroll(x, None, before.double(), ())
+    same, _ = head.unroll(brighter, None, before.double(), ())
+    torch.testing.assert_close(same, codes, rtol=1e-3, atol=1e-3)
+    other, _ = head.unroll(x.flip(-1), None, before.double(), ())
+    assert not torch.isclose(other, codes, atol=1e-2).all()
+
+
+def test_the_previous_action_cancels() -> None:
+    head = make()
+    features, padding, before = pictures()
+    x = (features.double() / 255).masked_fill(padding[..., None], 0)
+    codes, _ = head.unroll(x, padding, before.double(), ())
+    other, _ = head.unroll(x, padding, 5 - before.double(), ())
+    torch.testing.assert_close(other, codes)
+
+
+def test_gains_multiply_torchs_own_weights() -> None:
+    plain = make(key_gain=1.0, query_gain=1.0)
+    ours = make()
+    expected = {name: part.clone() for name, part in plain.named_parameters()}
+    expected["key.weight"][:, :3] *= 15
+    expected["query.weight"] *= 5
+    for name, part in ours.named_parameters():
+        torch.testing.assert_close(part, expected[name])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_gradcheck_with_counts(affine: bool) -> None:
+    head = make(affine=affine, num_codes=2)
+    features, _, before = pictures()
+    counts = torch.tensor([[[1, 2, 0, 5]], [[0, 0, 0, 0]]])
+
+    def run(x: Tensor, *weights: Tensor) -> Tensor:
+        own = dict(zip(shapes(head), weights, strict=True))
+        arguments = (x, None, before[:, :1].double(), (), counts)
+        return torch.func.functional_call(Unrolled(head), prefixed(own), arguments)
+
+    x = (features[:, :1, :4].double() / 255).requires_grad_()
+    assert torch.autograd.gradcheck(run, (x, *head.parameters()))
+
+
+class Unrolled(torch.nn.Module):
+    """A head whose call is `unroll`."""
+
+    def __init__(self, head: VisionNeuron) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, *arguments: Any) -> Tensor:
+        return self.head.unroll(*arguments)[0]
+
+
+def prefixed(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"head.{name}": part for name, part in parameters.items()}
+
+
+@pytest.mark.parametrize("frames", [1, 4, 12])
+def test_frames_must_divide_the_width(frames: int) -> None:
+    with pytest.raises(InputError, match="expected a divisor of the width 6, at least"):
+        make(frames=frames)
+
+
+# Distinct patches
+
+
+def expand(patches: Tensor, counts: Tensor) -> list[list[int]]:
+    """All patches of one picture, sorted."""
+    return sorted(patches.repeat_interleave(counts, dim=0).tolist())
+
+
+@given(seed=seeds, kinds=st.integers(1, 9), width=st.sampled_from([1, 6, 8, 17, 144]))
+def test_distinct_patches_are_those_that_unique_finds(
+    seed: int, kinds: int, width: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # Bits of low and of high bytes only, where a poor hash would see no difference.
+    palette = 128 * torch.randint(0, 2, (kinds, width), generator=generator)
+    features = palette[torch.randint(0, kinds, (B, N), generator=generator)].byte()
+    padding = torch.rand(B, N, generator=generator) < 0.4
+    for hidden in (None, padding, torch.ones_like(padding)):
+        patches, counts = distinct(features, hidden)
+        assert patches.dtype == torch.uint8
+        most = 1
+        for row in range(B):
+            left = features[row] if hidden is None else features[row][~hidden[row]]
+            found = left.unique(dim=0, return_counts=True)
+            there = counts[row] > 0
+            assert there.sum() == len(found[0])
+            assert expand(patches[row], counts[row]) == expand(*found)
+            most = max(most, len(found[0]))
+        assert patches.shape == (B, most, width)
+
+
+def test_distinct_keeps_batch_dimensions_and_the_original() -> None:
+    features, padding, _ = pictures()
+    original = features.clone()
+    patches, counts = distinct(features, padding)
+    assert patches.shape == (B, T, counts.shape[-1], D)
+    assert torch.equal(counts.sum(-1), (~padding).sum(-1))
+    assert torch.equal(features, original)
+    alone = distinct(features[1, 2], padding[1, 2])
+    assert expand(*alone) == expand(patches[1, 2], counts[1, 2])
+    view = torch.cat([features.flatten(), features.new_zeros(5)])[5:]
+    assert distinct(view.view(features.shape))[1].shape[:2] == (B, T)
+
+
+@given(seed=seeds)
+def test_collisions_change_nothing_but_the_speed(seed: int) -> None:
+    features, padding, _ = pictures(seed)
+    expected = distinct(features, padding)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distinct_module, "_hash", lambda words: words[..., 0] * 0)
+        listed = distinct(features, padding)
+        lowest = torch.iinfo(torch.int64).max  # like that of padding
+        patch.setattr(
+            distinct_module, "_hash", lambda words: words[..., 0] * 0 + lowest
+        )
+        mixed = distinct(features, padding)
+    for patches, counts in (listed, mixed):
+        for one in range(B):
+            for other in range(T):
+                assert expand(patches[one, other], counts[one, other]) == expand(
+                    expected[0][one, other], expected[1][one, other]
+                )
+
+
+@given(seed=seeds, full=st.booleans())
+def test_distinct_patches_with_counts_give_what_all_give(seed: int, full: bool) -> None:
+    head = make()
+    features, padding, before = pictures(seed)
+    padding[0, 1] = full
+    x = (features.double() / 255).masked_fill(padding[..., None], 0)
+    all_of_them, _ = head.unroll(x, padding, before.double(), ())
+    patches, counts = distinct(features, padding)
+    given_patches = patches.double() / 255
+    few, _ = head.unroll(given_patches, None, before.double(), (), counts)
+    torch.testing.assert_close(few, all_of_them, rtol=0, atol=1e-12)
+    # Both say that a slot is empty, or one does.
+    absent = counts == 0
+    same, _ = head.unroll(given_patches, absent, before.double(), (), counts)
+    assert torch.equal(same, few)
+    if full:
+        bias = head.code_norm.bias.expand(3, 4).flatten()
+        assert torch.equal(few[0, 1], bias)
+
+
+# The agent
+
+
+def test_the_published_pong_player_has_as_many_parameters() -> None:
+    spec = TokenSpec(196, 144, ("patch",), has_self=False, dtype="uint8")
+    player = Vision(
+        spec, spaces.Discrete(6), pooling={"name": "vision_neuron", "num_codes": 400}
+    )
+    assert to_vector(player).shape == (1_687_726,)
+    assert list(shapes(player).values())[10:] == [
+        (64, 32, 4, 4),
+        (64,),
+        (64, 64, 3, 3),
+        (64,),
+        (512, 3136),
+        (512,),
+        (6, 512),
+        (6,),
+    ]
+
+
+def test_the_picture_is_the_codes_in_rows() -> None:
+    player = agent(BOX, convolutions=[(1, 1, 1)], hidden=[])
+    features, _, before = pictures()
+    with torch.no_grad():
+        convolution, output = player.body[0], player.body[-1]
+        assert isinstance(convolution, torch.nn.Conv2d)
+        assert isinstance(output, torch.nn.Linear)
+        assert convolution.bias is not None
+        convolution.weight.copy_(torch.eye(4)[2].view(1, 4, 1, 1))
+        convolution.bias.zero_()
+        output.weight.zero_()
+        output.weight[1, 5] = 1.0
+        output.bias.zero_()
+    codes, _ = player.codes(features, None, before, ())
+    outputs, _ = player.unroll(features, None, before, ())
+    expected = codes.unflatten(-1, (9, 4))[..., 5, 2].relu().tanh()
+    torch.testing.assert_close(outputs[..., 1], expected)
+    assert not outputs[..., 0].any()
+
+
+@pytest.mark.parametrize("space", [CHOICE, BOX], ids=["choice", "box"])
+@given(seed=seeds, order=st.permutations(range(N)))
+def test_a_shuffle_changes_nothing(
+    space: spaces.Space, seed: int, order: list[int]
+) -> None:
+    player = agent(space)
+    features, padding, _ = pictures(seed)
+    first = player.act(tokens_of(features, padding))
+    second = player.act(tokens_of(features[:, :, order], padding[:, :, order]))
+    # Distinct patches come in an order of their own: the same bit for bit.
+    assert torch.equal(second.logits, first.logits)
+    assert torch.equal(second.action, first.action)
+    exact = agent(space).double()
+    dense = [
+        exact.unroll(part.double() / 255, None, torch.zeros(B, T, A), ())[0]
+        for part in (features, features[:, :, order])
+    ]
+    torch.testing.assert_close(dense[1], dense[0], rtol=0, atol=1e-12)
+
+
+@given(seed=seeds)
+def test_bytes_numbers_and_patches_with_counts_are_answered_alike(seed: int) -> None:
+    player = agent().double()
+    features, padding, before = pictures(seed)
+    expected, memory = player.unroll(features, padding, before, ())
+    assert memory == ()
+    assert expected.shape == (B, T, A)
+    dense, _ = player.unroll(features.double() / 255, padding, before, ())
+    torch.testing.assert_close(dense, expected, rtol=0, atol=1e-12)
+    patches, counts = distinct(features, padding)
+    told, _ = player.unroll(patches, None, before, (), counts)
+    assert torch.equal(told, expected)
+    called, _ = player(patches, None, before, (), counts)
+    assert torch.equal(called, expected)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    player = agent()
+    features, padding, before = pictures()
+    outputs, _ = player.unroll(features, padding, before, ())
+    outputs.square().sum().backward()
+    for label, parameter in player.named_parameters():
+        assert parameter.grad is not None, label
+        assert parameter.grad.isfinite().all(), label
+
+
+def test_a_step_in_half_precision_is_finite_without_any_patch() -> None:
+    player = agent()
+    features, padding, before = pictures()
+    padding[1] = True
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs, _ = player.unroll(features, padding, before, ())
+    outputs.float().square().sum().backward()
+    assert outputs.isfinite().all()
+    for parameter in player.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+
+
+def test_it_says_what_it_looks_at_and_what_it_makes_of_it() -> None:
+    player = agent()
+    features, padding, _ = pictures()
+    tokens = tokens_of(features, padding)
+    shares = player.weights(tokens, player.initial_state(B, T, N))
+    assert shares is not None
+    assert shares.shape == (B, T, 1, N)
+    torch.testing.assert_close(shares.sum(-1), torch.ones(B, T, 1))
+    assert not shares[:, :, 0][padding].any()
+    codes = player.latent(tokens)
+    assert codes.shape == (B, T, 9 * 4)
+    expected, _ = player.codes(features, padding, torch.zeros(B, T, A), ())
+    torch.testing.assert_close(codes, expected)
+
+
+def test_it_remembers_the_action() -> None:
+    player = agent()
+    features, _, _ = pictures()
+    state = player.initial_state(B, T, N)
+    assert not state["action"].any()
+    decision = player.act(tokens_of(features), state)
+    assert torch.equal(decision.state["action"], one_hot(decision.action, A).float())
+    assert decision.state["memory"] == ()
+
+
+@pytest.mark.parametrize("space", [CHOICE, BOX], ids=["choice", "box"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_members_of_a_population_are_answered_as_by_themselves(
+    space: spaces.Space, padded: bool
+) -> None:
+    agents = [agent(space, seed=seed) for seed in range(3)]
+    population = Population(agents[0], torch.stack([to_vector(p) for p in agents]))
+    features, padding, _ = (torch.cat([part] * 3) for part in pictures())
+    tokens = tokens_of(features, padding if padded else None)
+    for seen in (tokens, tokens._replace(features=features / 255)):
+        state = population.initial_state(3 * B, T, N)
+        got = population.act(seen, state)
+        for number, own in enumerate(agents):
+            rows = slice(number * B, number * B + B)
+            expected = own.act(seen.at(rows))
+            torch.testing.assert_close(got.logits[rows], expected.logits)
+
+
+def test_a_saved_agent_acts_the_same(tmp_path: Path) -> None:
+    player = agent()
+    save_policy(player, tmp_path)
+    loaded = load_policy(tmp_path)
+    assert isinstance(loaded, Vision)
+    tokens = tokens_of(pictures()[0])
+    assert torch.equal(loaded.act(tokens).logits, player.act(tokens).logits)
+    assert loaded.config == player.config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling": {}}, "pooling: expected a mapping with a name"),
+        (
+            {"pooling": {"name": "attention_neuron"}},
+            "expected vision_neuron or a class",
+        ),
+        ({"pooling": {**SMALL["pooling"], "num_codes": 8}}, "a square number, got 8"),
+        ({"pooling": {**SMALL["pooling"], "codes": 8}}, "'codes': choose from"),
+        ({"convolutions": [(5, 4, 1)]}, "no wider than the 3 that it reads, got"),
+        ({"convolutions": [(5, 2, 0)]}, "expected numbers of at least 1 and a kernel"),
+        ({"hidden": [0]}, r"policy.hidden: expected widths of at least 1, got \[0\]"),
+    ],
+)
+def test_bad_options_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        agent(**options)
+    assert "\n" not in str(refusal.value)
+
+
+# Large patches and a memory: ours
+
+
+LARGE: dict[str, Any] = {"patch_convolutions": [(3, 2, 2), (2, 2, 1)], "patch_dim": 5}
+"""On patches of 2 frames of 6 × 6 pixels."""
+LARGE_SPEC = TokenSpec(N, 72, ("patch",), has_self=False, dtype="uint8")
+
+
+def large(**options: Any) -> VisionNeuron:
+    torch.manual_seed(0)
+    given_options = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
+    head = make_pooling(
+        "vision_neuron", dim=72, **{**given_options, **LARGE, **options}
+    )
+    assert isinstance(head, VisionNeuron)
+    return head.double()
+
+
+def large_pictures() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    palette = torch.randint(0, 256, (5, 72), generator=generator, dtype=torch.uint8)
+    return palette[torch.randint(0, 5, (B, T, N), generator=generator)]
+
+
+def test_a_cnn_on_patches_in_any_order_and_with_counts() -> None:
+    head, features = large(), large_pictures()
+    before = torch.zeros(B, T, A, dtype=torch.float64)
+    codes, _ = head.unroll(features.double() / 255, None, before, ())
+    assert codes.shape == (B, T, 12)
+    assert not torch.isclose(codes[0, 0], codes[0, 1]).all()
+    shuffled = features[:, :, torch.randperm(N)].double() / 255
+    torch.testing.assert_close(head.unroll(shuffled, None, before, ())[0], codes)
+    patches, counts = distinct(features)
+    few, _ = head.unroll(patches.double() / 255, None, before, (), counts)
+    torch.testing.assert_close(few, codes)
+    assert head.shares(shuffled, None, before, ()).shape == (B, 3, N)
+
+
+def test_the_cnn_reads_frames_as_channels_and_pixels_in_rows() -> None:
+    head = large(patch_convolutions=[(1, 6, 1)])
+    assert head.embedding is not None
+    for parameter in head.embedding.parameters():
+        torch.nn.init.normal_(parameter)
+    head.embedding[0].weight.data.fill_(0.0)
+    head.embedding[0].weight.data[0, 1, 4, 3] = 1.0
+    x = torch.rand(1, 1, N, 72, dtype=torch.float64)
+    before = torch.zeros(1, 1, A, dtype=torch.float64)
+    codes, _ = head.unroll(x, None, before, ())
+    other = torch.rand_like(x)
+    other[..., 36 + 4 * 6 + 3] = x[..., 36 + 4 * 6 + 3]
+    torch.testing.assert_close(head.unroll(other, None, before, ())[0], codes)
+
+
+def test_at_first_the_background_says_nothing() -> None:
+    head = large()
+    assert head.embedding is not None
+    grey = torch.full((1, 2, 6, 6), 0.34, dtype=torch.float64)
+    response = head.embedding[0](grey)
+    assert response.abs().max() < 1 / 8**0.5  # torch's own bias is left
+    assert (head.embedding[0](grey + 0.5) - response).abs().max() > 0.2
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(4, 9))
+def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
+    torch.manual_seed(side)
+    tiles = Tiles(channels, 2, size, size).double()
+    plain = torch.nn.Conv2d(channels, 2, size, size).double()
+    plain.load_state_dict(tiles.state_dict())
+    x = torch.rand(2, channels, side, side, dtype=torch.float64)
+    found = [layer(x) for layer in (tiles, plain)]
+    torch.testing.assert_close(*found)
+    for result in found:
+        result.square().sum().backward()
+    torch.testing.assert_close(tiles.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(tiles.bias.grad, plain.bias.grad)
+
+
+def test_what_a_cnn_cannot_read() -> None:
+    with pytest.raises(InputError, match="no wider than the 2 that it reads"):
+        large(patch_convolutions=[(3, 3, 2), (2, 3, 1)])
+    with pytest.raises(InputError, match="expected square patches, got 3 pixels"):
+        make(patch_convolutions=[(2, 1, 1)])
+
+
+def remembering(**options: Any) -> Vision:
+    return agent(memory=5, **options)
+
+
+def test_the_memory_is_a_gru_on_the_hidden_layer() -> None:
+    player = remembering().double()
+    features, _, before = pictures()
+    seen: list[Tensor] = []
+    player.body.register_forward_hook(lambda *_: seen.append(_[2]))
+    with torch.no_grad():
+        state = torch.rand(B, 5, dtype=torch.float64)
+        outputs, memory = player.unroll(features, None, before.double(), state)
+        hidden = seen[0].view(B, T, 7)
+        cell = torch.nn.GRUCell(7 + A, 5).double()
+        for name, layer in (("ih", player.on_input), ("hh", player.on_state)):
+            for kind in ("weight", "bias"):
+                # Torch has the reset gate first.
+                update, reset, new = getattr(layer, kind).chunk(3)
+                getattr(cell, f"{kind}_{name}").copy_(torch.cat([reset, update, new]))
+        for t in range(T):
+            state = cell(torch.cat([hidden[:, t], before[:, t].double()], -1), state)
+            expected = player.output(torch.cat([hidden[:, t], state], -1))
+            torch.testing.assert_close(outputs[:, t], expected)
+    torch.testing.assert_close(memory, state)
+
+
+def test_step_by_step_is_all_at_once() -> None:
+    player = remembering()
+    features, padding, before = pictures()
+    first = player.initial_memory(B, N)
+    assert torch.equal(first, torch.zeros(B, 5))
+    with torch.no_grad():
+        expected, last = player(features, padding, before, first)
+        memory = first
+        for t in range(T):
+            own = slice(t, t + 1)
+            got, memory = player(
+                features[:, own], padding[:, own], before[:, own], memory
+            )
+            torch.testing.assert_close(got[:, 0], expected[:, t])
+    torch.testing.assert_close(memory, last)
+    assert not torch.allclose(expected[0], player(features, padding, before, last)[0])
+
+
+def test_a_memory_in_a_population_and_on_disk(tmp_path: Path) -> None:
+    player = remembering()
+    features, _, before = pictures()
+    memory = player.initial_memory(B, N)
+    save_policy(player, tmp_path / "saved")
+    loaded = load_policy(tmp_path / "saved")
+    with torch.no_grad():
+        expected, _ = player(features, None, before, memory)
+        torch.testing.assert_close(loaded(features, None, before, memory)[0], expected)
+        parameters = {
+            name: part.detach().expand(2, *part.shape)
+            for name, part in player.named_parameters()
+        }
+        arguments = (part.expand(2, *part.shape) for part in (features, before, memory))
+        many, before_many, memories = arguments
+        got, _ = player.members(parameters)(many, None, before_many, memories)
+    torch.testing.assert_close(got[1], expected)
+
+
+def test_it_acts_with_its_memory() -> None:
+    player = remembering()
+    features, _, _ = pictures()
+    tokens = [tokens_of(features[:, t][:, None]) for t in range(T)]
+    state = player.initial_state(B, 1, N)
+    assert state["memory"].shape == (B, 1, 5)
+    for seen in tokens:
+        decision = player.act(seen, state)
+        state = decision.state
+    assert state["memory"].abs().sum() > 0
+    assert player.latent(tokens[0], state).shape == (B, 1, 36)
+    weights = player.weights(tokens[0], state)
+    assert weights is not None
+    assert weights.shape == (B, 1, 1, N)
+
+
+def test_a_memory_takes_a_hidden_layer() -> None:
+    with pytest.raises(InputError, match="expected 0, or above 0 with a hidden layer"):
+        remembering(hidden=[])
+
+
+def test_a_readout_stands_between_memory_and_answer(tmp_path: Path) -> None:
+    player = remembering(readout=[6, 4])
+    features, _, before = pictures()
+    memory = torch.rand(B, 5)
+    seen: list[tuple[Tensor, ...]] = []
+    player.body.register_forward_hook(lambda *_: seen.append(_[2]))
+    with torch.no_grad():
+        outputs, last = player(features[:, :1], None, before[:, :1], memory)
+        x = torch.cat([seen[0], last], -1)
+        for layer in (player.readout[0], player.readout[2]):
+            x = layer(x).relu()
+        torch.testing.assert_close(outputs[:, 0], player.output(x))
+        save_policy(player, tmp_path / "saved")
+        loaded = load_policy(tmp_path / "saved")
+        got, _ = loaded(features[:, :1], None, before[:, :1], memory)
+    torch.testing.assert_close(got, outputs)
+
+
+def test_without_a_readout_nothing_says_so() -> None:
+    assert "readout" not in remembering().config
+    assert not any("readout" in name for name in remembering().state_dict())
+
+
+@pytest.mark.parametrize("space", [CHOICE, BOX], ids=["choice", "box"])
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden": []}, {"memory": 5}, {"memory": 5, "readout": [6]}]
+)
+def test_the_answer_is_linear_in_the_hidden_layer(
+    space: spaces.Space, options: dict[str, Any]
+) -> None:
+    player = agent(space, **options)
+    features, _, before = pictures()
+    memory = player.initial_memory(B, N)
+    with torch.no_grad():
+        outputs, hidden, last = player.unroll_hidden(features, None, before, memory)
+        expected = player.unroll(features, None, before, memory)
+        torch.testing.assert_close((outputs, last), expected, rtol=0, atol=0)
+        linear = player.output if player.units else player.body[-1]
+        answer = linear(hidden)
+    assert hidden.shape == (B, T, player.hidden_dim)
+    torch.testing.assert_close(outputs, answer if space is CHOICE else answer.tanh())
+
+
+def test_a_readout_takes_a_memory_and_widths() -> None:
+    with pytest.raises(InputError, match=r"policy.readout: expected \[\] without a"):
+        agent(readout=[4])
+    with pytest.raises(InputError, match=r"policy.readout: expected widths of at"):
+        remembering(readout=[0])

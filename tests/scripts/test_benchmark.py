@@ -1,0 +1,108 @@
+"""The benchmark at a tiny size: that it runs and writes what it promises."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = ROOT / "scripts"
+NAMES = {
+    "env/simple_centroid",
+    "env/simple_tag",
+    "env/boxworld_pixels",
+    "env/pong",
+    "levels/boxworld",
+    "attention/width_one",
+    "sample/simple_centroid",
+    "sample/simple_centroid/stock_batched",
+    "sample/simple_centroid/stock_single",
+    "sample/simple_tag",
+    "sample/simple_tag/forward",
+    "sample/boxworld_pixels",
+    "sample/boxworld_pixels/forward",
+    "sample/simple_tag/two_runners",
+    "sample/boxworld_pixels/two_runners",
+    "sample/pong",
+    "sample/pong/forward",
+    "iteration/simple_centroid",
+    "iteration/boxworld_pixels",
+    "iteration/simple_centroid/two_learners",
+    "iteration/boxworld_pixels/two_learners",
+    "time_to_return/simple_centroid",
+    "time_to_skill/simple_centroid",
+    "generation/cartpole",
+    "clone/ant",
+    "data/knn_centroid",
+    "train/knn_centroid",
+    "evaluate/simple_centroid",
+    "suite/standard",
+    "layer/swarm",
+}
+EVERY_ROW = """
+import json, ray
+from benchmark import BENCHMARKS, TINY, here
+rows = [row for name in BENCHMARKS for row in here(name, TINY)]
+ray.shutdown()
+print(json.dumps(rows))
+"""
+CLIMB = """
+import ray
+from benchmarks import learning
+from marl_pool.config import compose
+small = ["env.max_steps=4", "ppo.num_envs=4", "ppo.batch_size=32", "threads=1"]
+small += ["ppo.minibatch_size=null"]
+learning.compose = lambda verb, overrides: compose(verb, [*overrides, *small])
+learning.RETURN_WINDOW = 8
+learning.GOALS.update(dict.fromkeys(learning.GOALS, -1e9))
+print(learning.climb(0, 120.0, "cpu"))
+ray.shutdown()
+"""
+
+
+def python(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        check=True,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout
+
+
+def test_every_row_is_measured():
+    rows = json.loads(python("-c", EVERY_ROW, cwd=SCRIPTS).splitlines()[-1])
+    assert {row["name"] for row in rows} == NAMES
+    for row in rows:
+        assert {"name", "value", "unit", "comparator", "ratio"} <= set(row)
+        assert row["value"] is None or row["value"] > 0
+    compared = [
+        row
+        for row in rows
+        if row["name"].startswith("sample/") and "two_runners" not in row["name"]
+    ]
+    assert all(row["ratio"] > 0 for row in compared)
+
+
+def test_a_goal_that_anything_reaches_is_reached():
+    assert "None" not in python("-c", CLIMB, cwd=SCRIPTS).splitlines()[-1]
+
+
+def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):
+    file = tmp_path / "rows.json"
+    command = [str(SCRIPTS / "benchmark.py"), "--tiny", "--json", str(file)]
+    chosen = ["env/simple_centroid", "sample/simple_tag"]
+    printed = python(*command, "--only", *chosen, cwd=tmp_path)
+    content = json.loads(file.read_text())
+    assert content["machine"]["torch"]
+    names = [row["name"] for row in content["rows"]]
+    assert names == [*chosen, "sample/simple_tag/forward"]
+    assert all(f"`{name}`" in printed for name in names)
+    # torch alone takes more than 100 MB.
+    assert all(100 < row["peak_memory_mb"] < 20_000 for row in content["rows"])

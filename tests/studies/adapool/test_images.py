@@ -1,0 +1,513 @@
+"""Image files: readers, damage, downloads, sizes, patches; and the ViT study."""
+
+import gzip
+import hashlib
+import json
+import math
+import pickle
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.image_files import (
+    cifar_contents,
+    idx,
+    python2,
+    write_cifar,
+    write_mnist,
+)
+from helpers.shared_data import shared_data
+from marl_pool.cli.main import main
+from marl_pool.config import compose
+from marl_pool.pooling import pooling_names
+from marl_pool.tokens import Tokens
+from marl_pool.training.supervised.fit import make_task
+from marl_pool.training.supervised.images.cifar import ARCHIVES, read_cifar
+from marl_pool.training.supervised.images.download import Source, fetch
+from marl_pool.training.supervised.images.idx import read_idx
+from marl_pool.training.supervised.images.images import (
+    IDX_NAMES,
+    OWN_ARCHIVES,
+    SOURCES,
+    load_images,
+    patches,
+    resized,
+)
+from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.utils.errors import InputError
+
+# IDX
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_idx_file_is_read(tmp_path, compressed):
+    array = np.arange(24).reshape(2, 3, 4)
+    file = tmp_path / ("x.gz" if compressed else "x")
+    file.write_bytes(gzip.compress(idx(array)) if compressed else idx(array))
+    assert (read_idx(file) == array).all()
+
+
+def test_damaged_idx_files_are_refused(tmp_path):
+    whole = idx(np.zeros((2, 3, 4)))
+    packed = gzip.compress(whole)
+    for content, name, message in (
+        (whole[:-1], "x", "expected 24 bytes after its header, got 23"),
+        (whole + b"x", "x", "expected 24 bytes after its header, got more"),
+        (b"\0\0\x0d\x01" + bytes(8), "x", "expected an IDX file of bytes"),
+        (b"", "x", "expected an IDX file"),
+        (whole[:6], "x", "expected an IDX file"),
+        (packed[:-9], "x.gz", "truncated or corrupt"),
+        (packed[:12] + b"zzz" + packed[15:], "x.gz", "truncated or corrupt"),
+        (whole, "x.gz", "truncated or corrupt"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            read_idx(tmp_path / name)
+
+
+def test_a_folder_or_its_subfolder_holds_the_files(tmp_path):
+    write_mnist(tmp_path / "mnist")
+    one = load_images("mnist", tmp_path)
+    other = load_images("mnist", tmp_path / "mnist")
+    assert one.train.equal(other.train)
+    assert one.train.shape == (40, 28, 28, 1)
+    assert one.test_labels.shape == (10,)
+    assert one.train.dtype == torch.uint8
+    assert one.num_classes == 10
+
+
+def test_the_subfolder_comes_first_for_names_are_alike(tmp_path):
+    write_mnist(tmp_path, train=30)
+    write_mnist(tmp_path / "fashion_mnist")
+    assert len(load_images("fashion_mnist", tmp_path).train) == 40
+    assert len(load_images("mnist", tmp_path).train) == 30
+
+
+def test_images_that_are_no_squares_of_one_size_are_refused(tmp_path):
+    write_mnist(tmp_path)
+    file = tmp_path / "t10k-images-idx3-ubyte.gz"
+    for height, width in ((14, 14), (28, 20)):
+        file.write_bytes(gzip.compress(idx(np.zeros((10, height, width)))))
+        with pytest.raises(InputError, match="expected square images of one size"):
+            load_images("mnist", tmp_path)
+
+
+def test_missing_files_are_named(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(InputError, match=r"data_dir: .* lacks train-labels-idx1-ubyte"):
+        load_images("fashion_mnist", tmp_path)
+    with pytest.raises(InputError, match="data_dir: expected the folder"):
+        load_images("mnist", None)
+
+
+def test_images_and_labels_must_fit(tmp_path):
+    write_mnist(tmp_path)
+    file = tmp_path / "train-labels-idx1-ubyte.gz"
+    file.write_bytes(gzip.compress(idx(np.zeros(39))))
+    with pytest.raises(InputError, match="expected a label for each image"):
+        load_images("mnist", tmp_path)
+    file.write_bytes(gzip.compress(idx(np.full(40, 10))))
+    with pytest.raises(InputError, match="expected labels below 10, got 10"):
+        load_images("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
+def test_the_real_files_are_read(dataset):
+    images = load_images(dataset, shared_data("data"))
+    assert images.train.shape == (60_000, 28, 28, 1)
+    assert images.test.shape == (10_000, 28, 28, 1)
+    assert images.train_labels.unique().equal(torch.arange(10))
+
+
+# CIFAR
+
+
+@pytest.mark.parametrize("kind", list(ARCHIVES))
+def test_a_cifar_archive_is_read(tmp_path, kind):
+    contents = cifar_contents(kind)
+    name = OWN_ARCHIVES[kind]
+    write_cifar(tmp_path / name, kind, {**contents, "batches.meta": {b"x": [b"y"]}})
+    images = load_images(kind, tmp_path)
+    archive = ARCHIVES[kind]
+    assert images.train.shape == (3 * len(archive.train), 32, 32, 3)
+    assert images.num_classes == archive.num_classes
+    assert images.test_labels.tolist() == [0, archive.num_classes - 1, 1]
+    row = contents[archive.test][b"data"][1]
+    # Red, green and blue plane after plane, each in rows.
+    assert images.test[1, 5, 7].tolist() == [
+        row[c * 1024 + 5 * 32 + 7] for c in range(3)
+    ]
+
+
+class Evil:
+    """What would run a command when it is unpickled."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("pwned"),)
+
+
+def test_a_cifar_archive_cannot_run_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    contents = {
+        **cifar_contents("cifar100"),
+        "train": pickle.dumps({b"data": Evil()}, 2),
+    }
+    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
+    with pytest.raises(InputError, match="refused: it holds"):
+        read_cifar(file, "cifar100")
+    assert not (tmp_path / "pwned").exists()
+
+
+ATTACK = """
+import sys
+from pathlib import Path
+from marl_pool.training.supervised.images.cifar import read_cifar
+from marl_pool.utils.errors import InputError
+try:
+    print(read_cifar(Path(sys.argv[1]), "cifar100")[0].sum())
+except InputError as error:
+    print(error)
+"""
+
+
+def pointers(flags: bytes) -> bytes:
+    """A pickle that makes an array of objects whose addresses it chooses."""
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+    kind = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR(K\x03U\x01|NNN"
+    kind += 2 * b"J\xff\xff\xff\xff" + flags + b"tb"
+    state = b"(K\x01(M\x00\x0ct" + kind + b"\x89" + python2(b"A" * 8 * 3072) + b"tb"
+    labels = python2([1])
+    return (
+        b"\x80\x02}("
+        + python2(b"data")
+        + empty
+        + state
+        + python2(b"fine_labels")
+        + labels
+        + b"u."
+    )
+
+
+def test_a_cifar_archive_cannot_make_pointers(tmp_path):
+    """In a process of its own: where it can, the process crashes."""
+    whole = cifar_contents("cifar100")
+    for flags in (b"K\x00", b"K\x3f"):
+        contents = {**whole, "train": pointers(flags)}
+        file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
+        done = subprocess.run(
+            [sys.executable, "-c", ATTACK, str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONPATH": ":".join(sys.path)},
+        )
+        assert done.returncode == 0, done.stderr
+        assert "refused: an array of another type than bytes" in done.stdout
+
+
+def array_pickle(shape: bytes, raw: bytes, *, after: bytes = b"") -> bytes:
+    """A file whose array claims ``shape``, an opcode; ``after`` follows the array."""
+    head = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+    kind = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNN"
+    kind += 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
+    state = b"(K\x01" + shape + kind + b"\x89" + python2(raw) + b"tb"
+    return (
+        b"\x80\x02}("
+        + python2(b"data")
+        + head
+        + state
+        + after
+        + python2(b"fine_labels")
+        + python2([1])
+        + b"u."
+    )
+
+
+BILLION = b"\x8a\x05\x00\xca\x9a;\x00"
+
+
+@pytest.mark.parametrize(
+    ("train", "told"),
+    [
+        (array_pickle(b"(" + BILLION + b"t", b"abc"), "expected 1000000000 bytes"),
+        (array_pickle(b"(J\xff\xff\xff\xfft", b"abc"), "expected the shape"),
+        (array_pickle(b"(K\x03t", b"abc", after=b"}b"), "train is damaged"),
+        (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "refused: it changes"),
+        (b"\x80\x02cnumpy\nndarray\n)\x81.", "train is damaged"),
+        (b"\x80\x02cos\nsystem\n.", "refused: it holds os.system"),
+        (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", "refused: it holds"),
+        (b"\x80\x02]r\xff\xff\xff\xff.", "none of CIFAR's files"),
+        (b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "train is damaged"),
+    ],
+    ids=["large", "negative", "twice", "build", "new", "os", "method", "memo", "bytes"],
+)
+def test_what_a_cifar_archive_has_no_use_for_is_refused(tmp_path, train, told):
+    contents = {**cifar_contents("cifar100"), "train": train}
+    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
+    with pytest.raises(InputError, match=told) as refusal:
+        read_cifar(file, "cifar100")
+    assert str(file) in str(refusal.value)
+    # The next archive is read as if nothing had been.
+    read_cifar(write_cifar(file, "cifar100", cifar_contents("cifar100")), "cifar100")
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_archive_that_python_3_wrote_is_read(tmp_path, protocol, order):
+    contents = cifar_contents("cifar100")
+    want = read_cifar(write_cifar(tmp_path / "a.gz", "cifar100", contents), "cifar100")
+    for part in contents.values():
+        part[b"data"] = np.asarray(part[b"data"], order=order)
+    packed = {name: pickle.dumps(part, protocol) for name, part in contents.items()}
+    got = read_cifar(write_cifar(tmp_path / "b.gz", "cifar100", packed), "cifar100")
+    assert all(map(np.array_equal, got, want))
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", cifar_contents("cifar100"))
+    monkeypatch.setattr("marl_pool.training.supervised.images.cifar.ARRAY_BYTES", 5000)
+    with pytest.raises(InputError, match="at most 5,000 bytes unpacked"):
+        read_cifar(file, "cifar100")
+
+
+@pytest.mark.parametrize("kind", list(ARCHIVES))
+def test_the_published_name_is_for_the_published_archive(tmp_path, monkeypatch, kind):
+    contents = cifar_contents(kind)
+    file = write_cifar(tmp_path / SOURCES[kind][0].name, kind, contents)
+    with pytest.raises(InputError, match=SOURCES[kind][0].md5) as refusal:
+        load_images(kind, tmp_path)
+    found = hashlib.md5(file.read_bytes()).hexdigest()
+    assert found in str(refusal.value)
+    assert OWN_ARCHIVES[kind] in str(refusal.value)
+    right = Source(SOURCES[kind][0].url, found)
+    monkeypatch.setitem(SOURCES, kind, (right,))
+    want = load_images(kind, tmp_path)
+    file.rename(tmp_path / OWN_ARCHIVES[kind])
+    assert load_images(kind, tmp_path).train.equal(want.train)
+
+
+def test_damaged_cifar_archives_are_refused(tmp_path):
+    whole = cifar_contents("cifar100")
+    file = tmp_path / "x.tar.gz"
+    for changed, message in (
+        ({"train": b"\x80\x02garbage"}, "train is damaged"),
+        ({"train": {b"data": np.zeros((3, 7), np.uint8)}}, "none of CIFAR's files"),
+        ({"train": {**whole["train"], b"fine_labels": [1]}}, "none of CIFAR's files"),
+        ({"train": [1, 2]}, "none of CIFAR's files"),
+    ):
+        write_cifar(file, "cifar100", {**whole, **changed})
+        with pytest.raises(InputError, match=message):
+            read_cifar(file, "cifar100")
+    write_cifar(file, "cifar100", {"test": whole["test"]})
+    with pytest.raises(
+        InputError, match="expected an archive with cifar-100-python/tr"
+    ):
+        read_cifar(file, "cifar100")
+    write_cifar(file, "cifar100", whole)
+    for damaged in (file.read_bytes()[:-2000], b"no archive" * 100):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match="truncated or corrupt") as found:
+            read_cifar(file, "cifar100")
+        assert "\n" not in str(found.value)
+    with tarfile.open(file, "w:gz") as archive:
+        folder = tarfile.TarInfo("cifar-100-python/train")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+    with pytest.raises(InputError, match="expected a file .*train, got a folder"):
+        read_cifar(file, "cifar100")
+    file.write_bytes(b"no archive")
+    with pytest.raises(InputError, match="truncated or corrupt"):
+        read_cifar(file, "cifar100")
+
+
+# Downloads
+
+
+def test_a_download_is_checked(tmp_path):
+    origin = tmp_path / "origin" / "file.gz"
+    origin.parent.mkdir()
+    origin.write_bytes(b"content")
+    right = hashlib.md5(b"content", usedforsecurity=False).hexdigest()
+    there = fetch(Source(origin.as_uri(), right), tmp_path / "new")
+    assert there.read_bytes() == b"content"
+    with pytest.raises(InputError, match=f"expected the MD5 checksum 0, got {right}"):
+        fetch(Source(origin.as_uri(), "0"), tmp_path / "other")
+    assert not list((tmp_path / "other").iterdir())
+    with pytest.raises(InputError, match="cannot be fetched"):
+        fetch(Source((tmp_path / "none").as_uri(), "0"), tmp_path / "other")
+
+
+def test_download_fetches_what_is_missing_only(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "origin")
+    sources = tuple(
+        Source(
+            file.as_uri(),
+            hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest(),
+        )
+        for file in (tmp_path / "origin" / f"{name}.gz" for name in IDX_NAMES)
+    )
+    monkeypatch.setitem(SOURCES, "mnist", sources)
+    with pytest.raises(InputError, match="download=true fetches them"):
+        load_images("mnist", tmp_path / "mine")
+    images = load_images("mnist", tmp_path / "mine", download=True)
+    assert len(list((tmp_path / "mine" / "mnist").iterdir())) == 4
+    (tmp_path / "origin" / f"{IDX_NAMES[0]}.gz").unlink()
+    assert load_images("mnist", tmp_path / "mine", True).train.equal(images.train)
+
+
+# Sizes and patches
+
+
+def test_images_are_padded_and_averaged():
+    image = torch.arange(28 * 28).remainder(256).to(torch.uint8).view(1, 28, 28, 1)
+    assert resized(image, 28).equal(image)
+    padded = resized(image, 32)
+    assert padded[:, 2:30, 2:30].equal(image)
+    assert padded.long().sum() == image.long().sum()
+    halved = resized(image, 14)
+    expected = image[0, 6:8, 4:6, 0].float().mean().round()
+    assert halved[0, 3, 2, 0] == expected
+    assert resized(image, 16)[0, 4, 3, 0] == expected
+    with pytest.raises(InputError, match=r"task.size: .* got 20"):
+        resized(image, 20)
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_patches_are_squares_in_the_order_of_reading(count, side, patch, channels):
+    extent = side * patch
+    images = torch.arange(count * extent * extent * channels)
+    images = images.view(count, extent, extent, channels)
+    cut = patches(images, patch)
+    assert cut.shape == (count, side * side, patch * patch * channels)
+    for place in range(side * side):
+        row, column = (patch * each for each in divmod(place, side))
+        square = images[:, row : row + patch, column : column + patch]
+        assert cut[:, place].equal(square.flatten(1))
+
+
+# The study
+
+
+def task_of(tmp_path: Path, *overrides: str):
+    write_mnist(tmp_path)
+    head = [] if any(o.startswith("pooling=") for o in overrides) else ["pooling=ada"]
+    config = compose(
+        "fit", ["task=images", f"data_dir='{tmp_path}'", *head, *overrides]
+    )
+    task = make_task(FitConfig.from_plain(config))
+    task.prepare(tmp_path)
+    return task
+
+
+def test_queries_stand_where_they_are_said_to(tmp_path):
+    def query(name: str, *more: str):
+        network = task_of(tmp_path, f"task.query={name}", *more).make_network(0)
+        return network.pooled.pooling.query
+
+    assert query("corner") == [0]
+    assert query("mean") == "mean"
+    # Of eight rows and columns of patches, the fourth and fifth.
+    assert query("focal") == [27, 28, 35, 36]
+    assert query("focal", "task.size=16") == [5, 6, 9, 10]
+
+
+def test_a_shuffled_image_is_classified_alike(tmp_path):
+    task = task_of(tmp_path)
+    network = task.make_network(0).double().eval()
+    cut = patches(task.batch("train", torch.arange(4))["images"], task.patch)
+    places = torch.arange(64).expand(4, 64)
+    padding = torch.zeros(4, 64, dtype=torch.bool)
+    order = torch.randperm(64)
+
+    def pooled(rows):
+        return network.pooled(Tokens(cut[:, rows], places[:, rows], padding))
+
+    assert pooled(order).allclose(pooled(torch.arange(64)), atol=1e-9)
+    moved = network(cut[:, order])
+    assert not moved.allclose(network(cut), atol=1e-9), "places do not matter"
+
+
+def test_heads_share_their_base_weights(tmp_path):
+    ada, best = (
+        task_of(tmp_path, f"pooling={name}").make_network(3).state_dict()
+        for name in ("ada", "max")
+    )
+    shared = [name for name in best if not name.startswith("pooled.pooling")]
+    assert len(shared) > 10
+    assert all(ada[name].equal(best[name]) for name in shared)
+
+
+@pytest.mark.parametrize("pooling", pooling_names())
+def test_every_head_learns_from_images(tmp_path, pooling):
+    task = task_of(
+        tmp_path,
+        "scale=tiny",
+        f"pooling={pooling}",
+        "task.num_samples=40",
+        "task.num_test=10",
+    )
+    network = task.make_network(0)
+    batch = task.batch("train", torch.arange(4))
+    task.evaluate(network, batch, torch.Generator()).loss.backward()
+    felt = {
+        name: float(part.grad.abs().max())
+        for name, part in network.named_parameters()
+        if part.grad is not None
+    }
+    assert all(map(math.isfinite, felt.values()))
+    assert any(value > 0 for name, value in felt.items() if ".encoder." in name)
+    own = [name for name, _ in network.named_parameters() if ".pooling." in name]
+    assert not own or any(felt.get(name, 0) > 0 for name in own)
+
+
+@pytest.mark.parametrize("scale", ["tiny", "cpu", "paper"])
+@pytest.mark.parametrize("encoder", ["swarm", "set_transformer", "identity"])
+def test_any_encoder_takes_the_place_of_the_transformer(scale, encoder):
+    config = compose("fit", ["task=images", f"scale={scale}", f"encoder={encoder}"])
+    assert config["encoder"]["name"] == encoder
+
+
+@pytest.mark.parametrize("pooling", ["ada", "cls"])
+def test_images_from_the_command_line(tmp_path, capsys, pooling):
+    write_mnist(tmp_path / "data")
+    run = tmp_path / "run"
+    tiny = ["task=images", "scale=tiny", "task.num_samples=40", "task.num_test=10"]
+    fast = ["fit.epochs=1", "fit.batch_size=10", "fit.folds=2", "threads=1"]
+    given = [f"data_dir='{tmp_path / 'data'}'", f"pooling={pooling}"]
+    assert main(["fit", *tiny, *fast, *given, "--run-dir", str(run)]) == 0
+    found = json.loads((run / "results.json").read_text())
+    assert 0 <= found["mean"]["error"] <= 1
+    assert found["scale"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.query=focal", "pooling=max"], "task.query: expected null with pooling"),
+        (["task.query=focal", "task.patch=32"], "task.query: expected corner or mean"),
+        (["task.patch=5"], "task.patch: expected a divisor of task.size = 32, got 5"),
+        (["task.num_samples=41"], "task.num_samples: expected at most 40"),
+        (["pooling=none"], "pooling: task=images needs one, got none"),
+        (["encoder=none"], "encoder: task=images needs one, got none"),
+        (["task.dataset=imagenet"], "task.dataset"),
+        (["task.dataset=cifar10"], "lacks cifar-10-python.tar.gz"),
+        (["data_dir=null"], "data_dir: expected the folder with the files of fashion"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
+    write_mnist(tmp_path / "data")
+    given = ["task=images", f"data_dir='{tmp_path / 'data'}'", "pooling=ada"]
+    path = tmp_path / "run"
+    assert main(["fit", *given, *overrides, "--run-dir", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not path.exists()

@@ -1,0 +1,421 @@
+"""The KNN-centroid task: its distributions, its neighbours, its published baselines."""
+
+import multiprocessing
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from marl_pool.studies.adapool import knn_data as room
+from marl_pool.studies.adapool import knn_storage
+from marl_pool.studies.adapool.knn_centroid import KnnCentroid
+from marl_pool.studies.adapool.knn_data import (
+    CHUNK,
+    Target,
+    draw_choices,
+    draw_sets,
+    nearest_means,
+    targets,
+)
+from marl_pool.studies.adapool.knn_storage import Sets
+from marl_pool.utils.atomic import locked
+from marl_pool.utils.errors import InputError
+
+ENCODER = {"name": "transformer", "dim": 16, "num_layers": 12, "dim_ff": 64}
+SMALL = {"num_vectors": 6, "dim": 4, "num_samples": 40, "num_test": 10}
+KINDS = {0: stats.norm, 1: stats.expon, 2: stats.uniform}
+
+
+def task(**options: Any) -> KnnCentroid:
+    small = {"name": "transformer", "dim": 4, "num_heads": 2, "num_layers": 1}
+    given = {"encoder": small, "pooling": {"name": "avg"}, **SMALL, **options}
+    return KnnCentroid(**given)
+
+
+# The sets
+
+
+def kinds_and_parameters(
+    monkeypatch: pytest.MonkeyPatch, num_vectors: int, dim: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """A chunk by feature ``(CHUNK, d, N)``, with each one's kind, place and width."""
+    parameters = room._parameters
+
+    def shown(choose: Any) -> np.ndarray:
+        # Parameters are drawn last, so these change no other number.
+        def instead(generator: Any, counts: list[int]) -> Any:
+            value = choose(np.repeat([0, 1, 2], counts), *parameters(generator, counts))
+            return value * dim**0.5, np.zeros(len(value))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(room, "_parameters", instead)
+            return draw_sets(3, 0, num_vectors, dim)[:, 0]
+
+    kind = shown(lambda kind, location, scale: kind).round().astype(int)
+    place = shown(lambda kind, location, scale: location)
+    width = shown(lambda kind, location, scale: scale)
+    sets = draw_sets(3, 0, num_vectors, dim).transpose(0, 2, 1)
+    return sets * dim**0.5, kind, place, width
+
+
+def test_each_feature_follows_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, kind, place, width = kinds_and_parameters(monkeypatch, 64, 6)
+    standard = (x - place[..., None]) / width[..., None]
+    for number, distribution in KINDS.items():
+        found = standard[kind == number].ravel()
+        assert stats.kstest(found, distribution.cdf).pvalue > 1e-3, distribution.name
+        others = [KINDS[other].cdf for other in KINDS if other != number]
+        assert all(stats.kstest(found, cdf).pvalue < 1e-3 for cdf in others)
+
+
+def test_parameters_of_the_distributions() -> None:
+    counts = [4000, 4000, 4000]
+    location, scale = room._parameters(np.random.default_rng(0), counts)
+    normal, exponential, uniform = zip(
+        np.split(location, 3), np.split(scale, 3), strict=True
+    )
+
+    def is_uniform(found: np.ndarray, low: float, high: float) -> bool:
+        cdf = stats.uniform(low, high - low).cdf
+        return bool(stats.kstest(found, cdf).pvalue > 1e-3)
+
+    assert is_uniform(normal[0], -3, 3)
+    assert is_uniform(normal[1], 1, 3)
+    assert is_uniform(uniform[0], -3, 3)
+    assert is_uniform(uniform[1], 0.2, 3)
+    sign = np.sign(exponential[1])
+    assert abs(sign.mean()) < 4 / 4000**0.5
+    assert is_uniform(exponential[1] * sign, 0.1, 2)
+    assert is_uniform(-exponential[0] * sign, 0, 3)
+
+
+@pytest.mark.parametrize("dim", [3, 7, 16])
+def test_kinds_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+    _, kind, _, _ = kinds_and_parameters(monkeypatch, 4, dim)
+    counts = np.stack([(kind == number).sum(1) for number in KINDS], 1)
+    assert (np.sort(counts, 1)[:, 0] >= dim // 3).all()
+    assert (np.sort(counts, 1)[:, 2] <= -(-dim // 3)).all()
+    # In any order, and with the ones left over of any kind.
+    at_each_place = [(kind == number).mean(0) for number in KINDS]
+    assert np.abs(np.array(at_each_place) - 1 / 3).max() < 5 * (2 / 9 / CHUNK) ** 0.5
+    if dim % 3:
+        assert all(len(np.unique(counts[:, number])) == 2 for number in KINDS)
+
+
+def test_chunks_depend_on_their_number_and_the_seed_alone() -> None:
+    later, first = draw_sets(5, 7, 8, 4), draw_sets(5, 0, 8, 4)
+    assert np.array_equal(first, draw_sets(5, 0, 8, 4))
+    assert np.array_equal(later, draw_sets(5, 7, 8, 4, np.empty_like(later)))
+    assert not np.array_equal(first, later)
+    assert not np.array_equal(first, draw_sets(6, 0, 8, 4))
+
+
+def test_what_a_version_stands_for() -> None:
+    # Other numbers need another `VERSION`: files of sets on disk bear it.
+    assert room.VERSION == 1
+    drawn = draw_sets(7, 2, 4, 3)
+    assert drawn[1, 0] == pytest.approx([-0.566855, -1.899991, 0.531733], abs=1e-6)
+    assert drawn.mean() == pytest.approx(0.154921, abs=1e-6)
+    assert draw_choices(7, 300, 4)[:8].tolist() == [0, 3, 2, 3, 1, 2, 1, 0]
+
+
+def test_target_points_are_uniform_and_a_prefix() -> None:
+    chosen = draw_choices(0, 5000, 8)
+    assert np.array_equal(draw_choices(0, 100, 8), chosen[:100])
+    assert stats.chisquare(np.bincount(chosen, minlength=8)).pvalue > 1e-3
+
+
+# What is to be predicted
+
+
+@given(st.integers(0, 2**31), st.integers(2, 9), st.integers(1, 5), st.data())
+def test_neighbours_by_brute_force(
+    seed: int, count: int, dim: int, data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, count))
+    generator = np.random.default_rng(seed)
+    sets = generator.normal(size=(4, count, dim)).astype(np.float32)
+    chosen = generator.integers(count, size=4)
+    expected = []
+    for vectors, own in zip(sets.astype(float), chosen, strict=True):
+        others = [i for i in range(count) if i != own]
+        others.sort(key=lambda i: np.linalg.norm(vectors[i] - vectors[own]))
+        expected.append(vectors[others[:k]].mean(0))
+    np.testing.assert_allclose(nearest_means(sets, chosen, k), expected, atol=1e-5)
+
+
+def test_all_neighbours_are_the_others() -> None:
+    sets, chosen = draw_sets(0, 0, 8, 4), draw_choices(0, CHUNK, 8)
+    means = nearest_means(sets, chosen, 8)
+    np.testing.assert_array_equal(means, nearest_means(sets, chosen, 7))
+    own = sets[np.arange(CHUNK), chosen]
+    np.testing.assert_allclose(means, (8 * sets.mean(1) - own) / 7, atol=1e-5)
+
+
+def test_neighbours_that_tie_count_once() -> None:
+    sets = np.array([[[0.0], [1.0], [-1.0], [1.0], [5.0]]], np.float32)
+    (mean,) = nearest_means(sets, np.array([0]), 2)
+    assert mean in ([0.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("target", "function"), [("min", np.min), ("max", np.max), ("mean", np.mean)]
+)
+def test_aggregates(target: Target, function: Any) -> None:
+    sets = draw_sets(0, 0, 8, 4)
+    found = targets(sets, draw_choices(0, CHUNK, 8), target, 1)
+    np.testing.assert_allclose(found, function(sets, axis=1), atol=1e-6)
+
+
+TABLE_3 = {
+    1: (0.093, 0.058),
+    2: (0.071, 0.044),
+    4: (0.055, 0.040),
+    8: (0.043, 0.041),
+    16: (0.031, 0.048),
+    32: (0.020, 0.060),
+    64: (0.008, 0.080),
+    128: (0.000, 0.126),
+}
+
+
+def test_baselines_are_table_3s(tmp_path: Path) -> None:
+    whole = {"num_vectors": 128, "dim": 16, "num_samples": 8001, "num_test": 8000}
+    one = task(**whole)
+    one.prepare(tmp_path)
+    rows = torch.arange(8000)
+    for one.k, published in TABLE_3.items():
+        found = one.baselines(one.batch("test", rows))
+        assert found["centroid"].mean() == pytest.approx(published[0], abs=0.003)
+        # Twice as far from the mean, the other one is less certain.
+        assert found["target"].mean() == pytest.approx(published[1], abs=0.004)
+
+
+# Where the sets lie
+
+
+def sets_in(folder: Path, **options: Any) -> Sets:
+    shape = {"num_samples": 700, "num_vectors": 4, "dim": 3, "seed": 1}
+    return Sets(folder, **(shape | options))
+
+
+def test_a_file_holds_what_memory_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.array([699, 0, 3, 257, 3])
+    kept = sets_in(tmp_path)
+    assert kept.file is None
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    stored = sets_in(tmp_path)
+    assert stored.file is not None
+    assert [file for file in tmp_path.iterdir() if file.suffix != ".lock"] == [
+        stored.file
+    ]
+    np.testing.assert_array_equal(stored[rows], kept[rows])
+    expected = [draw_sets(1, row // CHUNK, 4, 3)[row % CHUNK] for row in rows]
+    np.testing.assert_array_equal(kept[rows], expected)
+    longer = sets_in(tmp_path, num_samples=1300)
+    np.testing.assert_array_equal(longer[rows], kept[rows])
+
+
+def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    made = sets_in(tmp_path)[np.arange(5)]
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("drawn again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(knn_storage, "draw_sets", refuse)
+        np.testing.assert_array_equal(sets_in(tmp_path)[np.arange(5)], made)
+        with pytest.raises(AssertionError, match="drawn again"):
+            sets_in(tmp_path, seed=2)
+    assert len(list(tmp_path.glob("[!.]*"))) == 1
+    assert not list(tmp_path.glob("*.new")), "a part of a file was left"
+
+
+def test_what_another_run_is_making_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    made = sets_in(tmp_path / "other")
+    assert made.file is not None
+    file = tmp_path / made.file.name
+    # One that was killed leaves a part, which the next one removes; others' stay.
+    left = tmp_path / f".{file.name}.{'0' * 16}.new"
+    left.write_bytes(b"part")
+    others = tmp_path / f".other.npy.{'0' * 16}.new"
+    others.write_bytes(b"part")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path / f".{file.name}.lock", "is free"):
+            waiting = pool.submit(sets_in, tmp_path)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.2)
+            file.write_bytes(made.file.read_bytes())
+            before = file.stat().st_mtime_ns
+        waiting.result()
+    assert file.stat().st_mtime_ns == before
+    file.unlink()
+    assert sets_in(tmp_path).file == file
+    assert file.read_bytes() == made.file.read_bytes()
+    assert list(tmp_path.glob(".*.new")) == [others]
+
+
+def test_a_folder_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InputError, match="cannot be written: .*taken"):
+        sets_in(tmp_path / "taken")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.zeros((700, 4, 4), np.float32), r"of shape \(700, 4, 3\), got .* 4, 4\)"),
+        (np.zeros((700, 4, 3)), "expected float32 .*, got float64 "),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: np.ndarray | None,
+    message: str,
+) -> None:
+    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    file = sets_in(tmp_path).file
+    assert file is not None
+    if content is None:
+        file.write_bytes(file.read_bytes()[:1000])
+    else:
+        np.save(file, content)
+    with pytest.raises(InputError, match=message):
+        sets_in(tmp_path)
+
+
+def test_a_disk_without_room(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected 4.* GB of room .*, got "):
+        sets_in(tmp_path, num_samples=10**17)
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _peak_of_many(folder: str) -> float:
+    """Megabytes at the peak of making 164 MB of sets and reading all of them."""
+    knn_storage.IN_MEMORY = 0
+    sets = Sets(Path(folder), num_samples=20_000, num_vectors=128, dim=16, seed=0)
+    for start in range(0, 20_000, 500):
+        sets[np.arange(start, start + 500)]
+    return _peak()
+
+
+@pytest.mark.slow
+def test_the_file_does_not_stay_in_memory(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        before = pool.apply(_peak)
+        assert pool.apply(_peak_of_many, (str(tmp_path),)) < before + 100
+
+
+# The task
+
+
+@pytest.mark.parametrize(("head", "count"), [("avg", 38_624), ("ada", 39_648)])
+def test_number_of_parameters(head: str, count: int) -> None:
+    network = task(dim=16, encoder=ENCODER, pooling={"name": head}).make_network(0)
+    assert sum(each.numel() for each in network.parameters()) == count
+
+
+def test_another_width_is_projected_to_and_back() -> None:
+    wide = {**ENCODER, "dim": 32, "num_layers": 1}
+    network = task(dim=16, encoder=wide).make_network(0)
+    assert network(torch.zeros(2, 6, 16), torch.ones(2, 6).long()).shape == (2, 16)
+    linear = {name for name, part in network.named_modules() if _is_between(part)}
+    assert linear == {"network.embedding.project", "output"}
+
+
+def _is_between(part: torch.nn.Module) -> bool:
+    shapes = ({16, 32},)
+    return isinstance(part, torch.nn.Linear) and (
+        {part.in_features, part.out_features} in shapes
+    )
+
+
+def test_without_layers_the_prediction_is_the_pooled_sum() -> None:
+    one = task(encoder={"name": "identity", "dim": 4})
+    one.prepare(Path())
+    network = one.make_network(0)
+    batch = one.batch("train", torch.arange(5))
+    table = network.network.embedding.types.weight
+    expected = (batch["features"] + table[batch["types"]]).mean(1)
+    predicted = network(batch["features"], batch["types"])
+    torch.testing.assert_close(predicted, expected)
+    outcome = one.evaluate(network, batch, torch.Generator())
+    error = (expected - batch["target"]).square().mean()
+    torch.testing.assert_close(outcome.loss, error)
+    torch.testing.assert_close(outcome.metrics["mse"].mean(), error.detach())
+
+
+def test_rows_are_the_same_in_any_batch_and_no_row_is_in_both_splits(
+    tmp_path: Path,
+) -> None:
+    one = task()
+    one.prepare(tmp_path)
+    many = one.batch("train", torch.arange(one.num_train))
+    for row in (0, 7, one.num_train - 1):
+        alone = one.batch("train", torch.tensor([row]))
+        for name, value in alone.items():
+            assert torch.equal(value[0], many[name][row]), name
+    held = one.batch("test", torch.arange(one.num_test))
+    every = torch.cat([held["features"], many["features"]]).flatten(1)
+    assert len(every.unique(dim=0)) == SMALL["num_samples"]
+    assert (many["types"] == 0).sum(1).eq(1).all()
+
+
+def test_a_target_of_the_whole_set_marks_no_vector() -> None:
+    one = task(target="max", pooling={"name": "ada"})
+    one.prepare(Path())
+    batch = one.batch("train", torch.arange(5))
+    assert (batch["types"] == 1).all()
+    assert one.make_network(0).network.pooling.query == "mean"
+    assert set(one.baselines(batch)) == {"centroid"}
+    assert task(pooling={"name": "ada"}).make_network(0).network.pooling.query == "self"
+
+
+def test_all_heads_begin_with_the_same_encoder() -> None:
+    states = [
+        task(pooling={"name": head}).make_network(3).network.encoder.state_dict()
+        for head in ("ada", "avg", "max")
+    ]
+    other = task().make_network(4).network.encoder.state_dict()
+    for name, weight in states[0].items():
+        assert all(torch.equal(state[name], weight) for state in states[1:])
+    assert any(not torch.equal(other[name], states[0][name]) for name in other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 7}, r"task.k: .* in \[1, task.num_vectors = 6\], got 7"),
+        ({"k": 0}, r"task.k: .*, got 0"),
+        ({"num_vectors": 1}, "task.num_vectors: expected at least 2, got 1"),
+        ({"target": "median"}, "unknown task.target 'median': choose from"),
+        ({"num_test": 40}, "task.num_test: expected less than .* = 40, got 40"),
+        ({"pooling": None}, "pooling: task=knn_centroid needs one, got none"),
+        ({"encoder": None}, "encoder: task=knn_centroid needs one, got none"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        task(**options)

@@ -1,0 +1,626 @@
+"""The vision transformer of `task=images` against the published one; augmentation."""
+
+import csv
+import json
+import math
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from helpers.image_files import cifar_contents, write_cifar
+from helpers.paths import GOLDEN_FILES
+from helpers.shared_data import shared_data
+from marl_pool.config import compose
+from marl_pool.kernels.attention import MultiHeadAttention
+from marl_pool.pooling import make_pooling, pooling_names
+from marl_pool.runs import Run
+from marl_pool.studies.adapool.image_classification import (
+    ImageClassification,
+    VisionOptions,
+    VisionTransformer,
+)
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.supervised.fit import fit, make_task
+from marl_pool.training.supervised.folds import generator_of
+from marl_pool.training.supervised.images.augmentation import random_crops, random_flips
+from marl_pool.training.supervised.images.images import (
+    NORMALIZATION,
+    OWN_ARCHIVES,
+    Normalization,
+    load_images,
+    patches,
+)
+from marl_pool.training.supervised.images.patch_embedding import PatchEmbedding
+from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.training.supervised.task import Split
+from marl_pool.utils.errors import InputError
+
+ARCHIVE = OWN_ARCHIVES["cifar10"]
+GOLDEN = GOLDEN_FILES / "vision_transformer.json"
+PUBLISHED = VisionOptions(
+    dropout=0.1,
+    attention_dropout=0.1,
+    embedding_dropout=0.1,
+    patch_norms=True,
+    classifier_norm=True,
+    position_std=1.0,
+    scale_residual_init=True,
+    class_token_init="uniform",
+)
+HEADS: dict[str, dict[str, Any]] = {
+    "avg": {"name": "avg"},
+    "max": {"name": "max"},
+    "cls": {"name": "cls"},
+    # The published code adds the query only if it is a single token's.
+    "ada mean": {"name": "ada", "query": "mean", "residual": False},
+    "ada focal": {"name": "ada", "query": [5, 6, 9, 10], "residual": False},
+    "ada corner": {"name": "ada", "query": [0], "residual": True},
+}
+"""Those of Table 1, on a square of four by four patches."""
+
+
+def spec_of(count: int, features: int) -> TokenSpec:
+    types = tuple(f"place_{number}" for number in range(count))
+    return TokenSpec(count, features, types, has_self=False, dtype="uint8")
+
+
+def tiny_network(
+    head: dict[str, Any], options: VisionOptions = PUBLISHED, **encoder: Any
+) -> VisionTransformer:
+    """Two layers of width 16 on images of four by four patches of two by two pixels."""
+    part = {"name": "transformer", "dim": 16, "num_layers": 2, "num_heads": 4}
+    own = {"num_heads": 4, **head} if head["name"] == "ada" else head
+    return VisionTransformer(
+        spec_of(16, 12),
+        10,
+        encoder={**part, "dim_ff": 64, "final_norm": True, **encoder},
+        pooling=own,
+        options=options,
+        normalization=NORMALIZATION["cifar10"],
+        seed=0,
+    )
+
+
+def tiny_images() -> Tensor:
+    return (torch.arange(2 * 8 * 8 * 3) * 37 % 256).to(torch.uint8).view(2, 8, 8, 3)
+
+
+# The published network
+
+
+def published_parameter(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Numbers that a parameter's published name decides."""
+    index = torch.arange(math.prod(shape), dtype=torch.float64)
+    phase = 1 + 12.9898 * sum(map(ord, name))
+    values = 0.3 * torch.sin(phase + 78.233 * index).view(shape)
+    norms = ("to_patch_embedding.1", "to_patch_embedding.3", "classifier.0")
+    is_norm = "norm" in name or name.startswith(norms)
+    return values + 1 if is_norm and name.endswith("weight") else values
+
+
+def attention_pairs(theirs: str, ours: str, dim: int) -> dict[str, Tensor]:
+    """One matrix there holds keys and values."""
+    both = published_parameter(f"{theirs}.KV.weight", (2 * dim, dim))
+    square = (dim, dim)
+    return {
+        f"{ours}.to_query.weight": published_parameter(f"{theirs}.Q.weight", square),
+        f"{ours}.to_key.weight": both[:dim],
+        f"{ours}.to_value.weight": both[dim:],
+        f"{ours}.to_out.weight": published_parameter(f"{theirs}.out.weight", square),
+    }
+
+
+def with_published_parameters(network: VisionTransformer) -> VisionTransformer:
+    """Set a network's parameters to those of the published one."""
+    names = {
+        "pooled.embedding.norms.0": "to_patch_embedding.1",
+        "pooled.embedding.project": "to_patch_embedding.2",
+        "pooled.embedding.norms.1": "to_patch_embedding.3",
+        "pooled.encoder.final_norm": "attenuator.transformer.encoder.norm",
+        "norm": "classifier.0",
+        "scores": "classifier.1",
+    }
+    state: dict[str, Tensor] = {}
+    own = network.state_dict()
+    dim = len(own["norm.weight"])
+    for layer in range(2):
+        ours = f"pooled.encoder.layers.{layer}"
+        theirs = f"attenuator.transformer.encoder.layers.{layer}"
+        names[f"{ours}.attention_norm"] = f"{theirs}.norm_attn"
+        names[f"{ours}.feedforward_norm"] = f"{theirs}.norm_ff"
+        names[f"{ours}.feedforward.0"] = f"{theirs}.ff.l_in"
+        names[f"{ours}.feedforward.2"] = f"{theirs}.ff.l_out"
+        state |= attention_pairs(f"{theirs}.attn", f"{ours}.attention", dim)
+    for ours, theirs in names.items():
+        for kind in ("weight", "bias"):
+            shape = tuple(own[f"{ours}.{kind}"].shape)
+            state[f"{ours}.{kind}"] = published_parameter(f"{theirs}.{kind}", shape)
+    places = published_parameter("pos_embd", (1, 16, dim))
+    state["pooled.embedding.types.weight"] = places[0]
+    if "pooled.pooling.tokens" in own:
+        token = published_parameter("attenuator.pool.cls_token", (1, 1, dim))
+        state["pooled.pooling.tokens"] = token[0]
+    if "pooled.pooling.attention.to_out.weight" in own:
+        head = "attenuator.pool.attn"
+        state |= attention_pairs(head, "pooled.pooling.attention", dim)
+    network.load_state_dict(state)
+    return network
+
+
+@pytest.fixture
+def in_float64():
+    """Constants of the network in float64, too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.usefixtures("in_float64")
+def test_equal_weights_give_the_published_logits(head):
+    network = with_published_parameters(tiny_network(HEADS[head])).eval()
+    expected = torch.tensor(json.loads(GOLDEN.read_text())["logits"][head])
+    got = network(patches(tiny_images(), 2))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("head", ["ada corner", "ada focal", "ada mean"])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.usefixtures("in_float64")
+def test_only_the_published_corner_query_is_added_to_the_result(head, residual):
+    given = tiny_network({**HEADS[head], "residual": residual})
+    got = with_published_parameters(given).eval()(patches(tiny_images(), 2))
+    expected = torch.tensor(json.loads(GOLDEN.read_text())["logits"][head])
+    is_published = got.allclose(expected, rtol=0, atol=1e-9)
+    assert is_published == (residual == (head == "ada corner"))
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_table_1_compares_place_and_residual_of_the_query_at_once():
+    """By the formula, with initial weights: the residual alone does most of it."""
+    torch.manual_seed(0)
+    dim, heads, std = 512, 8, 0.02
+    x = torch.randn(64, 64, dim)  # patches behind the encoder's final norm
+    to_query, to_key, to_value, to_out = std * torch.randn(4, dim, dim)
+
+    def split(vectors: Tensor) -> Tensor:
+        return vectors.unflatten(-1, (heads, dim // heads)).transpose(-2, -3)
+
+    def pooled(positions: list[int], residual: bool) -> Tensor:
+        query = x[:, positions].mean(1)
+        scores = split(query[:, None] @ to_query) @ split(x @ to_key).mT
+        mixed = (scores / math.sqrt(dim)).softmax(-1) @ split(x @ to_value)
+        joined = mixed.transpose(-2, -3).flatten(-2)[:, 0]
+        # Scaled as the ends of residual branches are, with six layers.
+        return joined @ to_out / math.sqrt(12) + residual * query
+
+    def apart(one: Tensor, other: Tensor) -> float:
+        return (one - other).norm(dim=-1).mean().item()
+
+    corner, everywhere = [0], list(range(64))
+    published = apart(pooled(corner, True), pooled(everywhere, False))
+    by_residual = apart(pooled(corner, True), pooled(corner, False))
+    by_place = apart(pooled(corner, False), pooled(everywhere, False))
+    assert by_place < 0.01 * by_residual
+    assert published == pytest.approx(by_residual, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("missing", "encoder"),
+    [
+        ({"patch_norms": False}, {}),
+        ({"classifier_norm": False}, {}),
+        ({}, {"final_norm": False}),
+    ],
+)
+@pytest.mark.usefixtures("in_float64")
+def test_each_norm_has_a_part_in_the_logits(missing, encoder):
+    whole = tiny_network(HEADS["avg"]).eval()
+    lacking = tiny_network(HEADS["avg"], replace(PUBLISHED, **missing), **encoder)
+    lacking.load_state_dict(
+        {k: v for k, v in whole.state_dict().items() if k in lacking.state_dict()}
+    )
+    cut = patches(tiny_images(), 2)
+    assert not whole(cut).allclose(lacking.eval()(cut), atol=1e-3)
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    return compose("fit", ["task=images", "data_dir=data", *overrides])
+
+
+def of_paper(*overrides: str) -> VisionTransformer:
+    """The network of scale=paper; its images need not be there."""
+    task = make_task(FitConfig.from_plain(composed("scale=paper", *overrides)))
+    assert isinstance(task, ImageClassification)
+    task.num_classes = 10
+    task._images = {"train": torch.zeros(0, 32, 32, 3, dtype=torch.uint8)}
+    network = task.make_network(0)
+    assert isinstance(network, VisionTransformer)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("head", "parameters"),
+    [
+        # Counted once on the published network, without the parameters that it has and
+        # never uses: 512 of a second class token, and with ClsToken an attention.
+        (["pooling=avg"], 18_968_170),
+        (["pooling=max"], 18_968_170),
+        (["pooling=cls"], 18_968_682),
+        (["pooling=ada", "task.query=corner"], 20_016_746),
+        (["pooling=ada", "task.query=focal"], 20_016_746),
+        (["pooling=ada", "task.query=mean"], 20_016_746),
+    ],
+)
+def test_the_paper_has_as_many_parameters(head, parameters):
+    with torch.device("meta"):  # nothing is drawn: only shapes matter
+        network = of_paper(*head)
+    assert sum(each.numel() for each in network.parameters()) == parameters
+
+
+def test_initial_weights_are_the_papers():
+    small = ["encoder.dim=256", "encoder.dim_ff=512"]
+    network = of_paper("pooling=ada", "task.query=mean", *small)
+    ends = {"to_out.weight", "feedforward.2.weight"}
+    for name, value in network.named_parameters():
+        std = 0.02 / math.sqrt(12) if name.endswith(tuple(ends)) else 0.02
+        if "norm" in name:
+            assert value.eq(float(name.endswith("weight"))).all(), name
+        elif name.endswith("bias"):
+            assert value.eq(0).all(), name
+        elif name == "pooled.embedding.types.weight":
+            assert value.std().item() == pytest.approx(1, abs=0.03)
+        else:
+            assert value.std().item() == pytest.approx(std, rel=0.05), name
+        assert abs(value.mean()) < 0.1 or "norm" in name
+    token = of_paper("pooling=cls", *small).pooled.pooling.tokens
+    assert 0 <= token.min() < 0.05
+    assert 0.95 < token.max() < 1
+
+
+def test_options_of_initial_weights_leave_the_others_alone():
+    plain = tiny_network(HEADS["cls"], VisionOptions()).state_dict()
+    whole = tiny_network(HEADS["cls"]).state_dict()
+    changed = {name for name in plain if not plain[name].equal(whole[name])}
+    layers = [f"pooled.encoder.layers.{layer}" for layer in range(2)]
+    assert changed == {
+        "pooled.embedding.types.weight",
+        "pooled.pooling.tokens",
+        *(f"{layer}.attention.to_out.weight" for layer in layers),
+        *(f"{layer}.feedforward.2.weight" for layer in layers),
+    }
+
+
+def test_other_encoders_have_no_ends_to_scale():
+    for scaled in (False, True):
+        options = replace(PUBLISHED, scale_residual_init=scaled)
+        network = VisionTransformer(
+            spec_of(16, 12),
+            10,
+            encoder={"name": "swarm", "dim": 16},
+            pooling={"name": "ada"},
+            options=options,
+            seed=0,
+        )
+        std = network.pooled.pooling.attention.to_out.weight.std().item()
+        assert std == pytest.approx(0.02, rel=0.2)
+
+
+def test_the_paper_has_every_option_and_other_scales_have_none():
+    keys = (
+        *("crop_padding", "flip_probability", "normalize", "patch_norms"),
+        *("classifier_norm", "embedding_dropout", "attention_dropout"),
+        *("position_std", "scale_residual_init", "class_token_init"),
+    )
+    paper = composed("scale=paper")
+    assert [paper["task"][key] for key in keys] == [
+        *(4, 0.5, True, True, True, 0.1, 0.1, 1.0, True, "uniform")
+    ]
+    assert paper["encoder"]["dim_ff"] == 2048
+    assert paper["encoder"]["final_norm"]
+    assert paper["fit"]["dropout"] == 0.1
+    for scale in ("tiny", "cpu"):
+        other = composed(f"scale={scale}")
+        assert [other["task"][key] for key in keys] == [
+            *(0, 0.0, False, False, False, 0.0, 0.0, None, False, "normal")
+        ]
+        assert not other["encoder"]["final_norm"]
+
+
+# Dropout
+
+
+@pytest.mark.parametrize(
+    "option", ["dropout", "attention_dropout", "embedding_dropout"]
+)
+def test_dropout_acts_while_training_only(option):
+    network = tiny_network(HEADS["ada corner"], VisionOptions(**{option: 0.5}))
+    cut = patches(tiny_images(), 2)
+    first, second = network(cut), network(cut)
+    assert not first.equal(second)
+    network.eval()
+    assert network(cut).equal(network(cut))
+
+
+def test_attention_drops_weights_and_results():
+    torch.manual_seed(0)
+    dim, count, share = 64, 64, 0.25
+    attention = MultiHeadAttention(dim, 1, dropout=share)
+    for part in (attention.to_value, attention.to_out):
+        nn.init.eye_(part.weight)
+    nn.init.zeros_(attention.to_query.weight)  # so all weights are 1 / count
+    # Values are unit vectors: the result lists the weights themselves.
+    x = torch.eye(count).expand(50, -1, -1)
+    got = attention(x, x) * count
+    kept = (1 - share) ** 2
+    # A number survives both drops or neither, and is enlarged for both.
+    assert got[got != 0].allclose(torch.tensor(1 / kept))
+    assert (got != 0).float().mean().item() == pytest.approx(kept, abs=0.01)
+    assert attention.eval()(x, x).allclose(torch.tensor(1 / count))
+
+
+def test_dropout_of_attention_leaves_the_residual():
+    head = make_pooling(
+        "ada", dim=8, query=[0], residual=True, attention_dropout=0.999999
+    )
+    x = torch.randn(3, 5, 8)
+    assert head(x).equal(x[:, 0])
+    assert not head.eval()(x).allclose(x[:, 0])
+
+
+@pytest.mark.parametrize("dim", [8, 64])  # narrow attention has a path of its own
+def test_narrow_and_wide_attention_drop(dim):
+    attention = MultiHeadAttention(dim, 8, dropout=0.5)
+    x = torch.randn(4, 6, dim)
+    assert not attention(x, x).equal(attention(x, x))
+
+
+def test_dropout_out_of_range_is_refused():
+    with pytest.raises(InputError, match=r"attention_dropout: .* got 1.0"):
+        MultiHeadAttention(8, dropout=1.0)
+
+
+@pytest.mark.parametrize("pooling", pooling_names())
+def test_every_head_learns_with_the_papers_options(pooling):
+    torch.manual_seed(0)
+    network = tiny_network({"name": pooling})
+    nn.functional.cross_entropy(
+        network(patches(tiny_images(), 2)), torch.tensor([1, 2])
+    ).backward()
+    grads = [each.grad for each in network.parameters() if each.grad is not None]
+    assert all(grad.isfinite().all() for grad in grads)
+    assert network.pooled.embedding.project.weight.grad.abs().max() > 0
+
+
+# Normalization
+
+
+@pytest.mark.parametrize(
+    ("dataset", "mean", "std"),
+    [
+        # Of the published loaders.
+        ("cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("cifar100", (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    ],
+)
+def test_cifar_is_normalized_by_the_published_constants(dataset, mean, std):
+    assert NORMALIZATION[dataset] == Normalization(mean, std)
+    task = make_task(
+        FitConfig.from_plain(
+            composed("scale=paper", f"task.dataset={dataset}", "pooling=avg")
+        )
+    )
+    assert isinstance(task, ImageClassification)
+    assert task.normalization == (mean, std)
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
+def test_other_sets_are_normalized_by_their_own_pixels(dataset):
+    values = (
+        load_images(dataset, shared_data("data"))
+        .train.flatten()
+        .bincount(minlength=256)
+    )
+    shares, levels = values.double() / values.sum(), torch.arange(256) / 255
+    mean = (shares * levels).sum()
+    std = (shares * (levels - mean).square()).sum().sqrt()
+    # Four digits are written down.
+    assert NORMALIZATION[dataset].mean == pytest.approx([mean.item()], abs=5e-5)
+    assert NORMALIZATION[dataset].std == pytest.approx([std.item()], abs=5e-5)
+
+
+def test_channels_are_normalized_each_by_its_own():
+    constants = Normalization((0.0, 0.5, 1.0), (1.0, 2.0, 4.0))
+    embedding = PatchEmbedding(spec_of(4, 12), None, normalization=constants)
+    nn.init.zeros_(embedding.types.weight)
+    image = torch.tensor([0, 51, 255], dtype=torch.uint8).expand(1, 4, 4, 3)
+    cut = patches(image, 2)
+    none = torch.zeros(cut.shape[:2], dtype=torch.long)
+    got = embedding(Tokens(cut, none, none.bool()))
+    assert got.unflatten(-1, (4, 3)).allclose(torch.tensor([0.0, -0.15, 0.0]))
+
+
+# Augmentation
+
+pixels = st.integers(1, 6)
+
+
+@given(pixels, pixels, st.integers(0, 4), st.integers(1, 3), st.integers(0, 2**31))
+def test_a_crop_is_a_window_of_the_image_with_a_border_of_zeros(
+    height, width, padding, channels, seed
+):
+    images = torch.randint(1, 256, (5, height, width, channels)).to(torch.uint8)
+    got = random_crops(images, padding, torch.Generator().manual_seed(seed))
+    assert got.shape == images.shape
+    assert got.dtype == torch.uint8
+    border = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    bordered = np.pad(images.numpy(), border)
+    for crop, whole in zip(got.numpy(), bordered, strict=True):
+        windows = [
+            whole[top : top + height, left : left + width]
+            for top in range(2 * padding + 1)
+            for left in range(2 * padding + 1)
+        ]
+        assert any((crop == window).all() for window in windows)
+
+
+def test_crops_are_uniform_over_their_places():
+    # A single bright pixel says where the window was.
+    padding, count = 2, 20_000
+    images = torch.zeros(count, 5, 5, 1, dtype=torch.uint8)
+    images[:, 2, 2] = 255
+    got = random_crops(images, padding, torch.Generator().manual_seed(0))
+    shares = got.float().mean(0)[..., 0] / 255
+    # Five times the standard deviation of a share: sqrt(p (1 - p) / count).
+    assert shares.allclose(torch.tensor(1 / 25), atol=5 * math.sqrt(0.0384 / count))
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 0.5, 1.0]))
+def test_a_flip_mirrors_left_and_right(seed, probability):
+    images = torch.arange(4 * 3 * 5 * 2).view(4, 3, 5, 2).to(torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    for got, image in zip(
+        random_flips(images, probability, generator), images, strict=True
+    ):
+        is_same, is_flipped = got.equal(image), got.equal(image.flip(1))
+        assert is_same or is_flipped
+        assert is_flipped or probability < 1
+        assert is_same or probability > 0
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.5])
+def test_flips_are_as_frequent_as_asked_for(probability):
+    count = 20_000
+    images = torch.tensor([0, 1], dtype=torch.uint8).expand(count, 1, 2)[..., None]
+    got = random_flips(images, probability, torch.Generator().manual_seed(0))
+    share = got[:, 0, 0, 0].float().mean().item()
+    spread = math.sqrt(probability * (1 - probability) / count)
+    assert share == pytest.approx(probability, abs=5 * spread)
+
+
+def cifar_task(folder: Path, *overrides: str) -> ImageClassification:
+    """The tiny task on fifteen images in the form of CIFAR-10."""
+    write_cifar(folder / ARCHIVE, "cifar10", cifar_contents("cifar10"))
+    task = make_task(
+        FitConfig.from_plain(
+            compose(
+                "fit", [*AUGMENTED, f"data_dir='{folder}'", "pooling=avg", *overrides]
+            )
+        )
+    )
+    assert isinstance(task, ImageClassification)
+    task.prepare(folder)
+    return task
+
+
+AUGMENTED = (
+    *("task=images", "scale=tiny", "task.dataset=cifar10", "threads=1"),
+    *("task.num_samples=null", "task.num_test=null", "fit.batch_size=4"),
+    *("task.crop_padding=4", "task.flip_probability=0.5", "task.normalize=true"),
+    *("task.attention_dropout=0.1", "task.embedding_dropout=0.1", "fit.dropout=0.1"),
+)
+
+
+class Recorder(nn.Module):
+    """A network that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: Tensor | None = None
+
+    def forward(self, cut: Tensor) -> Tensor:
+        self.shown = cut
+        return torch.zeros(len(cut), 10)
+
+
+def shown(
+    task: ImageClassification,
+    rows: Tensor,
+    *,
+    training: bool,
+    seed: int = 0,
+    split: Split = "train",
+) -> Tensor:
+    recorder = Recorder().train(training)
+    generator = torch.Generator().manual_seed(seed)
+    task.evaluate(recorder, task.batch(split, rows), generator)
+    assert recorder.shown is not None
+    return recorder.shown
+
+
+def test_only_a_network_that_learns_is_shown_crops_and_flips(tmp_path):
+    task, rows = cifar_task(tmp_path), torch.arange(15)
+    plain = patches(task.batch("train", rows)["images"], task.patch)
+    assert shown(task, rows, training=False).equal(plain)
+    augmented = shown(task, rows, training=True)
+    assert not augmented.equal(plain)
+    assert augmented.equal(shown(task, rows, training=True))
+    assert not augmented.equal(shown(task, rows, training=True, seed=1))
+    tested = shown(task, torch.arange(3), training=False, split="test")
+    images = load_images("cifar10", tmp_path).test
+    assert tested.equal(patches(images, task.patch))
+    without = cifar_task(tmp_path, "task.crop_padding=0", "task.flip_probability=0")
+    assert shown(without, rows, training=True).equal(plain)
+
+
+def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
+    file = tmp_path / ARCHIVE
+    write_cifar(file, "cifar10", cifar_contents("cifar10"))
+
+    def fitted(name: str, *overrides: str, stops: bool = False):
+        """The weights and the logged losses of a run that stops after two epochs."""
+        data = (f"data_dir='{tmp_path}'", "pooling=ada", "task.query=mean")
+        epochs = ("fit.epochs=4", "fit.folds=1", "fit.validation=0.2")
+        config = compose("fit", [*AUGMENTED, *data, *epochs, *overrides])
+        asked = iter([False, False, True])
+        path = tmp_path / name
+        with closing(Run.create(path, config, "fit")) as run:
+            fit(run, config, (lambda: next(asked)) if stops else lambda: False)
+            assert (path / "results.json").exists() is not stops
+        if stops:
+            with closing(Run.open(path)) as run:
+                fit(run, config)
+        with (path / "metrics.csv").open() as log:
+            losses = [row["loss"] for row in csv.DictReader(log)]
+        return load_file(path / "networks" / "fold_0.safetensors"), losses
+
+    weights, losses = fitted("whole")
+    resumed, its_losses = fitted("resumed", stops=True)
+    assert len(losses) == 4
+    assert losses == its_losses
+    assert all(weights[name].equal(resumed[name]) for name in weights)
+    _, others = fitted("other", "task.crop_padding=0", "task.flip_probability=0")
+    assert losses != others
+
+
+def test_the_stream_is_the_epochs_own():
+    first, second = (generator_of(0, "learn", 0, epoch) for epoch in (0, 1))
+    images = torch.arange(64).view(1, 8, 8, 1).to(torch.uint8).expand(9, -1, -1, -1)
+    assert not random_crops(images, 4, first).equal(random_crops(images, 4, second))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.crop_padding=33", "task.crop_padding: expected at most task.size = 32"),
+        ("task.crop_padding=-1", "task.crop_padding: .* got -1"),
+        ("task.flip_probability=1.5", "task.flip_probability: .* got 1.5"),
+        ("task.attention_dropout=1", "task.attention_dropout: .* got 1"),
+        ("task.position_std=0", "task.position_std: .* got 0"),
+        ("task.class_token_init=zero", "task.class_token_init: .* got .?zero"),
+        ("encoder.final_norm=3", "encoder.final_norm: .* got 3"),
+    ],
+)
+def test_bad_options_are_refused(override, message):
+    with pytest.raises(InputError, match=message):
+        make_task(FitConfig.from_plain(composed("pooling=avg", override)))

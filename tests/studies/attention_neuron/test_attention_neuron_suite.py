@@ -1,0 +1,682 @@
+"""The tests and analyses of the AttentionNeuron paper, with tiny untrained agents."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+from torch import Tensor
+
+from marl_pool import pretrained
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import World
+from marl_pool.envs.drawing.patches import OUTLINE, PatchGrid
+from marl_pool.evaluation.cases import label
+from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.loading import Subject, in_double, misfit, rescaled
+from marl_pool.evaluation.plots.heat_map import compare, occluded_in_training
+from marl_pool.evaluation.results import CLEAN, Files, Result, print_table
+from marl_pool.evaluation.run import evaluate_run
+from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.evaluation.video.render import with_top
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies import make_policy
+from marl_pool.policies.base import Policy, SpecifiedPolicy
+from marl_pool.policies.feed_forward import FeedForward
+from marl_pool.policies.population import Population, to_vector
+from marl_pool.policies.sensory import Sensory
+from marl_pool.policies.storage import save_policies, save_policy
+from marl_pool.pooling import make_pooling
+from marl_pool.pooling.attention_neuron import AttentionNeuron
+from marl_pool.runs import Run
+from marl_pool.studies.attention_neuron import published
+from marl_pool.studies.attention_neuron.analyses import analyse
+from marl_pool.studies.attention_neuron.latents import embed
+from marl_pool.studies.attention_neuron.recording import record
+from marl_pool.studies.attention_neuron.regression import r_squared, regress
+from marl_pool.utils.errors import InputError
+
+ENV: dict[str, Any] = {"name": "cartpole", "max_steps": 40}
+NEURON = {"name": "attention_neuron", "num_codes": 4, "key_units": 3}
+EPISODES = 5
+
+
+def cartpole(count: int = EPISODES, **options: Any) -> World:
+    # Starts so slow that episodes last until they are cut.
+    return make_batched_env(num_envs=count, start_speed=0.5, **{**ENV, **options})
+
+
+def sensory(world: World | None = None, **options: Any) -> Sensory:
+    group = (world or cartpole(1)).groups["agent"]
+    pooling = {**NEURON, **options}
+    made = Sensory(group.tokens, group.action_space, pooling=pooling, seed=1)
+    with torch.no_grad():  # actions that differ from one another
+        made.body[-1].weight.mul_(3)
+    return made
+
+
+def feed_forward(world: World | None = None) -> FeedForward:
+    group = (world or cartpole(1)).groups["agent"]
+    return FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
+
+
+def returns(policy: Policy, perturbation: Any = None, **options: Any) -> np.ndarray:
+    played = in_double({"agent": policy})
+    return play(played, cartpole(**options), perturbation).returns["agent"]
+
+
+# Memories that go along with their tokens
+
+
+def token_policy() -> SpecifiedPolicy:
+    group = cartpole(1).groups["agent"]
+    return make_policy(
+        group.tokens,
+        group.action_space,
+        pooling=NEURON,
+        encoder="identity",
+        init_std=0.2,
+        trunk="separate",
+        seed=1,
+    )
+
+
+def population() -> Policy:
+    agent = sensory()
+    return Population(agent, to_vector(agent).double()[None])
+
+
+@pytest.mark.parametrize("make", [sensory, token_policy, population])
+def test_a_reshuffle_harms_a_policy_with_a_memory_for_each_token(make: Any) -> None:
+    policy = make()
+    reshuffled = returns(policy, make_perturbation("shuffle", every=4))
+    assert (reshuffled != returns(policy)).all()
+
+
+def test_a_reshuffle_leaves_a_policy_without_a_memory_as_it_is() -> None:
+    policy = sensory(memory="none")
+    reshuffled = returns(policy, make_perturbation("shuffle", every=4))
+    np.testing.assert_array_equal(reshuffled, returns(policy))
+
+
+# More tokens than in training
+
+
+def test_codes_are_divided_by_the_share_of_tokens_that_are_there() -> None:
+    torch.manual_seed(0)
+    options = {"dim": 2, "num_codes": 3, "squash": False, "action_dim": 1}
+    head = make_pooling("attention_neuron", **options).double()
+    assert isinstance(head, AttentionNeuron)
+    x = torch.randn(4, 1, 6, 2, dtype=torch.float64)
+    padding = torch.zeros(4, 1, 6, dtype=torch.bool)
+    padding[1, 0, :4] = True
+    padding[2] = True
+    x = x.masked_fill(padding[..., None], 0.0)
+    actions = torch.zeros(4, 1, 1, dtype=torch.float64)
+
+    def codes(expected: int, hidden: Tensor | None) -> Tensor:
+        head.expected_tokens = expected
+        return head.unroll(x, hidden, actions, head.initial_memory(4, 6))[0]
+
+    present = torch.tensor([6.0, 2.0, 1.0, 6.0], dtype=torch.float64)[:, None, None]
+    torch.testing.assert_close(codes(3, padding), codes(0, padding) * 3 / present)
+    torch.testing.assert_close(codes(3, None), codes(0, None) / 2)
+
+
+def test_inputs_that_are_there_twice_change_nothing_after_rescaling() -> None:
+    policy = sensory()
+    plain = returns(policy)
+    made_ready = rescaled({"agent": policy})["agent"]
+    assert policy.sensor.expected_tokens == 0  # a copy
+    np.testing.assert_allclose(returns(made_ready), plain)
+    np.testing.assert_allclose(returns(made_ready, duplicates=2), plain)
+    assert not np.allclose(returns(policy, duplicates=2), plain)
+
+
+def test_a_population_rescales_as_its_agent_does() -> None:
+    agent = rescaled({"agent": sensory()})["agent"]
+    assert isinstance(agent, Sensory)
+    many = Population(agent, torch.stack([to_vector(agent)] * 2).double())
+    worlds = cartpole(4, duplicates=2)
+    alone = play(in_double({"agent": agent}), cartpole(4, duplicates=2))
+    together = play(in_double({"agent": many}), worlds)
+    np.testing.assert_allclose(together.returns["agent"], alone.returns["agent"])
+
+
+def test_means_are_not_rescaled() -> None:
+    mean = {"activation": "softmax", "squash": False}
+    changed = rescaled({"agent": sensory(**mean), "other": feed_forward()})
+    assert changed["agent"].sensor.expected_tokens == 0
+
+
+# The suite
+
+
+def suite(**changes: Any) -> dict[str, Any]:
+    settings = compose("evaluate", ["suite=attention_neuron"])
+    return {**settings, "episodes": 3, "threads": 1, "analyses": [], **changes}
+
+
+def make_run(folder: Path, policy: SpecifiedPolicy, **config: Any) -> Run:
+    run = Run.create(folder, {"env": ENV, "seed": 5, **config})
+    save_policies({"one": policy}, {"agent": "one"}, run.policy_dir)
+    return run
+
+
+def rows_of(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    content = json.loads(paths[1].read_text())
+    found: dict[str, dict[str, Any]] = {}
+    for row in content["results"]:
+        if row["policy"] == "trained":
+            severity = row["severity"] if row["label"] == "occlude" else ""
+            found[f"{row['label']} {severity}".strip()] = row
+    return found
+
+
+def test_what_is_published_has_rows_in_the_suite() -> None:
+    settings = suite()
+    labels = {CLEAN, *(change["label"] for change in settings["worlds"])}
+    for entry in settings["perturbations"]:
+        options = {k: v for k, v in entry.items() if k not in ("name", "severities")}
+        labels.add(label(entry["name"], options))
+    for table in published.TABLES:
+        assert set(table.rows) <= labels
+
+
+def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -> None:
+    paths = evaluate_run(make_run(tmp_path / "run", sensory()), suite())
+    names = ["results.csv", "results.json", "returns.npz", "rows.png"]
+    assert [path.name for path in paths] == names
+    assert cv2.imread(str(paths[3])) is not None
+    rows = rows_of(paths)
+    gaps = {name: row["gap"] for name, row in rows.items() if row["gap"]}
+    one_frame = (
+        "perturbation.scope: expected token, since these tokens show a single frame, "
+        "got frame"
+    )
+    assert gaps == {
+        **{f"shuffle every={n} scope=frame": one_frame for n in published.PERIODS},
+        "without sticky actions": "env cartpole has no sticky_actions",
+        "sticky actions": "env cartpole has no sticky_actions",
+        **dict.fromkeys(
+            (f"background {kind}" for kind in ("checkers", "clouds", "stripes")),
+            "env cartpole has no background",
+        ),
+        "background sunset": "env cartpole has no background",
+    }
+    assert rows["shuffle"]["drop"] == pytest.approx(0, abs=1e-4)
+    twice, clean = rows["two of each channel"], rows["clean"]
+    assert twice["mean"] == pytest.approx(clean["mean"], abs=1e-4)
+    assert twice["drop"] is None  # another world is another task
+    assert rows["shuffle every=25"]["drop"] != 0
+    assert {f"occlude {share}" for share in (0.2, 0.4, 0.6, 0.8)} <= set(rows)
+    assert rows["five noise channels"]["world"] == {
+        "duplicates": 1,
+        "noise_channels": 5,
+    }
+    # Episodes of 40 steps are another task than the paper's.
+    assert {row["published"] for row in rows.values()} == {None}
+
+
+def test_what_a_feed_forward_agent_cannot_do_is_a_gap(tmp_path: Path) -> None:
+    rows = rows_of(evaluate_run(make_run(tmp_path / "run", feed_forward()), suite()))
+    for name in ("two of each channel", "five noise channels"):
+        assert "at most 5 tokens, got 10" in rows[name]["gap"]
+    assert rows["shuffle"]["drop"] != 0
+
+
+def test_a_misfit_of_another_world_is_a_gap(tmp_path: Path) -> None:
+    frames = {"label": "frames", "env": {"num_frames": 2}, "rescale_codes": False}
+    settings = suite(worlds=[frames], perturbations=[])
+    rows = rows_of(evaluate_run(make_run(tmp_path / "run", sensory()), settings))
+    assert "expected num_features = 2, got 1" in rows["frames"]["gap"]
+
+
+def test_a_value_that_the_env_refuses_is_no_gap(tmp_path: Path) -> None:
+    wrong = {"label": "none", "env": {"duplicates": 0}, "rescale_codes": False}
+    run = make_run(tmp_path / "run", sensory())
+    with pytest.raises(InputError, match="duplicates: expected an integer >= 1, got 0"):
+        evaluate_run(run, suite(worlds=[wrong]))
+    assert not (run.path / "evaluation").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "expected"),
+    [
+        (sensory, {}, {CLEAN: 472, "shuffle": 471, published.TWICE: 471}),
+        (feed_forward, {}, {CLEAN: 593, "shuffle": 38, published.TWICE: None}),
+        (feed_forward, {"duplicates": 2}, {CLEAN: 593, published.NOISY: 137}),
+        (feed_forward, {"duplicates": 3}, {CLEAN: None}),
+        (sensory, {"max_steps": 999}, {CLEAN: None}),
+        (token_policy, {}, {CLEAN: 472}),
+    ],
+)
+def test_numbers_are_compared_where_the_task_is_the_papers(
+    policy: Any, options: dict[str, Any], expected: dict[str, float | None]
+) -> None:
+    rows = published.published_for(policy(), {"name": "cartpole", **options})
+    found = {name: rows[name][0] if name in rows else None for name in expected}
+    assert found == expected
+
+
+def test_published_numbers_stand_beside_the_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def row(policy: str, name: str, severity: float, stochastic: bool) -> Result:
+        return Result("agent", policy, stochastic, name, name, severity, episodes=2)
+
+    conditions = [
+        ("trained", CLEAN, 0.0, False),
+        ("trained", "shuffle", 1.0, False),
+        ("trained", "shuffle", 0.5, False),
+        ("trained", CLEAN, 0.0, True),
+        ("random", CLEAN, 0.0, False),
+    ]
+    results = [row(*condition) for condition in conditions]
+    policies = {"agent": sensory()}
+    compared = published.with_published(results, policies, {"name": "cartpole"})
+    found = [(r.published, r.published_std) for r in compared]
+    assert found[:2] == [(472, 426), (471, 426)]
+    assert np.isnan(found[2:]).all()
+    print_table(compared, "a title")
+    shown = capsys.readouterr().out
+    assert shown.count("472 ± 426") == shown.count("471 ± 426") == 1
+    print_table(results, "a title")
+    assert "published" not in capsys.readouterr().out
+
+
+# Worlds other than the trained one
+
+
+def test_a_changed_world_is_recorded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", sensory())
+    env = {**ENV, "duplicates": 2}
+    settings = suite(perturbations=[], worlds=[], env=env, rescale_codes=True)
+    changed, plain = (
+        json.loads(evaluate_run(run, {**settings, "env": given})[1].read_text())
+        for given in (env, None)
+    )
+    assert (changed["env"], changed["changed"]) == (env, {"duplicates": 2})
+    assert (plain["env"], plain["changed"]) == (ENV, {})
+    means = [content["results"][0]["mean"] for content in (changed, plain)]
+    assert means[0] == pytest.approx(means[1])
+
+
+def test_a_world_that_the_policy_cannot_see_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", sensory())
+    with pytest.raises(InputError, match="expected num_features = 2, got 1"):
+        evaluate_run(run, suite(env={**ENV, "num_frames": 2}))
+    with pytest.raises(InputError, match="at most 5 tokens, got 10"):
+        evaluate_run(
+            make_run(tmp_path / "fixed", feed_forward()),
+            suite(env={**ENV, "duplicates": 2}, perturbations=[], worlds=[]),
+        )
+
+
+def test_actions_of_another_kind_are_a_misfit() -> None:
+    world = make_batched_env("simple_centroid", num_envs=1)
+    assert misfit({"agent": sensory()}, cartpole(1)) == ""
+    assert "'agent': expected num_features" in misfit({"agent": sensory()}, world)
+
+
+# Analyses
+
+
+def subject_of(folder: Path, policy: SpecifiedPolicy, **env: Any) -> Subject:
+    settings = {**asdict(EvaluateSettings()), "env": None}
+    return Subject.load(make_run(folder, policy, env={**ENV, **env}), settings)
+
+
+def test_a_recording_is_in_the_worlds_own_order(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run", sensory(), start_speed=0.5)
+    plain, shuffled = (
+        record(subject, range(2), shuffled=moved, max_steps=30, keep_worlds=not moved)
+        for moved in (False, True)
+    )
+    torch.testing.assert_close(plain.codes, shuffled.codes)
+    torch.testing.assert_close(plain.inputs, shuffled.inputs)
+    assert plain.inputs.shape == (60, 5)
+    assert plain.codes.std(0).min() > 0
+    assert not shuffled.worlds
+    # The worlds are kept as they were when their first row was seen.
+    seen = [world.observe()["agent"].features.flatten() for world in plain.worlds]
+    torch.testing.assert_close(torch.stack(seen), plain.inputs[::2])
+
+
+def test_r_squared_is_that_of_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    x = torch.cat([x, x[:, :1], torch.full((50, 1), 7.0)], 1)  # of lower rank
+    noise = torch.randn(50, 2, generator=generator, dtype=torch.float64)
+    y = x[:, :2] * 5 + 1 + noise * torch.tensor([0.5, 20.0])
+    found = r_squared(x, torch.cat([y, torch.ones(50, 1)], 1))
+    for column in range(2):
+        fit = LinearRegression().fit(x.numpy(), y[:, column].numpy())
+        expected = fit.score(x.numpy(), y[:, column].numpy())
+        assert float(found[column]) == pytest.approx(expected)
+    assert torch.isnan(found[2])
+
+
+def test_every_input_and_every_code_is_fitted(tmp_path: Path) -> None:
+    fits = regress(subject_of(tmp_path / "run", sensory()), episodes=4)
+    names = ["position", "velocity", "cos", "sin", "angular_velocity"]
+    assert [fit.name for fit in fits] == [*names, "0", "1", "2", "3"]
+    assert [fit.published for fit in fits][:2] == [0.354, 0.620]
+    assert all(0 <= fit.r_squared <= 1 for fit in fits)
+
+
+def test_an_embedding_is_the_same_each_time() -> None:
+    codes = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    first, again, other = (embed(codes, seed) for seed in (0, 0, 1))
+    assert first.shape == (40, 2)
+    np.testing.assert_array_equal(first, again)
+    assert np.isfinite(other).all()
+
+
+def test_analyses_of_cartpole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = suite(
+        perturbations=[],
+        worlds=[],
+        analyses=["regression", "latents", "codes", "patches"],
+        env={**ENV, "start_speed": 0.5},
+    )
+    paths = evaluate_run(make_run(tmp_path / "run", sensory()), settings)
+    made = paths[4:]
+    names = [path.name for path in made]
+    assert names == ["regression.csv", "latents.png", "codes.png"]
+    assert made[0].read_text().startswith("explained,name,r_squared,published\ninput,")
+    assert all(cv2.imread(str(path)) is not None for path in made[1:])
+    out = capsys.readouterr().out
+    assert "not made: patches: expected patches of a picture" in out
+
+
+def test_an_analysis_that_cannot_be_made_says_why(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = Files(tmp_path)
+    subject = subject_of(tmp_path / "fixed", feed_forward())
+    assert analyse(["regression", "latents", "codes"], subject, [], 2, files) == []
+    out = capsys.readouterr().out
+    assert out.count("expected a sensory layer, which FeedForward has not") == 3
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    subject = subject_of(tmp_path / "run", sensory())
+    assert analyse(["codes"], subject, [], 2, files) == []
+    assert 'codes: pip install "marl-pool[analysis]"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("patch", [6, 12])
+def test_patches_are_outlined_where_they_are(patch: int) -> None:
+    pytest.importorskip("ale_py")
+    world = make_batched_env("pong", num_envs=1, patch=patch)
+    assert world.patch_grid == PatchGrid(84, patch, patch)
+    row, column = 3, 5
+    screens = torch.zeros_like(world.screens)  # type: ignore[attr-defined]
+    screens[0, -1, row * patch :, column * patch :][:patch, :patch] = 255
+    world.screens = screens  # type: ignore[attr-defined]
+    weights = world.observe()["agent"].features[0, 0].float().mean(-1)
+    size = 84 * 4
+    image = with_top(np.zeros((size, size, 3), np.uint8), world, weights, 1)
+    drawn = (image == OUTLINE).all(-1)
+    ys, xs = drawn.nonzero()
+    side = 4 * patch
+    assert (ys.min(), xs.min()) == (row * side, column * side)
+    assert (ys.max(), xs.max()) == (row * side + side - 1, column * side + side - 1)
+    assert not drawn[
+        row * side + 3 : row * side + side - 3, xs.mean().astype(int)
+    ].any()
+
+
+def test_overlapping_patches_have_their_corners() -> None:
+    grid = PatchGrid(96, 7, 4)
+    assert [grid.corner(token) for token in (0, 1, 22, 23)] == [
+        (0, 0),
+        (4, 0),
+        (88, 0),
+        (0, 4),
+    ]
+
+
+# Several runs
+
+
+def test_several_runs_make_a_heat_map(tmp_path: Path) -> None:
+    half = {"name": "occlude", "severity": 0.5}
+    runs = [
+        make_run(tmp_path / "half", sensory(), perturbation=half),
+        make_run(tmp_path / "none", sensory()),
+    ]
+    occlude = {"name": "occlude", "severities": [0.2, 0.8]}
+    settings = suite(perturbations=[occlude], worlds=[])
+    documents = [evaluate_run(run, settings)[1] for run in runs]
+    table, picture = compare(documents, str(tmp_path / "both"))
+    lines = table.read_text().splitlines()
+    cells = [line.split(",")[:3] for line in lines[1:]]
+    assert cells == [
+        [run, trained, tested]
+        for run, trained in (("half", "50%"), ("none", "0%"))
+        for tested in ("0.0", "0.2", "0.8")
+    ]
+    assert cv2.imread(str(picture)) is not None
+    with pytest.raises(InputError, match=r"both exists; choose another --out"):
+        compare(documents, str(tmp_path / "both"))
+
+
+def test_without_occlusion_there_is_no_heat_map(tmp_path: Path) -> None:
+    settings = suite(perturbations=[], worlds=[])
+    document = evaluate_run(make_run(tmp_path / "run", sensory()), settings)[1]
+    with pytest.raises(InputError, match="expected rows of the perturbation occlude"):
+        compare([document], str(tmp_path / "map"))
+    assert not (tmp_path / "map").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, 0.0),
+        ({"perturbation": {"name": "shuffle", "severity": 1.0}}, 0.0),
+        ({"perturbation": {"name": "occlude", "severity": 0.8}}, 0.8),
+        ({"perturbation": {"name": "occlude", "severity": [0.1, 0.8]}}, [0.1, 0.8]),
+        (
+            {
+                "perturbation": {"name": "occlude", "severity": 0.5},
+                "clone": {"severities": [0.0, 0.7]},
+            },
+            [0.0, 0.7],
+        ),
+        ({"perturbation": None, "clone": {"severities": [0.0, 0.7]}}, 0.0),
+    ],
+)
+def test_the_share_that_was_hidden_in_training(config: Any, expected: Any) -> None:
+    assert occluded_in_training(config) == expected
+
+
+# Policies without a run, by the command
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    """Run a command in an empty folder; return its status and what it said."""
+    from marl_pool.cli import main as cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, list[str]]:
+        status = cli.main(arguments)
+        said = capsys.readouterr()
+        return status, (said.err if status else said.out).splitlines()
+
+    return run
+
+
+QUICK = ("suite=quick", "episodes=2", "threads=1")
+
+
+def test_a_policy_without_a_run_is_evaluated(command: Any, tmp_path: Path) -> None:
+    save_policies({"p": sensory()}, {"agent": "p"}, "mine/policy", env=ENV)
+    assert command("evaluate", "mine/policy", *QUICK, "--out", "results")[0] == 0
+    run = Run.open("results")
+    assert run.verb == "evaluate"
+    assert run.config["policy_from"] == str(tmp_path / "mine/policy")
+    assert run.config["env"]["max_steps"] == 40
+    content = json.loads(Path("results/evaluation/results.json").read_text())
+    assert content["changed"] == {}
+    assert content["env"]["max_steps"] == 40
+    # It is a run now, and goes on as such; the first results stay.
+    before = Path("results/evaluation/results.json").read_bytes()
+    assert command("evaluate", "results", *QUICK)[0] == 0
+    assert Path("results/evaluation/results.json").read_bytes() == before
+    assert Path("results/evaluation/results-2.json").is_file()
+    status, said = command("evaluate", "mine/policy", *QUICK, "--out", "results")
+    assert status == 2
+    assert "results exists; choose another --out" in said[0]
+
+
+def test_its_world_can_be_changed_and_its_folder_has_a_name(command: Any) -> None:
+    save_policies({"p": sensory()}, {"agent": "p"}, "mine/policy", env=ENV)
+    keys = ("env.noise_channels=2", "rescale_codes=true")
+    assert command("evaluate", "mine/policy", *QUICK, *keys)[0] == 0
+    (folder,) = Path("evaluations").iterdir()
+    assert folder.name.endswith("-mine")
+    content = json.loads((folder / "evaluation/results.json").read_text())
+    assert content["changed"] == {"noise_channels": 2}
+    assert content["env"]["noise_channels"] == 2
+
+
+def test_a_policy_that_names_no_world_and_no_group(command: Any) -> None:
+    save_policy(sensory(), "alone")
+    status, said = command("evaluate", "alone", *QUICK)
+    assert status == 2
+    assert len(said) == 1
+    assert "does not say in what world it acts: expected env=NAME" in said[0]
+    assert command("evaluate", "alone", "env.duplicates=2")[0] == 2
+    assert not Path("evaluations").exists()
+    keys = ("env=cartpole", "env.max_steps=10", "--out", "results")
+    assert command("evaluate", "alone", *QUICK, *keys)[0] == 0
+    assert Run.open("results").config["env"]["max_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (("env=simple_centroid",), "expected num_features = 4, got 1"),
+        (("env=cartpole", "env.duplicates=0"), "env.duplicates: expected an integer"),
+        (("env=cartpole", "env.speed=1"), "env.speed: unknown key 'speed'"),
+        (("env=cartpole", "device=cuda:77"), "device: expected one that is here"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    command: Any, keys: tuple[str, ...], message: str
+) -> None:
+    save_policy(sensory(), "alone")
+    status, said = command("evaluate", "alone", *QUICK, *keys, "--out", "results")
+    assert status == 2
+    assert len(said) == 1
+    assert message in said[0]
+    assert not Path("results").exists()
+
+
+def test_a_runs_results_are_its_own(command: Any, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", sensory())
+    status, said = command("evaluate", "run", *QUICK, "--out", "results")
+    assert status == 2
+    assert "--out: the results of run are written to that run" in said[0]
+
+
+def test_runs_are_compared_by_the_command(command: Any, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_run(tmp_path / name, sensory())
+    status, said = command("evaluate", "one", *QUICK, "two", "--out", "map")
+    assert status == 0
+    assert said[-2:] == ["map/occlusion.csv", "map/occlusion.png"]
+    assert Path("two/evaluation/results.json").is_file()
+    status, said = command("evaluate", "one", *QUICK, "two", "--out", "map")
+    assert (status, said) == (2, ["marl-pool: map exists; choose another --out"])
+    assert not Path("two/evaluation/results-2.json").exists()
+
+
+def test_a_policy_without_a_run_is_rendered(command: Any) -> None:
+    save_policies({"p": sensory()}, {"agent": "p"}, "mine", env=ENV)
+    keys = ("env.max_steps=3", "size=64", "env.duplicates=2", "--out", "film")
+    status, said = command("render", "mine", *keys)
+    assert status == 0
+    assert said[-1] == "film/videos/clean.webm"
+    assert command("render", "mine", "head=77", "--out", "other")[0] == 2
+    assert not Path("other").exists()
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the policies inside the package."""
+    folder = tmp_path / "package"
+    env = {"name": "cartpole", "max_steps": 12}
+    save_policies({"p": sensory()}, {"agent": "p"}, folder / "tiny", env=env)
+    monkeypatch.setattr(pretrained, "FOLDER", folder)
+
+
+@pytest.mark.usefixtures("shipped")
+def test_pretrained_policies_are_listed_loaded_and_played(command: Any) -> None:
+    status, said = command("list", "pretrained")
+    assert status == 0
+    assert said[0].split() == ["tiny", "sensory", "in", "cartpole", "max_steps=12"]
+    keys = ("pretrained=tiny", "size=64", "--out", "film")
+    assert command("render", *keys)[1][-1] == "film/videos/clean.webm"
+    assert Run.open("film").config["policy_from"] == "pretrained=tiny"
+    assert command("evaluate", "pretrained=tiny", *QUICK, "--out", "results")[0] == 0
+    assert Run.open("results").config["env"]["max_steps"] == 12
+    status, said = command("evaluate", "pretrained=tinny", *QUICK)
+    assert status == 2
+    assert "Did you mean 'tiny'?" in said[0]
+
+
+def test_what_is_shipped_says_its_world_and_fits_it() -> None:
+    for name in pretrained.pretrained_names():
+        config = json.loads(
+            (pretrained.pretrained_path(name) / "config.json").read_text()
+        )
+        assert config["env"]["name"]
+        assert pretrained.pretrained_summary(name)
+
+
+# The configuration
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("worlds=[{env: {duplicates: 2}}]", "worlds[0].label: expected text"),
+        ("worlds=[{label: a, env: 3}]", "worlds[0].env: expected a mapping, got 3"),
+        ("worlds=[{label: a, env: {}, re: 1}]", "worlds[0].re: unknown key 're'"),
+        ("worlds=[{label: a, env: {seed: 1}}]", "worlds[0].env.seed: expected an opt"),
+        ("analyses=[codez]", "analyses: expected a list (each regression, latents"),
+        ("env=cartpol", "Did you mean 'cartpole'?"),
+        ("env=3", "env: expected one of "),
+        ("rescale_codes=2", "rescale_codes: expected true or false, got 2"),
+    ],
+)
+def test_wrong_keys_are_refused_in_one_line(override: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        compose("evaluate", [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_world_may_be_changed_in_part_or_named_whole() -> None:
+    assert compose("evaluate")["env"] is None
+    assert compose("render", ["env.duplicates=2"])["env"] == {"duplicates": 2}
+    whole = compose("evaluate", ["env=cartpole", "env.duplicates=2"])["env"]
+    assert (whole["duplicates"], whole["max_steps"]) == (2, 1000)
+    plug_in = compose("evaluate", ["env=marl_pool.envs.cartpole.world:CartPole"])["env"]
+    assert plug_in["name"] == "marl_pool.envs.cartpole.world:CartPole"

@@ -1,0 +1,445 @@
+"""The hierarchical tasks: images to tokens and back, training, measures, pictures."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.paths import ROOT
+from helpers.pictures import read_picture, share_of
+from marl_pool.config import compose
+from marl_pool.runs import Run
+from marl_pool.studies.hierarchical import task as merged_images
+from marl_pool.studies.hierarchical.encoder import Chance
+from marl_pool.studies.hierarchical.images import (
+    Patches,
+    PixelQueries,
+    fourier_positions,
+)
+from marl_pool.studies.hierarchical.merged_classification import (
+    MergedClassification,
+)
+from marl_pool.studies.hierarchical.pretraining import teacher_forced
+from marl_pool.studies.hierarchical.reconstruction import Reconstruction
+from marl_pool.studies.hierarchical.task import MergedImages
+from marl_pool.training.supervised.images.images import Images
+from marl_pool.training.supervised.results import read_study
+from marl_pool.utils.errors import InputError
+
+SMALL = {
+    "size": 8,
+    "patch": 2,
+    "fourier_bands": 3,
+    "dim": 8,
+    "num_heads": 2,
+    "num_layers": 4,
+    "levels": (0.5, 1.0),
+}
+CONTEXT = {
+    "encoder": None,
+    "pooling": None,
+    "dropout": 0.0,
+    "data_dir": "unused",
+    "download": False,
+}
+
+
+def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Bright squares in one of four quarters, which is the class."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, 40, (count, 8, 8, 1), generator=generator)
+    labels = torch.randint(4, (count,), generator=generator)
+    for image, label in zip(drawn, labels.tolist(), strict=True):
+        row, column = divmod(label, 2)
+        image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 200
+    return drawn.to(torch.uint8), labels
+
+
+@pytest.fixture(autouse=True)
+def quarters(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Images(*images(80, 0), *images(24, 1), num_classes=4)
+    monkeypatch.setattr(merged_images, "load_images", lambda *_: found)
+
+
+def made(
+    kind: type[MergedImages] = Reconstruction, **options: Any
+) -> tuple[MergedImages, Any]:
+    task = kind(**{**SMALL, **CONTEXT, **options})
+    task.prepare(Path("unused"))
+    network = task.make_network(0)
+    task.begin_epoch(network, 0, 1)
+    return task, network
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def learn(task: MergedImages, network: nn.Module, steps: int) -> list[float]:
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    noise, losses = generator(), []
+    network.train()
+    for _ in range(steps):
+        batch = task.batch("train", torch.arange(task.num_train))
+        outcome = task.evaluate(network, batch, noise)
+        optimizer.zero_grad()
+        outcome.loss.backward()
+        optimizer.step()
+        (value, *_) = outcome.metrics.values()
+        losses.append(float(value.mean()))
+    return losses
+
+
+# From images to tokens and back
+
+
+def test_fourier_positions_by_hand() -> None:
+    found = fourier_positions(4, 6, 3)
+    assert found.shape == (4, 6, 14)
+    y, x = -1 + 2 * 1 / 3, -1 + 2 * 4 / 5
+    frequencies = [1 / 6, (1 / 6 + 2) / 2, 2.0]
+    expected = [math.sin(2 * math.pi * y * f) for f in frequencies]
+    expected += [math.cos(2 * math.pi * y * f) for f in frequencies]
+    expected += [math.sin(2 * math.pi * x * f) for f in frequencies]
+    expected += [math.cos(2 * math.pi * x * f) for f in frequencies]
+    assert found[1, 4].tolist() == pytest.approx([*expected, x, y], abs=1e-5)
+
+
+def test_a_patch_sees_its_own_pixels_only() -> None:
+    patches = Patches((4, 6, 3), 2, 2, 5)
+    assert (patches.num_tokens, patches.grid) == (6, (2, 3))
+    image = torch.rand(1, 4, 6, 3, requires_grad=True)
+    tokens = patches(image)
+    for token in range(6):
+        row, column = divmod(token, 3)
+        (felt,) = torch.autograd.grad(tokens[0, token].sum(), image, retain_graph=True)
+        expected = torch.zeros(4, 6, dtype=torch.bool)
+        expected[2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = True
+        assert torch.equal(felt[0].abs().sum(-1) > 0, expected)
+    with pytest.raises(InputError, match="task.patch: expected a divisor of 4 and 6"):
+        Patches((4, 6, 3), 4, 2, 5)
+
+
+def test_pixels_do_not_care_for_the_order_of_tokens() -> None:
+    pixels = PixelQueries((4, 6, 3), 2, 8, 2).double()
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    found = pixels(x)
+    assert found.shape == (2, 4, 6, 3)
+    torch.testing.assert_close(pixels(x.flip(1)), found)
+
+
+# Training and measuring
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["learned", "random"])
+def test_it_learns_to_reconstruct(policy: str) -> None:
+    # Below what the mean image scores: it tells images apart.
+    task, network = made(policy=policy, rho=0.0, dim=32, levels=(0.25,), num_layers=1)
+    losses = learn(task, network, 80)
+    mean_image = task.baselines(task.batch("train", torch.arange(80)))["mean_image"]
+    assert losses[-1] < 0.7 * float(mean_image.mean())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"log_prob": "unmasked", "credit": "batch"},
+        {"baseline": True, "through_tokens": True, "policy_heads": 2},
+        {"gradient": "scaling"},
+        {"attention": False, "policy": "random"},
+        {"token_noise": 1.0, "token_penalty": 0.01, "proportional": True},
+        {"pretrain_epochs": 1},
+        {"schedule": (4, 3)},
+        {"policy": "shared_keys"},
+        {"policy": "heuristic"},
+    ],
+)
+def test_every_variant_takes_steps(options: dict[str, Any]) -> None:
+    task, network = made(**options)
+    before = {name: part.clone() for name, part in network.named_parameters()}
+    assert all(map(math.isfinite, learn(task, network, 3)))
+    moved = {
+        name
+        for name, part in network.named_parameters()
+        if not torch.equal(part, before[name])
+    }
+    for part in ("patches.", "encoder.layer.merge.", "decoder.unmerge.", "pixels."):
+        assert any(name.startswith(part) for name in moved), part
+    network.eval()
+    batch = task.batch("test", torch.arange(task.num_test))
+    assert task.evaluate(network, batch, generator()).loss.isfinite()
+
+
+def test_levels_are_measured_each() -> None:
+    task, network = made()
+    network.eval()
+    batch = task.batch("test", torch.arange(task.num_test))
+    metrics = task.evaluate(network, batch, generator()).metrics
+    # 16 tokens: 4, 3, 2 and 1 merge, or 8, 4, 2 and 1.
+    assert [level.tokens for level in task.levels] == [6, 1]
+    assert set(metrics) == {"mse", "mse_6", "mse_1", "policy_information"}
+    torch.testing.assert_close(
+        metrics["mse"], (metrics["mse_6"] + metrics["mse_1"]) / 2
+    )
+    assert (metrics["policy_information"] >= 0).all()
+    chance = Chance(generator(), explore=False)
+    output = network(batch["images"] / 255, task.levels[1].schedule, chance).output
+    expected = (output - batch["images"] / 255).square().mean((1, 2, 3))
+    torch.testing.assert_close(metrics["mse_1"], expected)
+
+
+def test_the_penalty_is_added_to_the_loss() -> None:
+    outcomes = []
+    for weight in (0.0, 0.1):
+        task, network = made(token_penalty=weight, policy="random")
+        batch = task.batch("train", torch.arange(8))
+        outcome = task.evaluate(network.train(), batch, generator())
+        outcomes.append(float(outcome.loss.detach()))
+    assert outcomes[1] > outcomes[0]
+
+
+def test_initial_weights_follow_from_the_seed() -> None:
+    task, network = made()
+    for seed, same in ((0, True), (1, False)):
+        other = task.make_network(seed)
+        pairs = zip(network.parameters(), other.parameters(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs) == same
+
+
+@pytest.mark.parametrize("kind", [Reconstruction, MergedClassification])
+@pytest.mark.parametrize(
+    "options",
+    [{"policy": "random"}, {"policy": "heuristic"}, {"policy": "shared_keys"}],
+    ids=lambda options: options["policy"],
+)
+def test_methods_share_the_weights_that_they_have_in_common(
+    kind: type[MergedImages], options: dict[str, Any]
+) -> None:
+    own, other = (made(kind, **each)[1].state_dict() for each in ({}, options))
+    common = own.keys() & other.keys()
+    assert any(".policy." in name for name in own.keys() - other.keys())
+    assert len(common) >= len(other) - 1
+    assert any(own[name].dim() == 2 and own[name].std() > 0 for name in common)
+    for name in common:
+        torch.testing.assert_close(own[name], other[name], rtol=0, atol=0)
+
+
+def test_the_mean_image_is_the_baseline() -> None:
+    task, _ = made()
+    mean = task.batch("train", torch.arange(80))["images"].double().mean(0) / 255
+    batch = task.batch("test", torch.arange(3))
+    expected = (batch["images"] / 255 - mean).square().mean((1, 2, 3)).float()
+    torch.testing.assert_close(task.baselines(batch)["mean_image"], expected)
+
+
+def test_it_learns_to_classify_from_one_token() -> None:
+    task, network = made(MergedClassification, rho=1.0, levels=(1.0,), dim=16)
+    learn(task, network, 40)
+    network.eval()
+    batch = task.batch("test", torch.arange(task.num_test))
+    metrics = task.evaluate(network, batch, generator()).metrics
+    common = task.baselines(batch)["most_common_class"]
+    assert float(metrics["error_1"].mean()) < 0.5 * float(common.mean())
+
+
+# Teacher forcing
+
+
+def test_teacher_forcing_compares_each_token_with_what_it_was() -> None:
+    """A decoder that undoes merges exactly has only the pixels' error left."""
+    task, network = made(attention=False, policy="random")
+    network.double()
+    merged: list[Tensor] = []
+
+    def remember(x: Tensor) -> Tensor:
+        merged.append(x)
+        return x[..., :8]
+
+    depths = iter([1, 2])
+    encodings = [
+        network.encoder.entrance(torch.zeros(1, 1, 8), d, None)[0] for d in (1, 2)
+    ]
+
+    def undo(x: Tensor) -> Tensor:
+        encoding = encodings[next(depths) - 1].double()[..., :8]
+        return merged[-1] - torch.cat([encoding, encoding], -1)
+
+    network.encoder.layer.merge = _Function(remember)
+    network.decoder.unmerge = _Function(undo)
+    network.decoder.entrance = _Function(lambda x, *_: (x, torch.zeros(len(x))))
+    network.encoder.entrance = _Plain(encodings)
+    pictures = task.batch("train", torch.arange(5))["images"].double() / 255
+    found = teacher_forced(network, pictures, [4, 2], Chance(generator(), explore=True))
+    direct = network.pixels(network.patches(pictures)) - pictures
+    untouched = found.losses - direct.square().mean((1, 2, 3))
+    # Tokens that did not merge keep the layer's encoding; the rest came back whole.
+    left = [8 / 16, 8 / 12]
+    sizes = [float(each.double().square().mean()) for each in encodings]
+    expected = sum(a * b for a, b in zip(left, sizes, strict=True)) / 2
+    torch.testing.assert_close(untouched, torch.full((5,), expected).double())
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+class _Plain(nn.Module):
+    """An entrance that adds the encoding and nothing else."""
+
+    def __init__(self, encodings: list[Tensor]) -> None:
+        super().__init__()
+        self.encodings = encodings
+
+    def forward(self, x: Tensor, depth: int, _: Any) -> tuple[Tensor, Tensor]:
+        return x + self.encodings[depth - 1].to(x), torch.zeros(len(x))
+
+
+def test_unmerging_learns_which_tokens_were_merged() -> None:
+    """Its cross-entropy is that of the last tokens, which are the merged ones."""
+    task, network = made(attention=False)
+    nn.init.zeros_(network.decoder.score[2].weight)
+    pictures = task.batch("train", torch.arange(5))["images"] / 255
+    chance = Chance(generator(), explore=True)
+    found = teacher_forced(network, pictures, [4], chance)
+    found.unmerging.sum().backward()
+    assert network.decoder.score[2].weight.grad.any()
+    assert network.encoder.layer.merge[0].weight.grad is None
+    # All scores are zero, so each of 12 is as likely.
+    torch.testing.assert_close(found.unmerging, torch.full((5,), math.log(12)))
+
+
+def test_teacher_forcing_trains_the_merging_policy_by_reinforce() -> None:
+    task, network = made()
+    pictures = task.batch("train", torch.arange(5))["images"] / 255
+    chance = Chance(generator(), explore=True)
+    teacher_forced(network, pictures, [4, 2], chance).score.sum().backward()
+    policy = {id(part) for part in network.encoder.layer.policy.parameters()}
+    for name, parameter in network.named_parameters():
+        felt = parameter.grad is not None and bool(parameter.grad.any())
+        assert felt == (id(parameter) in policy), name
+
+
+# Pictures
+
+
+def test_pictures(tmp_path: Path) -> None:
+    task, network = made()
+    files = task.finish(network, tmp_path, generator())
+    names = ["policies.png", "reconstructions.png"]
+    assert [file.name for file in files] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    task, network = made(MergedClassification)
+    assert [file.name for file in task.finish(network, tmp_path, generator())] == names[
+        :1
+    ]
+
+
+def test_one_token_has_nothing_to_merge(tmp_path: Path) -> None:
+    task, network = made(patch=8)
+    assert all(map(math.isfinite, learn(task, network, 2)))
+    metrics = task.evaluate(
+        network.eval(), task.batch("test", torch.arange(3)), generator()
+    ).metrics
+    assert set(metrics) == {"mse", "mse_1"}
+    (picture,) = task.finish(network, tmp_path, generator())
+    assert picture.name == "reconstructions.png"
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Reconstruction, {"schedule": (8, 5)}, "task.schedule: .* layer 2, got 5"),
+        (
+            Reconstruction,
+            {"schedule": ()},
+            r"expected a number for each layer, got \[\]",
+        ),
+        (
+            Reconstruction,
+            {"proportions": ()},
+            "task.proportions: expected at least one",
+        ),
+        (Reconstruction, {"patch": 3}, "task.patch: expected a divisor .* = 8, got 3"),
+        (Reconstruction, {"num_heads": 3}, "task.num_heads: expected a divisor of dim"),
+        (Reconstruction, {"encoder": {"name": "swarm"}}, "expected none, got swarm"),
+        (Reconstruction, {"pooling": {"name": "avg"}}, "expected none, got avg"),
+        (Reconstruction, {"credit": "others"}, "unknown task.credit 'others'"),
+        (
+            Reconstruction,
+            {"credit": "batch", "baseline": True},
+            "task.baseline: .*false",
+        ),
+        (MergedClassification, {"pretrain_epochs": 1}, "task.pretrain_epochs: .* 0"),
+    ],
+)
+def test_refusals(
+    kind: type[MergedImages], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        made(kind, **options)
+
+
+@pytest.mark.parametrize("key", ["num_samples", "num_test"])
+def test_more_images_than_there_are(key: str) -> None:
+    with pytest.raises(InputError, match=f"task.{key}: expected at most .*, got 1000"):
+        made(Reconstruction, **{key: 1000})
+
+
+def study() -> ModuleType:
+    """scripts/merging_study.py, which is in no package."""
+    file = ROOT / "scripts" / "merging_study.py"
+    spec = importlib.util.spec_from_file_location("merging_study", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
+    script = study()
+    for number, (policy, credit, lr, error) in enumerate(
+        [
+            ("learned", "own", 0.1, 0.1),
+            ("learned", "own", 0.1, 0.3),
+            ("learned", "batch", 0.1, 0.4),
+            ("random", "own", 0.1, 0.5),
+            ("random", "own", 0.2, 0.6),
+        ]
+    ):
+        given = [f"task.policy={policy}", f"task.credit={credit}", f"fit.lr={lr}"]
+        words = ["task=reconstruction", "scale=tiny", f"seed={number}", *given]
+        run = Run.create(
+            tmp_path / "trials" / str(number), compose("fit", words), "fit"
+        )
+        trial = {"task": run.config["task"], "metric": "mse", "mean": {"mse": error}}
+        (run.path / "results.json").write_text(json.dumps(trial))
+    found = read_study(tmp_path, script.TASKS)
+    groups = script.grouped(found)
+    assert groups == {
+        "learned, credit=own, fit.lr=0.1": {"mse": [0.1, 0.3]},
+        "learned, credit=batch, fit.lr=0.1": {"mse": [0.4]},
+        "random, credit=own, fit.lr=0.1": {"mse": [0.5]},
+        "random, credit=own, fit.lr=0.2": {"mse": [0.6]},
+    }
+    assert "| learned, credit=own, fit.lr=0.1 | 0.2000 ± 0.1414 |" in script.markdown(
+        groups
+    )
+    script.draw(groups, "mse", "title", tmp_path / "study.png")
+    picture = read_picture(tmp_path / "study.png")
+    assert share_of("#6c9fc9", picture) > 3e-4  # the runs, half transparent

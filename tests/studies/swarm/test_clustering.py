@@ -1,0 +1,553 @@
+"""Random mixtures, matching, and what is learned of them, against scipy."""
+
+import importlib.util
+import itertools
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from helpers.paths import ROOT
+from helpers.pictures import read_picture, share_beside_background, share_of
+from marl_pool.cli.main import main
+from marl_pool.config import compose
+from marl_pool.studies.swarm.clustering import Clustering
+from marl_pool.studies.swarm.data import (
+    Mixtures,
+    four_gaussians,
+    log_densities,
+    wishart_mixtures,
+)
+from marl_pool.studies.swarm.matching import (
+    accuracy,
+    cluster_scores,
+    match_clusters,
+)
+from marl_pool.studies.swarm.mixture import (
+    MixtureLikelihood,
+    Parameters,
+    mean_log_likelihood,
+    to_parameters,
+)
+from marl_pool.studies.swarm.padded import by_length, in_new_order
+from marl_pool.studies.swarm.plots import output_colors
+from marl_pool.studies.swarm.points import PointNetwork, is_equivariant
+from marl_pool.training.supervised.results import read_study
+from marl_pool.training.supervised.schedule import must_go_back
+from marl_pool.utils.errors import InputError
+
+MANY = torch.arange(4000)
+ALPHA = 1e-4
+"""A true hypothesis fails so seldom, and with a fixed seed never."""
+SMALL = {"num_samples": 20, "num_test": 8, "entities": (3, 9), "clusters": (2, 3)}
+
+
+def fits(sample: Tensor, distribution: str, *args: float) -> bool:
+    return bool(stats.kstest(sample.numpy(), distribution, args).pvalue > ALPHA)
+
+
+def even(counts: Tensor) -> bool:
+    return bool(stats.chisquare(counts.numpy()).pvalue > ALPHA)
+
+
+# Mixtures
+
+
+def test_clusters_of_any_shape_are_as_specified() -> None:
+    drawn = wishart_mixtures(MANY, 1, (5, 14), (3, 10))
+    there = drawn.weights > 0
+    assert even((~drawn.padding).sum(1).bincount()[5:])
+    assert even(drawn.num_clusters.bincount()[3:])
+    for axis in range(2):
+        assert fits(drawn.means[there][:, axis], "norm")
+    covariances = (drawn.factors @ drawn.factors.mT)[there].double()
+    # A diagonal element of an inverse Wishart matrix, ν = 4, Ψ = 0.05 I, p = 2, is
+    # inverse gamma with (ν - p + 1) / 2 and Ψ_11 / 2.
+    for axis in range(2):
+        assert fits(covariances[:, axis, axis], "invgamma", 1.5, 0, 0.025)
+    other = stats.invwishart(4, 0.05 * np.eye(2)).rvs(20_000, random_state=0)
+    for function in (np.linalg.det, lambda each: each[:, 0, 1]):
+        ours, theirs = function(covariances.numpy()), function(other)
+        assert stats.ks_2samp(ours, theirs).pvalue > ALPHA
+
+
+def test_points_are_drawn_from_their_clusters() -> None:
+    drawn = wishart_mixtures(MANY[:500], 2, (50, 60), (3, 3))
+    there = ~drawn.padding
+    assert even(drawn.labels[there].bincount())
+    apart = drawn.points - drawn.means.gather(
+        1, drawn.labels[..., None].expand(-1, -1, 2)
+    )
+    rows = torch.arange(500)[:, None]
+    inverse = torch.linalg.inv(drawn.factors)[rows, drawn.labels]
+    white = (inverse @ apart[..., None])[..., 0][there]
+    for axis in range(2):
+        assert fits(white[:, axis], "norm")
+    assert abs(np.corrcoef(white.T)[0, 1]) < 0.03
+
+
+def test_four_gaussians_are_as_specified() -> None:
+    drawn = four_gaussians(MANY, 1, (5, 14))
+    assert even((~drawn.padding).sum(1).bincount()[5:])
+    assert fits(drawn.means.flatten(), "uniform", -4, 8)
+    assert torch.equal(drawn.factors, (0.3 * torch.eye(2)).expand_as(drawn.factors))
+    # One of four flat Dirichlet weights is Beta(1, 3).
+    for component in range(4):
+        assert fits(drawn.weights[:, component], "beta", 1, 3)
+    torch.testing.assert_close(drawn.weights.sum(1), torch.ones(len(MANY)))
+    seen = torch.stack([(drawn.labels == c) & ~drawn.padding for c in range(4)], -1)
+    expected = (drawn.weights * (~drawn.padding).sum(1, keepdim=True)).sum(0)
+    counts = seen.sum((0, 1)).numpy()
+    share = expected.double().numpy() / float(expected.double().sum())
+    assert stats.chisquare(counts, share * counts.sum()).pvalue > ALPHA
+
+
+@given(
+    st.lists(st.integers(0, 1 << 42), min_size=1, max_size=6, unique=True),
+    st.integers(0, 5),
+    st.sampled_from([wishart_mixtures, four_gaussians]),
+)
+def test_a_row_is_the_same_in_any_batch(rows: list[int], seed: int, draw: Any) -> None:
+    together = draw(torch.tensor(rows), seed, (2, 30))
+    for place, row in enumerate(rows):
+        alone = draw(torch.tensor([row]), seed, (2, 30))
+        size = alone.points.shape[1]
+        assert not alone.padding.any()
+        assert together.padding[place, size:].all()
+        for name in ("points", "labels"):
+            both = getattr(together, name)[place]
+            assert torch.equal(both[:size], getattr(alone, name)[0])
+            assert not both[size:].any()
+        assert torch.equal(together.factors[place], alone.factors[0])
+    other = draw(torch.tensor(rows), seed + 1, (2, 30))
+    assert not torch.equal(together.means, other.means)
+
+
+def test_log_densities_are_scipys() -> None:
+    drawn = wishart_mixtures(torch.arange(3), 0, (4, 6), (2, 3))
+    found = log_densities(drawn)
+    for row, count in enumerate(drawn.num_clusters.tolist()):
+        for c in range(count):
+            factor = drawn.factors[row, c].double()
+            normal = stats.multivariate_normal(
+                drawn.means[row, c].double(), factor @ factor.T
+            )
+            expected = normal.logpdf(drawn.points[row]) - math.log(count)
+            assert found[row, :, c].tolist() == pytest.approx(expected, rel=1e-3)
+        assert (found[row, :, count:] == -torch.inf).all()
+
+
+# Matching
+
+
+def logits_of(seed: int, outputs: int = 4, clusters: int = 3) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, 7, outputs, generator=generator, dtype=torch.float64)
+    labels = torch.randint(clusters, (3, 7), generator=generator)
+    padding = torch.arange(7) >= torch.tensor([[7], [4], [1]])
+    return logits, labels.masked_fill(padding, 0), padding
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4))
+def test_the_match_is_the_best_of_all(seed: int, clusters: int) -> None:
+    logits, labels, padding = logits_of(seed, 4, clusters)
+    log_probs = logits.log_softmax(-1)
+    matched = match_clusters(log_probs, labels, padding, torch.full((3,), clusters))
+    for row in range(3):
+        own, there = labels[row], ~padding[row]
+        losses = [
+            -log_probs[row, torch.arange(7), torch.tensor(order)[own]][there].mean()
+            for order in itertools.permutations(range(4), clusters)
+        ]
+        assert float(matched.losses[row]) == pytest.approx(float(min(losses)))
+        assert matched.outputs[row, clusters:].tolist() == [-1] * (4 - clusters)
+
+
+@given(st.integers(0, 2**31), st.permutations(range(4)))
+def test_names_of_outputs_and_padding_do_not_matter(seed: int, order: Any) -> None:
+    logits, labels, padding = logits_of(seed)
+    log_probs, three = logits.log_softmax(-1), torch.full((3,), 3)
+    matched = match_clusters(log_probs, labels, padding, three)
+    other = log_probs[..., order].masked_fill(padding[..., None], -7.0)
+    found = match_clusters(other, labels, padding, three)
+    torch.testing.assert_close(found.losses, matched.losses)
+    torch.testing.assert_close(
+        accuracy(other, labels, padding, found.outputs),
+        accuracy(log_probs, labels, padding, matched.outputs),
+    )
+
+
+def test_what_is_no_number_has_a_loss_that_is_none() -> None:
+    labels, padding = torch.zeros(1, 4).long(), torch.zeros(1, 4).bool()
+    log_probs = torch.full((1, 4, 3), torch.nan)
+    matched = match_clusters(log_probs, labels, padding, torch.ones(1).long())
+    assert matched.losses.isnan().all()
+
+
+def test_the_gradient_goes_through_the_match() -> None:
+    logits, labels, padding = logits_of(0)
+
+    def loss(logits: Tensor) -> Tensor:
+        three = torch.full((3,), 3)
+        return match_clusters(logits.log_softmax(-1), labels, padding, three).losses
+
+    assert torch.autograd.gradcheck(loss, logits.requires_grad_())
+
+
+def test_a_network_that_is_right_under_other_names() -> None:
+    _, labels, padding = logits_of(0)
+    names = torch.tensor([2, 0, 3])
+    sure = 100 * torch.nn.functional.one_hot(names[labels], 4).double()
+    matched = match_clusters(sure.log_softmax(-1), labels, padding, torch.full((3,), 3))
+    assert matched.losses.abs().max() < 1e-9
+    assert accuracy(sure, labels, padding, matched.outputs).tolist() == [1, 1, 1]
+
+
+def test_scores_by_hand() -> None:
+    log_probs = -torch.arange(1.0, 7.0).view(1, 3, 2)
+    labels = torch.tensor([[1, 0, 1]])
+    padding = torch.tensor([[False, False, True]])
+    scores = cluster_scores(log_probs, labels, padding)
+    assert scores.tolist() == [[[-3.0, -4.0], [-1.0, -2.0]]]
+
+
+# Batches
+
+
+def test_pieces_of_similar_length_hold_every_set_once() -> None:
+    drawn = wishart_mixtures(torch.arange(33), 0, (2, 40))
+    pieces, back = by_length(drawn._asdict())
+    assert len(pieces) == 4
+    sizes = [len(piece["labels"][0]) for piece in pieces]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == drawn.points.shape[1]
+    sums = torch.cat([piece["points"].sum((1, 2)) for piece in pieces])[back]
+    torch.testing.assert_close(sums, drawn.points.sum((1, 2)))
+    for piece in pieces:
+        assert not piece["padding"][-1].any()
+
+
+def test_a_new_order_moves_points_and_their_labels_together() -> None:
+    drawn = wishart_mixtures(torch.arange(4), 0, (6, 9))
+    moved = in_new_order(drawn._asdict(), torch.Generator().manual_seed(0))
+    assert torch.equal(moved["padding"], drawn.padding)
+    assert not torch.equal(moved["points"], drawn.points)
+
+    def pairs(points: Tensor, labels: Tensor) -> list[Any]:
+        return sorted(zip(points.tolist(), labels.tolist(), strict=True))
+
+    for row in range(4):
+        before = pairs(drawn.points[row], drawn.labels[row])
+        assert pairs(moved["points"][row], moved["labels"][row]) == before
+
+
+# Tasks
+
+
+def clustering(name: str = "swarm", **options: Any) -> Clustering:
+    return Clustering(encoder={"name": name, "dim": 4}, **{**SMALL, **options})
+
+
+@pytest.mark.parametrize("name", ["swarm", "set_linear", "set_transformer", "lstm"])
+def test_a_clusterer_learns(name: str) -> None:
+    task, generator = clustering(name), torch.Generator().manual_seed(0)
+    network = task.make_network(0)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
+    losses = []
+    for _ in range(40):
+        outcome = task.evaluate(
+            network, task.batch("train", torch.arange(20)), generator
+        )
+        optimizer.zero_grad()
+        outcome.loss.backward()
+        optimizer.step()
+        losses.append(outcome.loss.item())
+    # The match alone is better than equal probabilities of ten outputs.
+    assert losses[0] < math.log(10)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_metrics_are_of_each_set_in_the_order_of_the_batch() -> None:
+    task, generator = clustering(), torch.Generator()
+    network = task.make_network(0).eval()
+    whole = task.evaluate(network, task.batch("test", torch.arange(15)), generator)
+    assert whole.loss.item() == pytest.approx(float(whole.metrics["loss"].mean()))
+    for row in (0, 7, 14):
+        alone = task.evaluate(
+            network, task.batch("test", torch.tensor([row])), generator
+        )
+        for name, each in whole.metrics.items():
+            assert float(alone.metrics[name]) == pytest.approx(
+                float(each[row]), rel=1e-4
+            )
+
+
+def test_test_sets_are_no_training_sets() -> None:
+    task = clustering()
+    train, test = (task.batch(split, torch.arange(5)) for split in ("train", "test"))
+    assert not torch.equal(train["means"], test["means"])
+
+
+def test_who_knows_the_mixture_does_better_than_who_knows_nothing() -> None:
+    task = clustering(entities=(50, 60))
+    known, nothing = task.baselines(task.batch("test", torch.arange(50))).values()
+    assert nothing.tolist() == pytest.approx([math.log(10)] * 50)
+    assert (known >= 0).all()
+    assert 0 < known.mean() < 0.2
+
+
+@pytest.mark.parametrize(("name", "matters"), [("lstm", True), ("swarm", False)])
+def test_only_training_shuffles_and_only_where_the_order_matters(
+    name: str, matters: bool
+) -> None:
+    task = clustering(name)
+    network, batch = task.make_network(0), task.batch("train", torch.arange(4))
+
+    def losses(seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return task.evaluate(network, batch, generator).metrics["loss"]
+
+    assert torch.equal(losses(0), losses(1)) != matters
+    network.eval()
+    assert torch.equal(losses(0), losses(1))
+
+
+def test_the_order_spreads_the_loss_of_an_lstm_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for name, least in (("lstm", 1e-4), ("swarm", 0.0)):
+        task = clustering(name)
+        spread = task.spread(task.make_network(0).eval(), 9, generator)
+        assert (spread > 1e-5).all() == (least > 0)
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    task = clustering("lstm", picture_grid=3)
+    files = task.finish(task.make_network(0).eval(), tmp_path, torch.Generator())
+    assert [file.name for file in files] == [
+        "clustering.png",
+        "probabilities.png",
+        "orders.png",
+    ]
+    clusters, probabilities, orders = map(read_picture, files)
+    assert all(share_of(color, clusters) > 3e-4 for color in ("C0", "C1"))
+    assert share_beside_background(probabilities) > 0.5
+    assert share_of("C0", orders) > 1e-3  # medians
+    assert share_of("#bcd6e8", orders) > 0.01  # violins, most of them transparent
+
+
+def test_a_matched_output_has_its_clusters_color() -> None:
+    colors = output_colors(torch.tensor([3, 0, -1, -1]), 4)
+    assert colors.tolist() == [1, 2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder": None}, "encoder: task=clustering needs one, got none"),
+        ({"pooling": {"name": "avg"}}, "expected none, got avg"),
+        ({"entities": (9, 3)}, r"task.entities: expected two .* first, got \[9, 3\]"),
+        ({"clusters": (0, 3)}, r"task.clusters: .*, got \[0, 3\]"),
+        ({"clusters": (2, 12)}, "task.num_outputs: expected at least 12"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Clustering(**{"encoder": {"name": "swarm"}, **options})
+
+
+def test_points_need_a_width() -> None:
+    with pytest.raises(InputError, match=r"encoder.dim: expected a width"):
+        Clustering(encoder={"name": "identity"}).make_network(0)
+
+
+# Parameters of a mixture
+
+
+def mixture(pooling: str = "avg", **options: Any) -> MixtureLikelihood:
+    return MixtureLikelihood(
+        encoder={"name": "swarm", "dim": 6},
+        pooling={"name": pooling},
+        **{"num_samples": 30, "num_test": 5, "entities": (8, 20), **options},
+    )
+
+
+def test_the_likelihood_is_scipys() -> None:
+    generator = torch.Generator().manual_seed(0)
+    parameters = to_parameters(torch.randn(2, 15, generator=generator).double())
+    assert parameters.log_weights.exp().sum(1).tolist() == pytest.approx([1, 1])
+    points = torch.randn(2, 6, 2, generator=generator).double()
+    padding = torch.arange(6) >= torch.tensor([[6], [4]])
+    found = mean_log_likelihood(parameters, points, padding)
+    for row, count in enumerate((6, 4)):
+        density = sum(
+            parameters.log_weights[row, c].exp().item()
+            * stats.multivariate_normal(
+                parameters.means[row, c], np.diag(parameters.deviations[row, c] ** 2)
+            ).pdf(points[row, :count])
+            for c in range(3)
+        )
+        assert float(found[row]) == pytest.approx(np.log(density).mean())
+
+
+def test_the_true_mixture_is_a_baseline() -> None:
+    task = mixture(entities=(200, 300))
+    drawn = Mixtures(**task.batch("test", torch.arange(40)))
+    true = Parameters(
+        drawn.weights.log(), drawn.means, torch.full_like(drawn.means, 0.3)
+    )
+    found = task.baselines(drawn._asdict())
+    expected = -mean_log_likelihood(true, drawn.points, drawn.padding)
+    torch.testing.assert_close(found["true mixture"], expected, rtol=1e-4, atol=1e-4)
+    assert (found["one Gaussian"] > found["true mixture"]).float().mean() > 0.9
+    # Of one Gaussian fitted by maximum likelihood it is known: 1 + log(2π σ_x σ_y).
+    first = drawn.points[0][~drawn.padding[0]]
+    fitted = 1 + math.log(2 * math.pi) + first.std(0, correction=0).log().sum()
+    assert float(found["one Gaussian"][0]) == pytest.approx(float(fitted), rel=1e-4)
+
+
+def test_one_point_has_a_baseline() -> None:
+    task = mixture(entities=(1, 1))
+    found = task.baselines(task.batch("test", torch.arange(5)))
+    assert all(each.isfinite().all() for each in found.values())
+
+
+@pytest.mark.parametrize("pooling", ["avg", "pma", "cls"])
+def test_a_mixture_is_estimated_better_with_training(pooling: str) -> None:
+    task, generator = mixture(pooling), torch.Generator()
+    network = task.make_network(0)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
+    batch = task.batch("train", torch.arange(30))
+    losses = []
+    for _ in range(40):
+        outcome = task.evaluate(network, batch, generator)
+        optimizer.zero_grad()
+        outcome.loss.backward()
+        optimizer.step()
+        losses.append(outcome.loss.item())
+    assert losses[-1] < losses[0] - 0.5
+    assert torch.equal(outcome.metrics["log_likelihood"], -outcome.metrics["loss"])
+
+
+def test_heads_share_the_base() -> None:
+    base, other = (mixture(name).make_network(3) for name in ("avg", "pma"))
+    ours = {**base.encoder.state_dict(), **base.embedding.state_dict()}
+    theirs = {**other.encoder.state_dict(), **other.embedding.state_dict()}
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_mixture_needs_a_head() -> None:
+    with pytest.raises(InputError, match="pooling: task=mixture needs one, got none"):
+        MixtureLikelihood(encoder={"name": "swarm"}, pooling=None)
+
+
+def test_points_in_another_order_get_the_same_results_in_that_order() -> None:
+    network = PointNetwork(
+        2, 5, 9, encoder={"name": "set_transformer"}, pooling=None, seed=1
+    )
+    x, order = torch.randn(2, 9, 2), torch.randperm(9)
+    torch.testing.assert_close(network(x[:, order]), network(x)[:, order])
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters", "causal"),
+    [
+        # 3 · (2 · 8576 + 60 · 32) + 96 + 330: the published code's number.
+        ("paper_isab", 57_642, False),
+        ("paper_swarm_mixture", None, True),
+        ("paper_swarm_mixture_mean", None, False),
+    ],
+)
+def test_presets_that_bear_the_papers_name(
+    preset: str, parameters: int | None, causal: bool
+) -> None:
+    encoder = compose("fit", ["task=clustering", "scale=paper", f"encoder={preset}"])[
+        "encoder"
+    ]
+    network = PointNetwork(2, 10, 1000, encoder=encoder, pooling=None)
+    assert is_equivariant(network) is not causal
+    if parameters is not None:
+        assert sum(part.numel() for part in network.parameters()) == parameters
+
+
+# Back-tracking
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=30))
+def test_back_tracking_as_published(losses: list[float]) -> None:
+    """The last worse one of a history that begins with infinity lies before the
+    smaller of 80 % of all epochs and of all but five."""
+    *before, current = losses
+    history, epochs = [math.inf, *before], len(before)
+    last_worse = max(i for i, loss in enumerate(history) if loss > current)
+    expected = last_worse < min(epochs * (1 - 0.2), epochs - 5)
+    assert must_go_back(losses) == expected
+
+
+# Whole studies
+
+
+@pytest.mark.parametrize("task", ["clustering", "mixture"])
+def test_a_tiny_study_runs_from_one_command(tmp_path: Path, task: str) -> None:
+    run = tmp_path / "run"
+    given = [f"task={task}", "scale=tiny", "threads=1", "fit.epochs=1"]
+    assert main(["fit", *given, "--run-dir", str(run)]) == 0
+    results = json.loads((run / "results.json").read_text())
+    assert results["mean"]["loss"] > results["baselines"]["true mixture"]
+    assert all((run / picture).is_file() for picture in results["pictures"])
+
+
+def script() -> ModuleType:
+    """scripts/clustering_study.py, which is in no package."""
+    file = ROOT / "scripts" / "clustering_study.py"
+    spec = importlib.util.spec_from_file_location("clustering_study", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_run(folder: Path, loss: float, **encoder: Any) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").touch()
+    results = {
+        "task": {"name": "clustering"},
+        "encoder": {"dim": 8, **encoder},
+        "pooling": {"name": "none"},
+        "scale": "tiny",
+        "parameters": round(100 / loss),
+        "mean": {"loss": loss, "accuracy": 0.75},
+        "sd_over_folds": {"loss": 0.01, "accuracy": 0.1},
+        "baselines": {"true mixture": 0.1},
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+def test_the_study_stands_beside_published_numbers(tmp_path: Path) -> None:
+    study = script()
+    write_run(tmp_path / "trials" / "a", 0.9, name="lstm", sort=True)
+    write_run(tmp_path / "trials" / "b", 0.5, name="swarm")
+    write_run(tmp_path / "trials" / "c", 0.7, name="swarm")
+    (tmp_path / "trials" / "unfinished").mkdir()
+    (tmp_path / "trials" / "unfinished" / "config.yaml").touch()
+    found = read_study(tmp_path, study.TASKS)
+    runs = sorted(found.values(), key=lambda results: results["mean"]["loss"])
+    lines = study.markdown(runs).splitlines()
+    assert len(lines) == 5
+    assert "| swarm | none | 8 | 200 | 0.5000 ± 0.0100 | 0.750 | 0.1000 | " in lines[2]
+    assert "0.416 ± 0.004 (192-10-1)" in lines[2]
+    assert "| lstm_sorted |" in lines[4]
+    assert "0.582 ± 0.006 (64-3)" in lines[4]
+    study.draw(runs, tmp_path / "figure.png")
+    picture = read_picture(tmp_path / "figure.png")
+    assert all(share_of(color, picture) > 1e-4 for color in ("C0", "C1"))

@@ -1,0 +1,266 @@
+"""The SWARM transformer: causal, the same step by step, and what it generates."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from helpers.pictures import read_picture, share_of
+from marl_pool.cli.main import main
+from marl_pool.encoders.swarm import SwarmLayer
+from marl_pool.studies.swarm import generation
+from marl_pool.studies.swarm.generation import ImageGeneration
+from marl_pool.studies.swarm.transformer import (
+    SwarmTransformer,
+    sinusoids,
+)
+from marl_pool.training.supervised.images.images import Images
+from marl_pool.utils.errors import InputError
+
+SHAPES = [(3, 3, 1), (2, 2, 3)]
+shapes = pytest.mark.parametrize("shape", SHAPES)
+layers = pytest.mark.parametrize("num_layers", [1, 2])
+
+
+def build(
+    shape: tuple[int, int, int], num_levels: int = 3, **options: Any
+) -> SwarmTransformer:
+    small = {"width": 8, "units": 6, "iterations": 3, "num_classes": 2}
+    return SwarmTransformer(shape, num_levels, **{**small, **options}).double()
+
+
+def random_pixels(count: int, length: int, num_levels: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(num_levels, (count, length), generator=generator)
+
+
+@shapes
+@layers
+def test_no_logit_depends_on_its_own_pixel_or_a_later_one(
+    shape: tuple[int, int, int], num_layers: int
+) -> None:
+    length = math.prod(shape)
+    network = build(shape, length, num_layers=num_layers)
+    # Each pixel has a level of its own, so that the gradient of that level's
+    # embedding is the gradient of that pixel.
+    pixels, label = torch.arange(length)[None], torch.zeros(1, dtype=torch.int64)
+    logits = network(pixels, label)[0]
+    for i in range(length):
+        (gradient,) = torch.autograd.grad(
+            logits[i].square().sum(), network.intensities.weight, retain_graph=True
+        )
+        felt = gradient.abs().sum(1) > 0
+        assert felt.tolist() == [j < i for j in range(length)]
+
+
+@shapes
+@layers
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_running_sums_give_the_same_as_the_whole_image(
+    shape: tuple[int, int, int], num_layers: int, iterations: int
+) -> None:
+    network = build(shape, num_layers=num_layers, iterations=iterations)
+    pixels = random_pixels(4, math.prod(shape))
+    labels = torch.tensor([0, 1, 1, 0])
+    expected = network(pixels, labels)
+    known, memory = network.known(labels), network.empty_memory(4)
+    with torch.no_grad():
+        for place in range(math.prod(shape)):
+            last = pixels[:, place - 1] if place else None
+            found = network.step(last, known[:, place], memory, place)
+            torch.testing.assert_close(found, expected[:, place])
+
+
+def test_a_layers_step_is_its_forward_pass() -> None:
+    layer = SwarmLayer(3, 4, 2, 5, "causal").double()
+    x = torch.randn(2, 6, 3, dtype=torch.float64)
+    sums = torch.zeros(4, 2, 4, dtype=torch.float64)
+    with torch.no_grad():
+        steps = [layer.step(x[:, place], sums, place) for place in range(6)]
+    torch.testing.assert_close(torch.stack(steps, 1), layer(x))
+
+
+def test_samples_have_the_probabilities_of_the_network() -> None:
+    network = build((1, 3, 1), 2)
+    weights = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(std=0.5, generator=weights)
+    images = torch.tensor(list(itertools.product(range(2), repeat=3)))
+    generator = torch.Generator().manual_seed(0)
+    for label in range(2):
+        labels = torch.full((4000,), label)
+        log_probs = network(images, labels[:8]).log_softmax(-1)
+        exact = log_probs.gather(2, images[..., None])[..., 0].sum(1).exp()
+        assert exact.sum().item() == pytest.approx(1)
+        drawn = network.sample(4000, labels, generator)
+        assert drawn.shape == (4000, 1, 3, 1)
+        code = drawn.flatten(1) @ torch.tensor([4, 2, 1])
+        seen = code.bincount(minlength=8)
+        expected = exact.detach() * 4000
+        assert expected.min() > 5
+        assert stats.chisquare(seen.numpy(), expected.numpy()).pvalue > 1e-3
+
+
+def test_a_class_changes_the_logits_where_there_are_classes() -> None:
+    pixels = random_pixels(2, 9)
+    network = build((3, 3, 1))
+    one, other = (network(pixels, torch.full((2,), label)) for label in range(2))
+    assert not torch.allclose(one, other)
+    without = build((3, 3, 1), num_classes=0)
+    assert without(pixels).shape == (2, 9, 3)
+    assert without.classes is None
+
+
+def test_places_are_sinusoids_of_row_and_column() -> None:
+    places = sinusoids((2, 3, 2), 8)
+    assert places.shape == (12, 8)
+    # Channels of a pixel are at one place: row 1, column 2 has numbers 10 and 11.
+    assert torch.equal(places[10], places[11])
+    expected = []
+    for cycles in (1, 3 / 2):  # an image, three pixels wide
+        column, row = (2 * math.pi * cycles * place / 3 for place in (2, 1))
+        expected += [math.sin(column), math.sin(row), math.cos(column), math.cos(row)]
+    assert places[11].tolist() == pytest.approx(expected, abs=1e-6)
+    assert not any(parameter is places for parameter in build((3, 3, 1)).parameters())
+
+
+def test_places_are_the_published_location_features() -> None:
+    """Made once by SWARM's `create_location_features_2d(4, 5, 12)`, row 3, column 2."""
+    expected = [0.587785, -0.587786, -0.809017, -0.809017, -0.739443, -0.316874]
+    expected += [-0.673219, 0.948468, 0.0, 0.0, 1.0, -1.0]
+    assert sinusoids((4, 5, 1), 12)[17].tolist() == pytest.approx(expected, abs=2e-5)
+
+
+def test_initial_weights_follow_from_the_seed() -> None:
+    one, same, other = (build((3, 3, 1), seed=seed) for seed in (1, 1, 2))
+    pairs = zip(one.state_dict().values(), same.state_dict().values(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    assert not torch.equal(one.intensities.weight, other.intensities.weight)
+
+
+# The task
+
+
+@pytest.fixture
+def data(monkeypatch: pytest.MonkeyPatch) -> Images:
+    generator = torch.Generator().manual_seed(0)
+
+    def some(count: int) -> Tensor:
+        # The left half is dark, the right one anything.
+        images = torch.randint(256, (count, 4, 4, 1), generator=generator)
+        images[:, :, :2] = 0
+        return images.to(torch.uint8)
+
+    train, test = some(50), some(20)
+    images = Images(train, torch.arange(50) % 3, test, torch.arange(20) % 3, 3)
+    monkeypatch.setattr(generation, "load_images", lambda *given: images)
+    return images
+
+
+def task(**options: Any) -> ImageGeneration:
+    small = {"size": 4, "num_levels": 4, "width": 8, "units": 8, "iterations": 2}
+    return ImageGeneration(**{**small, **options})
+
+
+def prepared(tmp_path: Path, **options: Any) -> ImageGeneration:
+    made = task(**options)
+    made.prepare(tmp_path)
+    return made
+
+
+def test_pixels_are_put_into_levels_along_the_scan_lines(
+    data: Images, tmp_path: Path
+) -> None:
+    made = prepared(tmp_path, num_samples=30)
+    assert (made.num_train, made.num_test) == (30, 20)
+    batch = made.batch("train", torch.tensor([7]))
+    expected = [value // 64 for value in data.train[7].flatten().tolist()]
+    assert batch["pixels"][0].tolist() == expected
+    assert batch["labels"].tolist() == [1]
+
+
+def test_bits_of_a_network_that_knows_nothing(data: Images, tmp_path: Path) -> None:
+    made = prepared(tmp_path)
+    network = made.make_network(0)
+    for parameter in network.layers[-1].output.parameters():
+        torch.nn.init.zeros_(parameter)
+    batch = made.batch("test", torch.arange(20))
+    outcome = made.evaluate(network, batch, torch.Generator())
+    assert outcome.metrics["bits_per_dim"].tolist() == pytest.approx([2.0] * 20)
+    assert outcome.loss.item() == pytest.approx(math.log(4))
+
+
+def test_baselines_by_hand(data: Images, tmp_path: Path) -> None:
+    made = prepared(tmp_path)
+    rows = torch.arange(20)
+    found = made.baselines(made.batch("test", rows))
+    levels, tests = data.train.flatten(1) // 64, data.test.flatten(1) // 64
+    for row in (0, 19):
+        bits = [
+            -math.log2(((levels[:, i] == tests[row, i]).sum().item() + 1) / 54)
+            for i in range(16)
+        ]
+        assert found["pixels alone"][row].item() == pytest.approx(sum(bits) / 16)
+    assert found["equal probabilities"].tolist() == [2.0] * 20
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_it_learns_and_draws(data: Images, tmp_path: Path, conditional: bool) -> None:
+    made = prepared(tmp_path, conditional=conditional)
+    network = made.make_network(0)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
+    batch = made.batch("train", torch.arange(50))
+    for _ in range(40):
+        outcome = made.evaluate(network, batch, torch.Generator())
+        optimizer.zero_grad()
+        outcome.loss.backward()
+        optimizer.step()
+    # Half of the pixels are always dark, of the others nothing can be known.
+    assert outcome.metrics["bits_per_dim"].mean() < 1.2
+    generator = torch.Generator().manual_seed(0)
+    (file,) = made.finish(network.eval(), tmp_path, generator)
+    # Half of each sample is dark.
+    assert share_of("black", read_picture(file)) > 0.1
+    drawn = network.sample(12, torch.arange(12) % 3 if conditional else None, generator)
+    assert (drawn[:, :, :2] == 0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder": {"name": "swarm"}}, "encoder: .*expected none, got swarm"),
+        ({"pooling": {"name": "avg"}}, "pooling: .*expected none, got avg"),
+        ({"num_levels": 257}, "task.num_levels: expected 2 to 256, got 257"),
+        ({"width": 6}, "task.width: expected a multiple of 4, got 6"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        task(**options)
+
+
+def test_more_images_than_there_are(data: Images, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"num_test: expected at most 20, .* got 21"):
+        prepared(tmp_path, num_test=21)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="data_dir: "):
+        ImageGeneration(data_dir=str(tmp_path)).prepare(tmp_path)
+
+
+def test_a_tiny_study_runs_from_one_command(data: Images, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fewer = ["task.size=4", "task.num_samples=50", "task.num_test=20"]
+    given = ["task=generation", "scale=tiny", "threads=1", "fit.batch_size=10", *fewer]
+    assert main(["fit", *given, "--run-dir", str(run)]) == 0
+    results = json.loads((run / "results.json").read_text())
+    assert results["pictures"] == ["pictures/samples.png"]
+    assert 0 < results["mean"]["bits_per_dim"] < 3

@@ -1,0 +1,1219 @@
+"""Cloning: what is taken down, what is learned from it, and how a run goes on."""
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from helpers.toy import TOKENS, FoxAndHens
+from marl_pool import InputError
+from marl_pool.cli import main as cli
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.policies import make_agent
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.base import Decision, Policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.policies.storage import load_policies, load_policy, save_policy
+from marl_pool.runs import Run
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.cloning.auxiliary import AuxiliaryHead, auxiliary_errors
+from marl_pool.training.cloning.checkpoint import load_learner, save_learner
+from marl_pool.training.cloning.clone import CloningMethod, clone
+from marl_pool.training.cloning.collect import PLAY_WORLDS, Games, Roles, collect
+from marl_pool.training.cloning.dataset import FOLDER
+from marl_pool.training.cloning.learner import Learner, Loss, losses
+from marl_pool.training.cloning.recorder import NO_ACTION, Rows
+from marl_pool.training.cloning.sampler import Batch, Disturbance, Sampler, chunks
+from marl_pool.training.cloning.settings import CloneConfig
+from marl_pool.training.cloning.storage import (
+    Round,
+    load_round,
+    round_path,
+    save_round,
+)
+from marl_pool.training.cloning.teacher import PolicyTeacher
+from marl_pool.training.cloning.trajectories import Trajectories, join
+from marl_pool.utils.errors import StoppedError
+from marl_pool.utils.manifest import MANIFEST
+from marl_pool.utils.randomness import EVALUATION_WORLDS, VALIDATION_WORLDS
+
+CHANNELS = TokenSpec(5, 1, ("channel",), has_self=False)
+FORCE = spaces.Box(-1.0, 1.0, (1,), np.float32)
+SMALL = [
+    "env.max_steps=20",
+    "policy.pooling.num_codes=3",
+    "policy.pooling.key_units=3",
+    "clone.episodes=6",
+    "clone.validation_episodes=3",
+    "clone.num_envs=4",
+    "clone.batch_size=4",
+    "clone.iteration_batches=2",
+    "total_batches=6",
+    "threads=1",
+]
+
+
+def sensory(seed: int = 0, spec: TokenSpec = CHANNELS, space: spaces.Space = FORCE):
+    pooling = {"name": "attention_neuron", "num_codes": 3, "key_units": 3}
+    return make_agent(spec, space, "sensory", pooling=pooling, hidden=[4], seed=seed)
+
+
+@pytest.fixture
+def teacher_folder(tmp_path) -> Path:
+    """A teacher that remembers."""
+    save_policy(sensory(seed=7), tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def small(*overrides: str) -> list[str]:
+    """Overrides after those for a small size, which may not suit another policy."""
+    other = any(text.startswith("policy=") for text in overrides)
+    return [*(text for text in SMALL if not (other and "pooling" in text)), *overrides]
+
+
+def run_clone(path: Path, *overrides: str, stop_after: int | None = None) -> Run:
+    """Clone at a small size, perhaps interrupted after some iterations."""
+    if (path / "config.yaml").is_file():
+        run = Run.open(path)
+        config = run.config
+    else:
+        config = compose("clone", small(*overrides))
+        run = Run.create(path, config, "clone")
+    asked = iter(range(10_000))
+    stop = stop_after is not None
+    clone(run, config, lambda: stop and next(asked) >= stop_after)
+    run.close()
+    return run
+
+
+def collected(
+    teacher: Policy | PolicyTeacher, env: dict, episodes: int = 3, **options
+) -> tuple[Trajectories, Rows | None]:
+    """Let a teacher, or a student, play some episodes of the only group."""
+    if isinstance(teacher, Policy):
+        teacher = PolicyTeacher(teacher.eval(), "test")
+    options = {"num_envs": 2, **options}
+
+    def world(count, first):
+        return make_batched_env(num_envs=count, first_world=first, **env)
+
+    (name, group), *_ = world(1, 0).groups.items()
+    rows = Rows(group.tokens.num_features) if group.tokens.dtype == "uint8" else None
+    roles = Roles(name, teacher, {})
+    return collect(roles, world, 0, episodes, rows=rows, **options), rows
+
+
+CARTPOLE = {"name": "cartpole", "max_steps": 15}
+
+
+# What is taken down
+
+
+def split(trajectories: Trajectories, name: str) -> list[torch.Tensor]:
+    return list(trajectories.steps[name].split(trajectories.lengths.tolist()))
+
+
+@pytest.mark.parametrize("student", [None, sensory(seed=3)])
+def test_labels_are_the_teachers_own_answers_in_every_state(student):
+    teacher = sensory(seed=7)
+    played, _ = collected(teacher, CARTPOLE, student=student, noise=0.3)
+    for features, before, label in zip(
+        *(split(played, name) for name in ("features", "before", "label")), strict=True
+    ):
+        memory = teacher.initial_memory(1, 5)
+        answers, _ = teacher.unroll(features[None], None, before[None], memory)
+        torch.testing.assert_close(label, answers[0].detach(), rtol=0, atol=1e-5)
+
+
+def test_the_previous_action_is_the_one_that_was_truly_taken():
+    played, _ = collected(sensory(seed=7), CARTPOLE)
+    for before, label in zip(
+        *(split(played, n) for n in ("before", "label")), strict=True
+    ):
+        assert (before[0] == 0).all()
+        torch.testing.assert_close(before[1:], label[:-1], rtol=0, atol=1e-6)
+    assert played.steps["before"].abs().max() > 0.01
+
+
+def test_features_are_what_the_world_shows_and_not_what_the_student_sees():
+    disturbed = Disturbance(CHANNELS, {"name": "shuffle"})
+    student = sensory(seed=3)
+    played, _ = collected(
+        sensory(seed=7), CARTPOLE, student=student, perturbation=disturbed.at
+    )
+    for number, features, before in zip(
+        played.worlds.tolist(),
+        *(split(played, n) for n in ("features", "before")),
+        strict=True,
+    ):
+        world = make_batched_env(num_envs=1, first_world=number, **CARTPOLE)
+        world.reset()
+        for t in range(len(features)):
+            shown = world.observe()["agent"].features[0, 0]
+            torch.testing.assert_close(features[t], shown, rtol=0, atol=1e-5)
+            if t + 1 < len(before):
+                scaled = student.scale(before[t + 1]).view(1, 1, 1)
+                world.step({"agent": scaled})
+
+
+def test_a_student_with_beta_1_only_watches():
+    teacher = sensory(seed=7)
+    alone, _ = collected(teacher, CARTPOLE)
+    watched, _ = collected(teacher, CARTPOLE, student=sensory(seed=3), beta=1.0)
+    played, _ = collected(teacher, CARTPOLE, student=sensory(seed=3), beta=0.0)
+    assert watched.digests == alone.digests
+    assert set(played.digests).isdisjoint(alone.digests)
+
+
+def test_noise_is_the_share_of_random_actions():
+    env = {"name": f"{__name__}:Walk", "max_steps": 200}
+    calm, _ = collected(Left(), env, episodes=4)
+    wild, _ = collected(Left(), env, episodes=4, noise=0.4)
+    assert (calm.steps["label"] == 0).all()
+    assert (wild.steps["label"] == 0).all()
+    # A random choice of two is the other one half of the time.
+    share = (wild.steps["before"] == 1).float().mean()
+    assert 0.14 < share < 0.26
+
+
+class Walk(FoxAndHens):
+    """One walker with two choices, from one of three starts, without chance."""
+
+    @property
+    def groups(self):
+        from marl_pool.envs.base import Group
+
+        return {"walker": Group(1, TOKENS, spaces.Discrete(2))}
+
+    def observe(self):
+        return {"walker": super().observe()["fox"]}
+
+    def _place(self, rows, keys):
+        super()._place(rows, keys)
+        self.places[rows] = torch.tensor([0.0, 0.3, 0.6, 0.9])
+        self.places[rows, 0] = (self.draw(keys, 1)[:, 0] * 3).floor()
+
+    def _advance(self, actions):
+        step = actions["walker"].to(self.dtype) - 0.5
+        self.places = torch.cat(
+            [self.places[:, :1] + 0.1 * step, self.places[:, 1:]], 1
+        )
+        over = torch.zeros(self.num_envs, dtype=torch.bool)
+        return {"walker": step}, over
+
+    def _tensors(self):
+        return {"places": self.places}
+
+
+class Left(Policy):
+    """It always takes the first choice."""
+
+    def act(self, tokens, state=(), generator=None, explore=False):
+        none = torch.zeros(tokens.batch_shape)
+        logits = torch.zeros(*tokens.batch_shape, 2)
+        return Decision(none.long(), none, none, logits, state)
+
+
+def test_equal_trajectories_count_once_and_never_on_both_sides(tmp_path, capsys):
+    run = run_clone(
+        tmp_path / "run",
+        f"env={__name__}:Walk",
+        "policy=feed_forward",
+        "clone.episodes=30",
+        "clone.validation_episodes=1",
+        f"teacher={__name__}:Left",
+    )
+    about = json.loads((run.path / "trajectories/round_000/about.json").read_text())
+    assert about["played"] == {"train": 30, "validation": 1}
+    assert {name: len(found) for name, found in about["digests"].items()} == {
+        "train": 2,
+        "validation": 1,
+    }
+    assert not set(about["digests"]["train"]) & set(about["digests"]["validation"])
+    assert "round 0: 2 trajectories" in capsys.readouterr().err
+    assert run.rows()[-1]["trajectories"] == 2
+
+
+def test_training_validation_and_evaluation_have_worlds_of_their_own():
+    assert 1 << 32 < VALIDATION_WORLDS < PLAY_WORLDS < EVALUATION_WORLDS
+
+
+def games(count: int, **options) -> Games:
+    """Games of a walker's, of 5 steps each."""
+    env = {"name": f"{__name__}:Walk", "max_steps": 5}
+    world = make_batched_env(num_envs=count, **env)
+    teacher = PolicyTeacher(Left().eval(), "test")
+    spec, space = world.groups["walker"].tokens, spaces.Discrete(2)
+    student = make_agent(spec, space, "feed_forward", seed=3)
+    return Games(Roles("walker", teacher, {}), world, None, student, **options)
+
+
+def test_games_go_on_where_they_were_left() -> None:
+    both, once = games(3), games(3)
+    parts, whole = [both.play(4), both.play(8)], once.play(12)
+    assert [part.lengths.tolist() for part in parts] == [[4] * 3, [1, 5, 2] * 3]
+    assert whole.lengths.tolist() == [5, 5, 2] * 3
+    for name in ("features", "before", "label"):
+        first, second = (part.steps[name].unflatten(0, (3, -1)) for part in parts)
+        steps = torch.cat([first, second], 1)
+        assert torch.equal(steps.flatten(0, 1), whole.steps[name])
+    begun = whole.steps["before"].view(3, -1)[0] == NO_ACTION
+    assert begun.nonzero()[:, 0].tolist() == [0, 5, 10]
+    # Each trajectory's return is what its world has brought in all the steps.
+    sums = sum(part.returns.view(3, -1)[:, 0] for part in parts)
+    assert torch.equal(whole.returns.view(3, -1), sums[:, None].expand(3, 3))
+
+
+# Bytes
+
+
+@given(
+    hnp.arrays(
+        np.uint8,
+        st.tuples(st.integers(1, 6), st.integers(1, 6), st.just(3)),
+        elements=st.integers(0, 2),
+    )
+)
+def test_numbered_rows_are_the_rows(array):
+    rows = Rows(3)
+    features = torch.from_numpy(array)
+    numbers = rows.number(features)
+    table = rows.table()
+    assert torch.equal(table[numbers.long()], features)
+    assert len(table.unique(dim=0)) == len(table)
+    assert (table[0] == 0).all()
+
+
+class Bytes(Walk):
+    """A walk that is seen as bytes."""
+
+    spec = TokenSpec(4, 2, TOKENS.type_names, dtype="uint8")
+
+    @property
+    def groups(self):
+        from marl_pool.envs.base import Group
+
+        return {"walker": Group(1, self.spec, spaces.Discrete(2))}
+
+    def observe(self):
+        tokens = super().observe()["walker"]
+        features = (tokens.features * 20 + self.steps[:, None, None, None]).byte()
+        return {"walker": tokens._replace(features=features)}
+
+
+BYTES = {"name": f"{__name__}:Bytes", "max_steps": 12}
+
+
+class TeacherWithTargets(PolicyTeacher):
+    """A teacher with the targets time and, in the first half, place."""
+
+    target_names = ("time", "place")
+
+    def answer(self, world, tokens, state, noise):
+        time = world.steps[:, None].float()
+        place = tokens.features[..., 0, 0].float().masked_fill(time > 5, torch.nan)
+        answer = super().answer(world, tokens, state, noise)
+        return answer._replace(privileged_targets=torch.stack([time, place], -1))
+
+
+def with_targets(teacher: Policy) -> TeacherWithTargets:
+    return TeacherWithTargets(teacher.eval(), "with_targets")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "env"),
+    [
+        (sensory(seed=7), CARTPOLE),
+        (Left(), BYTES),
+        (with_targets(sensory(seed=7)), CARTPOLE),
+        (with_targets(Left()), BYTES),
+    ],
+)
+def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
+    played, rows = collected(teacher, env, noise=0.5)
+    before = Round(played, played.without_duplicates(), {"a": [1]})
+    save_round(tmp_path / "r", before, rows)
+    other = None
+    if rows is not None:
+        other = Rows(2)  # that has seen other rows before
+        other.number(torch.full((3, 2), 77, dtype=torch.uint8))
+    after = load_round(tmp_path / "r", other)
+    assert after.about["a"] == [1]
+    assert after.train.digests == played.digests
+    for name in ("lengths", "returns", "worlds"):
+        assert torch.equal(getattr(after.train, name), getattr(played, name))
+    for name, part in played.steps.items():
+        found = after.train.steps[name]
+        if rows is not None and name == "features":
+            part, found = rows.table()[part.long()], other.table()[found.long()]
+        assert found.dtype == part.dtype
+        torch.testing.assert_close(found, part, rtol=0, atol=0, equal_nan=True)
+    found = "privileged_targets" in played.steps
+    assert found == isinstance(teacher, TeacherWithTargets)
+
+
+def test_damaged_trajectories_are_refused_in_one_line(tmp_path):
+    played, rows = collected(Left(), BYTES)
+    path = round_path(tmp_path, 0)
+    save_round(path, Round(played, played, {}), rows)
+    file = path / "train.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"round_000 is damaged") as caught:
+        load_round(path, Rows(2))
+    assert "\n" not in str(caught.value)
+    (path / "about.json").write_text('{"format": 99}')
+    with pytest.raises(InputError, match="expected format 1, got 99"):
+        load_round(path, Rows(2))
+
+
+# Samples
+
+
+def sampler(
+    trajectories: Trajectories,
+    rows: Rows | None = None,
+    *,
+    whole: bool = False,
+    size: int = 8,
+    chunk_length: int | None = None,
+    burn_in: int = 0,
+    **options,
+) -> Sampler:
+    spec = CHANNELS if rows is None else Bytes.spec
+    actions = ActionSpec.of(FORCE) if rows is None else ActionSpec(n=2)
+    table = None if rows is None else rows.table()
+    disturbance = Disturbance(spec, **options)
+    return Sampler(
+        trajectories,
+        table,
+        actions,
+        disturbance,
+        size=size,
+        whole=whole,
+        chunk_length=chunk_length,
+        burn_in=burn_in,
+    )
+
+
+def test_an_epoch_takes_each_step_once_in_an_order_of_the_seed():
+    played, _ = collected(sensory(seed=7), CARTPOLE)
+    played.steps["label"] = torch.arange(played.num_steps).float()[:, None]
+    batches = sampler(played, size=5)
+    count = batches.per_epoch
+    first, second = (
+        torch.cat([batches.batch(k + e * count, 0).label for k in range(count)])
+        for e in range(2)
+    )
+    assert first.flatten().unique().numel() == first.numel() == 5 * count
+    assert not torch.equal(first, second)
+    again = sampler(played, size=5)
+    assert torch.equal(again.batch(count, 9).label.flatten(), second[:5].flatten())
+    other = sampler(played, size=5, seed=1)
+    assert not torch.equal(other.batch(0, 0).label.flatten(), first[:5].flatten())
+
+
+def test_validation_takes_steps_evenly_spread():
+    played, _ = collected(sensory(seed=7), CARTPOLE)
+    played.steps["label"] = torch.arange(played.num_steps).float()[:, None]
+    batches = sampler(played, size=5)
+    taken = torch.cat([batch.label for batch in batches.all(12)]).flatten()
+    assert taken[0] == 0
+    assert taken[-1] == played.num_steps - 1
+    gap = (played.num_steps - 1) / 11
+    assert ((taken.diff() - gap).abs() < 1).all()
+    for limit in (played.num_steps, 10**6):
+        whole = torch.cat([batch.label for batch in batches.all(limit)]).flatten()
+        assert torch.equal(whole, torch.arange(played.num_steps).float())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_validation_leaves_previous_actions_alone_and_repeats_itself(whole: bool):
+    played, _ = collected(sensory(seed=7), CARTPOLE)
+    noise = {"before_noise": 0.5, "before_dropout": 0.5}
+    batches = sampler(played, whole=whole, perturbation={"name": "occlude"}, **noise)
+    first, again = (list(batches.all(10**6)) for _ in range(2))
+    before = torch.cat([batch.before[batch.valid] for batch in first])
+    assert torch.equal(before, played.steps["before"])
+    hidden = [[batch.padding for batch in batches] for batches in (first, again)]
+    assert all(map(torch.equal, *hidden))
+    blurred = batches.take(torch.arange(batches.count), 0)
+    assert not torch.equal(blurred.before[blurred.valid], before)
+
+
+def test_whole_trajectories_are_padded_at_their_ends():
+    parts = [collected(sensory(seed=7), {**CARTPOLE, "max_steps": n}) for n in (4, 9)]
+    played = join([part for part, _ in parts])
+    batch = sampler(played, whole=True).take(torch.arange(len(played)), 0)
+    assert batch.valid.sum(1).tolist() == played.lengths.tolist()
+    for row, features, label in zip(
+        range(len(played)),
+        split(played, "features"),
+        split(played, "label"),
+        strict=True,
+    ):
+        assert torch.equal(batch.features[row, : len(label)], features)
+        assert torch.equal(batch.label[row, : len(label)], label)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 10))
+def test_pieces_hold_each_step_once_and_in_its_order(
+    lengths: list[int], length: int
+) -> None:
+    sizes = torch.tensor(lengths)
+    starts, cut = chunks(sizes.cumsum(0) - sizes, sizes, length)
+    steps = [
+        range(a, a + n) for a, n in zip(starts.tolist(), cut.tolist(), strict=True)
+    ]
+    assert [t for piece in steps for t in piece] == list(range(sum(lengths)))
+    assert 1 <= int(cut.min()) <= int(cut.max()) <= length
+    assert len(cut) == sum(-(-n // length) for n in lengths)
+
+
+def test_a_pieces_first_steps_count_only_where_an_episode_begins() -> None:
+    played, rows = collected(Left(), {**BYTES, "max_steps": 8}, episodes=2)
+    batches = sampler(played, rows, whole=True, chunk_length=5, burn_in=2)
+    batch = batches.take(torch.arange(batches.count), 0)
+    valid = [[1, 1, 1, 1, 1], [0, 0, 1, 0, 0]] * 2
+    assert batch.valid.int().tolist() == valid
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_targets_go_along_with_their_steps(whole: bool) -> None:
+    played, rows = collected(with_targets(Left()), BYTES)
+    batches = sampler(played, rows, whole=whole, chunk_length=5 if whole else None)
+    batch = batches.batch(1, 0)
+    assert batch.privileged_targets is not None
+    time, place = batch.privileged_targets.unbind(-1)
+    assert torch.equal(place.isnan(), time > 5)
+    # `Bytes` shows the time in all features.
+    shown = batch.features[..., 0, 0].float()
+    assert torch.equal(place[time <= 5], shown[time <= 5])
+    starts = batch.before.sum(-1) == 0
+    assert torch.equal(starts, time == 0)
+    if whole:
+        assert (time.diff() == 1)[batch.valid[:, 1:]].all()
+    plain, rows = collected(Left(), BYTES)
+    assert sampler(plain, rows).batch(0, 0).privileged_targets is None
+    assert "privileged_targets" not in join([played, plain]).steps
+
+
+def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
+    played, rows = collected(Left(), BYTES, noise=0.5)
+    batch = sampler(played, rows, whole=True).take(torch.arange(3), 0)
+    first, later = batch.before[:, 0], batch.before[:, 1:]
+    assert (first == 0).all()
+    assert (later.sum(-1) == 1).all()
+    chosen = torch.stack(split(played, "before"))[:, 1:].long()
+    assert torch.equal(later.argmax(-1), chosen)
+
+
+@pytest.mark.parametrize(
+    "perturbation",
+    [
+        {"name": "shuffle"},
+        {"name": "occlude", "severity": 0.5},
+        {"name": "occlude", "severity": 0.5, "mode": "zero"},
+        {"name": "occlude", "severity": [0.0, 0.9]},
+        {"name": "jitter", "severity": 0.1},
+    ],
+)
+def test_rows_are_perturbed_as_their_bytes_are(perturbation):
+    played, rows = collected(Left(), BYTES, noise=0.5)
+    batches = sampler(played, rows, whole=True, perturbation=perturbation)
+    batch = batches.take(torch.arange(3), 4)
+    table = rows.table()
+    steps = {
+        name: torch.stack(split(played, name))
+        for name in ("features", "types", "padding")
+    }
+    plain = Tokens(
+        table[steps["features"].long()], steps["types"].long(), steps["padding"]
+    )
+    seen = batches.disturbance.see(plain, 4)
+    assert torch.equal(batch.features, seen.features)
+    assert not torch.equal(seen.features, plain.features) or seen.padding.any()
+    if batch.padding is None:
+        assert not seen.padding.any()
+    else:
+        assert torch.equal(batch.padding, seen.padding)
+
+
+def test_each_sample_misses_tokens_of_its_own_within_the_bounds():
+    spec = TokenSpec(40, 1, ("channel",), has_self=False)
+    disturbance = Disturbance(spec, {"name": "occlude"}, severities=(0.25, 0.75))
+    tokens = Tokens(
+        torch.randn(64, 1, 40, 1),
+        torch.zeros(64, 1, 40, dtype=torch.int64),
+        torch.zeros(64, 1, 40, dtype=torch.bool),
+    )
+    first, again, later = (disturbance.see(tokens, t).padding for t in (0, 0, 1))
+    missing = first.sum(-1)
+    assert missing.min() >= 10
+    assert missing.max() <= 30
+    assert missing.unique().numel() > 3
+    assert first.unique(dim=0).shape[0] == 64
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later)
+
+
+def test_previous_actions_are_blurred_and_dropped():
+    box = ActionSpec.of(FORCE)
+    before = torch.full((200, 5, 1), 0.3)
+    noisy = Disturbance(CHANNELS, before_noise=0.1).blur(box, before, 0)
+    assert abs(float(noisy.std()) - 0.1) < 0.01
+    assert abs(float(noisy.mean()) - 0.3) < 0.01
+    choice, taken = ActionSpec(n=4), torch.eye(4)[torch.ones(200, 5).long()]
+    other = Disturbance(CHANNELS, before_noise=0.4).blur(choice, taken, 0)
+    assert (other.sum(-1) == 1).all()
+    assert abs(float((other.argmax(-1) != 1).float().mean()) - 0.3) < 0.05
+    none = torch.zeros(3, 5, 4)  # an episode's start stays one
+    assert Disturbance(CHANNELS, before_noise=1.0).blur(choice, none, 0).sum() == 0
+    gone = Disturbance(CHANNELS, before_dropout=0.25).blur(choice, taken, 0)
+    assert abs(float((gone.sum(-1) == 0).float().mean()) - 0.25) < 0.05
+    assert Disturbance(CHANNELS).blur(choice, taken, 0) is taken
+
+
+def test_a_noisy_choice_is_any_with_equal_probability_and_dropped_apart():
+    choice, taken = ActionSpec(n=4), torch.eye(4)[torch.ones(2000, 5).long()]
+    noisy = Disturbance(CHANNELS, before_noise=0.4, before_dropout=0.5)
+    changed = noisy.blur(choice, taken, 0)
+    kept = changed[changed.sum(-1) == 1]
+    assert len(kept) == pytest.approx(5000, abs=250)  # five standard deviations
+    shares = torch.tensor([0.1, 0.7, 0.1, 0.1])
+    torch.testing.assert_close(kept.mean(0), shares, rtol=0, atol=0.025)
+
+
+def test_noise_falls_on_an_absent_action_of_a_box_and_not_on_an_absent_choice():
+    """In a box, 0 is an action like any other; no choice is not a choice."""
+    none = torch.zeros(500, 1, 3)
+    noisy = Disturbance(CHANNELS, before_noise=0.1)
+    box = ActionSpec.of(spaces.Box(-1, 1, (3,)))
+    assert float(noisy.blur(box, none, 0).std()) == pytest.approx(0.1, rel=0.1)
+    certain = Disturbance(CHANNELS, before_noise=1.0)
+    assert (certain.blur(ActionSpec(n=3), none, 0) == 0).all()
+
+
+# Learning
+
+
+def batch_of(lengths: list[int], seed: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    count, total = len(lengths), max(lengths)
+    valid = torch.arange(total) < torch.tensor(lengths)[:, None]
+    return Batch(
+        torch.randn(count, total, 5, 1, generator=draw),
+        None,
+        torch.rand(count, total, 1, generator=draw) * 2 - 1,
+        torch.rand(count, total, 1, generator=draw) * 2 - 1,
+        None,
+        valid,
+    )
+
+
+def gradients(agent) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in agent.parameters() if p.grad is not None]
+
+
+def test_what_lies_beyond_a_sequences_end_counts_nothing():
+    batch, agent = batch_of([6, 3]), sensory()
+    learner = Learner(agent, lr=1e-9)
+    score = learner.learn(batch)
+    found = gradients(agent)
+    beyond = ~batch.valid
+    changed = batch._replace(
+        features=batch.features.masked_fill(beyond[..., None, None], 9.0),
+        label=batch.label.masked_fill(beyond[..., None], 9.0),
+    )
+    again = learner.learn(changed)
+    assert score.steps == again.steps == 9
+    torch.testing.assert_close(score.loss, again.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients(agent), found, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_of_sequences_is_the_mean_over_their_steps():
+    batch, agent = batch_of([6, 3]), sensory()
+    outputs = []
+    for row, length in enumerate((6, 3)):
+        memory = agent.initial_memory(1, 5)
+        for t in range(length):  # one step after the other, as it acts
+            piece = (batch.features[row, t], batch.before[row, t])
+            answer, memory = agent.unroll(
+                piece[0][None, None], None, piece[1][None, None], memory
+            )
+            outputs.append((answer[0, 0] - batch.label[row, t]).square().mean())
+    learner = Learner(agent)
+    score = learner.measure(batch)
+    torch.testing.assert_close(score.loss, torch.stack(outputs).sum().detach())
+    torch.stack(outputs).mean().backward()
+    expected = gradients(agent)
+    agent.zero_grad()
+    learner.learn(batch)
+    torch.testing.assert_close(gradients(agent), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_truncated_gradient_carries_the_memory_but_stops():
+    batch, agent = batch_of([6, 5]), sensory()
+    # A learning rate of almost 0: all pieces are answered by the same weights.
+    whole = Learner(agent, lr=1e-12).learn(batch)
+    pieces = Learner(agent, lr=1e-12, truncate=2).learn(batch)
+    torch.testing.assert_close(pieces.loss, whole.loss)
+    assert pieces.steps == whole.steps
+    long = Learner(agent, lr=1e-12, truncate=99)
+    long.learn(batch)
+    found = gradients(agent)
+    Learner(agent, lr=1e-12).learn(batch)
+    torch.testing.assert_close(gradients(agent), found)
+    Learner(agent, lr=1e-12, truncate=2).learn(batch)
+    assert not torch.allclose(gradients(agent)[0], found[0])
+
+
+def test_a_choice_is_learned_by_cross_entropy():
+    outputs = torch.randn(2, 3, 4)
+    label = torch.tensor([[0, 1, 2], [3, 0, 1]])
+    valid = torch.tensor([[True, True, True], [True, False, False]])
+    logits = torch.randn(2, 3, 4)
+    features = torch.zeros(2, 3, 5, 1)
+    batch = Batch(features, None, torch.zeros(2, 3, 4), label, logits, valid)
+    logs = outputs.log_softmax(-1)
+    hard = -logs.gather(-1, label[..., None])[..., 0] * valid
+    torch.testing.assert_close(losses(outputs, batch, Loss()), hard)
+    soft = -(logs * logits.softmax(-1)).sum(-1) * valid
+    torch.testing.assert_close(losses(outputs, batch, Loss(soft=True)), soft)
+
+
+def test_margin_weighting_and_expected_regret() -> None:
+    logits = torch.tensor([[[0.0, -3.0, -1.0], [2.0, 2.0, 2.0], [5.0, -9.0, 0.0]]])
+    outputs = torch.log(torch.tensor([[[0.5, 0.25, 0.25]] * 3]))
+    label = torch.tensor([[0, 0, 0]])
+    valid = torch.tensor([[True, True, True]])
+    batch = Batch(
+        torch.zeros(1, 3, 5, 1), None, torch.zeros(1, 3, 3), label, logits, valid
+    )
+    missed = torch.log(torch.tensor(2.0))
+    weighed = losses(outputs, batch, Loss(margin_weighting=6.0))[0]
+    torch.testing.assert_close(weighed, torch.tensor([0.6, 0.1, 1.1]) * missed)
+    # 3 / 4 + 1 / 4, nothing, and 14 / 4 + 5 / 4.
+    lost = torch.tensor([1.0, 0.0, 4.75])
+    found = losses(outputs, batch, Loss(expected_regret=2.0))[0]
+    torch.testing.assert_close(found, missed + 2 * lost)
+    both = losses(outputs, batch, Loss(margin_weighting=6.0, expected_regret=2.0))[0]
+    torch.testing.assert_close(both, weighed + 2 * lost)
+
+
+def test_unknown_targets_have_no_error() -> None:
+    targets = torch.tensor([[[1.0, torch.nan], [2.0, -1.0], [5.0, 5.0]]])
+    predicted = torch.zeros(1, 3, 2, requires_grad=True)
+    valid = torch.tensor([[True, True, False]])
+    errors = auxiliary_errors(predicted, targets, valid)
+    torch.testing.assert_close(errors, torch.tensor([[0.5, 2.5, 0.0]]))
+    errors.sum().backward()
+    expected = torch.tensor([[[-1.0, 0.0], [-2.0, 1.0], [0.0, 0.0]]])
+    torch.testing.assert_close(predicted.grad, expected)
+
+
+PATCHES = TokenSpec(4, 6, ("patch",), has_self=False, dtype="uint8")
+
+
+def with_head(seed: int = 0, **options) -> Learner:
+    """A learner with an auxiliary head for three targets."""
+    pooling = {"name": "vision_neuron", "num_codes": 4, "value_dim": 4, "frames": 2}
+    layers = {"convolutions": [], "hidden": [6], "memory": 5, "readout": [7]}
+    student = make_agent(
+        PATCHES, spaces.Discrete(3), "vision", pooling=pooling, seed=seed, **layers
+    )
+    return Learner(student, auxiliary_head=AuxiliaryHead(7, 3, seed), **options)
+
+
+def targeted(seed: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    label = torch.randint(3, (3, 4), generator=draw)
+    features = torch.randint(255, (3, 4, 4, 6), generator=draw, dtype=torch.uint8)
+    targets = torch.rand(3, 4, 3, generator=draw)
+    return Batch(features, None, torch.zeros(3, 4, 3), label, None, valid, targets)
+
+
+def test_targets_are_learned_beside_the_answers() -> None:
+    batch, learner = targeted(), with_head(auxiliary=3.0)
+    outputs, hidden, _ = learner.student.unroll_hidden(
+        batch.features, None, batch.before, learner.student.initial_memory(3, 4)
+    )
+    predicted = learner.auxiliary_head.linear(hidden)
+    missed = (predicted - batch.privileged_targets).square().mean()
+    answered = losses(outputs, batch, Loss()).mean()
+    (answered + 3 * missed).backward()
+    expected = [part.grad.clone() for part in learner.parameters]
+    score = learner.learn(batch)
+    torch.testing.assert_close([part.grad for part in learner.parameters], expected)
+    torch.testing.assert_close(score.loss / 12, answered.detach())
+    torch.testing.assert_close(score.auxiliary_error / 12, missed.detach())
+    for _ in range(300):
+        learner.learn(batch, lr=0.01)
+    assert learner.measure(batch).auxiliary_error < 0.1 * score.auxiliary_error
+
+
+def test_a_learner_with_an_auxiliary_head_resumes_exactly(tmp_path) -> None:
+    learner, other = with_head(auxiliary=1.0), with_head(seed=1, auxiliary=1.0)
+    learner.learn(targeted())
+    save_learner(learner, tmp_path)
+    load_learner(other, tmp_path)
+    for each in (learner, other):
+        each.learn(targeted(1))
+    torch.testing.assert_close(learner.parameters, other.parameters, rtol=0, atol=0)
+
+
+def test_gradients_are_clipped():
+    agent = sensory()
+    learner = Learner(agent, grad_clip=1e-3)
+    learner.learn(batch_of([6, 3]))
+    assert learner.gradient_norm > 1e-3
+    norm = torch.stack([g.norm() for g in gradients(agent)]).norm()
+    assert norm <= 1.001e-3
+
+
+# Runs
+
+
+def same(one: Run, other: Run) -> None:
+    """Two runs that have learned the same."""
+    weights = [
+        load_policy(run.policy_path("last")).state_dict() for run in (one, other)
+    ]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    clocks = ("seconds", "learn_seconds", "samples_per_second")
+    rows = [
+        [{k: v for k, v in row.items() if k not in clocks} for row in run.rows()]
+        for run in (one, other)
+    ]
+    assert str(rows[0]) == str(rows[1])
+    assert one.best == other.best
+
+
+ROUNDS = [
+    "clone.rounds=2",
+    "clone.round_episodes=3",
+    "clone.first_round=3",
+    "clone.round_every=2",
+    "perturbation=occlude",
+    "clone.severities=[0.0,0.5]",
+    "clone.before_noise=0.1",
+    "clone.decay=cosine",
+    "clone.play_every=2",
+    "clone.play_episodes=2",
+    "total_batches=8",
+]
+
+
+def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, teacher_folder):
+    options = (f"teacher={teacher_folder}", *ROUNDS)
+    straight = run_clone(tmp_path / "straight", *options)
+    stopped = run_clone(tmp_path / "stopped", *options, stop_after=1)
+    assert len(stopped.rows()) == 1
+    (teacher_folder / "config.json").unlink()  # the run has kept a copy
+    for _ in range(2):
+        run_clone(tmp_path / "stopped", stop_after=1)
+    run = run_clone(tmp_path / "stopped")
+    same(straight, run)
+    assert [row["round"] for row in run.rows()] == [0, 0, 1, 2, 2]
+    assert [row["batches"] for row in run.rows()] == [2, 3, 5, 7, 8]
+
+
+def test_rounds_of_games_that_go_on(tmp_path, teacher_folder) -> None:
+    options = ["clone.round_steps=4", "clone.chunk_length=4", "clone.burn_in=1"]
+    options += [f"teacher={teacher_folder}", *ROUNDS]
+    run = run_clone(tmp_path / "run", *options)
+    paths = [round_path(run.path / FOLDER, number) for number in (1, 2)]
+    parts = [load_round(path, None).train for path in paths]
+    assert [part.lengths.tolist() for part in parts] == [[4] * 3] * 2
+    begun = [part.steps["before"][part.starts].flatten() == 0 for part in parts]
+    assert [each.tolist() for each in begun] == [[True] * 3, [False] * 3]
+    stopped = run_clone(tmp_path / "stopped", *options, stop_after=1)
+    assert len(stopped.rows()) == 1
+    assert run_clone(tmp_path / "stopped").rows()[-1]["batches"] == 8
+
+
+def test_a_run_leaves_what_other_commands_read(tmp_path, teacher_folder):
+    run = run_clone(tmp_path / "run", f"teacher={teacher_folder}")
+    (policy,) = load_policies(run.policy_dir).values()
+    assert policy.config["pooling"]["num_codes"] == 3
+    assert run.best.score == max(-row["validation_loss"] for row in run.rows()[-1:])
+    assert [row["samples"] for row in run.rows()] == sorted(
+        row["samples"] for row in run.rows()
+    )
+    assert run.verb == "clone"
+
+
+def test_it_learns(tmp_path, teacher_folder):
+    run = run_clone(
+        tmp_path / "run",
+        f"teacher={teacher_folder}",
+        "clone.lr=0.02",
+        "clone.lr_end=0.001",
+        "clone.decay=linear",
+        "clone.grad_clip=1",
+        "clone.iteration_batches=40",
+        "total_batches=80",
+    )
+    first, last = (row["loss"] for row in run.rows())
+    assert last < 0.5 * first
+
+
+def test_trajectories_are_learned_from_again(tmp_path, teacher_folder, capsys):
+    first = run_clone(tmp_path / "first", f"teacher={teacher_folder}")
+    again = run_clone(tmp_path / "again", f"trajectories={tmp_path / 'first'}")
+    same(first, again)
+    assert not (again.path / "trajectories").exists()
+    assert "6 trajectories" in capsys.readouterr().err
+    save_policy(sensory(seed=8), tmp_path / "other")
+    for wrong, message in (
+        ("env.max_steps=21", "expected env.max_steps = 21, got 20"),
+        (f"teacher={tmp_path / 'other'}", "expected teacher = "),
+        ("env.duplicates=2", "is of another kind: expected spec = "),
+        ("clone.soft=true", "holds no logits"),
+    ):
+        path = tmp_path / wrong.partition(".")[2].partition("=")[0]
+        with pytest.raises(InputError, match=message) as caught:
+            run_clone(path / "run", f"trajectories={tmp_path / 'first'}", wrong)
+        assert "\n" not in str(caught.value)
+
+
+def test_rounds_of_two_teachers_are_not_mixed(tmp_path, teacher_folder):
+    save_policy(sensory(seed=8), tmp_path / "other")
+    found = tmp_path / "found"
+    for number, teacher in enumerate((teacher_folder, tmp_path / "other")):
+        run = run_clone(tmp_path / str(number), f"teacher={teacher}")
+        shutil.copytree(round_path(run.path / FOLDER, 0), round_path(found, number))
+    with pytest.raises(InputError, match="is mixed: expected rounds of one teacher"):
+        run_clone(tmp_path / "run", f"trajectories={found}")
+
+
+def test_a_set_without_trajectories_is_refused(tmp_path, teacher_folder):
+    run = run_clone(tmp_path / "first", f"teacher={teacher_folder}")
+    path = round_path(run.path / FOLDER, 0)
+    full = load_round(path, None)
+    nothing = full.train.keep(torch.zeros(len(full.train), dtype=torch.bool))
+    shutil.rmtree(path)
+    save_round(path, Round(nothing, full.validation, full.about), None)
+    with pytest.raises(InputError, match="is empty: expected some to learn from"):
+        run_clone(tmp_path / "again", f"trajectories={run.path}")
+
+
+def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
+    tmp_path, monkeypatch, teacher_folder, default_sigint
+):
+    options = (f"teacher={teacher_folder}", *ROUNDS)
+    straight = run_clone(tmp_path / "straight", *options)
+    asked: list[int] = []
+    answer = PolicyTeacher.answer
+
+    def press(*arguments):
+        asked.append(1)
+        if len(asked) in (30, 115):  # in the teacher's own play, in a round
+            signal.raise_signal(signal.SIGINT)
+        return answer(*arguments)
+
+    monkeypatch.setattr(PolicyTeacher, "answer", press)
+    with pytest.raises(KeyboardInterrupt):
+        run_clone(tmp_path / "stopped", *options)
+    assert not (tmp_path / "stopped" / FOLDER).exists()
+    with pytest.raises(KeyboardInterrupt):
+        run_clone(tmp_path / "stopped")
+    assert round_path(tmp_path / "stopped" / FOLDER, 0).is_dir()
+    same(straight, run_clone(tmp_path / "stopped"))
+
+
+def test_the_best_by_return_is_the_one_with_the_highest(tmp_path, teacher_folder):
+    run = run_clone(
+        tmp_path / "run",
+        f"teacher={teacher_folder}",
+        "clone.select=return",
+        "clone.play_every=1",
+        "clone.play_episodes=3",
+        "clone.lr=0.05",
+        "clone.lr_end=0.05",
+        "checkpoint.every=1",
+    )
+    returns = [row["return_mean"] for row in run.rows()]
+    assert len(set(returns)) > 1
+    assert run.best.score == max(returns)
+    assert run.rows()[run.best.iteration - 1]["return_mean"] == max(returns)
+
+
+def test_one_of_several_groups_is_cloned(tmp_path):
+    run = run_clone(
+        tmp_path / "run",
+        "env=helpers.toy:FoxAndHens",
+        "policy=feed_forward",
+        "fixed={fox: random}",
+        "teacher=helpers.toy:StillHens",
+        "clone.lr=0.05",
+        "clone.lr_end=0.05",
+        "clone.grad_clip=null",
+    )
+    policy = load_policies(run.policy_dir)["hen"]
+    assert policy.actions.n == 3
+    assert run.rows()[-1]["accuracy"] > 0.9
+    about = json.loads((run.path / "trajectories/round_000/about.json").read_text())
+    assert about["group"] == "hen"
+    assert len(about["digests"]["train"]) == 18  # three hens in six worlds
+
+
+def test_the_learning_rate_goes_from_one_end_to_the_other(tmp_path, teacher_folder):
+    rates = {}
+    for decay in ("cosine", "linear", "constant"):
+        overrides = [*SMALL, f"teacher={teacher_folder}", f"clone.decay={decay}"]
+        overrides += ["clone.lr=0.1", "clone.lr_end=0.02", "total_batches=11"]
+        config = compose("clone", overrides)
+        run = Run.create(tmp_path / decay, config, "clone")
+        method = CloningMethod(run, CloneConfig.from_plain(config), None)
+        rates[decay] = [method.lr(batch) for batch in (0, 5, 10)]
+    assert rates["constant"] == [0.1] * 3
+    assert rates["linear"] == pytest.approx([0.1, 0.06, 0.02])
+    assert rates["cosine"] == pytest.approx([0.1, 0.06, 0.02])
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
+    with pytest.raises(StoppedError, match="iteration 1: the loss is not finite"):
+        run_clone(
+            tmp_path / "run",
+            f"teacher={teacher_folder}",
+            "clone.lr=1e30",
+            "clone.lr_end=1e30",
+            "clone.grad_clip=null",
+        )
+
+
+# Bad input
+
+
+LOOKING = [
+    "env.num_frames=2",
+    "policy=vision",
+    "policy.pooling.frames=2",
+    "policy.pooling.num_codes=9",
+    "policy.convolutions=[]",
+]
+"""A student that shows a hidden layer."""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "teacher: expected one where trajectories is null"),
+        (
+            ["teacher=nobody"],
+            "teacher: expected heuristic, value_table, .* got 'nobody'",
+        ),
+        (["teacher=value_table"], "teacher: expected env=pong .* got env=cartpole"),
+        (["teacher=FOLDER", "env=boxworld"], "teacher: .* does not fit the group"),
+        (["teacher=heuristic", "clone.min_length=99"], "none of 3 trajectories has 99"),
+        (["teacher=heuristic", "clone.min_return=999"], "clone.min_return: none of 3"),
+        (["teacher=heuristic", "clone.soft=true"], "the teacher heuristic has no log"),
+        (
+            ["teacher=heuristic", "clone.margin_weighting=1"],
+            "clone.margin_weighting: expected null: the te",
+        ),
+        (
+            ["teacher=heuristic", "clone.expected_regret=1"],
+            "clone.expected_regret: expected 0: the tea",
+        ),
+        (
+            ["teacher=heuristic", "clone.auxiliary=1"],
+            "clone.auxiliary: expected 0 for a student that shows no hidden layer",
+        ),
+        (["teacher=heuristic", "clone.auxiliary=-1"], "clone.auxiliary: expected a nu"),
+        (
+            ["teacher=heuristic", "clone.auxiliary=1", *LOOKING],
+            "clone.auxiliary: expected 0, since heuristic has .* got 1",
+        ),
+        (
+            ["teacher=heuristic", "clone.chunk_length=4", "clone.burn_in=4"],
+            "clone.burn_in: expected fewer steps than clone.chunk_length = 4 and",
+        ),
+        (
+            ["teacher=heuristic", "policy=feed_forward", "clone.chunk_length=4"],
+            "clone.chunk_length: expected null for a student without a memory",
+        ),
+        (["trajectories=."], "trajectories: .* holds none"),
+        (
+            ["teacher=heuristic", "perturbation=occlude", "perturbation.severity=1"],
+            r"perturbation.severity: expected a share in \[0, 1\)",
+        ),
+        (
+            [
+                "teacher=heuristic",
+                "perturbation=occlude",
+                "perturbation.severity=[0,1]",
+            ],
+            r"perturbation.severity: expected a share in \[0, 1\)",
+        ),
+        (
+            [
+                "teacher=heuristic",
+                "perturbation=occlude",
+                "perturbation.severity=[0,0.5]",
+                "clone.severities=[0,0.5]",
+            ],
+            "severity: expected a number where clone.severities is given",
+        ),
+        (
+            ["teacher=heuristic", "perturbation=occlude", "perturbation.ramp=2"],
+            "perturbation.ramp: expected null, since samples are learned from in any",
+        ),
+        (
+            ["teacher=heuristic", "perturbation=occlude", "clone.severities=[0.5,1.0]"],
+            r"clone.severities: .*in \[0, 1\)",
+        ),
+        (
+            ["teacher=heuristic", "perturbation=occlude", "clone.severities=[0.5,0.2]"],
+            "the lower bound first",
+        ),
+        (["teacher=heuristic", "clone.severities=[0,0.2]"], "without a perturbation"),
+        (["teacher=heuristic", "clone.rounds=9"], "total_batches: expected more than"),
+        (["teacher=heuristic", "clone.select=return"], "clone.play_every"),
+        (["teacher=heuristic", "clone.lr_end=1"], "clone.lr_end: expected at most"),
+        (["teacher=heuristic", "fixed={agent: random}"], "all groups but one"),
+        (["teacher=heuristic", "fixed={fox: random}"], "groups among agent, got 'fox'"),
+        (
+            ["teacher=heuristic", "clone.rollout_env={durations: 3}"],
+            "clone.rollout_env.durations: unknown key",
+        ),
+        (
+            ["teacher=heuristic", "clone.rollout_env={name: pong}"],
+            "clone.rollout_env.name: expected options of the env",
+        ),
+        (
+            ["teacher=heuristic", "clone.rollout_env={seed: 3}"],
+            "clone.rollout_env.seed: unknown key",
+        ),
+        (
+            ["teacher=heuristic", "clone.rollout_env={max_steps: few}"],
+            "clone.rollout_env.max_steps: expected an integer",
+        ),
+        (
+            ["teacher=heuristic", "clone.rollout_env={duplicates: 3}"],
+            "options that change neither tokens nor actions",
+        ),
+        (
+            ["teacher=heuristic", "policy=marl_pool.policies.token_policy:TokenPolicy"],
+            "must be a subclass of marl_pool.policies.agent.Agent",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path, monkeypatch, capsys, teacher_folder, overrides, message
+):
+    monkeypatch.chdir(tmp_path)
+    given = [each.replace("FOLDER", str(teacher_folder)) for each in overrides]
+    assert cli.main(["clone", "--run-dir", "run", *small(*given)]) == 2
+    out, err = capsys.readouterr()
+    last = err.splitlines()[-1]
+    assert last.startswith("marl-pool: ")
+    assert "Traceback" not in err
+    assert re.search(message, last), last
+    assert out == ""
+    assert not Path("run").exists()
+
+
+def test_the_command_resumes_and_knows_when_it_is_done(
+    tmp_path, monkeypatch, capsys, teacher_folder
+):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    command = ["clone", "--run-dir", "run", *SMALL, f"teacher={teacher_folder}"]
+    assert cli.main([*command, "time_limit=1e-6"]) == 0
+    assert len(Run.open("run").rows()) == 1  # one iteration, however late
+    assert cli.main(["resume", "run", "time_limit=null"]) == 0
+    assert Run.open("run").rows()[-1]["batches"] == 6
+    assert cli.main(["resume", "run"]) == 0
+    assert "6 of 6 batches are done; nothing to do" in capsys.readouterr().out
+    assert cli.main(["resume", "run", "total_batches=9"]) == 0
+    assert Run.open("run").rows()[-1]["batches"] == 9
+    assert cli.main(["resume", "run", "clone.lr=1"]) == 2
+    torch.set_num_threads(threads)
+
+
+def test_random_policies_are_no_teachers(tmp_path):
+    assert isinstance(RandomPolicy(FORCE), Policy)
+    with pytest.raises(InputError, match="teacher: expected heuristic, value_table"):
+        run_clone(tmp_path / "run", "teacher=random")
+
+
+# Pong
+
+PONG = [
+    "env=pong",
+    "env.max_steps=12",
+    "env.threads=1",
+    "env.actions=moves",
+    "policy=vision",
+    "policy.pooling.num_codes=16",
+    "policy.pooling.value_dim=4",
+    "policy.convolutions=[[4,2,1]]",
+    "policy.hidden=[8]",
+    "clone.episodes=2",
+    "clone.validation_episodes=1",
+    "clone.num_envs=2",
+    "clone.validation_steps=8",
+    "clone.rounds=1",
+    "clone.round_episodes=1",
+    "clone.first_round=2",
+    "total_batches=4",
+]
+
+
+@pytest.mark.slow
+def test_a_pong_student_with_an_auxiliary_head_resumes_exactly(tmp_path):
+    pytest.importorskip("ale_py")
+    # Sticky actions, so that no trajectory is left out as a duplicate.
+    sticky = ["env.sticky_actions=0.25", "policy.memory=5", "clone.auxiliary=1"]
+    overrides = [*PONG, *sticky, "teacher=value_table", "clone.iteration_batches=1"]
+    straight = run_clone(tmp_path / "straight", *overrides)
+    stopped = run_clone(tmp_path / "stopped", *overrides, stop_after=2)
+    assert len(stopped.rows()) == 2
+    same(straight, run_clone(tmp_path / "stopped"))
+    assert all(row["validation_auxiliary_error"] > 0 for row in straight.rows())
+    given = [*PONG, f"trajectories={straight.path}", "clone.rounds=0"]
+    given += ["env.sticky_actions=0.25"]
+    again = run_clone(tmp_path / "again", *given, "clone.auxiliary=1")
+    assert again.rows()[-1]["auxiliary_error"] > 0
+    for path in (straight.path / FOLDER).glob("*/about.json"):
+        about = json.loads(path.read_text())
+        assert about["privileged_targets"][0] == "crossing"
+        path.write_text(json.dumps({**about, "privileged_targets": ["crossing"]}))
+        (path.parent / MANIFEST).unlink()
+    given[-2] = "clone.auxiliary=1"
+    given += ["env.sticky_actions=0.25", "teacher=value_table"]
+    with pytest.raises(InputError, match="targets crossing, got .* from value_table"):
+        run_clone(tmp_path / "w", *given)
+
+
+@pytest.mark.slow
+def test_a_pong_student_is_cloned_from_the_value_table(tmp_path):
+    pytest.importorskip("ale_py")
+    overrides = [*PONG, "clone=steps", "perturbation=shuffle", "teacher=value_table"]
+    run = run_clone(tmp_path / "run", *overrides)
+    rows = Rows(144)
+    found = load_round(tmp_path / "run/trajectories/round_000", rows).train
+    assert found.steps["features"].shape == (found.num_steps, 196)
+    assert len(rows.table()) < 0.1 * found.num_steps * 196
+    # Labels are what was done next.
+    for before, label in zip(
+        *(split(found, name) for name in ("before", "label")), strict=True
+    ):
+        assert torch.equal(before[1:], label[:-1])
+    assert [row["round"] for row in run.rows()] == [0, 1]
+    other = run_clone(
+        tmp_path / "other", *overrides, "clone.rollout_env={sticky_actions: 0.25}"
+    )
+    assert [row["round"] for row in other.rows()] == [0, 1]

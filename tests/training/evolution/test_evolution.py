@@ -1,0 +1,975 @@
+"""Evolution: strategies, populations in the same worlds, runs that go on exactly."""
+
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.paths import ROOT
+from helpers.valley import Valley
+from marl_pool import InputError
+from marl_pool.cli import main as cli
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.evaluation.results import CLEAN
+from marl_pool.policies import make_agent
+from marl_pool.policies.population import load_vector, to_vector
+from marl_pool.policies.storage import load_policy, save_policy
+from marl_pool.rollout import Rollout
+from marl_pool.runs import Run
+from marl_pool.studies.attention_neuron.published import published_for
+from marl_pool.training.evolution.curriculum import check_options, env_at
+from marl_pool.training.evolution.evaluator import MAX_WORLDS, Evaluator, PopulationTask
+from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
+from marl_pool.training.evolution.pgpe import PGPE, centred_ranks
+from marl_pool.training.evolution.start import start_vector
+from marl_pool.training.settings import EvolveConfig
+from marl_pool.utils.errors import StoppedError
+from marl_pool.utils.randomness import VALIDATION_WORLDS
+
+cma_es = pytest.importorskip("cma") and pytest.importorskip(
+    "marl_pool.training.evolution.cma_es"
+)
+CMAES = cma_es.CMAES
+
+STRATEGIES = {
+    "cma": lambda start, seed=0: CMAES(start, population=16, sigma0=0.3, seed=seed),
+    "diagonal": lambda start, seed=0: CMAES(
+        start, population=16, sigma0=0.3, diagonal=True, seed=seed
+    ),
+    "pgpe": lambda start, seed=0: PGPE(start, population=16, std=0.3, seed=seed),
+    "adaptive": lambda start, seed=0: PGPE(
+        start, population=16, std=0.3, std_lr=0.2, std_decay=0.01, seed=seed
+    ),
+}
+TINY = (
+    *("evolution.population=6", "repetitions=3", "total_generations=6"),
+    *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
+    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    "threads=1",
+)
+SET_AGENT = "policy=helpers.set_agent:SetAgent"
+SET_AGENT = "policy=helpers.set_agent:SetAgent"
+ROUNDING = {"rtol": 1e-3, "atol": 1e-3}
+"""Sums in another order, over some steps of an unstable system."""
+TIMES = ("seconds", "generations_per_second", "rollouts_per_second")
+
+
+def fitness(vectors):
+    return -(vectors - 1).square().sum(1)
+
+
+def search(strategy, first, last):
+    """Let a strategy learn from generations; return what it drew."""
+    drawn = []
+    for generation in range(first, last + 1):
+        vectors = strategy.ask(generation)
+        drawn.append(vectors.clone())
+        strategy.tell(vectors, fitness(vectors))
+    return drawn
+
+
+def tiny(*overrides, path=None):
+    """A run of a tiny configuration, not yet begun."""
+    config = compose("evolve", [*TINY, *overrides])
+    return Run.create(path, config, "evolve")
+
+
+def finished(path, *overrides):
+    run = tiny(*overrides, path=path)
+    evolve(run, run.config)
+    run.close()
+    return run
+
+
+def results(run):
+    """Rows without times, and all of the newest checkpoint's arrays."""
+    rows = [
+        {name: repr(value) for name, value in row.items() if name not in TIMES}
+        for row in run.rows()
+    ]
+    with np.load(run.latest_checkpoint() / SEARCH) as arrays:
+        return rows, {name: array.tolist() for name, array in arrays.items()}
+
+
+# Strategies
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 5) for name in STRATEGIES),
+        ("pgpe", 310),
+        pytest.param("cma", 310, marks=pytest.mark.slow),
+    ],
+)
+def test_a_strategy_climbs(name, size):
+    strategy = STRATEGIES[name](torch.zeros(size))
+    before = float(fitness(strategy.favourite[None]))
+    search(strategy, 1, 60)
+    assert float(fitness(strategy.favourite[None])) > (0.1 if size == 5 else 0.95) * (
+        before
+    )
+    assert strategy.favourite.shape == (size,)
+    assert strategy.step_size > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 7) for name in STRATEGIES),
+        ("pgpe", 310),
+        pytest.param("cma", 310, marks=pytest.mark.slow),
+    ],
+)
+def test_a_strategy_that_was_saved_goes_on_exactly(name, size):
+    whole = STRATEGIES[name](torch.zeros(size), seed=3)
+    search(whole, 1, 12)
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **whole.state_dict())
+    file.seek(0)
+    part = STRATEGIES[name](torch.zeros(size), seed=3)
+    part.load_state_dict(dict(np.load(file, allow_pickle=False)))
+    assert torch.equal(part.favourite, whole.favourite)
+    assert part.step_size == whole.step_size
+    pairs = zip(search(whole, 13, 40), search(part, 13, 40), strict=True)
+    assert all(torch.equal(left, right) for left, right in pairs)
+    assert torch.equal(part.favourite, whole.favourite)
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("population", [3, 4])
+def test_a_tiny_population_goes_on_exactly(population, diagonal):
+    """Tiny populations mirror their worst vectors, and know which were mirrors."""
+
+    def make():
+        start = torch.zeros(10)
+        return CMAES(start, population=population, diagonal=diagonal, sigma0=0.5)
+
+    for until in range(1, 9):
+        whole, part = make(), make()
+        search(whole, 1, until)
+        part.load_state_dict(whole.state_dict())
+        pairs = zip(
+            search(whole, until + 1, 12), search(part, until + 1, 12), strict=True
+        )
+        assert all(torch.equal(left, right) for left, right in pairs), until
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_one_seed_fixes_a_strategy_and_another_changes_it(name):
+    first, again, other = (
+        search(STRATEGIES[name](torch.zeros(4), seed=seed), 1, 3) for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert not torch.equal(first[0] - first[0].mean(0), first[1] - first[1].mean(0))
+
+
+@pytest.mark.parametrize("name", ["cma", "pgpe"])
+def test_a_strategy_leaves_global_generators_alone(name):
+    numpy, own = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
+    search(STRATEGIES[name](torch.zeros(4)), 1, 3)
+    assert (np.random.get_state()[1] == numpy).all()  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), own)
+
+
+def test_cma_learns_the_diagonal_only_of_many_parameters(monkeypatch):
+    monkeypatch.setattr(cma_es, "FULL_UP_TO", 10)
+    assert not CMAES(torch.zeros(10), population=4).diagonal
+    many = CMAES(torch.zeros(11), population=4)
+    assert many.diagonal
+    assert all(array.size <= 11 for array in many.state_dict().values())
+    assert not CMAES(torch.zeros(11), population=4, diagonal=False).diagonal
+
+
+def test_cma_keeps_its_floor_and_decays_its_mean():
+    start = torch.full((4,), 0.5)
+    plain, floored, decayed = (
+        CMAES(start, population=8, sigma0=0.01, **options)
+        for options in ({}, {"sigma_floor": 0.5}, {"mean_decay": 0.25})
+    )
+    for strategy in (plain, floored, decayed):
+        search(strategy, 1, 1)
+    assert plain.step_size < 0.5
+    assert floored.step_size == 0.5
+    torch.testing.assert_close(decayed.favourite, 0.75 * plain.favourite)
+
+
+def test_cma_moves_its_mean_by_the_learning_rate():
+    start = torch.full((4,), 0.5)
+    whole, part = (CMAES(start, population=8, mean_lr=rate) for rate in (1.0, 0.25))
+    for strategy in (whole, part):
+        search(strategy, 1, 1)
+    moved = whole.favourite - start
+    assert moved.abs().max() > 0.01
+    torch.testing.assert_close(part.favourite - start, 0.25 * moved)
+
+
+def test_cma_draws_each_number_of_a_generation_once(monkeypatch):
+    """Two-point step-size adaptation draws further numbers than the population's."""
+    places = []
+
+    def counted(self, generation, rows, first):
+        places.extend((generation, first + row) for row in range(rows))
+        return gaussian(self, generation, rows, first)
+
+    gaussian = CMAES.gaussian
+    monkeypatch.setattr(CMAES, "gaussian", counted)
+    search(STRATEGIES["diagonal"](torch.zeros(310)), 1, 4)
+    assert len(places) == len(set(places))
+    # 14 new vectors a generation, and at least one draw besides.
+    assert max(row for _, row in places) > 14
+
+
+def test_pgpe_draws_mirrored_pairs():
+    strategy = STRATEGIES["pgpe"](torch.ones(5))
+    plus, minus = strategy.ask(1).chunk(2)
+    torch.testing.assert_close(plus + minus, torch.full_like(plus, 2.0))
+    deviation = torch.cat([strategy.ask(g) - 1 for g in range(200)]).std()
+    assert deviation == pytest.approx(0.3, rel=0.05)
+
+
+def test_pgpe_slows_down_and_narrows_as_it_is_told():
+    strategy = PGPE(
+        torch.zeros(3), population=4, lr=0.1, lr_decay=1.0, std=0.4, std_decay=1.0
+    )
+    places = [strategy.favourite]
+    for generation in range(1, 4):
+        search(strategy, generation, generation)
+        assert strategy.step_size == pytest.approx(0.4 / (1 + generation))
+        places.append(strategy.favourite)
+    first = (places[1] - places[0]).abs()
+    torch.testing.assert_close(first, torch.full_like(first, 0.1))  # as Adam begins
+    # No step of Adam is longer than lr · (1 - b1) / sqrt(1 - b2).
+    last = (places[3] - places[2]).abs().max()
+    assert last <= 0.1 / 3 * (1 - 0.9) / (1 - 0.999) ** 0.5
+
+
+def test_pgpe_keeps_its_floor_and_changes_by_a_fifth_at_most():
+    wild = PGPE(torch.zeros(3), population=4, std=1.0, std_lr=1e6)
+    search(wild, 1, 1)
+    assert set(wild.std.tolist()) <= {0.8, 1.2, 1.0}
+    floored = PGPE(torch.zeros(3), population=4, std=0.1, std_decay=1.0, std_floor=0.08)
+    search(floored, 1, 3)
+    assert floored.std.tolist() == [0.08] * 3
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=12))
+def test_centred_ranks_depend_on_the_order_alone(values):
+    told = torch.tensor(values, dtype=torch.float64)
+    ranks = centred_ranks(told)
+    assert torch.equal(ranks, centred_ranks(told.exp() * 3 - 7))
+    assert abs(float(ranks.sum())) < 1e-9
+    assert ranks.abs().max() <= 0.5
+    for rank, value in zip(ranks, told, strict=True):
+        assert torch.equal(
+            ranks[told == value], rank.repeat(int((told == value).sum()))
+        )
+    if len(set(values)) == len(values):
+        assert (ranks.min(), ranks.max()) == (-0.5, 0.5)
+
+
+# Worlds
+
+
+def test_worlds_of_one_number_play_the_same_episode():
+    world = make_batched_env("cartpole", 4, noise_channels=2, seed=5)
+    world.renumber(torch.tensor([3, 8, 3, 8]), episode=6)
+    world.reset()
+    alike = make_batched_env(
+        "cartpole", 1, noise_channels=2, seed=5, first_world=8, first_episode=6
+    )
+    alike.reset()
+    for _ in range(3):
+        seen = world.observe()["agent"].features
+        assert torch.equal(seen[:2], seen[2:])
+        assert not torch.equal(seen[0], seen[1])
+        assert torch.equal(seen[1], alike.observe()["agent"].features[0])
+        world.step({"agent": torch.zeros(4, 1, 1)})
+        alike.step({"agent": torch.zeros(1, 1, 1)})
+
+
+def test_a_world_with_levels_in_stock_forgets_them():
+    world = make_batched_env("boxworld", 2)
+    world.reset()
+    world.renumber(torch.tensor([5, 5]), episode=2)
+    world.reset()
+    fresh = make_batched_env("boxworld", 1, first_world=5, first_episode=2)
+    fresh.reset()
+    seen = world.observe()["agent"].features
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], fresh.observe()["agent"].features[0])
+
+
+# Populations
+
+
+def evaluator(*overrides):
+    return Evaluator(EvolveConfig.from_plain(compose("evolve", overrides)))
+
+
+def cartpole_agents(*overrides, count=5):
+    found = evaluator("env.max_steps=40", "repetitions=6", *overrides)
+    own = to_vector(found.agent)
+    noise = torch.randn(count, len(own), generator=torch.Generator().manual_seed(0))
+    return found, own + 0.3 * noise
+
+
+def test_all_members_meet_the_same_episodes_and_each_generation_new_ones():
+    found, vectors = cartpole_agents(count=1)
+    env = {"name": "cartpole", "max_steps": 40}
+    same = vectors.repeat(4, 1)
+    first, second = (
+        found.play(same, PopulationTask(torch.arange(6), episode, env)).returns
+        for episode in (1, 2)
+    )
+    torch.testing.assert_close(first, first[:1].expand(4, -1), **ROUNDING)
+    assert len(set(first[0].tolist())) == 6
+    assert (first - second).abs().min() > 0.01
+
+
+@pytest.mark.parametrize("policy", ["sensory", "feed_forward"])
+def test_a_population_plays_as_its_members_do_one_by_one(policy):
+    found, vectors = cartpole_agents(f"policy={policy}")
+    task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 40})
+    together = found.play(vectors, task)
+    found.max_worlds = 6
+    apart = found.play(vectors, task)
+    torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
+    assert torch.equal(together.lengths, apart.lengths)
+    world = make_batched_env(
+        "cartpole", 6, max_steps=40, first_episode=3, seed=0, first_world=0
+    )
+    load_vector(found.agent, vectors[2])
+    episodes = Rollout(world, {"agent": found.agent}).episodes()
+    assert torch.equal(apart.returns[2], episodes.returns["agent"][:, 0])
+    assert torch.equal(apart.lengths[2], episodes.lengths)
+
+
+def test_an_agent_with_attention_plays_as_its_members_do_one_by_one():
+    found = evaluator("env.max_steps=20", SET_AGENT)
+    own = to_vector(found.agent)
+    noise = torch.randn(4, len(own), generator=torch.Generator().manual_seed(0))
+    task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 20})
+    together = found.play(own + 0.3 * noise, task)
+    found.max_worlds = 6
+    apart = found.play(own + 0.3 * noise, task)
+    torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
+    assert len(set(apart.returns.sum(1).tolist())) == 4
+
+
+def test_an_agent_of_ones_own_with_attention_is_evolved(tmp_path):
+    others = [option for option in TINY if not option.startswith("policy")]
+    run = Run.create(tmp_path, compose("evolve", [*others, SET_AGENT]), "evolve")
+    evolve(run, run.config)
+    assert len(run.rows()) == 6
+    run.close()
+
+
+def test_a_perturbation_is_the_same_for_all_members():
+    found, vectors = cartpole_agents("perturbation=shuffle", count=1)
+    task = PopulationTask(torch.arange(6), 1, {"name": "cartpole", "max_steps": 40})
+    returns = found.play(vectors.repeat(3, 1), task).returns
+    torch.testing.assert_close(returns, returns[:1].expand(3, -1), **ROUNDING)
+    plain, _ = cartpole_agents("policy=feed_forward")
+    other, own = cartpole_agents("policy=feed_forward", "perturbation=shuffle")
+    assert not torch.equal(plain.play(own, task).returns, other.play(own, task).returns)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 30), st.integers(1, 4))
+def test_pieces_cover_all_and_fit(members, worlds, most, shares):
+    found = Evaluator.__new__(Evaluator)
+    found.max_worlds = most
+    covered = torch.zeros(members, worlds)
+    pieces = list(found.chunks(members, worlds, shares))
+    for piece in pieces:
+        covered[piece] += 1
+        assert 0 < covered[piece].numel() <= most
+    assert (covered == 1).all()
+    assert len(pieces) >= min(shares, members)
+
+
+def test_of_a_simulator_there_are_as_many_as_repetitions(monkeypatch):
+    assert evaluator(*TINY).max_worlds == MAX_WORLDS
+    assert evaluator(*TINY, "max_worlds=7").max_worlds == 7
+    monkeypatch.setattr(Valley, "simulated", True)
+    assert evaluator(*TINY).max_worlds == 3
+    assert evaluator(*TINY, "max_worlds=7").max_worlds == 7
+
+
+# Curricula
+
+
+def test_a_curriculum_is_linear_and_ends_exactly():
+    env = {"name": "cartpole", "start_speed": 10.0, "duplicates": 1, "max_steps": 9}
+    curriculum = {"start_speed": (0.1, 0.7), "max_steps": (10, 100)}
+    assert env_at(env, {}, 0.5) == env
+    assert env_at(env, curriculum, 0.0)["start_speed"] == 0.1
+    half = env_at(env, curriculum, 0.5)
+    assert half["start_speed"] == pytest.approx(0.4)
+    assert (half["max_steps"], half["duplicates"]) == (55, 1)
+    for share in (1.0, 1.1, 50.0):
+        done = env_at(env, curriculum, share)
+        assert (done["start_speed"], done["max_steps"]) == (0.7, 100)
+    assert isinstance(done["max_steps"], int)
+    with pytest.raises(InputError, match="'spead'.*choose from duplicates, max_steps"):
+        check_options(env, {"spead": (0, 1)})
+    with pytest.raises(InputError, match="unknown key of curriculum 'name'"):
+        check_options(env, {"name": (0, 1)})
+
+
+def test_training_follows_the_curriculum_and_validation_does_not(tmp_path, monkeypatch):
+    played, play = [], Evaluator.play
+
+    def record(self, vectors, task):
+        played.append((task.episode, int(task.worlds[0]), task.env["width"]))
+        return play(self, vectors, task)
+
+    monkeypatch.setattr(Evaluator, "play", record)
+    finished(
+        tmp_path / "run",
+        "env.width=3",
+        "curriculum={width: [1, 2]}",
+        "curriculum_generations=4",
+        "total_generations=7",
+        "validation.every=5",
+    )
+    training = [entry for entry in played if entry[1] == 0]
+    assert training == [
+        (generation, 0, width)
+        for generation, width in enumerate((1, 1.25, 1.5, 1.75, 2, 2, 2), 1)
+    ]
+    validation = [entry for entry in played if entry[1]]
+    assert validation == [(0, VALIDATION_WORLDS, 3)] * 2
+
+
+# Another env for fitness than for validation
+
+
+def recorded(monkeypatch, *options):
+    """Let evaluators note which worlds and which options of the env they play."""
+    played, play = [], Evaluator.play
+
+    def record(self, vectors, task):
+        found = tuple(task.env[option] for option in options)
+        played.append((int(task.worlds[0]) >= VALIDATION_WORLDS, *found))
+        return play(self, vectors, task)
+
+    monkeypatch.setattr(Evaluator, "play", record)
+    return played
+
+
+def test_fitness_has_an_env_of_its_own_and_validation_has_not(tmp_path, monkeypatch):
+    played = recorded(monkeypatch, "width", "max_steps")
+    run = finished(
+        tmp_path / "run",
+        *("env.width=3", "fitness_env={width: 2}"),
+        *("env.max_steps=8", "curriculum={max_steps: [4, 8]}"),
+        *("curriculum_generations=2", "total_generations=3", "validation.every=5"),
+    )
+    training = [entry[1:] for entry in played if not entry[0]]
+    assert training == [(2, 4), (2, 6), (2, 8)]
+    assert [entry[1:] for entry in played if entry[0]] == [(3, 8)]
+    assert run.config["env"]["width"] == 3
+
+
+def test_what_fitness_is_measured_in_is_what_is_learned_from(tmp_path):
+    """The same fitness as in a run whose only env it is, other validation."""
+    plain = finished(tmp_path / "plain", "env.width=1")
+    apart = finished(tmp_path / "apart", "env.width=3", "fitness_env={width: 1}")
+    (rows, found), (other_rows, other) = results(plain), results(apart)
+    kinds = ("fitness_mean", "fitness_max", "fitness_min", "step_size")
+    for row, other_row in zip(rows, other_rows, strict=True):
+        assert [row[kind] for kind in kinds] == [other_row[kind] for kind in kinds]
+    assert rows[0]["validation_favourite"] != other_rows[0]["validation_favourite"]
+    found.pop("best"), other.pop("best")  # chosen by validation
+    assert found == other
+
+
+@pytest.mark.parametrize(
+    ("preset", "simulator", "option", "training", "measured"),
+    [
+        ("ant_attention_neuron", "pybullet", "alive_bonus", False, True),
+        ("car_racing_attention_neuron", "Box2D", "no_reward_limit", 20, 0),
+    ],
+)
+def test_published_presets_learn_from_another_reward_than_they_are_measured_by(
+    tmp_path, monkeypatch, preset, simulator, option, training, measured
+):
+    pytest.importorskip(simulator)
+    played = recorded(monkeypatch, option)
+    config = compose(
+        "evolve",
+        [
+            f"experiment={preset}",
+            *("evolution.population=3", "repetitions=1", "total_generations=1"),
+            *("env.max_steps=3", "validation.episodes=1", "threads=1"),
+        ],
+    )
+    run = Run.create(tmp_path / "run", config, "evolve")
+    evolve(run, run.config)
+    run.close()
+    assert played == [(False, training), (True, measured)]
+    # What `marl-pool evaluate` takes from the run.
+    assert Run.open(run.path).config["env"][option] == measured
+
+
+@pytest.mark.parametrize("preset", ["ant", "car_racing"])
+def test_the_papers_numbers_stand_beside_a_run_of_its_preset(preset):
+    config = compose("evolve", [f"experiment={preset}_attention_neuron"])
+    kinds = {"ant": (28, 1, 8), "car_racing": None}
+    policy = _agent_of(config, *kinds[preset]) if kinds[preset] else _racer(config)
+    assert CLEAN in published_for(policy, config["env"])
+
+
+def _racer(config):
+    from gymnasium.spaces import Box
+
+    from marl_pool.tokens import TokenSpec
+
+    spec = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8")
+    return make_agent(spec, Box(-1, 1, (3,)), **config["policy"], seed=0)
+
+
+# Runs
+
+
+@pytest.mark.parametrize("strategy", ["cma", "pgpe"])
+def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
+    choice = (
+        *(f"evolution={strategy}", "curriculum={width: [1, 2]}"),
+        "fitness_env={max_steps: 7}",
+    )
+    whole = finished(tmp_path / "whole", *choice)
+    part = finished(tmp_path / "part", *choice, "total_generations=3")
+    part = Run.open(part.path)
+    assert part.verb == "evolve"
+    evolve(part, {**part.config, "total_generations": 6})
+    assert results(part) == results(whole)
+    assert part.best == whole.best
+    for folder in ("policy", BEST):
+        left, right = (
+            to_vector(load_policy(run.latest_checkpoint() / folder))
+            for run in (part, whole)
+        )
+        assert torch.equal(left, right)
+
+
+def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
+    first, again, other = (
+        results(finished(tmp_path / name, f"seed={seed}"))
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert first == again
+    assert first[0][0]["fitness_mean"] != other[0][0]["fitness_mean"]
+
+
+def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
+    run = finished(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
+    policy = load_policy(run.policy_path())
+    world = make_batched_env("helpers.valley:Valley", 4, first_world=VALIDATION_WORLDS)
+    score = Rollout(world, {"agent": policy}).episodes().returns["agent"].mean()
+    assert float(score) == pytest.approx(run.best.score, rel=1e-4)
+    scores = [
+        row[name]
+        for row in run.rows()
+        for name in ("validation_favourite", "validation_best_sample")
+    ]
+    # Generation 1 is validated too, so that there is a policy from then on.
+    assert [np.isfinite(score) for score in scores[::2]] == [
+        generation == 1 or generation % 2 == 0 for generation in range(1, 10)
+    ]
+    assert run.best.score == np.nanmax(scores)
+    with np.load(run.latest_checkpoint() / SEARCH) as arrays:
+        favourite, best = arrays[".mean"], arrays[BEST]
+    last = to_vector(load_policy(run.policy_path("last")))
+    assert last.tolist() == favourite.astype(np.float32).tolist()
+    assert to_vector(policy).tolist() == best.astype(np.float32).tolist()
+
+
+def test_a_row_says_what_a_generation_found_and_cost(tmp_path):
+    run = finished(tmp_path / "run")
+    rows = run.rows()
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    for number, row in enumerate(rows, 1):
+        assert row["episodes"] == number * 18
+        assert row["env_steps"] == number * 18 * 5
+        assert row["fitness_min"] <= row["fitness_mean"] <= row["fitness_max"]
+        assert row["rollouts_per_second"] == pytest.approx(
+            18 * row["generations_per_second"]
+        )
+    assert rows[0]["seconds"] < rows[-1]["seconds"]
+
+
+def test_a_best_that_was_marked_after_the_last_checkpoint_is_found_again(tmp_path):
+    run = finished(tmp_path / "run", "evolution.sigma0=1.0", "checkpoint.every=9")
+    assert run.best.iteration > 1
+    expected = results(run), run.best
+    for folder in run.checkpoints():  # as if killed just before the first of them
+        shutil.rmtree(folder)
+    evolve(run, run.config)
+    assert (results(run), run.best) == expected
+
+
+def test_a_run_goes_on_without_the_folder_that_it_started_from(tmp_path):
+    first = finished(tmp_path / "first", "total_generations=1")
+    more = (f"init={first.path}", "checkpoint.every=1")
+    whole = finished(tmp_path / "whole", *more)
+    part = finished(tmp_path / "part", *more, "total_generations=2")
+    first.path.rename(tmp_path / "elsewhere")
+    evolve(part, {**part.config, "total_generations": 6})
+    assert results(part) == results(whole)
+
+
+def test_the_time_limit_ends_a_run_that_resumes(tmp_path):
+    run = finished(tmp_path / "run", "time_limit=1e-9")
+    assert len(run.rows()) == 1
+    assert run.latest_checkpoint().name == "iter_000001"
+
+
+def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
+    run = tiny("env.fault=poison", "env.episode=4", path=tmp_path / "run")
+    with pytest.raises(
+        StoppedError, match="generation 4: a return is not finite; kept"
+    ):
+        evolve(run, run.config)
+    assert run.latest_checkpoint().name == "iter_000002"
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    run = finished(tmp_path / "run", "total_generations=2")
+    (run.latest_checkpoint() / SEARCH).write_bytes(b"no arrays")
+    with pytest.raises(StoppedError, match="iter_000002 cannot be read: .*start anoth"):
+        evolve(run, {**run.config, "total_generations": 3})
+
+
+def test_ctrl_c_lets_the_generation_end(tmp_path, monkeypatch, capsys):
+    play = Evaluator.play
+
+    def interrupted(self, vectors, task):
+        if task.episode == 3:
+            signal.raise_signal(signal.SIGINT)
+        return play(self, vectors, task)
+
+    monkeypatch.setattr(Evaluator, "play", interrupted)
+    path = tmp_path / "run"
+    before = signal.getsignal(signal.SIGINT)
+    assert cli.main(["evolve", *TINY, "--run-dir", str(path)]) == 130
+    assert f"go on with: marl-pool resume {path}" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) == before
+    run = Run.open(path)
+    assert len(run.rows()) == 3
+    assert run.latest_checkpoint().name == "iter_000003"
+
+
+# Where a search starts
+
+
+def agent_for(name="feed_forward", **options):
+    group = make_batched_env("cartpole", 1).groups["agent"]
+    return make_agent(group.tokens, group.action_space, name, seed=1, **options)
+
+
+def test_a_search_starts_where_it_is_told(tmp_path):
+    agent, other = agent_for(), agent_for()
+    load_vector(other, torch.arange(len(to_vector(agent))).float())
+    save_policy(other, tmp_path / "saved")
+    assert torch.equal(start_vector("policy", agent, ()), to_vector(agent))
+    assert not start_vector("zeros", agent, ()).any()
+    found = start_vector(str(tmp_path / "saved"), agent, ())
+    assert torch.equal(found, to_vector(other))
+
+
+def test_a_search_goes_on_from_the_policy_of_a_run(tmp_path):
+    run = finished(tmp_path / "first", "total_generations=2")
+    more = (f"init={run.path}", "total_generations=1")
+    later = finished(tmp_path / "later", *more, "evolution.sigma0=1e-9")
+    own, found = (to_vector(load_policy(each.policy_path())) for each in (run, later))
+    torch.testing.assert_close(own, found, rtol=0, atol=1e-6)
+
+
+def test_a_policy_that_does_not_fit_starts_no_search(tmp_path):
+    saved = tmp_path / "saved"
+    save_policy(agent_for(), saved)
+    with pytest.raises(InputError, match="another body.0.weight than the run's policy"):
+        start_vector(str(saved), agent_for(hidden=[4]), ())
+    with pytest.raises(InputError, match="expected a Sensory, .* is a FeedForward"):
+        start_vector(
+            str(saved), agent_for("sensory", pooling={"name": "attention_neuron"}), ()
+        )
+    with pytest.raises(InputError, match="init: expected policy, zeros or the folder"):
+        start_vector("one", agent_for(), ())
+    with pytest.raises(InputError, match="has no body.2.weight"):
+        start_vector(str(tmp_path / "short"), _short(tmp_path / "short"), ())
+
+
+def _short(path):
+    """An agent with a layer more than the one that is saved at ``path``."""
+    save_policy(agent_for(hidden=[]), path)
+    longer = agent_for(hidden=[])
+    longer.body.append(torch.nn.Tanh())
+    longer.body.append(torch.nn.Linear(1, 1))
+    return longer
+
+
+# The command
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Run `evolve` so that it must fail; return its one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides):
+        assert cli.main(["evolve", "--run-dir", "run", *overrides]) == 2
+        assert not Path("run").exists()
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["evolution.population=1"],
+            "evolution.population: expected at least 2, got 1",
+        ),
+        (
+            ["evolution=pgpe", "evolution.population=5"],
+            "evolution.population: expected an even number, since vectors come in ",
+        ),
+        (
+            ["evolution.population=2", "evolution.diagonal=true"],
+            "evolution.population: expected at least 3, where the diagonal of so many",
+        ),
+        (["evolution.mean_lr=2"], "evolution.mean_lr: expected a number in (0, 1]"),
+        (["evolution=sgd"], "unknown evolution 'sgd': choose from cma, pgpe"),
+        (["evolution=pgpe", "evolution.sigma0=1"], "evolution.sigma0: unknown key"),
+        (
+            ["evolution=marl_pool.policies.agent:Agent"],
+            "must be a subclass of marl_pool.training.evolution.strategy.Strategy",
+        ),
+        (["policy=token"], "policy=token is made for train and sweep; for evolve ch"),
+        (["policy.pooling.num_cods=3"], "policy.pooling.num_cods: unknown key"),
+        (
+            ["policy=vision", "policy.pooling.name=max"],
+            "policy.pooling.num_codes: this policy.pooling takes no options",
+        ),
+        (["experiment=cartpole"], "experiment=cartpole is made for train and sweep; "),
+        (["repetitions=0"], "repetitions: expected an integer >= 1, got 0"),
+        (["init=nowhere"], "init: expected policy, zeros or the folder of a policy or"),
+        (["plugins=[Mine]"], "plugins: expected package.module:Class, got 'Mine'"),
+        (
+            ["fitness_env={speed: 1}"],
+            "fitness_env.speed: unknown key 'speed': choose from channel_ids, duplic",
+        ),
+        (["fitness_env={name: pong}"], "fitness_env.name: expected options of the env"),
+        (["fitness_env=3"], "fitness_env: expected a mapping, got 3"),
+        (
+            ["fitness_env={max_steps: few}"],
+            "fitness_env.max_steps: expected an integer >= 1, got 'few'",
+        ),
+        (["fitness_env={duplicates: 0}"], "fitness_env.duplicates: expected an int"),
+        (
+            ["fitness_env={start_angle: 4}"],
+            "fitness_env.start_angle: expected an angle",
+        ),
+        (
+            ["env=simple_tag", "fitness_env={prey: learned}"],
+            "fitness_env: expected the only group predator, got predator, prey",
+        ),
+        (
+            ["fitness_env={num_frames: 2}"],
+            "fitness_env: the policy does not fit its worlds: expected num_features =",
+        ),
+        (
+            ["fitness_env={max_steps: 9}", "curriculum={max_steps: [1, 5]}"],
+            "curriculum.max_steps: expected an option that fitness_env leaves alone",
+        ),
+        (["curriculum={speed: [0, 1]}"], "unknown key of curriculum 'speed': choose"),
+        (["curriculum={start_speed: 3}"], "curriculum: expected a mapping (each a lis"),
+        (
+            ["curriculum={start_speed: [-1, 1]}"],
+            "env.start_speed: expected a number >= 0, got -1.0",
+        ),
+        (
+            ["curriculum={num_frames: [2, 1]}"],
+            "curriculum: the policy does not fit its worlds: expected num_features = 2",
+        ),
+        (
+            ["env=simple_tag", "env.prey=learned"],
+            "env: evolution finds one policy, simple_tag has the groups predator, prey",
+        ),
+        (["perturbation=inject", "perturbation.token_type=x"], "perturbation"),
+        (
+            ["perturbation=occlude", "perturbation.ramp=3"],
+            "perturbation.ramp: expected null, since every generation begins with new",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(refused, overrides, message):
+    assert message in refused(*overrides)
+
+
+def test_a_preset_of_evolve_is_not_for_train():
+    with pytest.raises(
+        InputError, match="cartpole_feed_forward is made for evolve; for train choose"
+    ):
+        compose("train", ["experiment=cartpole_feed_forward"])
+
+
+def test_presets_are_those_of_the_paper():
+    config = compose("evolve", ["experiment=cartpole_attention_neuron"])
+    assert config["policy"]["pooling"]["scale"] is False
+    counts = {"cartpole_attention_neuron": 913, "ant_attention_neuron": 2504}
+    counts |= {"car_racing_attention_neuron": 7212, "cartpole_feed_forward": 113}
+    shapes = {"cartpole": (5, 1, 1), "ant_bullet": (28, 1, 8), "car_racing": None}
+    for preset, count in counts.items():
+        config = compose("evolve", [f"experiment={preset}"])
+        shape = shapes[config["env"]["name"]]
+        if shape is not None:
+            assert len(to_vector(_agent_of(config, *shape))) == count
+
+
+def _agent_of(config, num_tokens, num_features, num_actions):
+    from gymnasium.spaces import Box
+
+    from marl_pool.tokens import TokenSpec
+
+    spec = TokenSpec(num_tokens, num_features, ("channel",), has_self=False)
+    return make_agent(spec, Box(-1, 1, (num_actions,)), **config["policy"], seed=0)
+
+
+def test_a_preset_leaves_policy_and_strategy_to_choose():
+    preset = "experiment=cartpole_attention_neuron"
+    config = compose("evolve", [preset, "policy=feed_forward", "evolution=cma"])
+    assert config["policy"] == {"name": "feed_forward", "hidden": [16]}
+    assert config["evolution"] == compose("evolve", ["evolution=cma"])["evolution"]
+
+
+def test_a_run_is_evolved_resumed_and_evaluated_by_command(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    small = ("env.max_steps=5", "evolution.population=4", "repetitions=2", "threads=1")
+    few = ("validation.episodes=2", "total_generations=2")
+    assert cli.main(["evolve", *small, *few, "--run-dir", path]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [path, f"{path}/metrics.csv", f"{path}/policy"]
+    assert "2 / 2 generations" in err
+    assert "rollouts per second" in err
+    text = Path(path, "config.yaml").read_text()
+    assert yaml.safe_load(text)["verb"] == "evolve"
+    assert cli.main(["resume", path]) == 0
+    done = f"{path}: 2 of 2 generations are done; nothing to do\n"
+    assert capsys.readouterr().out == done
+    assert cli.main(["resume", path, "total_generations=3"]) == 0
+    assert len(Run.open(path).rows()) == 3
+    assert cli.main(["resume", path, "repetitions=3"]) == 2
+    assert "takes only total_generations, time_limit" in capsys.readouterr().err
+    assert cli.main(["evaluate", path, "suite=quick", "episodes=2", "threads=1"]) == 0
+    assert Path(path, "evaluation", "results.json").is_file()
+
+
+def test_a_run_names_itself_after_the_policy():
+    from marl_pool.runs import default_path
+
+    assert default_path(compose("evolve", ["seed=4"])).name.endswith(
+        "-cartpole-sensory-s4"
+    )
+
+
+def test_without_workers_ray_is_not_imported(tmp_path):
+    source = f"""
+import json, sys
+from marl_pool.cli.main import main
+assert main(["evolve", *{TINY!r}, "--run-dir", {str(tmp_path / "run")!r}]) == 0
+print(json.dumps([m for m in ("ray", "torchvision") if m in sys.modules]))
+"""
+    root = ROOT
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+# Workers
+
+
+@pytest.fixture(scope="module")
+def ray_here(no_cluster):
+    """One ray for all tests of workers; a run keeps what runs already."""
+    pytest.importorskip("ray")
+    from marl_pool.training.cluster import quiet, ray_session
+
+    with quiet(), ray_session(None, num_cpus=3):
+        yield
+
+
+@pytest.mark.slow
+def test_workers_find_what_one_process_finds(tmp_path, ray_here):
+    apart = finished(tmp_path / "apart", "resources.num_workers=2", "max_worlds=2")
+    alone = finished(tmp_path / "alone", "max_worlds=2")
+    assert results(apart) == results(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        (["resources.num_workers=4"], "resources: 4 CPUs are asked for, ray has 3"),
+        (
+            ["resources.num_workers=1", "resources.num_gpus_per_worker=99"],
+            "resources: 99 GPUs are asked for",
+        ),
+    ],
+)
+def test_more_than_ray_has_is_refused(tmp_path, ray_here, resources, message):
+    run = tiny(*resources, path=tmp_path / "run")
+    with pytest.raises(InputError, match=message):
+        evolve(run, run.config)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_started_again(tmp_path, ray_here):
+    fault = ("env.fault=kill", f"env.diary={tmp_path}", "resources.num_workers=1")
+    run = finished(tmp_path / "run", *fault, "max_worlds=3")
+    assert len(list(tmp_path.glob("killed-*"))) == 1
+    assert results(run) == results(finished(tmp_path / "alone", "max_worlds=3"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", "a worker failed: RuntimeError: a rock fell; traceback in"),
+        ("kill", "a worker died, was started again and died again; see"),
+    ],
+)
+def test_a_worker_that_keeps_failing_stops_the_run(tmp_path, ray_here, fault, message):
+    run = tiny(
+        *(f"env.fault={fault}", "env.kills=9", f"env.diary={tmp_path}"),
+        *("resources.num_workers=1", "checkpoint.every=1", "env.episode=3"),
+        path=tmp_path / "run",
+    )
+    with pytest.raises(StoppedError, match=message):
+        evolve(run, run.config)
+    assert run.error_path.is_file()
+    assert run.latest_checkpoint().name == "iter_000002"

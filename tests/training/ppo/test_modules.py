@@ -1,0 +1,489 @@
+"""Several groups of agents: modules of their own or shared, and groups that are fixed.
+
+Whole trainings of small worlds; the parts are in test_ppo_parts.py.
+"""
+
+import csv
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+from ray.rllib.core.columns import Columns
+from ray.rllib.utils.metrics import LEARNER_RESULTS
+from safetensors.torch import load_file
+
+from helpers.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
+from helpers.training import RAY_WARNINGS
+from marl_pool.config import compose
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
+from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.run import evaluate_run
+from marl_pool.evaluation.video.render import render_run
+from marl_pool.policies import make_policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.policies.storage import load_modules, save_policies, save_policy
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.runs import Run
+from marl_pool.training.fixed_policies import with_absolute_folders
+from marl_pool.training.ppo import train
+from marl_pool.training.ppo.algorithm import algorithm_config, assign_modules
+from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.errors import InputError
+
+pytestmark = RAY_WARNINGS
+slow = pytest.mark.slow
+
+FARM = "env=helpers.toy:FoxAndHens"
+TOY = [
+    "encoder.num_layers=1",
+    "ppo.num_envs=4",
+    "ppo.batch_size=48",
+    "ppo.minibatch_size=12",
+    "ppo.num_epochs=2",
+    "total_steps=144",
+    "checkpoint.every=1",
+    "threads=1",
+]
+"""48 agent steps are 12 steps of 4 worlds for a fox alone, 4 for hens alone."""
+STILL = "helpers.toy:StillHens"
+SETTINGS = {"checkpoint": "best", "seed": 0, "device": "cpu"}
+
+
+def config_of(*overrides: str) -> dict:
+    env = [] if any(text.startswith("env=") for text in overrides) else [FARM]
+    return compose("train", [*env, *TOY, *overrides])
+
+
+def trained(path: Path, *overrides: str) -> Run:
+    run = Run.create(path, config_of(*overrides))
+    train(run, run.config)
+    run.close()
+    return run
+
+
+def token_policy(group: str, seed: int = 5, **options) -> TokenPolicy:
+    groups = FoxAndHens(1).groups
+    encoder = {"name": "transformer", "num_layers": 1}
+    options = {"encoder": encoder, "seed": seed, **options}
+    spec = options.pop("spec", groups[group].tokens)
+    return make_policy(spec, groups[group].action_space, **options)
+
+
+def weights_of(folder: Path) -> dict:
+    return load_file(folder / "model.safetensors")
+
+
+def untimed(run: Run) -> list[dict]:
+    clocks = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
+    return [
+        {key: value for key, value in row.items() if key not in clocks}
+        for row in run.rows()
+    ]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory, cluster) -> Run:
+    """A run in which fox and hens learn."""
+    return trained(tmp_path_factory.mktemp("runs") / "both")
+
+
+# Who plays whom
+
+
+def test_modules_are_those_of_the_groups_that_learn():
+    groups = FoxAndHens(1).groups
+    assert assign_modules(groups, None, {"hen": "random"}) == {"fox": "fox"}
+    assert assign_modules(groups, {"hen": "m"}, {"fox": "random"}) == {"hen": "m"}
+    alike = AlikeFoxAndHens(1).groups
+    shared = {"fox": "all", "hen": "all"}
+    assert assign_modules(alike, shared) == shared
+
+
+@pytest.mark.parametrize(
+    ("modules", "fixed", "message"),
+    [
+        (None, ["wolf"], "fixed: unknown group 'wolf': choose from fox, hen"),
+        (None, ["fox", "hen"], "fixed: expected a group that learns, got all of"),
+        ({"fox": "a", "hen": "b"}, ["hen"], "the group 'hen' is fixed, so it has none"),
+        ({"fox": "a"}, [], r"that learns, ['fox', 'hen'], got ['fox']"),
+        ({"fox": "a", "wolf": "b"}, ["hen"], r"['fox'], got ['fox', 'wolf']"),
+        ({}, ["hen"], r"that learns, ['fox'], got []"),
+        ({"fox": "a/b"}, ["hen"], "modules.fox: expected what can name a file, got"),
+        ({"fox": ""}, ["hen"], "modules.fox: expected what can name a file, got ''"),
+    ],
+)
+def test_groups_and_modules_that_do_not_match_are_refused(modules, fixed, message):
+    with pytest.raises(InputError) as caught:
+        assign_modules(FoxAndHens(1).groups, modules, fixed)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_without_agents_is_refused():
+    with pytest.raises(InputError, match="the group 'fox' has no agents, so the modu"):
+        assign_modules(NoFox(1).groups, None)
+    assert assign_modules(NoFox(1).groups, None, ["fox"]) == {"hen": "hen"}
+
+
+def test_a_name_is_a_script_or_a_folder():
+    for name in ("heuristic", "random", "a:B", "a.b:C"):
+        assert is_scripted(name)
+    for name in ("runs/a", "./random", "a:b/c", "heuristics", "a", ":", ""):
+        assert not is_scripted(name)
+    assert not is_plug_in("random")
+
+
+def test_folders_become_absolute_and_scripts_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fixed = {"a": "runs/x", "b": "random", "c": STILL, "d": "/r", "e": "~/y"}
+    monkeypatch.setenv("HOME", "/home/me")
+    assert with_absolute_folders(fixed) == {
+        **fixed,
+        "a": str(tmp_path / "runs" / "x"),
+        "e": "/home/me/y",
+    }
+    assert with_absolute_folders(None) is None
+
+
+def test_scripted_policies_are_built_for_their_group():
+    group = FoxAndHens(1).groups["hen"]
+    random = scripted_policy("random", env="x", role="hen", group=group)
+    assert isinstance(random, RandomPolicy)
+    assert random.actions.n == 3
+    still = scripted_policy(STILL, env="x", role="hen", group=group)
+    assert isinstance(still, StillHens)
+    assert still.num_choices == 3
+    centroid = make_batched_env("simple_centroid", 1).groups["agent"]
+    played = scripted_policy(
+        "heuristic", env="simple_centroid", role="agent", group=centroid
+    )
+    assert type(played).__name__ == "CentroidHeuristic"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (
+            "heuristic",
+            "fixed.hen: the env 'helpers.toy:FoxAndHens' has no heuristic: ch",
+        ),
+        (
+            "helpers.toy:NoHens",
+            "fixed.hen: policy 'helpers.toy:NoHens': helpers.toy has no",
+        ),
+        (
+            "helpers.toy:FoxAndHens",
+            "must be a subclass of marl_pool.policies.base.Poli",
+        ),
+        ("no.such:Policy", "fixed.hen: policy 'no.such:Policy' cannot be imported"),
+        ("nowhere", "fixed.hen: nowhere is no folder of a policy or a run"),
+        ("heuristics", "choose heuristic, random, package.module:Class or such a fol"),
+    ],
+)
+def test_a_policy_that_is_not_there_is_refused(what, message):
+    with pytest.raises(InputError, match=message) as caught:
+        algorithm_config(TrainConfig.from_plain(config_of(f"fixed={{hen: {what}}}")))
+    assert "\n" not in str(caught.value)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        algorithm_config(TrainConfig.from_plain(config_of(f"fixed={{hen: {path}}}")))
+    message = str(caught.value)
+    assert message.startswith("fixed.hen: ")
+    assert "\n" not in message
+    return message
+
+
+def test_a_frozen_policy_must_fit_its_group(tmp_path):
+    def spec(**changes):
+        return TOKENS.__class__(**{**vars(TOKENS), **changes})
+
+    save_policy(token_policy("fox"), tmp_path / "fox")
+    assert "expected actions = ActionSpec(n=3" in refusal(tmp_path / "fox")
+    for name, changes, message in (
+        ("wide", {"num_features": 3}, "expected num_features = 2, got 3"),
+        ("types", {"type_names": ("self", "hen")}, "expected type_names = ('self', 'f"),
+        ("uint8", {"dtype": "uint8"}, "expected dtype = float32, got uint8"),
+    ):
+        save_policy(token_policy("hen", spec=spec(**changes)), tmp_path / name)
+        assert message in refusal(tmp_path / name)
+    few = spec(num_tokens=3)
+    flat = token_policy("hen", spec=few, pooling="flatten")
+    save_policy(flat, tmp_path / "flat")
+    assert "3" in refusal(tmp_path / "flat")
+    # What an invariant head was trained on may have had another number of tokens.
+    save_policy(token_policy("hen", spec=few), tmp_path / "few")
+    algorithm_config(
+        TrainConfig.from_plain(config_of(f"fixed={{hen: {tmp_path / 'few'}}}"))
+    )
+
+
+def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
+    save_policy(
+        token_policy("hen", pooling="helpers.plug_in:SumPool"), tmp_path / "hen"
+    )
+    refused = refusal(tmp_path / "hen")
+    assert "plugins=['helpers.plug_in:SumPool']" in refused
+    allowed = [
+        "plugins=['helpers.plug_in:SumPool']",
+        f"fixed={{hen: {tmp_path / 'hen'}}}",
+    ]
+    algorithm_config(TrainConfig.from_plain(config_of(*allowed)))
+
+
+def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
+    wrong = {"cat": token_policy("hen"), "dog": token_policy("hen")}
+    save_policies(wrong, {"cat": "cat", "dog": "dog"}, tmp_path / "pets")
+    assert "has no policy for this group, only for cat, dog" in refusal(
+        tmp_path / "pets"
+    )
+    right = {"cat": token_policy("fox"), "dog": token_policy("hen", seed=7)}
+    save_policies(right, {"fox": "cat", "hen": "dog"}, tmp_path / "farm")
+    made = algorithm_config(
+        TrainConfig.from_plain(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
+    )
+    found = made.env_config["fixed"]["hen"].state_dict()
+    assert all(torch.equal(found[k], v) for k, v in right["dog"].state_dict().items())
+
+
+def test_a_run_without_a_policy_and_a_damaged_one_are_refused(tmp_path):
+    Run.create(tmp_path / "run", config_of())
+    assert "has no policy 'best'" in refusal(tmp_path / "run")
+    save_policy(token_policy("hen"), tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"{")
+    assert "is damaged" in refusal(tmp_path / "cut")
+
+
+def test_a_module_cannot_take_the_name_of_a_frozen_policy(tmp_path):
+    save_policy(token_policy("hen"), tmp_path / "hen")
+    overrides = [f"fixed={{hen: {tmp_path / 'hen'}}}", "modules={fox: frozen-hen}"]
+    with pytest.raises(InputError, match="the name 'frozen-hen' is kept for the fr"):
+        algorithm_config(TrainConfig.from_plain(config_of(*overrides)))
+
+
+def test_a_batch_counts_the_agents_that_learn():
+    for fixed, steps in (("null", 3), ("{hen: random}", 12), ("{fox: random}", 4)):
+        made = algorithm_config(TrainConfig.from_plain(config_of(f"fixed={fixed}")))
+        assert made.rollout_fragment_length == steps
+    with pytest.raises(InputError, match="a multiple of 12 .* × agents that learn"):
+        algorithm_config(
+            TrainConfig.from_plain(
+                config_of("ppo.batch_size=40", "fixed={fox: random}")
+            )
+        )
+
+
+# Training
+
+
+@slow
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], {"fox": 12, "hen": 36}),
+        (["fixed={hen: random}"], {"fox": 48}),
+        ([f"fixed={{hen: {STILL}}}"], {"fox": 48}),
+        (["fixed={fox: random}", "modules={hen: m}"], {"m": 48}),
+        (
+            ["env=helpers.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
+            {"all": 48},
+        ),
+    ],
+)
+def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
+    cluster, overrides, expected
+):
+    algo = algorithm_config(
+        TrainConfig.from_plain(config_of("ppo.num_epochs=3", *overrides))
+    ).build_algo()
+    learner = algo.learner_group._learner
+    seen: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
+    loss = learner.compute_loss_for_module
+
+    def count(*, module_id, batch, **rest):
+        seen[module_id].append(batch[Columns.ACTION_LOGP].detach())
+        return loss(module_id=module_id, batch=batch, **rest)
+
+    learner.compute_loss_for_module = count
+    result = algo.train()
+    assert set(algo.env_runner.module.keys()) == set(expected)
+    assert set(learner.module.keys()) == set(expected)
+    assert set(result[LEARNER_RESULTS]) - {"__all_modules__"} == set(expected)
+    algo.stop()
+    for name, rows in expected.items():
+        passed = torch.cat(seen[name])
+        assert len(passed) == 3 * rows
+        # Each of three epochs holds each row once: thrice the same numbers.
+        epochs = passed.view(3, rows).sort(dim=1).values
+        assert torch.equal(epochs[0], epochs[1])
+        assert torch.equal(epochs[0], epochs[2])
+        assert epochs[0].unique().numel() > 1
+
+
+@slow
+def test_the_metrics_name_every_group_and_module(both, tmp_path):
+    rows = both.rows()
+    assert [row["env_steps"] for row in rows] == list(range(12, 145, 12))
+    for row in rows[-3:]:
+        total = row["fox/return_mean"] + row["hen/return_mean"]
+        assert row["return_mean"] == pytest.approx(total)
+        assert row["fox/return_mean"] < 0 < row["hen/return_mean"]
+    assert {"fox/policy_loss", "hen/policy_loss"} <= set(rows[0])
+    assert set(load_modules(both.policy_dir)[0]) == {"fox", "hen"}
+    # The fox's gain is the hens' loss: the newest of several modules counts as best.
+    newest = both.checkpoints()[-1]
+    assert both.best.iteration == 12
+    best, last = weights_of(both.policy_dir), weights_of(newest / "policy")
+    assert all(torch.equal(best[name], last[name]) for name in last)
+
+
+@slow
+def test_a_shared_module_learns_from_all_its_groups(tmp_path, cluster):
+    alike = ["env=helpers.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
+    run = trained(tmp_path / "run", *alike)
+    modules, groups = load_modules(run.policy_dir)
+    assert groups == {"fox": "all", "hen": "all"}
+    assert set(modules) == {"all"}
+    last = run.rows()[-1]
+    assert {"all/policy_loss", "fox/return_mean", "hen/return_mean"} <= set(last)
+    # One module has one score: the best is the checkpoint of the highest mean.
+    scores = {row["iteration"]: row["return_mean"] for row in run.rows()}
+    known = {i: score for i, score in scores.items() if not math.isnan(score)}
+    assert run.best.iteration == max(known, key=known.get)
+
+
+@slow
+@pytest.mark.parametrize("runners", [0, 1])
+@pytest.mark.parametrize("what", ["random", STILL])
+def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, what, runners):
+    overrides = [f"fixed={{hen: {what}}}", f"resources.num_env_runners={runners}"]
+    run = trained(tmp_path / "run", *overrides)
+    rows = run.rows()
+    assert [row["env_steps"] for row in rows] == [48, 96, 144]
+    assert rows[-1]["return_mean"] == rows[-1]["fox/return_mean"]
+    assert rows[-1]["hen/return_mean"] > 0
+    assert rows[0]["fox/first_ratio_error"] < 1e-5
+    assert not [name for name in rows[0] if name.startswith("hen/") and "loss" in name]
+    assert load_modules(run.policy_dir)[1] == {"fox": "fox"}
+    plugins = ["helpers.toy:FoxAndHens", STILL]
+    subject = Subject.load(run, SETTINGS, plugins)
+    expected = RandomPolicy if what == "random" else StillHens
+    assert isinstance(subject.policies["hen"], expected)
+
+
+@slow
+def test_a_frozen_group_plays_as_its_source_does_and_never_changes(both, tmp_path):
+    run = trained(tmp_path / "run", f"fixed={{hen: {both.path}}}")
+    source = load_modules(both.policy_dir)[0]["hen"].state_dict()
+    for folder in (run.policy_dir, *(c / "policy" for c in run.checkpoints())):
+        modules, groups = load_modules(folder)
+        assert groups == {"fox": "fox", "hen": "frozen-hen"}
+        frozen = modules["frozen-hen"].state_dict()
+        assert frozen.keys() == source.keys()
+        assert all(torch.equal(frozen[name], source[name]) for name in source)
+    changes = [weights_of(c / "policy") for c in run.checkpoints()]
+    learned = [name for name in changes[0] if name.startswith("fox/")]
+    assert learned
+    for before, after in itertools.pairwise(changes):
+        assert any(not torch.equal(before[name], after[name]) for name in learned)
+    # A frozen policy samples its actions: it is not the random one that plays.
+    random = trained(tmp_path / "random", "fixed={hen: random}")
+    assert run.rows()[0]["hen/return_mean"] != random.rows()[0]["hen/return_mean"]
+
+
+@slow
+def test_a_run_goes_on_bit_for_bit_when_its_frozen_source_has_moved(both, tmp_path):
+    source = tmp_path / "source"
+    policies, groups = load_modules(both.policy_dir)
+    save_policies(policies, groups, source)
+    whole = trained(tmp_path / "whole", f"fixed={{hen: {source}}}")
+    half = trained(tmp_path / "half", f"fixed={{hen: {source}}}", "total_steps=96")
+    source.rename(tmp_path / "moved")
+    again = Run.open(half.path)
+    train(again, {**again.config, "total_steps": 144})
+    again.close()
+    assert untimed(again) == untimed(whole)
+    first, second = (weights_of(run.policy_path("last")) for run in (whole, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    # A run that has no checkpoint yet does need the source.
+    with pytest.raises(InputError, match=r"fixed.hen: .*source is no folder of a pol"):
+        trained(tmp_path / "late", f"fixed={{hen: {source}}}")
+
+
+@slow
+def test_a_relative_folder_is_written_as_an_absolute_one(both, tmp_path, monkeypatch):
+    monkeypatch.chdir(both.path.parent)
+    run = trained(tmp_path / "run", f"fixed={{hen: {both.path.name}}}")
+    assert Run.open(run.path).config["fixed"] == {"hen": str(both.path)}
+
+
+# Reading such a run
+
+
+@slow
+def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
+    plugins = ["helpers.toy:FoxAndHens", STILL]
+    settings = compose("evaluate", ["episodes=4", "perturbations=[]"])
+    for number, what in enumerate((both.path, STILL)):
+        run = trained(tmp_path / str(number), f"fixed={{hen: {what}}}")
+        before = Subject.load(run, SETTINGS, plugins)
+        assert before.fixed == {"hen"}
+        # A baseline takes the fox's place; the hens are those of the training.
+        random = before.baselines()["random"]
+        assert isinstance(random["fox"], RandomPolicy)
+        assert type(random["hen"]) is type(before.policies["hen"])
+        assert not isinstance(random["hen"], RandomPolicy)
+        table = evaluate_run(run, settings, plugins=plugins)[0]
+        with table.open() as lines:
+            rows = list(csv.DictReader(lines))
+        assert {(row["group"], row["fixed"]) for row in rows} == {
+            ("fox", "False"),
+            ("hen", "True"),
+        }
+        assert "hen: fixed, beside random" in capsys.readouterr().out
+
+
+@slow
+def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, cluster):
+    run = trained(tmp_path / "run", f"fixed={{hen: {STILL}}}")
+    with pytest.raises(InputError, match=f"uses the policy '{STILL}', which is not pa"):
+        Subject.load(run, SETTINGS, ["helpers.toy:FoxAndHens"])
+
+
+@slow
+@pytest.mark.parametrize("prey", ["learned", "heuristic", "random", "frozen"])
+def test_predators_against_prey(tmp_path, cluster, prey, capsys):
+    tag = [
+        "env=simple_tag",
+        "env.counts=2-1-1",
+        "env.prey=learned",
+        "env.max_steps=6",
+        "ppo.batch_size=48",
+        "total_steps=72",
+    ]
+    fixed = prey
+    if prey == "frozen":
+        group = make_batched_env("simple_tag", 1, counts="2-1-1", prey="learned").groups
+        policy = make_policy(group["prey"].tokens, group["prey"].action_space, seed=3)
+        fixed = tmp_path / "prey"
+        save_policy(policy, fixed)
+    overrides = [] if prey == "learned" else [f"fixed={{prey: {fixed}}}"]
+    run = trained(tmp_path / "run", *tag, *overrides)
+    row = run.rows()[-1]
+    assert {"predator/return_mean", "prey/return_mean", "predator/entropy"} <= set(row)
+    assert ("prey/entropy" in row) == (prey == "learned")
+    settings = compose("evaluate", ["episodes=3", "perturbations=[]"])
+    evaluate_run(run, settings)
+    pytest.importorskip("cv2")
+    from helpers.pictures import read_video, share_beside_background
+
+    frames = read_video(render_run(run, compose("render", ["size=64"])))
+    assert frames
+    assert all(share_beside_background(frame, 30) > 0.02 for frame in frames)

@@ -1,0 +1,504 @@
+"""PPO as a user runs it: whole algorithms, small."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.core.columns import Columns
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
+from safetensors.torch import load_file
+
+from helpers.toy import FoxAndHens
+from helpers.training import RAY_WARNINGS
+from marl_pool.config import compose
+from marl_pool.encoders import encoder_names
+from marl_pool.policies.base import Policy
+from marl_pool.policies.storage import load_policies, load_policy
+from marl_pool.pooling import pooling_names
+from marl_pool.runs import Run
+from marl_pool.training.ppo import learner as learner_module
+from marl_pool.training.ppo import train
+from marl_pool.training.ppo.algorithm import (
+    BatchedPPO,
+    algorithm_config,
+    assign_modules,
+)
+from marl_pool.training.ppo.batch import TrainBatch
+from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
+from marl_pool.training.ppo.runner import ROLLOUT
+from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.errors import InputError, StoppedError
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
+
+SMALL = [
+    "env.num_noise=4",
+    "env.max_steps=8",
+    "encoder.num_layers=1",
+    "ppo.num_envs=8",
+    "ppo.batch_size=64",
+    "ppo.minibatch_size=32",
+    "ppo.num_epochs=2",
+    "total_steps=256",
+    "checkpoint.every=2",
+    "threads=1",
+]
+TOY = [
+    "env=helpers.toy:FoxAndHens",
+    "ppo.num_envs=4",
+    "ppo.batch_size=128",
+    "ppo.minibatch_size=24",
+    "ppo.num_epochs=3",
+    "total_steps=64",
+    "encoder.num_layers=1",
+    "threads=1",
+    "checkpoint.every=1",
+]
+
+
+def config_of(*overrides: str) -> dict:
+    return compose("train", [*SMALL, *overrides])
+
+
+def trained(path: Path, *overrides: str, base: list[str] = SMALL) -> Run:
+    config = compose("train", [*base, *overrides])
+    run = Run.create(path, config)
+    train(run, run.config)
+    run.close()
+    return run
+
+
+@pytest.fixture
+def build():
+    """Build algorithms and stop them."""
+    built = []
+
+    def make(config: dict):
+        algo = algorithm_config(TrainConfig.from_plain(config)).build_algo()
+        torch.set_num_threads(1)
+        built.append(algo)
+        return algo
+
+    yield make
+    for algo in built:
+        algo.stop()
+
+
+@pytest.mark.parametrize("pooling", pooling_names())
+def test_every_head_trains_and_its_policy_loads(tmp_path, pooling):
+    run = trained(tmp_path / "run", f"pooling={pooling}")
+    rows = run.rows()
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["env_steps"] == 256
+    assert rows[-1]["episodes"] == 32
+    assert all(math.isfinite(value) for value in rows[-1].values())
+    # Rounding alone: the batches of sampling and of learning are of other sizes.
+    assert rows[0]["agent/first_ratio_error"] < 5e-5
+    assert rows[0]["agent/first_kl"] < 1e-6
+    assert load_policy(run.policy_dir).config["pooling"]["name"] == pooling
+
+
+@pytest.mark.parametrize("encoder", encoder_names())
+def test_every_encoder_trains_and_its_policy_loads(tmp_path, encoder):
+    base = [each for each in SMALL if each != "encoder.num_layers=1"]
+    run = trained(tmp_path / "run", f"encoder={encoder}", base=base)
+    rows = run.rows()
+    assert rows[-1]["env_steps"] == 256
+    assert all(math.isfinite(value) for value in rows[-1].values())
+    # Sampler and learner agree, whatever the encoder chooses inside.
+    assert rows[0]["agent/first_ratio_error"] < 1e-5
+    assert load_policy(run.policy_dir).config["encoder"]["name"] == encoder
+
+
+def test_without_dropout_the_first_ratio_is_one_and_with_it_is_not(build):
+    for dropout, low, high in ((0.0, 0.0, 1e-5), (0.1, 1e-4, math.inf)):
+        algo = build(config_of(f"ppo.dropout={dropout}"))
+        metrics = algo.train()[LEARNER_RESULTS]["agent"]
+        assert low <= metrics[FIRST_RATIO_ERROR] < high
+        assert (metrics[FIRST_KL] > 1e-6) == (dropout > 0)
+
+
+def test_recorded_values_are_what_the_learner_would_compute(build):
+    config = config_of()
+    algo = build(config)
+    runner, learner = algo.env_runner, algo.learner_group._learner
+    episodes = runner.sample()
+    rows = TrainBatch()(rl_module=learner.module, episodes=episodes)["agent"]
+    with torch.no_grad():
+        values = learner.module["agent"].compute_values(rows)
+    recorded = torch.cat(
+        [torch.tensor(e.extra_model_outputs[Columns.VF_PREDS].data) for e in episodes]
+    )
+    torch.testing.assert_close(values, recorded, rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_steps_and_rows_of_modules_of_unequal_size(build):
+    algo = build(compose("train", TOY))
+    counted: dict[str, list[int]] = {"fox": [], "hen": []}
+    learner = algo.learner_group._learner
+    update = learner._uncompiled_update
+
+    def count(batch, **kwargs):
+        for name, rows in batch.items():
+            counted[name].append(len(rows[Columns.ACTIONS]))
+        return update(batch, **kwargs)
+
+    learner._update = count
+    algo.train()
+    # 128 agent steps are 8 steps of 4 worlds: 32 rows of the fox, 96 of the hens.
+    assert len(counted["fox"]) == len(counted["hen"]) == 3 * 4
+    assert sum(counted["fox"]) == 3 * 32
+    assert sum(counted["hen"]) == 3 * 96
+    assert set(counted["hen"]) == {24}
+    assert set(counted["fox"]) == {8}
+
+
+def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch):
+    def gradients(piece):
+        monkeypatch.setattr(learner_module, "PIECE", piece)
+        algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
+        algo.train()
+        learner = algo.learner_group._learner
+        return [parameter.grad.clone() for parameter in learner._params.values()]
+
+    for whole, summed in zip(gradients(64), gradients(7), strict=True):
+        torch.testing.assert_close(summed, whole, rtol=1e-3, atol=1e-5)
+
+
+def test_learners_that_work_in_pieces_stay_alike(build):
+    """2048 steps each, two pieces: gradients are averaged once, when they are whole."""
+    sizes = ["ppo.num_envs=64", "ppo.batch_size=4096", "ppo.minibatch_size=null"]
+    algo = build(config_of("resources.num_learners=2", *sizes))
+
+    def weights(learner):
+        module = learner.module["agent"].unwrapped()
+        return [part.detach().numpy().copy() for part in module.parameters()]
+
+    def all_weights():
+        return [result.get() for result in algo.learner_group.foreach_learner(weights)]
+
+    before, _ = all_weights()
+    algo.train()
+    one, other = all_weights()
+    assert all((a == b).all() for a, b in zip(one, other, strict=True))
+    assert any((a != b).any() for a, b in zip(before, one, strict=True))
+
+
+@pytest.mark.parametrize(("size", "steps"), [("null", 1), ("32", 2), ("20", 4)])
+def test_a_minibatch_counts_agent_steps(build, size, steps):
+    algo = build(config_of("env.num_agents=4", f"ppo.minibatch_size={size}"))
+    learner = algo.learner_group._learner
+    rows = []
+    update = learner._uncompiled_update
+
+    def count(batch, **kwargs):
+        rows.append(len(batch["agent"][Columns.ACTIONS]))
+        return update(batch, **kwargs)
+
+    learner._update = count
+    algo.train()
+    assert len(rows) == 2 * steps
+    assert sum(rows) == 2 * 64
+
+
+def test_logged_losses_are_those_of_the_whole_minibatch(build, monkeypatch):
+    def losses(piece):
+        monkeypatch.setattr(learner_module, "PIECE", piece)
+        algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
+        metrics = algo.train()[LEARNER_RESULTS]["agent"]
+        return [float(metrics[key]) for key in ("policy_loss", "vf_loss", "entropy")]
+
+    assert losses(7) == pytest.approx(losses(64), rel=1e-3, abs=1e-5)
+
+
+def test_runners_that_give_no_steps_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(BatchedPPO, "train", lambda self: {})
+    with pytest.raises(StoppedError, match="no steps came from the runners in 3"):
+        trained(tmp_path / "run")
+    assert Run.open(tmp_path / "run").rows() == []
+
+
+def test_gpus_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(InputError, match="2 GPUs are asked for, ray has 0"):
+        trained(
+            tmp_path / "run",
+            "resources.num_learners=2",
+            "resources.num_gpus_per_learner=1",
+        )
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("device=cuda:7", "device"),
+        ("resources.num_gpus_per_learner=1", "resources.num_gpus_per_learner"),
+    ],
+)
+def test_a_cuda_device_that_is_not_here_is_refused(
+    tmp_path, monkeypatch, override, key
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InputError, match=f"^{key}: cuda(:7)? is not here: 0 CUDA"):
+        trained(tmp_path / "run", override)
+
+
+def test_a_large_seed_is_a_seed_too(build):
+    algo = build(config_of(f"seed={2**62}"))
+    assert algo.train()[LEARNER_RESULTS]["agent"][FIRST_RATIO_ERROR] < 1e-5
+
+
+def test_what_a_resumed_run_refuses_leaves_its_configuration_alone(tmp_path):
+    run = trained(tmp_path / "run", "total_steps=64")
+    resources = {**run.config["resources"], "num_env_runners": 3}
+    with pytest.raises(InputError, match=r"ppo.batch_size: expected a multiple"):
+        train(run, {**run.config, "resources": resources})
+    assert Run.open(tmp_path / "run").config["resources"]["num_env_runners"] == 0
+
+
+def test_groups_share_a_module_or_have_their_own(build):
+    world = FoxAndHens(1)
+    assert assign_modules(world.groups, None) == {"fox": "fox", "hen": "hen"}
+    with pytest.raises(InputError, match=r"'fox' and 'hen' have different spaces"):
+        assign_modules(world.groups, {"fox": "all", "hen": "all"})
+    with pytest.raises(InputError, match=r"expected an entry for each group"):
+        assign_modules(world.groups, {"fox": "all"})
+    with pytest.raises(InputError, match=r"got \['fox', 'hen', 'wolf'\]"):
+        assign_modules(world.groups, {"fox": "a", "hen": "b", "wolf": "c"})
+
+
+def test_two_modules_train_and_are_saved_together(tmp_path):
+    run = trained(tmp_path / "run", base=TOY)
+    policies = load_policies(run.policy_dir)
+    assert set(policies) == {"fox", "hen"}
+    assert policies["fox"].actions.low
+    assert policies["hen"].actions.n == 3
+    assert {"fox/policy_loss", "hen/policy_loss"} <= set(run.rows()[0])
+
+
+def test_several_agents_share_one_module(build):
+    algo = build(config_of("env.num_agents=4", "ppo.batch_size=64"))
+    result = algo.train()
+    assert result[ENV_RUNNER_RESULTS]["num_env_steps_sampled"] == 16
+    assert result[LEARNER_RESULTS]["agent"]["num_module_steps_trained"] == 2 * 64
+
+
+def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
+    runs = [
+        trained(tmp_path / str(i), f"seed={seed}") for i, seed in enumerate([1, 1, 2])
+    ]
+    first, again, other = (load_file(r.policy_dir / "model.safetensors") for r in runs)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def untimed(run: Run) -> list[dict]:
+    clocks = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
+    return [
+        {key: value for key, value in row.items() if key not in clocks}
+        for row in run.rows()
+    ]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [],
+        ["ppo.dropout=0.1", "ppo.kl_coeff=0.5"],
+        [
+            "perturbation=duplicate",
+            "perturbation.severity=[0,0.6]",
+            "perturbation.ramp=5",
+        ],
+    ],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, extra):
+    whole = trained(tmp_path / "whole", *extra)
+    half = trained(tmp_path / "half", "total_steps=128", *extra)
+    train(half, {**half.config, "total_steps": 256})
+    half.close()
+    assert Run.open(tmp_path / "half").config["total_steps"] == 256
+    assert untimed(half) == untimed(whole)
+    for run in (whole, half):
+        assert [path.name for path in run.checkpoints()][-1] == "iter_000004"
+    first, second = (
+        load_file(run.policy_path("last") / "model.safetensors")
+        for run in (whole, half)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
+    run = trained(tmp_path / "run", "checkpoint.every=3", "total_steps=192")
+    # As if the process had died in iteration 4, after its row and before a checkpoint.
+    with run.metrics_path.open() as lines:
+        rows = list(csv.reader(lines))
+    with run.metrics_path.open("a") as out:
+        csv.writer(out).writerow(["4", *rows[-1][1:]])
+    run.config["total_steps"] = 256
+    train(run, run.config)
+    run.close()
+    assert [row["iteration"] for row in run.rows()] == [1, 2, 3, 4]
+    assert run.rows()[-1]["env_steps"] == 256
+
+
+@pytest.mark.parametrize("poison", ["observations", "rewards"])
+def test_non_finite_data_stop_the_run_with_what_was_seen(tmp_path, poison):
+    overrides = [f"env.poison={poison}", "env.poison_step=11", "env.end_chance=0.0"]
+    with pytest.raises(StoppedError, match=rf"NaN or infinite: .*{poison}.* world \d"):
+        trained(tmp_path / "run", *overrides, base=TOY)
+    run = Run.open(tmp_path / "run")
+    assert [path.name for path in run.checkpoints()] == ["iter_000001"]
+    weights = load_file(run.policy_dir / "model.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_weights(tmp_path):
+    with pytest.raises(StoppedError, match="loss or gradient of module 'agent'"):
+        trained(tmp_path / "run", "ppo.value_coeff=1e38", "ppo.grad_clip=null")
+    assert Run.open(tmp_path / "run").rows() == []
+
+
+def test_a_damaged_checkpoint_is_one_clear_line(tmp_path):
+    run = trained(tmp_path / "run", "total_steps=128")
+    progress = run.latest_checkpoint() / "progress.json"
+    progress.write_text(progress.read_text()[:5])
+    run = Run.open(run.path)
+    run.config["total_steps"] = 256
+    with pytest.raises(
+        StoppedError, match=r"has no intact checkpoint: .*iter_000002: progress.json"
+    ):
+        train(run, run.config)
+
+
+def test_parts_that_do_not_fit_are_refused_before_anything_starts():
+    with pytest.raises(InputError, match="ppo.batch_size: expected a multiple of 8"):
+        algorithm_config(
+            TrainConfig.from_plain(
+                config_of("ppo.batch_size=60", "ppo.minibatch_size=null")
+            )
+        )
+    with pytest.raises(InputError, match="num_heads: expected a divisor of dim = 8"):
+        algorithm_config(TrainConfig.from_plain(config_of("encoder.num_heads=3")))
+    with pytest.raises(InputError, match=r"query positions \[99\] need more than"):
+        algorithm_config(TrainConfig.from_plain(config_of("pooling.query=[99]")))
+    with pytest.raises(
+        InputError, match=r"RuntimeError on tokens of shape \(2, 8, 4\)"
+    ):
+        algorithm_config(
+            TrainConfig.from_plain(config_of("pooling=helpers.plug_in:Unfit"))
+        )
+    with pytest.raises(InputError, match="expected package.module:Class, got 'nope'"):
+        config_of("plugins=[nope]")
+
+
+def test_the_runner_obeys_rllibs_interface(build):
+    algo = build(config_of())
+    runner = algo.env_runner
+    assert sum(map(len, runner.sample(num_timesteps=10))) == 16
+    episodes = runner.sample(num_episodes=9)
+    assert sum(e.is_truncated for e in episodes) >= 9
+    first = runner.sample(force_reset=True, explore=False)
+    again = runner.sample(force_reset=True, explore=False)
+    assert all(e.t_started == 0 for e in [*first, *again])
+    assert not (first[0].get_rewards() == again[0].get_rewards()).all()
+    actions = [a for e in runner.sample(random_actions=True) for a in e.get_actions()]
+    assert all(((action >= 0) & (action <= 1)).all() for action in actions)
+    runner.assert_healthy()
+
+    weights = runner.get_state(components=[COMPONENT_RL_MODULE])
+    assert ROLLOUT not in weights
+    assert ROLLOUT in runner.get_state()
+    assert COMPONENT_RL_MODULE not in runner.get_state(
+        not_components=[COMPONENT_RL_MODULE]
+    )
+    before = runner.module["agent"].policy.value_head[0].weight.clone()
+    zeros = {
+        "agent": {k: 0 * v for k, v in weights[COMPONENT_RL_MODULE]["agent"].items()}
+    }
+    runner._weights_seq_no = 5
+    runner.set_state({COMPONENT_RL_MODULE: zeros, WEIGHTS_SEQ_NO: 4})
+    assert torch.equal(runner.module["agent"].policy.value_head[0].weight, before)
+    runner.set_state({COMPONENT_RL_MODULE: ray.put(zeros), WEIGHTS_SEQ_NO: 6})
+    assert not runner.module["agent"].policy.value_head[0].weight.any()
+
+
+def test_a_restarted_runner_does_not_replay_its_worlds(build):
+    config = algorithm_config(TrainConfig.from_plain(config_of()))
+    fresh = config.env_runner_cls(config=config, worker_index=1, num_workers=2)
+    other = config.env_runner_cls(config=config, worker_index=2, num_workers=2)
+    starts = [runner.sample()[0].observations.data for runner in (fresh, other)]
+    assert not (starts[0]["features"] == starts[1]["features"]).all()
+    restarted = config.env_runner_cls(config=config, worker_index=1, num_workers=2)
+    restarted.set_state({"num_env_steps_sampled_lifetime": 640})
+    later = restarted.sample()[0].observations.data["features"]
+    assert not (later == starts[0]["features"]).all()
+
+
+def test_a_runner_that_starts_late_knows_how_far_a_ramp_is(build):
+    """Of 2 * 8 worlds of 8 steps an episode, 256 steps are two episodes each."""
+    ramp = ["perturbation=occlude", "perturbation.severity=1", "perturbation.ramp=4"]
+    config = algorithm_config(TrainConfig.from_plain(config_of(*ramp))).copy(
+        copy_frozen=False
+    )
+    config.num_env_runners = 2
+    for steps, missing in ((0, 0), (256, 4), (1 << 20, 7)):
+        runner = config.env_runner_cls(config=config, worker_index=1, num_workers=2)
+        runner.set_state({"num_env_steps_sampled_lifetime": steps})
+        padding = runner.sample()[0].observations.data["padding"]
+        assert (padding.sum(-1)[:8] == missing).all()
+
+
+def test_remote_runners_and_learners(tmp_path):
+    run = trained(
+        tmp_path / "run",
+        "resources.num_env_runners=2",
+        "resources.num_learners=2",
+        "ppo.batch_size=128",
+        "total_steps=256",
+        "perturbation=occlude",
+        "perturbation.severity=[0,0.6]",
+        "perturbation.ramp=2",
+    )
+    rows = run.rows()
+    assert rows[-1]["env_steps"] == 256
+    # While the perturbation grows, returns of two checkpoints don't compare.
+    assert run.best.iteration == rows[-1]["iteration"]
+    assert rows[0]["agent/first_ratio_error"] < 1e-5
+    assert isinstance(load_policy(run.policy_dir), Policy)
+    assert json.loads((run.policy_dir / "config.json").read_text())["groups"] == {
+        "agent": "agent"
+    }
+
+
+def test_a_plug_in_head_reaches_the_workers(tmp_path):
+    run = trained(
+        tmp_path / "run",
+        "pooling=helpers.plug_in:SumPool",
+        "resources.num_env_runners=1",
+        "total_steps=128",
+    )
+    with pytest.raises(InputError, match="allow it"):
+        load_policy(run.policy_dir)
+    load_policy(run.policy_dir, plugins=["helpers.plug_in:SumPool"])
+
+
+def test_value_targets_reach_the_batch_unstandardised(build):
+    algo = build(config_of())
+    episodes = algo.env_runner.sample()
+    rows = TrainBatch()(rl_module=algo.env_runner.module, episodes=episodes)["agent"]
+    targets = rows[Postprocessing.VALUE_TARGETS]
+    again = torch.cat(
+        [
+            torch.as_tensor(e.extra_model_outputs[Postprocessing.VALUE_TARGETS].data)
+            for e in episodes
+        ]
+    )
+    torch.testing.assert_close(targets, again)

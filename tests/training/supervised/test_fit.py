@@ -1,0 +1,809 @@
+"""The trainer of supervised studies, on a task of a few milliseconds."""
+
+import json
+import math
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.line import Line
+from helpers.paths import ROOT
+from marl_pool.cli.main import main
+from marl_pool.config import check, compose, plan_sweep
+from marl_pool.config.grid import validate_runs
+from marl_pool.runs import Run
+from marl_pool.studies.adapool import knn_centroid
+from marl_pool.sweeps import Sweep
+from marl_pool.training.jobs import JOBS
+from marl_pool.training.settings import SweepSettings
+from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
+from marl_pool.training.supervised.folds import fold_rows, network_seed
+from marl_pool.training.supervised.learner import FoldLearner
+from marl_pool.training.supervised.results import Results, read_results, read_study
+from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
+from marl_pool.training.supervised.settings import FitConfig, FitSettings
+from marl_pool.training.sweep.schedule import bundles, saved
+from marl_pool.utils.errors import InputError, StoppedError
+
+TINY = ("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1")
+RESUME = ("resume", "--plugin", "helpers.line:Line")
+FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
+
+
+def config_of(*overrides: str) -> dict[str, object]:
+    return compose("fit", [*FEW, *overrides])
+
+
+def typed(*overrides: str) -> FitConfig:
+    return FitConfig.from_plain(config_of(*overrides))
+
+
+def run_of(path: Path, *overrides: str) -> Run:
+    return Run.create(path, config_of(*overrides), "fit")
+
+
+def fitted(path: Path, *overrides: str) -> Run:
+    run = run_of(path, *overrides)
+    fit(run, run.config)
+    run.close()
+    return run
+
+
+# Folds
+
+
+@given(
+    st.integers(4, 200), st.integers(2, 4), st.integers(0, 2**40), st.integers(0, 2**40)
+)
+def test_every_example_validates_exactly_one_fold(count, folds, seed, other):
+    settings = FitSettings(folds=folds, batch_size=1, validation_examples=None)
+    parts = [fold_rows(count, number, seed, settings) for number in range(folds)]
+    together = torch.cat([part.validation for part in parts]).sort().values
+    assert together.equal(torch.arange(count))
+    for part in parts:
+        rows = torch.cat(list(part)).sort().values
+        assert rows.equal(torch.arange(count))
+    assert fold_rows(count, 0, seed, settings).train.equal(parts[0].train)
+
+
+def test_one_fold_validates_with_a_share():
+    settings = FitSettings(folds=1, validation=0.25, batch_size=1)
+    fold = fold_rows(40, 0, 0, settings)
+    assert (len(fold.train), len(fold.validation)) == (30, 10)
+
+
+def test_a_fold_smaller_than_a_batch_is_refused():
+    with pytest.raises(InputError, match=r"fit.batch_size: expected at most 6, .* 7"):
+        fold_rows(9, 0, 0, FitSettings(folds=3, batch_size=7))
+
+
+# Schedules
+
+
+def test_the_rate_warms_up_and_falls_as_a_cosine():
+    settings = FitSettings(lr=2.0, warmup=0.1, decay="cosine")
+    assert lr_at(0.05, settings) == pytest.approx(1.0)
+    assert lr_at(0.1, settings) == pytest.approx(2.0)
+    assert lr_at(0.55, settings) == pytest.approx(1.0)
+    assert lr_at(1.0, settings) == pytest.approx(0.0)
+
+
+def test_the_rate_drops_to_a_tenth_after_seventy_percent():
+    settings = FitSettings(lr=2.0, decay="drop")
+    assert [lr_at(x, settings) for x in (0.0, 0.69, 0.7, 1.0)] == [2, 2, 0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("losses", "back"),
+    [
+        ([5, 4, 3, 2, 1, 9], False),  # the last five were better: 5 is not enough
+        ([6, 5, 4, 3, 2, 1, 9], True),  # six were: 6 > max(0.2 · 6, 5)
+        ([9, 1, 1, 1, 1, 1, 1, 2], True),  # six of seven, the seventh was worse
+        ([9, 9, 1, 1, 1, 1, 1, 2], False),  # five of seven
+        ([9, 3, 3, 3, 3, 3, 3, 3], True),  # no worse is enough
+        ([9] * 24 + [1] * 6 + [2], False),  # 6 is not more than 0.2 · 30
+        ([9] * 24 + [1] * 7 + [2], True),  # 7 is more than 0.2 · 31
+    ],
+)
+def test_back_tracking_counts_the_last_epochs_that_were_no_worse(losses, back):
+    assert must_go_back(losses) is back
+
+
+def moments(learner: FoldLearner) -> list[torch.Tensor]:
+    state = learner.optimizer.state_dict()["state"]
+    return [each.clone() for entry in state.values() for each in entry.values()]
+
+
+def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
+    task = Line(noisy=False)
+    task.prepare(Path())
+    settings = FitSettings(back_tracking=True, batch_size=8, lr=0.1)
+    learner = FoldLearner(task, settings, seed=0, number=0)
+    best, known = {}, []
+    for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]):
+        learner.learn(torch.arange(40))
+        if epoch == 4:
+            best = {k: v.clone() for k, v in learner.network.state_dict().items()}
+            known = moments(learner)
+        if epoch == 10:
+            assert not all(map(torch.equal, moments(learner), known))
+        learner.end_epoch(loss)
+    assert learner.rate == ALPHA
+    assert learner.losses[-2:] == [1.5, 1]  # the best one stands for the last one
+    assert known
+    assert all(map(torch.equal, moments(learner), known))
+    assert all(v.equal(best[k]) for k, v in learner.network.state_dict().items())
+    learner.learn(torch.arange(40))
+    assert learner.lr == pytest.approx(0.1 * ALPHA)
+
+
+# Runs
+
+
+def test_it_learns_and_leaves_results(tmp_path):
+    run = fitted(tmp_path / "run", "fit.epochs=30", "fit.folds=2", "seed=1")
+    found = read_results(run.path)
+    assert found["mean"]["squared_error"] < 0.05 * found["baselines"]["zero"]
+    assert found["parameters"] == 1
+    assert [fold["fold"] for fold in found["folds"]] == [0, 1]
+    scores = [fold["test"]["squared_error"] for fold in found["folds"]]
+    assert found["mean"]["squared_error"] == pytest.approx(sum(scores) / 2)
+    spread = abs(scores[0] - scores[1]) / math.sqrt(2)
+    assert found["sd_over_folds"]["squared_error"] == pytest.approx(spread)
+    x = torch.arange(10).double().add(1).sin() + 1
+    assert found["baselines"]["zero"] == pytest.approx(float((3 * x).square().mean()))
+    assert found["pictures"] == ["pictures/slope.txt"]
+    slope = float((run.path / "pictures" / "slope.txt").read_text())
+    assert slope == pytest.approx(3, abs=0.5)
+    _, network = open_fit(run)
+    assert network[1].weight.item() == slope
+
+
+def test_the_best_epoch_is_measured_not_the_last(tmp_path):
+    run = fitted(tmp_path / "run", "fit.lr=3.0", "fit.epochs=6", "fit.folds=1")
+    rows = run.rows()
+    best = min(rows, key=lambda row: row["validation_squared_error"])
+    (fold,) = read_results(run.path)["folds"]
+    assert fold["best_epoch"] == best["epoch"]
+    assert fold["validation"] == best["validation_squared_error"]
+    assert len({row["validation_squared_error"] for row in rows}) == 6
+
+
+def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
+    one, two, other = (
+        read_results(fitted(tmp_path / name, f"seed={seed}").path)["mean"]
+        for name, seed in (("one", 5), ("two", 5), ("other", 6))
+    )
+    assert one == two != other
+
+
+@pytest.mark.parametrize("stop_after", [1, 9, 16, 24])
+@pytest.mark.parametrize("back_tracking", [False, True])
+def test_a_resumed_run_equals_one_that_was_not_stopped(
+    tmp_path, stop_after, back_tracking
+):
+    options = (f"fit.back_tracking={back_tracking}", "fit.lr=2.0", "fit.epochs=8")
+    whole = fitted(tmp_path / "whole", *options)
+    run = run_of(tmp_path / "stopped", *options)
+    calls = iter(range(100))
+    fit(run, run.config, should_stop=lambda: next(calls) == stop_after)
+    assert len(run.rows()) == stop_after
+    fit(run, run.config)
+    assert read_results(run.path)["mean"] == read_results(whole.path)["mean"]
+    clocks = {"seconds", "samples_per_second", "measured_per_second"}
+    for ours, theirs in zip(run.rows(), whole.rows(), strict=True):
+        assert {k: v for k, v in ours.items() if k not in clocks} == {
+            k: v for k, v in theirs.items() if k not in clocks
+        }
+
+
+def test_a_fold_ends_after_its_seconds(tmp_path):
+    run = fitted(
+        tmp_path / "run",
+        "fit.epochs=10_000",
+        "fit.seconds_per_fold=0.05",
+        "fit.folds=2",
+    )
+    folds = read_results(run.path)["folds"]
+    assert all(fold["seconds"] >= 0.05 for fold in folds)
+    assert all(fold["epochs"] < 10_000 for fold in folds)
+    assert main([*RESUME, str(run.path)]) == 0
+
+
+def test_the_schedule_is_stretched_to_the_seconds(tmp_path, monkeypatch):
+    # A clock of 1/1000 s a look: no pause of a busy machine skips the schedule's end.
+    clock = SimpleNamespace(now=0.0)
+
+    def tick():
+        clock.now += 0.001
+        return clock.now
+
+    monkeypatch.setattr("time.perf_counter", tick)
+    monkeypatch.setattr("time.monotonic", tick)
+    run = fitted(
+        tmp_path / "run",
+        *("fit.epochs=10_000", "fit.seconds_per_fold=1", "fit.folds=1"),
+        "fit.decay=cosine",
+    )
+    rates = [row["lr"] for row in run.rows()]
+    assert rates[0] > 0.09
+    assert rates[-1] < 0.01
+
+
+def test_gradient_clipping_limits_a_step():
+    task = Line(noisy=False)
+    task.prepare(Path())
+    moved = {}
+    for clip in (None, 1e-9):
+        # Adam divides by the gradient's size: only one near its epsilon shows.
+        settings = FitSettings(grad_clip=clip, batch_size=40, lr=0.1)
+        learner = FoldLearner(task, settings, seed=0, number=0)
+        before = learner.network[1].weight.item()
+        learner.learn(torch.arange(40))
+        moved[clip] = abs(learner.network[1].weight.item() - before)
+    assert moved[1e-9] < 0.5 * moved[None]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
+    task = Line(noisy=False)
+    task.prepare(Path())
+    settings = FitSettings(optimizer=optimizer, weight_decay=0.5, batch_size=40, lr=0.1)
+    learner = FoldLearner(task, settings, seed=0, number=0)
+    before = learner.network[1].weight.item()
+    learner.learn(torch.arange(40))
+    # Adam's first step is as long as the learning rate, here up, towards 3.
+    kept = 1 - 0.1 * 0.5 if optimizer == "adamw" else 1.0
+    expected = kept * before + 0.1
+    assert learner.network[1].weight.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(mixed):
+    class Single(Line):
+        def batch(self, split, rows):
+            return {k: v.float() for k, v in super().batch(split, rows).items()}
+
+        def make_network(self, seed):
+            return super().make_network(seed).float()
+
+    task, seen = Single(noisy=False), []
+    task.prepare(Path())
+    settings = FitSettings(bfloat16=mixed, batch_size=8)
+    learner = FoldLearner(task, settings, seed=0, number=0)
+    learner.network[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    learner.learn(torch.arange(40))
+    learner.measure("test", torch.arange(10))
+    assert set(seen) == {torch.bfloat16 if mixed else torch.float32}
+    assert learner.network[1].weight.dtype == torch.float32
+
+
+def test_what_learns_is_the_compiled_network(monkeypatch):
+    calls = []
+
+    def compiled(network):
+        return lambda x: calls.append(len(x)) or network(x)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    task = Line(noisy=False)
+    task.prepare(Path())
+    for compile_it in (False, True):
+        settings = FitSettings(compile=compile_it, batch_size=8)
+        learner = FoldLearner(task, settings, seed=0, number=0)
+        learner.learn(torch.arange(40))
+        assert calls == ([8] * 5 if compile_it else [])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+def test_a_compiled_network_learns_the_same(tmp_path):
+    plain, compiled = (
+        read_results(
+            fitted(tmp_path / name, f"fit.compile={flag}", "task.noisy=false").path
+        )
+        for name, flag in (("plain", "false"), ("compiled", "true"))
+    )
+    expected = plain["mean"]["squared_error"]
+    assert compiled["mean"]["squared_error"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_a_checkpoint(tmp_path):
+    run = run_of(tmp_path / "run", "task.nan_after=2")
+    with pytest.raises(StoppedError, match=r"fold 0: the loss is not finite; kept .*2"):
+        fit(run, run.config)
+    assert len(run.rows()) == 2
+
+
+@pytest.mark.parametrize(
+    ("keep", "way"),
+    [(1, "start another run"), (2, "go on from the checkpoint before")],
+)
+def test_a_damaged_checkpoint_is_told(tmp_path, keep, way):
+    run = run_of(tmp_path / "run", f"checkpoint.keep={keep}")
+    calls = iter(range(9))
+    fit(run, run.config, should_stop=lambda: next(calls) == 2)
+    assert len(run.checkpoints()) == keep
+    (run.latest_checkpoint() / "learner.json").write_text("{")
+    with pytest.raises(StoppedError, match=f"cannot be read: .*{way}"):
+        fit(run, run.config)
+
+
+def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypatch):
+    whole = fitted(tmp_path / "whole", "fit.lr=2.0")
+    run = run_of(tmp_path / "killed", "fit.lr=2.0")
+    add, killed = Results.add, []
+
+    def die(self, result):
+        if result.fold not in killed:
+            killed.append(result.fold)
+            raise MemoryError
+        add(self, result)
+
+    monkeypatch.setattr(Results, "add", die)
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            fit(run, run.config)
+    fit(run, run.config)
+    assert killed == [0, 1, 2]
+    clocks = {"seconds": 0}
+    ours, theirs = (
+        [fold | clocks for fold in read_results(each.path)["folds"]]
+        for each in (run, whole)
+    )
+    assert ours == theirs
+
+
+def test_what_seconds_end_is_counted_to_its_end(tmp_path, capsys):
+    run = fitted(tmp_path, "fit.epochs=100_000", "fit.seconds_per_fold=0.05")
+    rows = run.rows()
+    settings = FitSettings(**run.config["fit"])
+    reached = [
+        settings.epochs_over(row["fold"], row["epoch"], row["seconds"]) for row in rows
+    ]
+    assert reached == sorted(reached)
+    assert reached[-1] == 300_000 == JOBS["fit"].logged(run)
+    folds = [row["fold"] for row in rows]
+    assert reached[folds.index(2)] > 200_000
+    assert len(reached) < 300_000
+    assert "300,000 / 300,000 epochs" in capsys.readouterr().err
+
+
+def test_the_price_counts_folds_epochs_and_tests(tmp_path):
+    cost = price(typed("fit.folds=2"), tmp_path)
+    assert (cost.folds, cost.epochs, cost.examples) == (2, 3, 30)
+    assert cost.seconds > 2 * 3 * 30 / cost.rate
+    limited = price(typed("fit.epochs=100_000", "fit.seconds_per_fold=2"), tmp_path)
+    assert (
+        3 * 2 <= limited.seconds < price(typed("fit.epochs=100_000"), tmp_path).seconds
+    )
+
+
+def test_the_price_sees_what_becomes_slower(tmp_path, monkeypatch):
+    seen = []
+
+    def begin_epoch(self, network, epoch, epochs):
+        seen.append((epoch, epochs))
+
+    monkeypatch.setattr(Line, "begin_epoch", begin_epoch)
+    price(typed("fit.epochs=9"), tmp_path)
+    assert seen == [(0, 9), (0, 9), (4, 9), (8, 9)]
+
+
+def test_the_price_of_many_sets_draws_few(tmp_path, monkeypatch):
+    drawn = []
+
+    class Counted(knn_centroid.Sets):
+        def __init__(self, folder, *, num_samples, **options):
+            drawn.append(num_samples)
+            super().__init__(folder, num_samples=num_samples, **options)
+
+    monkeypatch.setattr(knn_centroid, "Sets", Counted)
+    chosen = ("task=knn_centroid", "scale=paper", "encoder=identity", "pooling=avg")
+    cost = price(FitConfig.from_plain(compose("fit", [*chosen, "threads=1"])), tmp_path)
+    assert cost.examples == 720_000
+    assert drawn == [knn_centroid.PREVIEW]
+    assert not list(tmp_path.iterdir())
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("fit: {epcohs: 3}", "fit.epcohs: unknown key 'epcohs'"),
+        ("sede: 3", "sede: unknown key 'sede'"),
+        ("grid: {seed: [0, 1]}", "mine is made for sweep and sweep --verb fit"),
+        (None, "unknown experiment 'mine': there is none"),
+    ],
+)
+def test_presets_of_ones_own_are_refused_in_one_line(tmp_path, capsys, preset, message):
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    if preset:
+        (folder / "mine.yaml").write_text(f"# @package _global_\n{preset}\n")
+    given = ["fit", "experiment=mine", "--dry-run", "--config-dir", str(tmp_path)]
+    assert main(given) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_sizes_of_another_task_are_refused(capsys):
+    assert main(["fit", "task=clustering", "sizes=mixture_tiny", "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "marl-pool: sizes: expected those of task=clustering, got mix"
+    )
+    assert compose("fit", ["task=mixture", "sizes=mixture_tiny"])["task"]["num_test"]
+
+
+def test_options_of_no_encoder_are_refused(capsys):
+    assert main(["fit", "task=mixture", "encoder=none", "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert err == "marl-pool: encoder.dim: expected no options with encoder=none\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [([], "env="), (["--verb", "fit"], "task=")]
+)
+def test_the_help_of_a_sweep_is_that_of_its_runs(capsys, words, shown):
+    with pytest.raises(SystemExit) as found:
+        main(["sweep", *words, "--help"])
+    assert found.value.code == 0
+    groups = capsys.readouterr().out.partition("as for")[2].partition("Each trial")[0]
+    other = {"env=": "task=", "task=": "env="}[shown]
+    assert f"\n  {shown}" in groups
+    assert f"\n  {other}" not in groups
+
+
+def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    more = [*FEW, "fit.epochs=100_000", "time_limit=0.2"]
+    assert main(["fit", *more, "--run-dir", path]) == 0
+    expected = (
+        f"marl-pool: time_limit is over; go on with: marl-pool resume {path} "
+        "--plugin helpers.line:Line\n"
+    )
+    assert expected in capsys.readouterr().err
+    whole = str(tmp_path / "whole")
+    assert main(["fit", *FEW, "time_limit=1000", "--run-dir", whole]) == 0
+    assert "go on with" not in capsys.readouterr().err
+
+
+class NoOutcome(Line):
+    """A user's mistake."""
+
+    def evaluate(self, network, batch, generator):
+        return super().evaluate(network, batch, generator).loss
+
+
+class NoMetric(Line):
+    """Another."""
+
+    metric = "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoOutcome", "NoOutcome.evaluate to return an Outcome, got a Tensor"),
+        ("NoMetric", "measure its metric 'accuracy', got squared_error"),
+    ],
+)
+def test_what_a_task_of_ones_own_lacks_is_said_in_one_line(
+    tmp_path, capsys, name, message
+):
+    path = tmp_path / "run"
+    words = [*FEW[1:], f"task={__name__}:{name}", "--run-dir", str(path)]
+    assert main(["fit", *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["clustering_study", "knn_study", "merging_study"])
+def test_a_script_refuses_a_folder_that_is_not_there(
+    tmp_path, capsys, monkeypatch, name
+):
+    script = runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
+    out = str(tmp_path / "nowhere" / "x.png")
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path), "--out", out])
+    with pytest.raises(SystemExit) as found:
+        script["main"]()
+    assert found.value.code == 2
+    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+
+
+def test_fit_from_the_command_line(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    assert main(["fit", *FEW, "--run-dir", path]) == 0
+    out = capsys.readouterr().out
+    wanted = r"about \d+ \w+: 3 folds of at most 3 epochs of 40 examples"
+    assert re.match(wanted, out)
+    assert "1 parameters; test set, mean of 3 folds ± sd over folds" in out
+    assert "baseline zero: squared_error" in out
+    assert f"{path}/results.json" in out
+    assert main([*RESUME, path]) == 0
+    assert "9 of 9 epochs are done" in capsys.readouterr().out
+
+
+def test_a_dry_run_prints_the_cost_and_makes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *FEW, "--dry-run"]) == 0
+    assert re.match(r"about \d+ \w+: 3 folds", capsys.readouterr().out)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("there", [0, 2])
+@pytest.mark.parametrize("flag", ["--dry-run", "--run-dir=run"])
+def test_a_gpu_that_there_is_not_is_refused(tmp_path, capsys, monkeypatch, there, flag):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    assert main(["fit", *FEW, "device=cuda:2", flag]) == 2
+    expected = "at most cuda:1" if there else "cpu, for there is no GPU"
+    err = capsys.readouterr().err
+    assert err == f"marl-pool: device: expected {expected}, got cuda:2\n"
+
+
+def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    run = run_of(tmp_path / "run")
+    calls = iter(range(9))
+    fit(run, run.config, should_stop=lambda: next(calls) == 1)
+    run.close()
+    assert main([*RESUME, path, "checkpoint.keep=2"]) == 0
+    assert "results.json" in capsys.readouterr().out
+    assert len(json.loads((run.path / "results.json").read_text())["folds"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task=nothing"], "unknown task 'nothing': choose from"),
+        (["task=helpers.line:Unfinished"], "is abstract"),
+        (["task.slope=2"], "task.slope"),
+        (["fit.folds=0"], "fit.folds: expected"),
+        (["fit.folds=1", "fit.validation=1"], "fit.validation: expected a share"),
+        (["fit.back_tracking=true", "fit.decay=cosine"], "fit.decay: expected const"),
+        (["fit.optimizer=sgd"], "fit.optimizer"),
+        (["fit.batch_size=41"], "fit.batch_size: expected at most 40"),
+        (["fit.folds=1", "fit.validation=0.9999"], "fit.validation: expected a share"),
+        (["scale=huge"], "scale"),
+        (["env=cartpole"], "env: a group of train, sweep, evolve,"),
+        (
+            ["experiment=merging_credit"],
+            "merging_credit is made for sweep --verb fit; for fit there is none",
+        ),
+        (["device=cuda"], "device: expected cpu, for there is no GPU"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
+    if "device=cuda" in overrides and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    path = tmp_path / "run"
+    assert main(["fit", *FEW, *overrides, "--run-dir", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not path.exists()
+
+
+def test_a_resumed_run_takes_run_control_only(tmp_path, capsys):
+    run = fitted(tmp_path / "run")
+    assert main(["resume", str(run.path), "fit.epochs=9"]) == 2
+    assert "fit.epochs: a resumed run takes only" in capsys.readouterr().err
+
+
+def test_what_makes_policies_refuses_none(capsys):
+    for verb in ("train", "sweep"):
+        assert (
+            main([verb, "encoder=none", "seed=0,1"][: 3 if verb == "sweep" else 2]) == 2
+        )
+        err = capsys.readouterr().err
+        assert "encoder=none is made for fit" in err
+
+
+def test_another_verb_says_whose_group_it_is(capsys):
+    assert main(["train", "scale=tiny"]) == 2
+    err = capsys.readouterr().err
+    assert "scale: a group of fit, not of train, whose groups are env, encoder" in err
+
+
+def test_a_folder_of_data_that_a_resumed_run_is_told_is_kept(tmp_path):
+    run = run_of(tmp_path / "run")
+    calls = iter(range(9))
+    fit(run, run.config, should_stop=lambda: next(calls) == 1)
+    run.close()
+    elsewhere = str(tmp_path / "elsewhere")
+    assert main([*RESUME, str(run.path), f"data_dir='{elsewhere}'"]) == 0
+    assert Run.open(run.path).config["data_dir"] == elsewhere
+
+
+def test_no_two_folds_share_initial_weights():
+    seeds = {network_seed(seed, fold) for seed in range(20) for fold in range(5)}
+    assert len(seeds) == 100
+
+
+def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
+    folder = tmp_path / "own"
+    (folder / "task").mkdir(parents=True)
+    (folder / "sizes").mkdir()
+    (folder / "task" / "my_line.yaml").write_text("name: helpers.line:Line\n")
+    (folder / "sizes" / "my_line_tiny.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /pooling: none\n"
+        "task:\n  num_samples: 12\nfit:\n  epochs: 7\n"
+    )
+    base = ["task=my_line", "encoder=none"]
+    tiny = compose("fit", [*base, "scale=tiny"], folder)
+    assert (tiny["task"]["num_samples"], tiny["fit"]["epochs"]) == (12, 7)
+    assert (tiny["pooling"]["name"], tiny["scale"]) == ("none", "tiny")
+    cpu = compose("fit", base, folder)
+    assert (cpu["fit"]["epochs"], cpu["scale"]) == (10, "cpu")
+    own = compose("fit", [*base, "scale=tiny", "fit.epochs=2", "pooling=max"], folder)
+    assert (own["fit"]["epochs"], own["pooling"]["name"]) == (2, "max")
+
+
+def test_a_task_of_ones_own_gets_only_what_it_asks_for():
+    task = make_task(typed("task.num_samples=7"))
+    assert isinstance(task, Line)
+    assert task.count == 7
+
+
+def test_a_checked_configuration_is_a_fixed_point():
+    config = config_of()
+    assert check("fit", config) == config
+
+
+def test_the_study_of_ones_own_in_the_docs_runs(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "fit.md").read_text(encoding="utf-8")
+    blocks = [text.partition("```")[0] for text in page.split("```python\n")[1:]]
+    (tmp_path / "my_tasks.py").write_text(blocks[-1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = ["task=my_tasks:Parity", "pooling=max", "fit.epochs=1"]
+    small = ["encoder.dim=8", "encoder.num_layers=1", "fit.folds=1", "threads=1"]
+    assert main(["fit", *own, *small, "--run-dir", "runs/ada"]) == 0
+    assert read_results(Path("runs/ada"))["num_test"] == 1024
+    task, _ = open_fit(Run.open("runs/ada"))
+    train, test = (
+        {
+            tuple(row)
+            for row in task.batch(split, torch.arange(count))["x"][..., 0].tolist()
+        }
+        for split, count in (("train", task.num_train), ("test", task.num_test))
+    )
+    assert len(train) == task.num_train
+    assert len(test) == task.num_test
+    assert not train & test
+    scope: dict[str, object] = {}
+    exec(compile(blocks[0], "docs/fit.md", "exec"), scope)
+    assert not scope["network"].training
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "diagnose", "render", "report"])
+def test_what_needs_a_policy_says_that_a_fit_has_none(tmp_path, capsys, verb):
+    run = fitted(tmp_path / "run")
+    capsys.readouterr()
+    assert main([verb, str(run.path)]) == 2
+    err = capsys.readouterr().err
+    assert "made by fit: what it came to is in results.json" in err
+    assert err.count("\n") == 1
+
+
+# Sweeps
+
+
+def test_a_finished_run_without_checkpoints_is_not_run_again(tmp_path):
+    run = fitted(tmp_path / "run")
+    shutil.rmtree(run.path / "checkpoints")
+    job = JOBS["fit"]
+    assert saved(job, run) == job.total(run.config) == 9
+    (run.path / "results.json").unlink()
+    assert saved(job, run) == 0
+
+
+def test_a_trial_on_a_gpu_asks_for_one():
+    given = config_of() | {"device": "cuda"}
+    for asked, expected in ((0.0, 1), (0.25, 0.25)):
+        settings = SweepSettings(gpus_per_trial=asked)
+        assert bundles(given, settings) == [{"CPU": 1, "GPU": expected}]
+    assert bundles(config_of(), SweepSettings()) == [{"CPU": 1, "GPU": 0}]
+
+
+def test_a_resumed_sweep_may_move_its_trials_but_not_change_them(tmp_path):
+    plan = plan_sweep(["task.k=1,2", "seed=3"], verb="fit")
+    sweep = Sweep(tmp_path, plan.grid, plan.overrides, verb="fit")
+    trial = plan.trials[0]
+    moved = {"device": "cuda", "data_dir": "there", "threads": 7, "download": True}
+    run = Run.create(sweep.run_path(trial), trial.config | moved, "fit")
+    validate_runs(sweep, plan)
+    run.write_config({**trial.config, "seed": 4})
+    with pytest.raises(InputError, match="seed: expected 3, got 4"):
+        validate_runs(sweep, plan)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_trials_share_their_data_and_a_dry_run_leaves_none(
+    tmp_path, monkeypatch, dry_run
+):
+    folders = set()
+
+    def note(sweep, trials, settings, dry_run):
+        folders.update(Path(trial.config["data_dir"]) for trial in trials)
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "sets").write_text("")
+        return {}
+
+    monkeypatch.setattr("marl_pool.training.sweep.run.run_sweep", note)
+    path = tmp_path / "sweep"
+    flags = ["--dry-run"] if dry_run else []
+    command = ["sweep", "--verb", "fit", *TINY[:3], "seed=0,1", "--sweep-dir"]
+    assert main([*command, str(path), *flags]) == 0
+    (folder,) = folders
+    assert folder.exists() is not dry_run
+    assert path.exists() is not dry_run
+
+
+def test_a_sweep_refuses_a_gpu_that_there_is_not(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "--verb", "fit", *TINY[:3], "seed=0,1", "device=cuda"]) == 2
+    err = capsys.readouterr().err
+    assert "device: expected cpu, for there is no GPU, got cuda (trial seed=" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_refuses_data_that_are_not_there_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["experiment=vit", "scale=tiny", "data_dir=/nowhere"]
+    assert main(["sweep", "--verb", "fit", *given]) == 2
+    err = capsys.readouterr().err
+    assert "data_dir: /nowhere is no folder, nor has it the files of fashion" in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_shows_swept_keys_of_any_section(tmp_path, capsys):
+    sweep = Sweep(tmp_path, {"fit.lr": [0.1, 0.2], "seed": [0]}, [], verb="fit")
+    for lr in sweep.grid["fit.lr"]:
+        fitted(tmp_path / "trials" / f"fit.lr={lr},seed=0", f"fit.lr={lr}")
+    sweep.write()
+    script = runpy.run_path(str(ROOT / "scripts" / "fit_table.py"))
+    capsys.readouterr()
+    assert script["main"]([str(tmp_path)]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("| fit.lr | seed | parameters | epochs | s a fold | square")
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [row[:4] for row in cells] == [
+        ["0.1", "0", "1", "3"],
+        ["0.2", "0", "1", "3"],
+    ]
+    found = read_results(tmp_path / "trials" / "fit.lr=0.2,seed=0")["mean"][
+        "squared_error"
+    ]
+    assert cells[1][-1].startswith(f"{found:.4g} ± ")
+    fitted(tmp_path / "trials" / "a stranger", "fit.lr=0.3")
+    assert len(script["table"](tmp_path, None)) == 4
+    assert script["main"]([str(tmp_path), "--metrics", "error"]) == 2
+    assert "expected of squared_error, got error" in capsys.readouterr().err
+
+
+def test_what_holds_no_study_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"expected finished runs of fit, found none"):
+        read_study(tmp_path)
+    fitted(tmp_path / "run")
+    assert list(read_study(tmp_path)) == [tmp_path / "run"]
+    with pytest.raises(InputError, match=r"run: expected a run of task=images, got"):
+        read_study(tmp_path, ["images"])

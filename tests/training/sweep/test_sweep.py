@@ -1,0 +1,633 @@
+"""Sweeps, without training: grids, folders, tables, the study in words."""
+
+import io
+import itertools
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from marl_pool import InputError
+from marl_pool.cli import main as cli
+from marl_pool.config import check, compose, plan_grid, plan_sweep
+from marl_pool.config.grid import differences
+from marl_pool.config.sections import files_of
+from marl_pool.runs import Best, Run
+from marl_pool.sweeps import LONGEST_NAME, Sweep, Trial, read_table, trial_name
+from marl_pool.training.settings import SweepSettings
+
+pytest.importorskip("ray")
+
+from marl_pool.training.jobs import JOBS
+from marl_pool.training.sweep.power import smallest_difference
+from marl_pool.training.sweep.progress import FAILED, FINISHED, RUNNING, TrialTable
+from marl_pool.training.sweep.run import _report_damage
+from marl_pool.training.sweep.schedule import JOB, REASON, _Watch, bundles, saved
+from marl_pool.training.sweep.summary import detectable, duration_of, size_of
+from marl_pool.training.sweep.timing import Throughput
+
+TRAIN = JOBS["train"]
+
+HEADS = ["ada", "avg", "max", "cls"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Every command is given in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run a command that must fail; return its one line."""
+
+    def run(*arguments: str) -> str:
+        assert cli.main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("marl-pool: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+def saved_run(path: Path, config: dict, steps: list[int], **metrics: float) -> Run:
+    """A run as training leaves it, without weights."""
+    run = Run.create(path, config)
+    for number, done in enumerate(steps, 1):
+        run.log({"iteration": number, "env_steps": done, **metrics})
+    run.close()
+    with run.checkpoint(len(steps)) as folder:
+        (folder / "progress.json").write_text("{}")
+    with run.save_policy_dir(Best(len(steps), 0.0)):
+        pass
+    return run
+
+
+# Grids
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("seed=0,1,2", [0, 1, 2]),
+        ("seed=range(0,6,2)", [0, 2, 4]),
+        ("seed=choice(3,1)", [3, 1]),
+        ("ppo.lr=1e-3,0.5", [0.001, 0.5]),
+        ("env.counts=1-31-0,1-3-28", ["1-31-0", "1-3-28"]),
+        ("policy.head_hidden=[1,2],[3]", [[1, 2], [3]]),
+        ("pooling.query='self',[0,1],null", ["self", [0, 1], None]),
+        ("ppo.normalize_value_loss=true,false", [True, False]),
+        ("modules=null,{agent: shared}", [None, {"agent": "shared"}]),
+    ],
+)
+def test_a_key_with_several_values_is_swept(text, values):
+    plan = plan_sweep([text])
+    key = text.partition("=")[0]
+    assert plan.grid == {key: values}
+    for trial, value in zip(plan.trials, values, strict=True):
+        found = trial.config
+        for part in key.split("."):
+            found = found[part]
+        assert found == value
+        assert trial.config == check("train", trial.config)
+
+
+def test_trials_are_the_product_and_each_is_as_train_composes_it():
+    axes = {"pooling": ["max", "ada"], "env.counts": ["1-2-0", "1-1-1"], "seed": [3, 4]}
+    swept = [f"{key}={','.join(map(str, values))}" for key, values in axes.items()]
+    plan = plan_sweep([*swept, "ppo.lr=0.5", "sweep.cpus_per_trial=3"])
+    combinations = list(itertools.product(*axes.values()))
+    assert [tuple(trial.values.values()) for trial in plan.trials] == combinations
+    for trial, values in zip(plan.trials, combinations, strict=True):
+        texts = [f"{key}={v}" for key, v in zip(axes, values, strict=True)]
+        assert trial.name == ",".join(texts)
+        assert trial.config == compose("train", [*texts, "ppo.lr=0.5", "threads=3"])
+
+
+def test_what_refers_to_a_swept_key_follows_it():
+    plan = plan_sweep(["encoder.num_heads=2,4", "pooling=ada", "seed=${env.max_steps}"])
+    assert [t.config["pooling"]["num_heads"] for t in plan.trials] == [2, 4]
+    assert plan.trials[0].config["seed"] == 128
+
+
+# Presets
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "axis", "values", "steps"),
+    [
+        (
+            "figure5",
+            "simple_centroid",
+            "env.counts",
+            ["1-31-0", "1-15-16", "1-3-28", "1-1-30"],
+            500 * 8192,
+        ),
+        (
+            "figure7",
+            "simple_tag",
+            "env.counts",
+            ["1-3-0", "1-3-4", "1-3-12", "1-3-28"],
+            500 * 8192,
+        ),
+        (
+            "figure8",
+            "boxworld",
+            "env.observation",
+            ["entities", "pixels"],
+            3000 * 14400,
+        ),
+    ],
+)
+def test_presets_are_the_studies_of_the_paper(name, world, axis, values, steps):
+    plan = plan_sweep([f"experiment={name}"])
+    assert plan.grid == {"pooling": HEADS, axis: values, "seed": [0, 1, 2, 3, 4]}
+    ppo = ["ppo=paper"] if name == "figure5" else []
+    base = compose("train", [f"experiment={world}", *ppo])
+    for trial in plan.trials:
+        for part in ("encoder", "policy", "ppo"):
+            assert trial.config[part] == base[part]
+        assert trial.config["total_steps"] == steps
+        assert trial.config["env"]["name"] == world
+
+
+def test_a_preset_is_reduced_by_the_command():
+    given = ["env.counts=1-3-28", "seed=7,8", "total_steps=300_000", "ppo=fast"]
+    plan = plan_sweep(["experiment=figure5", *given])
+    assert plan.grid == {"pooling": HEADS, "env.counts": ["1-3-28"], "seed": [7, 8]}
+    assert plan.overrides == ["experiment=figure5", "total_steps=300_000", "ppo=fast"]
+    assert plan.trials[0].name == "pooling=ada,env.counts=1-3-28,seed=7"
+    assert plan.trials[0].config["ppo"] == compose("train", ["ppo=fast"])["ppo"]
+    again = plan_grid(plan.grid, plan.overrides)
+    assert again == plan
+
+
+@pytest.mark.parametrize("name", ["figure5", "figure7", "figure8"])
+def test_the_reduced_form_in_a_presets_comment_works(name):
+    text = files_of("experiment")[name].read_text()
+    lines = text.partition("marl-pool sweep ")[2].partition("\n\n")[0]
+    words = lines.replace("#", "").replace("\\", "").split()
+    assert f"experiment={name}" in words
+    assert 0 < len(plan_sweep(words).trials) <= 24
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["env.num_nois=1,2"], "env.num_nois: unknown key 'num_nois': choose from"),
+        (["env.num_nois=1,2"], "(trial env.num_nois=1)"),
+        (["seed=0,1", "polling=ada"], "Did you mean 'pooling'?"),
+        (
+            ["seed=0,x"],
+            "seed: expected an integer in [0, 2**63), got 'x' (trial seed=x",
+        ),
+        (["pooling=ada,adda"], "unknown pooling 'adda': choose from"),
+        (["pooling=ada,max", "pooling.num_heads=2"], "(trial pooling=max)"),
+        (["pooling=ada,{name: max}"], "pooling: expected the name of an option"),
+        (["seed=0,1,0"], "seed: expected distinct values, got [0, 1, 0]"),
+        (["env.num_noise=28,null", "seed=0"], "env.num_noise=null are the same run"),
+        (["total_steps=1e6,1000000"], "are the same run"),
+        (["pooling=ada"], "sweep: expected a grid, such as seed=0,1,2"),
+        (["grid=3"], "grid: expected a mapping of keys to lists, got 3"),
+        (["grid.seed=3"], "grid.seed: expected a list, got 3"),
+        (["grid.seed=[]"], "grid.seed: expected a list, got []"),
+        (["seed=interval(0,1)"], "seed: expected values, such as a,b or range(0,3)"),
+        (["seed=glob(*)"], "seed: expected values, such as a,b or range(0,3)"),
+        (["seed=shuffle(1,2)"], "expected key=value,value in a fixed order"),
+        (["threads=1,2"], "threads: a sweep sets it; use --cpus-per-trial"),
+        (["seed=0,1", "resources.address=auto"], "a sweep sets it; use --address"),
+        (["seed=0,1", "--concurrency", "0"], "sweep.concurrency: expected an integer"),
+        (["seed=0,1", "--concurency", "2"], "Did you mean --concurrency?"),
+        (["seed=0,1", "sweep.sedd_sd=2"], "sweep.sedd_sd: unknown key 'sedd_sd'"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_in_one_line(refused, arguments, message):
+    assert message in refused("sweep", *arguments)
+    assert not list(Path().iterdir())
+
+
+def test_a_grid_is_nothing_for_train(refused):
+    assert "figure5 is made for sweep; for" in refused("train", "experiment=figure5")
+    assert "use `marl-pool sweep`" in refused("train", "grid.seed=[0,1]")
+    assert "use `marl-pool sweep --verb fit`" in refused("fit", "grid.seed=[0,1]")
+
+
+def test_refusals_do_not_load_ray(tmp_path):
+    commands = [
+        ["sweep", "env.num_nois=1,2"],
+        ["sweep", "seed=0,0"],
+        ["sweep", "seed=0,1", "--cfg"],
+        ["sweep", "experiment=figure5", "pooling=ada,adda"],
+        ["resume", "sweeps", "pooling=max"],
+    ]
+    Sweep("sweeps", {"seed": [0, 1]}, []).path.mkdir()
+    Sweep("sweeps", {"seed": [0, 1]}, []).write()
+    source = f"""
+import json, sys
+from marl_pool.cli.main import main
+print(json.dumps([main(command) for command in {commands!r}]))
+print(json.dumps([m for m in ("ray", "scipy", "pyarrow") if m in sys.modules]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    codes, loaded = done.stdout.splitlines()[-2:]
+    assert json.loads(codes) == [2, 2, 0, 2, 2]
+    assert json.loads(loaded) == []
+
+
+def test_parts_that_do_not_fit_are_refused_before_a_process_starts(refused):
+    import ray
+
+    line = refused("sweep", "encoder.num_heads=1,3", "seed=0", "--sweep-dir", "s")
+    assert "(trial encoder.num_heads=3)" in line
+    assert not ray.is_initialized()
+    assert not Path("s").exists()
+
+
+def test_a_device_that_is_not_here_is_refused_before_a_process_starts(
+    refused, monkeypatch
+):
+    import ray
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    line = refused("sweep", "device=cpu,cuda", "--sweep-dir", "s")
+    assert "device: cuda is not here: 0 CUDA devices (trial device=cuda)" in line
+    assert not ray.is_initialized()
+    assert not Path("s").exists()
+
+
+# Names and folders
+
+values = st.text(max_size=8) | st.integers() | st.booleans() | st.none()
+
+
+@given(st.lists(values | st.lists(values, max_size=2), min_size=2, max_size=20))
+def test_names_are_paths_and_as_distinct_as_the_values(given_values):
+    texts = {json.dumps(value) for value in given_values}
+    # Text that reads like another value has that value's name; a grid has no such.
+    plain = [v for v in given_values if not isinstance(v, str) or f'"{v}"' not in texts]
+    names = {trial_name({"a.b": value}) for value in plain}
+    assert len(names) == len({json.dumps(value) for value in plain})
+    for name in names:
+        assert "/" not in name
+        assert "\0" not in name
+
+
+def test_a_long_name_is_cut_but_stays_its_own():
+    long = [trial_name({"key": "x" * 500 + end}) for end in "ab"]
+    assert long[0] != long[1]
+    assert all(len(name) < LONGEST_NAME + 10 for name in long)
+    assert trial_name({"pooling": "a.b:C", "q": [1, 2]}) == "pooling=a.b:C,q=[1,2]"
+
+
+def test_a_sweep_folder_is_read_as_it_was_written(tmp_path):
+    sweep = Sweep(tmp_path / "s", {"a": [1, None], "b": ["x"]}, ["c=3"], tmp_path)
+    with sweep.lock():
+        sweep.write()
+    again = Sweep.open(sweep.path)
+    assert (again.grid, again.overrides) == (sweep.grid, sweep.overrides)
+    assert again.config_dir == str(tmp_path)
+    assert list(again.grid) == ["a", "b"]
+
+
+@pytest.mark.parametrize("text", ["", "grid: {}\n", "[", "grid: 3\npackage_version: 1"])
+def test_a_damaged_sweep_is_refused(tmp_path, text):
+    (tmp_path / "sweep.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"sweep\.yaml cannot be read"):
+        Sweep.open(tmp_path)
+
+
+def test_two_processes_cannot_run_one_sweep(tmp_path):
+    sweep = Sweep(tmp_path / "s", {}, [])
+    with (
+        sweep.lock(),
+        pytest.raises(InputError, match="another process is running it"),
+        sweep.lock(),
+    ):
+        pytest.fail("it was held twice")
+
+
+def test_a_new_sweep_does_not_touch_an_earlier_one(refused, tmp_path):
+    (tmp_path / "s").mkdir()
+    Sweep("s", {"seed": [0, 1]}, []).write()
+    line = refused("sweep", "seed=0,1", "--sweep-dir", "s")
+    assert "s exists; choose another --sweep-dir or `marl-pool resume s`" in line
+
+
+def test_a_new_sweep_needs_a_folder_without_runs(refused, tmp_path):
+    (tmp_path / "s" / "trials" / "seed=0").mkdir(parents=True)
+    line = refused("sweep", "seed=0,1", "--sweep-dir", "s")
+    assert "s/trials: expected an empty folder for a new sweep, got seed=0" in line
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ppo.lr=1", "ppo.lr: a resumed run takes only total_steps, time_limit, "),
+        ("sweep.concurrency=0", "sweep.concurrency: expected an integer >= 1"),
+        ("total_steps=5", "total_steps: it is swept"),
+    ],
+)
+def test_resume_of_a_sweep_takes_run_control_only(refused, tmp_path, override, message):
+    (tmp_path / "s").mkdir()
+    Sweep("s", {"total_steps": [1, 2]}, []).write()
+    assert message in refused("resume", "s", override)
+
+
+# Runs that are there already
+
+
+SWEPT = ["pooling=max,avg", "env.counts=choice(1-2-0)", "seed=0,1"]
+
+
+@pytest.fixture
+def plan():
+    return plan_sweep([*SWEPT, "total_steps=100"])
+
+
+def test_finished_trials_are_not_trained_again(plan, capsys):
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    for trial in plan.trials:
+        config = trial.config | {"threads": 7, "time_limit": 5}
+        saved_run(
+            sweep.run_path(trial), config, [64, 128], return_mean=trial.values["seed"]
+        )
+    sweep.write()
+    written = {f: f.read_bytes() for f in Path("s").rglob("*") if f.is_file()}
+    assert cli.main(["resume", "s"]) == 0
+    assert "4 finished, 0 to resume, 0 to start" in capsys.readouterr().out
+    table = read_table("s")
+    assert len(table) == 8
+    assert {row["status"] for row in table} == {FINISHED}
+    assert all(row["return_mean"] == row["seed"] for row in table)
+    assert all(file.read_bytes() == content for file, content in written.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ppo": {"lr": 0.25}}, "ppo.lr: expected 0.005, got 0.25"),
+        ({"seed": 9}, "seed: expected 0, got 9"),
+        ({"pooling": {"name": "cls"}}, "pooling.name: expected 'max', got 'cls'"),
+        ({"ppo": {"fragment_steps": 3}}, "ppo.fragment_steps: expected null, got 3"),
+    ],
+)
+def test_a_sweep_whose_settings_changed_is_not_resumed(refused, plan, change, message):
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    trial = plan.trials[0]
+    config = dict(trial.config)
+    for key, value in change.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    saved_run(sweep.run_path(trial), config, [64])
+    sweep.write()
+    line = refused("resume", "s")
+    assert message in line
+    assert str(sweep.run_path(trial)) in line
+
+
+def test_a_sweep_of_another_verbs_runs_is_not_resumed(refused, plan):
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    trial = plan.trials[0]
+    Run.create(sweep.run_path(trial), trial.config, "evolve")
+    sweep.write()
+    assert "expected a run of train, got one of evolve" in refused("resume", "s")
+
+
+def test_run_control_is_no_difference_between_a_trial_and_its_run(plan):
+    config = plan.trials[0].config
+    longer = {**config, "total_steps": 5, "threads": 7}
+    assert differences(config, longer, {"total_steps", "threads"}) == []
+    assert differences(config, longer, {"threads"}) == [
+        "total_steps: expected 100, got 5"
+    ]
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    run = Run.create(tmp_path / "run", compose("train"))
+    assert saved(TRAIN, None) == saved(TRAIN, run) == 0
+    for number in range(1, 4):
+        run.log({"iteration": number, "env_steps": 10 * number})
+    run.close()
+    assert saved(TRAIN, run) == 0  # killed before it saved itself
+    with run.checkpoint(2) as folder:
+        (folder / "progress.json").write_text("{}")
+        run.policy_dir.mkdir()
+    assert saved(TRAIN, run) == 20
+    shutil.rmtree(run.checkpoints()[0])
+    assert saved(TRAIN, run) == 30  # somebody made room
+
+
+# The table
+
+
+@pytest.fixture
+def sweep_with_runs():
+    grid = {"pooling": ["max", "avg"], "pooling.query": [None, [0, 1]]}
+    trials = [
+        Trial(trial_name(values), values, {})
+        for combination in itertools.product(*grid.values())
+        if (values := dict(zip(grid, combination, strict=True)))
+    ]
+    sweep = Sweep("s", grid, [])
+    saved_run(sweep.run_path(trials[0]), {}, [10, 20], loss=0.5)
+    saved_run(sweep.run_path(trials[3]), {}, [10], kl=math.nan)
+    status = dict.fromkeys((t.name for t in trials), "waiting")
+    status[trials[0].name] = "finished"
+    return sweep, trials, status
+
+
+def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs):
+    sweep, trials, status = sweep_with_runs
+    sweep.write_table(trials, status)
+    table = read_table(sweep.table_path)
+    assert len(read_table(sweep.path)) == 3
+    assert [row["trial"] for row in table] == [
+        *(trials[0].name, trials[0].name, trials[3].name)
+    ]
+    assert [row["status"] for row in table] == ["finished", "finished", "waiting"]
+    assert [row["pooling"] for row in table] == ["max", "max", "avg"]
+    assert [row["pooling.query"] for row in table] == [None, None, "[0,1]"]
+    assert [row["env_steps"] for row in table] == [10, 20, 10]
+    assert [row["iteration"] for row in table] == [1, 2, 1]
+    assert [row["loss"] for row in table][:2] == [0.5, 0.5]
+    assert math.isnan(table[2]["loss"])
+    assert all(math.isnan(row["kl"]) for row in table)
+    columns = ["trial", "status", "pooling", "pooling.query", "iteration", "env_steps"]
+    assert list(table[0])[:6] == columns
+    assert not list(sweep.path.glob(".table*"))
+
+
+def test_a_table_of_nothing_has_its_columns(tmp_path):
+    sweep = Sweep(tmp_path, {"seed": [0]}, [])
+    trial = Trial("seed=0", {"seed": 0}, {})
+    sweep.write_table([trial], {"seed=0": "waiting"})
+    assert read_table(sweep.table_path) == []
+    assert sweep.table_path.read_text() == "trial,status,seed\n"
+
+
+def test_a_missing_table_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"table\.csv: no such table"):
+        read_table(tmp_path)
+
+
+# What the study could find
+
+
+@pytest.mark.parametrize(
+    ("seeds", "difference"),
+    # Cohen (1988), Table 2.4.1: n for a2 = 0.05 and power 0.80 by d.
+    [(394, 0.2), (64, 0.5), (26, 0.8), (17, 1.0)],
+)
+def test_the_smallest_difference_agrees_with_cohens_table(seeds, difference):
+    assert smallest_difference(seeds) <= difference < smallest_difference(seeds - 1)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_a_simulated_study_finds_it_as_often_as_it_says(seeds):
+    generator = torch.Generator().manual_seed(seeds)
+    samples = torch.randn((2, 40_000, seeds), generator=generator, dtype=torch.float64)
+    shifted = samples[1] + smallest_difference(seeds)
+    found = stats.ttest_ind(samples[0], shifted, axis=1).pvalue < 0.05
+    # Four standard errors.
+    assert abs(found.mean() - 0.8) < 4 * math.sqrt(0.16 / 40_000)
+
+
+def test_one_seed_shows_nothing():
+    assert math.isinf(smallest_difference(1))
+    for grid in ({"seed": [3]}, {"pooling": ["ada", "max"]}):
+        assert "differences between cells cannot be tested" in detectable(grid, 0.1)
+
+
+def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
+    smallest = smallest_difference(3)
+    text = detectable({"seed": [0, 1, 2]}, 0.5)
+    assert f"{smallest:.2f} standard deviations" in text
+    assert f"{smallest / 2:.3g} in the return" in text
+    assert "in the return" not in detectable({"seed": [0, 1, 2]}, None)
+
+
+def test_the_size_of_the_study_is_told(plan):
+    done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
+    assert size_of(plan.grid, plan.trials, done, TRAIN).splitlines() == [
+        "4 runs: pooling (2) x env.counts (1) x seed (2)",
+        "1 finished, 1 to resume, 2 to start",
+        "400 steps in total, 240 remaining",
+    ]
+
+
+def test_time_is_estimated_from_whole_iterations_and_whole_runs():
+    assert Throughput(steps=64, seconds=2.0).seconds_for(65) == 4.0
+    assert "about 2.0 h with 2 at a time" in duration_of([3600.0] * 4, 0, 2)
+    assert "about 2.0 h with 4 at a time" in duration_of([7200.0, 60.0], 0, 4)
+    assert "without 3 runs that could not be timed" in duration_of([60.0], 3, 1)
+    assert duration_of([], 0, 1) == "nothing to do"
+
+
+def test_a_trial_takes_what_its_processes_take():
+    config = compose("train", ["resources.num_env_runners=2"])
+    settings = SweepSettings(cpus_per_trial=3, gpus_per_trial=0.5)
+    main, *runners = bundles(config, settings)
+    assert main == {"CPU": 3.0, "GPU": 0.5}
+    assert runners == [{"CPU": 1.0, "GPU": 0.0}] * 2
+
+
+# The table of trials
+
+
+def test_the_table_shows_changes_and_the_remaining_time():
+    stream, now = io.StringIO(), [0.0]
+    table = TrialTable(
+        {"a": 100, "b": 100, "c": 100},
+        {"a": 128, "b": 0, "c": 0},
+        stream=stream,
+        clock=lambda: now[0],
+    )
+    with table:
+        table.change("b", RUNNING)
+        now[0] = 10.0
+        table.advance({"b": 50})
+        now[0] = 40.0
+        table.advance({"b": 80})
+        table.change("c", FAILED, "no memory")
+        assert table.named(FAILED) == ["c"]
+        table.advance({"b": 128})
+        table.change("b", FINISHED)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "running  b  0 / 100"
+    assert lines[1].startswith("1 waiting, 1 running, 1 finished; 180 / 300 steps")
+    assert "2 steps/s  1:00 left" in lines[1]
+    assert lines[2] == "failed  c  0 / 100: no memory"
+    assert lines[3] == "finished  b  128 / 100  3 steps/s"
+    assert lines[4].startswith("2 finished, 1 failed; 200 / 200 steps")
+
+
+# Trials that end elsewhere
+
+
+def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
+    """As on another machine, whose disk this one does not share."""
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    elsewhere, here = plan.trials[:2]
+    totals = {trial.name: 100 for trial in plan.trials}
+    table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
+    jobs = {trial.name: trial for trial in plan.trials}
+    watch = _Watch(sweep, jobs, table, lambda: None, Path("s", ".stop"))
+    saved_run(sweep.run_path(here), here.config, [64, 128])
+    for trial in (elsewhere, here):
+        ended = SimpleNamespace(config={JOB: trial.name}, last_result={REASON: ""})
+        watch.on_trial_complete(0, [], ended)
+    assert table.rows[elsewhere.name].state == FAILED
+    assert "its folder is not on this machine" in table.rows[elsewhere.name].note
+    assert table.rows[here.name].state == FINISHED
+
+
+def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    first, second = plan.trials[:2]
+    for trial in (first, second):
+        run = saved_run(sweep.run_path(trial), trial.config, [64])
+        with run.checkpoint(2) as folder:
+            (folder / "progress.json").write_text("2")
+    log = sweep.run_path(first) / "metrics.csv"
+    log.write_text(log.read_text().replace("64", "65"))
+    (sweep.run_path(second) / "checkpoints/iter_000002/progress.json").write_text("3")
+    _report_damage(sweep, plan.trials, plan.trials)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert first.name in lines[0]
+    assert "metrics.csv is not as it was logged" in lines[0]
+    assert second.name in lines[1]
+    assert "going on from" in lines[1]
+
+
+@pytest.mark.parametrize("name", ["trials", "trials/a", "table.csv", ".lock"])
+def test_parts_of_a_sweep_that_are_links_out_of_it_are_refused(tmp_path, name):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = tmp_path / "s" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    sweep = Sweep(tmp_path / "s", {}, [])
+    with pytest.raises(InputError, match="expected a path inside"), sweep.lock():
+        pass
+    assert not list(outside.iterdir())

@@ -1,0 +1,188 @@
+"""Sweeps that train: killed, interrupted, resumed, with trials that fail."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from helpers.training import PATIENCE
+from marl_pool.cli.main import main
+from marl_pool.runs import Run
+from marl_pool.sweeps import read_table
+
+# Its commands start ray themselves.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
+
+MARK = "MARL_POOL_TEST_SWEEP"
+"""An environment variable that a command's processes inherit, to find them by."""
+SMALL = [
+    "env.counts=1-2-2",
+    "env.max_steps=8",
+    "encoder.num_layers=1",
+    "ppo.num_envs=4",
+    "ppo.batch_size=32",
+    "ppo.minibatch_size=32",
+    "ppo.num_epochs=1",
+    "checkpoint.every=2",
+]
+HEADS = """
+from marl_pool.pooling.base import Pooling
+
+class Fails(Pooling):
+    def __init__(self, dim: int):
+        super().__init__(dim)
+
+    def forward(self, x, padding=None, types=None):
+        if len(x) > 2:  # not when it is tried before the start
+            raise RuntimeError("no such sum")
+        return x.sum(dim=1)
+"""
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "marl_pool", *arguments],
+        cwd=folder,
+        env={**os.environ, MARK: str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until(true: Callable[[], object], process: subprocess.Popen) -> None:
+    for _ in range(3000):
+        if true():
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.kill()
+    output, _ = process.communicate()
+    pytest.fail(f"it did not happen: {output}")
+
+
+def left_over(folder: Path) -> list[str]:
+    """Processes that a command in ``folder`` started and that still run."""
+    wanted, found = f"{MARK}={folder}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue  # it ended, or is another user's
+    return found
+
+
+def iterations(run: Path) -> list[int]:
+    if not (run / "metrics.csv").is_file():
+        return []
+    return [int(row["iteration"]) for row in Run.open(run).rows()]
+
+
+def without_orphans(folder: Path) -> None:
+    for _ in range(300):
+        if not orphans(folder):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still there: {orphans(folder)}")
+
+
+def orphans(folder: Path) -> list[str]:
+    # Ray's own agents train nothing; they end by themselves when they miss its raylet.
+    return [name for name in left_over(folder) if "Agent" not in name]
+
+
+def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
+    (tmp_path / "own_heads.py").write_text(HEADS)
+    swept = ["pooling=max,own_heads:Fails", "seed=choice(5)"]
+    flags = ["--sweep-dir", "s", "--concurrency", "2"]
+    good = tmp_path / "s" / "trials" / "pooling=max,seed=5"
+    bad = tmp_path / "s" / "trials" / "pooling=own_heads:Fails,seed=5"
+
+    first = start(tmp_path, "sweep", *swept, *SMALL, *flags, "total_steps=10_000_000")
+    wait_until(lambda: len(iterations(good)) > 4, first)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    without_orphans(tmp_path)
+    saved = Run.open(good).latest_checkpoint()
+    assert saved is not None
+
+    # Nothing but the interval between two checkpoints is lost.
+    reached = max(iterations(good))
+    allowed = ["--plugin", "own_heads:Fails"]
+    second = start(tmp_path, "resume", "s", *allowed)
+    wait_until(lambda: max(iterations(good)) > reached + 2, second)
+    os.killpg(second.pid, signal.SIGINT)  # as a terminal does
+    output, _ = second.communicate(timeout=PATIENCE)
+    assert second.returncode == 130, output
+    assert "marl-pool: stopped; go on with: marl-pool resume s" in output
+    assert "resume s --plugin own_heads:Fails" in output
+    assert "Traceback" not in output
+    without_orphans(tmp_path)
+    done = max(iterations(good))
+    assert Run.open(good).latest_checkpoint().name == f"iter_{done:06d}"
+    assert iterations(good) == list(range(1, done + 1))
+    assert {row["status"] for row in read_table(tmp_path / "s")} <= {"stopped"}
+
+    more = f"total_steps={32 * (done + 2)}"
+    third = start(tmp_path, "resume", "s", more, *allowed)
+    output, _ = third.communicate(timeout=PATIENCE)
+    assert third.returncode == 1, output
+    assert "0 finished, 1 to resume, 1 to start" in output
+    assert "marl-pool: pooling=own_heads:Fails,seed=5 failed: " in output
+    assert "no such sum" in output
+    assert "no such sum" in (bad / "error.txt").read_text()
+    assert iterations(good) == list(range(1, done + 3))
+    table = read_table(tmp_path / "s" / "table.csv")
+    assert [row["iteration"] for row in table] == list(range(1, done + 3))
+    assert {(row["status"], row["pooling"], row["seed"]) for row in table} == {
+        ("finished", "max", 5)
+    }
+    assert not (tmp_path / "s" / ".tune").exists()
+    assert not (tmp_path / "s" / ".stop").exists()
+
+
+def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    home = Path("~/ray_results").expanduser()
+    before = set(home.iterdir()) if home.is_dir() else None
+    command = ["sweep", "seed=0,1", *SMALL, "total_steps=64"]
+
+    assert main([*command, "--dry-run", "--seed-sd", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "2 runs: seed (2)" in told
+    assert "128 steps in total, 128 remaining" in told
+    assert "in the return (two-sided t test" in told
+    assert re.search(r"about \d+ \w+ with", told)
+    assert told.splitlines()[-1].split() == ["0", "steps", "seed=1"]
+    assert not list(tmp_path.iterdir())
+
+    assert main([*command, "--sweep-dir", "s"]) == 0
+    assert capsys.readouterr().out.endswith("\ns\ns/table.csv\n")
+    table = read_table("s")
+    assert [(row["seed"], row["env_steps"]) for row in table] == [
+        *((0, 32), (0, 64), (1, 32), (1, 64))
+    ]
+    trial = "s/trials/seed=1"
+    alone = ["train", *command[2:], "seed=1", "threads=1", "--run-dir", "one"]
+    assert main(alone) == 0
+    rows = Run.open("one").rows()
+    untimed = [name for name in rows[0] if "second" not in name]
+    for row, told_row in zip(rows, table[2:], strict=True):
+        assert [row[name] for name in untimed] == [told_row[name] for name in untimed]
+    assert main(["evaluate", trial, "suite=quick", "episodes=2"]) == 0
+    after = set(home.iterdir()) if home.is_dir() else None
+    assert before == after

@@ -1,0 +1,75 @@
+"""Ctrl-C, as a user presses it."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("ray")
+
+from helpers.training import PATIENCE, wait_for_rows
+from marl_pool.runs import Run
+from marl_pool.training.signals import Interruptible
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-m", "marl_pool"]
+SMALL = [
+    "env.num_noise=2",
+    "env.max_steps=8",
+    "encoder.num_layers=1",
+    "ppo.num_envs=4",
+    "ppo.batch_size=32",
+    "ppo.minibatch_size=32",
+    "ppo.num_epochs=1",
+    "threads=1",
+]
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
+    path = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            *(*COMMAND, "train", "--run-dir", str(path), *SMALL),
+            *(f"--num-env-runners={runners}", "total_steps=10_000_000"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_rows(path, process, 3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, errors
+    assert f"marl-pool: stopped; go on with: marl-pool resume {path}" in errors
+    assert "Traceback" not in errors
+    run = Run.open(path)
+    done = int(run.rows()[-1]["iteration"])
+    assert run.latest_checkpoint().name == f"iter_{done:06d}"
+    assert (run.policy_dir / "config.json").is_file()
+    more = f"total_steps={32 * (done + 2)}"
+    resumed = subprocess.run(
+        [*COMMAND, "resume", str(path), more],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    iterations = [row["iteration"] for row in Run.open(path).rows()]
+    assert iterations == list(range(1, done + 3))
+    again = subprocess.run(
+        [*COMMAND, "resume", str(path), more],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "steps are done; nothing to do" in again.stdout
+    assert len(Run.open(path).rows()) == done + 2
+
+
+def test_the_first_press_says_what_happens(capfd):
+    with Interruptible() as ctrl_c:
+        signal.raise_signal(signal.SIGINT)
+        assert ctrl_c.asked
+    assert "stopping where it can go on; Ctrl-C again stops" in capfd.readouterr().err

@@ -1,0 +1,549 @@
+"""After a power cut at any moment there is a run to go on from, and its policy."""
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marl_pool import InputError
+from marl_pool.runs import Best, Run
+from marl_pool.utils import atomic
+from marl_pool.utils.manifest import MANIFEST, problem_of, sealed_json, write_manifest
+
+CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3}
+
+
+class Disk:
+    """A model of a disk with a write cache, fed by the calls that the program makes.
+
+    A file's bytes are safe once `fsync` returned, as they were then. What a folder
+    holds is safe once it was synced itself. What a real power cut leaves of the rest
+    is anything; two extremes are tried at each step:
+
+    - *lazy*: of each folder the names that it had when it was synced;
+    - *eager*: all names, as journalling file systems write them before the bytes: then
+      unsynced files are there and empty.
+
+    Args:
+        root: the folder that is watched.
+    """
+
+    WATCHED = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.count = root, itertools.count()
+        self.ids: dict[int, int] = {}
+        self.bytes: dict[int, bytes] = {}
+        self.names: dict[int, dict[str, tuple[int, bool]]] = {}
+        self.images: list[tuple[str, dict[str, dict[str, bytes | None]]]] = []
+        self.sync(root)
+        for name in self.WATCHED:
+            monkeypatch.setattr(os, name, self._watched(name, getattr(os, name)))
+
+    def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            gone = self._gone(name, arguments, options)
+            found = call(*arguments, **options)
+            for inode in gone:
+                self.ids.pop(inode, None)
+            if name == "fsync":
+                self.sync(Path(os.readlink(f"/proc/self/fd/{arguments[0]}")))
+            self.images.append((f"{name} {arguments}", self.image()))
+            return found
+
+        return wrapped
+
+    def _gone(self, name: str, arguments: Any, options: Any) -> list[int]:
+        """Inodes that the call frees, which others may get."""
+        try:
+            if name in ("unlink", "rmdir"):
+                at = options.get("dir_fd")
+                return [os.stat(arguments[0], dir_fd=at, follow_symlinks=False).st_ino]
+            if name in ("rename", "replace"):
+                return [os.stat(arguments[1], follow_symlinks=False).st_ino]
+        except FileNotFoundError:
+            pass
+        return []
+
+    def id_of(self, path: Path) -> int:
+        inode = path.lstat().st_ino
+        if inode not in self.ids:
+            self.ids[inode] = next(self.count)
+        return self.ids[inode]
+
+    def sync(self, path: Path) -> None:
+        if path.is_dir():
+            self.names[self.id_of(path)] = {
+                item.name: (self.id_of(item), item.is_dir()) for item in path.iterdir()
+            }
+        else:
+            self.bytes[self.id_of(path)] = path.read_bytes()
+
+    def image(self) -> dict[str, dict[str, bytes | None]]:
+        """What a power cut would leave now: bytes by path, None for a folder."""
+        lazy: dict[str, bytes | None] = {}
+
+        def add(folder: int, prefix: str) -> None:
+            for name, (number, is_folder) in self.names.get(folder, {}).items():
+                if is_folder:
+                    lazy[prefix + name] = None
+                    add(number, f"{prefix}{name}/")
+                else:
+                    lazy[prefix + name] = self.bytes.get(number, b"")
+
+        add(self.id_of(self.root), "")
+        eager = {
+            path.relative_to(self.root).as_posix(): None
+            if path.is_dir()
+            else self.bytes.get(self.id_of(path), b"")
+            for path in sorted(self.root.rglob("*"))
+        }
+        return {"lazy": lazy, "eager": eager}
+
+
+def rebuilt(image: dict[str, bytes | None], folder: Path) -> None:
+    for name, content in sorted(image.items()):
+        if content is None:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+
+def write_parts(folder: Path, iteration: int) -> None:
+    """What a checkpoint and a policy hold, without anybody who syncs it."""
+    (folder / "deep" / "down").mkdir(parents=True)
+    (folder / "deep" / "down" / "weights").write_text(f"weights {iteration}" * 100)
+    (folder / "progress.json").write_text(str(iteration))
+
+
+def train_a_little(path: Path) -> Iterator[int]:
+    """Write as the drivers do; yield iterations whose checkpoint is complete."""
+    run = Run.create(path, CONFIG)
+    with run.lock():
+        for iteration in range(1, 6):
+            run.log({"iteration": iteration, "loss": 1 / iteration})
+            with run.checkpoint(iteration) as folder:
+                write_parts(folder, iteration)
+            yield iteration
+            if iteration in (1, 2, 4):
+                with run.save_policy_dir(Best(iteration, float(iteration))) as folder:
+                    write_parts(folder, iteration)
+                    write_manifest(folder)
+            run.prune(2)
+    run.close()
+
+
+@pytest.fixture
+def no_events(monkeypatch):
+    monkeypatch.setattr(Run, "_writer", lambda run: None)
+
+
+@pytest.mark.usefixtures("no_events")
+@pytest.mark.parametrize("kind", ["lazy", "eager"])
+def test_a_power_cut_at_any_moment_leaves_a_run_to_go_on_from(
+    tmp_path, monkeypatch, kind
+):
+    root = tmp_path / "disk"
+    root.mkdir()
+    with monkeypatch.context() as patched:
+        disk = Disk(root, patched)
+        safe = {0: 0}  # by number of calls, the checkpoint that must be there
+        for iteration in train_a_little(root / "runs" / "run"):
+            safe[len(disk.images)] = iteration
+    assert len(disk.images) > 150
+    best_seen = set()
+    for number, (call, images) in enumerate(disk.images, 1):
+        after = tmp_path / "after"
+        rebuilt(images[kind], after)
+        saved = max(safe[count] for count in safe if count <= number)
+        where = f"{kind}, after call {number}, {call}"
+        if not (after / "runs" / "run" / "config.yaml").is_file():
+            assert not saved, where
+            shutil.rmtree(after, ignore_errors=True)
+            continue
+        run = Run.open(after / "runs" / "run")
+        with run.lock():
+            latest = run.latest_checkpoint()
+            assert run.iterations_saved >= saved, where
+            if latest is not None:
+                weights = latest / "deep" / "down" / "weights"
+                assert weights.read_text() == f"weights {run.iterations_saved}" * 100
+                assert run.resume_at(run.iterations_saved) == "", where
+                last = run.rows()[-1]["iteration"]
+                assert last == run.iterations_saved, where
+            # The policy is that of best.json, and whole.
+            if run.policy_dir.is_dir():
+                assert problem_of(run.policy_dir) is None, where
+                assert run.best is not None
+                own = (run.policy_dir / "progress.json").read_text()
+                assert own == str(run.best.iteration) == str(int(run.best.score)), where
+                best_seen.add(run.best.iteration)
+            else:
+                assert saved <= 1, where
+        shutil.rmtree(after, ignore_errors=True)
+    assert best_seen == {1, 2, 4}
+
+
+def test_the_model_finds_what_is_not_synced(tmp_path, monkeypatch):
+    """A folder renamed without a sync, as they were before, is lost by the model."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    with monkeypatch.context() as patched:
+        disk = Disk(root, patched)
+        (root / "new").mkdir()
+        write_parts(root / "new", 1)
+        (root / "new").rename(root / "checkpoint")
+    images = disk.images[-1][1]
+    assert images["lazy"] == {}
+    assert images["eager"]["checkpoint/progress.json"] == b""
+
+
+def test_nothing_is_pruned_before_the_new_checkpoint_is_safe(tmp_path, monkeypatch):
+    run = Run.create(tmp_path / "run", CONFIG)
+    calls: list[str] = []
+
+    def record(name: str) -> None:
+        original = getattr(os, name)
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            what = arguments[0]
+            if isinstance(what, int):
+                what = os.readlink(f"/proc/self/fd/{what}")
+            calls.append(f"{name} {Path(what).name}")
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(os, name, wrapped)
+
+    for iteration in (1, 2):
+        if iteration == 2:
+            for name in ("fsync", "rename", "rmdir"):
+                record(name)
+        with run.checkpoint(iteration) as folder:
+            write_parts(folder, iteration)
+        run.prune(1)
+    renamed = next(i for i, call in enumerate(calls) if call.startswith("rename .iter"))
+    before, after = calls[:renamed], calls[renamed + 1 :]
+    assert {"fsync weights", "fsync progress.json", "fsync down"} <= set(before)
+    assert any(call.startswith("fsync .iter_000002.") for call in before)
+    assert not any(call.startswith("rmdir") for call in before)
+    assert after[0] == "fsync checkpoints"
+    assert "rmdir iter_000001" in after
+
+
+# Falling back
+
+
+def test_pruning_counts_whole_checkpoints_only(tmp_path):
+    run = Run.create(tmp_path / "run", CONFIG)
+    for iteration in range(1, 6):
+        with run.checkpoint(iteration) as folder:
+            write_parts(folder, iteration)
+    for damaged in (2, 4, 5):
+        path = tmp_path / "run" / "checkpoints" / f"iter_{damaged:06d}"
+        (path / "progress.json").write_text("")
+    again = Run.open(run.path)
+    assert again.iterations_saved == 3
+    again.prune(2)
+    # The damaged one before the newest whole one is no use; later ones are replaced.
+    kept = [path.name for path in again.checkpoints()]
+    assert kept == ["iter_000001", "iter_000003", "iter_000004", "iter_000005"]
+    with again.checkpoint(4) as folder:
+        write_parts(folder, 4)
+    assert again.iterations_saved == 4
+
+
+ABOUT = {"bytes": 1, "sha256": "0"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        [],
+        {"progress.json": 5},
+        {"progress.json": {"bytes": 1}},
+        {"/etc/hostname": ABOUT},
+        {"../../config.yaml": ABOUT},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_lists_no_files_of_its_folder_is_damaged(tmp_path, files):
+    run = Run.create(tmp_path / "run", CONFIG)
+    for iteration in (1, 2):
+        with run.checkpoint(iteration) as folder:
+            write_parts(folder, iteration)
+    manifest = folder.with_name("iter_000002") / MANIFEST
+    content = {**json.loads(manifest.read_text()), "files": files}
+    manifest.write_text(json.dumps(sealed_json(content)))
+    again = Run.open(run.path)
+    assert again.damage_of(manifest.parent).startswith(MANIFEST)
+    assert again.iterations_saved == 1
+
+
+def test_a_manifest_without_its_own_checksum_is_damaged(tmp_path):
+    (tmp_path / "part").write_text("1")
+    write_manifest(tmp_path)
+    file = tmp_path / MANIFEST
+    file.write_text(file.read_text().replace("sha256", "sha25v"))
+    assert problem_of(tmp_path).startswith(MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["iter_000010.bak", "iter_000010 (copy)", "iter_", "iter_10", "iter_0000010"],
+)
+def test_stray_names_beside_the_checkpoints_are_passed_over(tmp_path, name):
+    run = Run.create(tmp_path / "run", CONFIG)
+    with run.checkpoint(1) as folder:
+        write_parts(folder, 1)
+    shutil.copytree(run.latest_checkpoint(), run.path / "checkpoints" / name)
+    again = Run.open(run.path)
+    assert again.iterations_saved == 1
+    again.prune(1)
+    assert (run.path / "checkpoints" / name).is_dir()
+
+
+def test_a_part_that_was_not_written_is_no_checkpoint(tmp_path):
+    run = Run.create(tmp_path / "run", CONFIG)
+
+    def save(*parts: str) -> None:
+        with run.checkpoint(1, parts) as folder:
+            write_parts(folder, 1)
+            (folder / "empty").touch()
+
+    save("progress.json", "deep/*/weights")
+    for missing in ("state.pkl", "deep/*/bias", "empty"):
+        with pytest.raises(OSError, match="was not written"):
+            save(missing)
+    assert run.iterations_saved == 1
+    assert not list((run.path / "checkpoints").glob(".*"))
+
+
+# Links, and temporary names
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "new_file": lambda file: _write(atomic.new_file(file), "new"),
+    "new_binary_file": lambda file: _write(atomic.new_binary_file(file), b"new"),
+    "new_path": lambda file: _write_path(file),
+    "appended": lambda file: _write(atomic.appended(file), "new"),
+    "locked": lambda file: _write(atomic.locked(file, None), None),
+}
+
+
+def _write(opened: Any, content: Any) -> None:
+    with opened as out:
+        if content is not None:
+            out.write(content)
+
+
+def _write_path(file: Path) -> None:
+    with atomic.new_path(file) as path:
+        path.write_text("new")
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("there", [True, False])
+def test_no_writer_follows_a_link(tmp_path, writer, there):
+    folder, outside = tmp_path / "folder", tmp_path / "bashrc"
+    folder.mkdir()
+    if there:
+        outside.write_text("precious")
+    for name in ("file.csv", ".file.csv.new"):
+        (folder / name).symlink_to(outside)
+    if writer in ("appended", "locked"):
+        with pytest.raises((OSError, InputError)):
+            WRITERS[writer](folder / "file.csv")
+    else:
+        WRITERS[writer](folder / "file.csv")
+        assert not (folder / "file.csv").is_symlink()
+    assert outside.exists() == there
+    assert not there or outside.read_text() == "precious"
+
+
+def test_temporary_names_cannot_be_guessed(tmp_path):
+    names = []
+    for _ in range(3):
+        with atomic.new_file(tmp_path / "a.csv") as out:
+            names.append(Path(out.name).name)
+        with atomic.new_folder(tmp_path / "b") as folder:
+            names.append(folder.name)
+    assert len(set(names)) == 6
+    assert all(atomic.LEFTOVER.fullmatch(name) for name in names)
+
+
+def test_a_lock_leaves_what_is_in_its_file(tmp_path):
+    (tmp_path / ".lock").write_text("mine")
+    with atomic.locked(tmp_path / ".lock", "no"):
+        pass
+    assert (tmp_path / ".lock").read_text() == "mine"
+
+
+OUTPUTS = ["evaluation", "videos"]
+PARTS = ["checkpoints", "policy", "metrics.csv", "error.txt", "networks", ".lock"]
+
+
+@pytest.mark.parametrize("name", [*OUTPUTS, *PARTS, "checkpoints/iter_000003"])
+def test_parts_of_a_run_that_are_links_out_of_it_are_refused(tmp_path, name):
+    run, outside = Run.create(tmp_path / "run", CONFIG), tmp_path / "outside"
+    outside.mkdir()
+    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).symlink_to(outside)
+
+    def write() -> None:
+        if name == "evaluation":
+            assert run.evaluation_dir
+        elif name == "videos":
+            run.new_video_path("clean")
+        else:
+            with run.lock():
+                pass
+
+    with pytest.raises(
+        InputError, match="expected a path inside .*, got a link"
+    ) as caught:
+        write()
+    assert str(run.path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(outside.iterdir())
+
+
+def test_a_run_folder_may_itself_be_a_link_and_hold_links_within(tmp_path):
+    run = Run.create(tmp_path / "run", CONFIG)
+    (tmp_path / "latest").symlink_to(run.path)
+    (run.path / "real").mkdir()
+    (run.path / "evaluation").symlink_to("real")
+    linked = Run.open(tmp_path / "latest")
+    with linked.lock():
+        assert linked.evaluation_dir.is_dir()
+
+
+def test_what_a_killed_process_left_is_removed_and_other_names_stay(tmp_path):
+    run = Run.create(tmp_path / "run", CONFIG)
+    token = "0123456789abcdef"
+    (run.path / f".policy.{token}.new").mkdir()
+    (run.path / f".metrics.csv.{token}.new").touch()
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints" / f".iter_000002.{token}.new").mkdir()
+    (run.path / ".mine.new").touch()
+    with run.lock():
+        pass
+    left = {path.name for path in run.path.rglob("*")}
+    assert left == {"config.yaml", ".lock", "checkpoints", ".mine.new"}
+
+
+@pytest.mark.parametrize("call", ["lock", "evaluation_dir"])
+def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch, call):
+    run = Run.create(tmp_path / "run", CONFIG)
+    original = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(30, "Read-only file system", str(path))
+        return original(path, flags, *rest, **options)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "mkdir", refused)
+
+    def write() -> None:
+        if call == "lock":
+            with run.lock():
+                pass
+        else:
+            assert run.evaluation_dir
+
+    with pytest.raises(InputError, match="Read-only file system") as caught:
+        write()
+    assert str(run.path) in str(caught.value)
+
+
+# Metrics
+
+
+@pytest.fixture
+def logged(tmp_path, no_events):
+    run = Run.create(tmp_path / "run", CONFIG)
+    for iteration in range(1, 6):
+        run.log({"iteration": iteration, "loss": iteration / 10, "=kl": 0.5})
+        if iteration == 4:
+            with run.checkpoint(4) as folder:
+                write_parts(folder, 4)
+    return run
+
+
+def flip(content: bytes, place: int) -> bytes:
+    changed = bytearray(content)
+    changed[place] ^= 1
+    return bytes(changed)
+
+
+def test_what_was_logged_after_the_checkpoint_may_be_anything(logged):
+    with logged.metrics_path.open("ab") as out:
+        out.write(b"6,\x00\xff\xfe" + b"\x00" * 4096)
+    again = Run.open(logged.path)
+    assert again.metrics_problem() == ""
+    assert again.resume_at(4) == ""
+    assert [row["iteration"] for row in again.rows()] == [1, 2, 3, 4]
+    assert again.saved() == {"iteration": 4, "loss": 0.4, "=kl": 0.5}
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], str, list[int]]] = {
+    "deleted": (lambda text: None, "is missing", []),
+    "emptied": (lambda text: b"", "was cut", []),
+    "cut": (lambda text: text[: text.index(b"3,0.3")], "was cut", [1, 2]),
+    "a digit": (lambda text: flip(text, text.index(b"0.3")), "checksum", [1, 2, 3, 4]),
+    "a byte": (
+        lambda text: text.replace(b"2,0.2", b"2,\xff.2"),
+        "1 lines that cannot be read are kept in metrics.damaged.csv",
+        [1, 3, 4],
+    ),
+    "a number": (lambda text: text.replace(b"2,0.2", b"2,0x2"), "checksum", [1, 3, 4]),
+    "a comma": (lambda text: text.replace(b"2,0.2,", b"2,0.2-"), "checksum", [1, 3, 4]),
+    "a quote": (lambda text: text.replace(b"2,0.2", b'2,"0.2'), "checksum", [1]),
+    "the header": (
+        lambda text: text.replace(b"iteration", b"iterat\x00on"),
+        "checksum",
+        [1, 2, 3, 4],
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_metrics_are_told_on_resume_and_kept_aside(logged, damage):
+    change, said, left = DAMAGES[damage]
+    before = logged.metrics_path.read_bytes()
+    content = change(before)
+    logged.metrics_path.unlink()
+    if content is not None:
+        logged.metrics_path.write_bytes(content)
+    run = Run.open(logged.path)
+    assert run.metrics_problem()
+    assert run.saved() == {"iteration": 4, "loss": 0.4, "=kl": 0.5}
+    told = run.resume_at(4)
+    assert said in told
+    assert "metrics.csv" in told
+    assert "\n" not in told
+    assert [row["iteration"] for row in run.rows()][: len(left)] == left
+    run.log({"iteration": 5, "=kl": 1.5})
+    assert run.rows()[-1]["=kl"] == 1.5
+    aside = run.path / "metrics.damaged.csv"
+    assert not aside.exists() or aside.read_bytes() == content
+
+
+def test_metrics_that_are_damaged_cannot_be_read_as_whole(logged):
+    text = logged.metrics_path.read_text()
+    logged.metrics_path.write_text(text.replace("2,0.2", "2,0x2"))
+    with pytest.raises(InputError, match="is damaged: line 3: expected 3 numbers"):
+        logged.rows()
+    logged.metrics_path.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(InputError, match="cannot be read"):
+        logged.rows()

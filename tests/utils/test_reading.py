@@ -1,0 +1,401 @@
+"""Files within bounds: YAML of plain data, arrays no larger than they say."""
+
+import gzip
+import io
+import json
+import math
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.samples import SPEC
+from marl_pool.config import assign, compose, registry
+from marl_pool.config.checks import check
+from marl_pool.envs import make_batched_env
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies import make_policy
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.storage import load_policy, save_policy
+from marl_pool.pooling import make_pooling
+from marl_pool.runs import Run
+from marl_pool.training.supervised.images.idx import read_idx
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.limits import LIMITS, LONGEST, check_size
+from marl_pool.utils.names import resolve
+from marl_pool.utils.reading import (
+    YAML_DEPTH,
+    YAML_NODES,
+    Bounded,
+    parse_yaml,
+    read_json,
+    read_npz,
+    read_yaml,
+)
+from marl_pool.utils.signatures import options_of
+
+# YAML
+
+# PyYAML writes a "next line" (U+0085) that it reads back as a space.
+TEXT = st.text(st.characters(exclude_characters="\x85", codec="utf-8"))
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=20,
+)
+
+
+@given(PLAIN)
+def test_what_we_write_is_read_back(content: Any) -> None:
+    assert parse_yaml(yaml.safe_dump(content, allow_unicode=True)) == content
+
+
+@given(
+    st.sampled_from(["2001-01-01", "${oc.env:HOME}", "${a}", "on", "1e3", "=", "<<"])
+)
+def test_texts_with_a_second_meaning_stay_texts(text: str) -> None:
+    assert parse_yaml(yaml.safe_dump({"key": [text]})) == {"key": [text]}
+    assert parse_yaml(yaml.safe_dump({text: 3})) == {text: 3}
+
+
+def test_a_few_aliases_are_read() -> None:
+    part = [1, 2]
+    text = yaml.safe_dump({"a": part, "b": part})
+    assert "*" in text
+    assert parse_yaml(text) == {"a": part, "b": part}
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- x\n" * (YAML_NODES + 1), f"{YAML_NODES:,} values"),
+        ("&a [*a]", "alias inside"),
+        ("&a {x: {y: [*a]}}", "alias inside"),
+        (nested(YAML_DEPTH + 2), f"{YAML_DEPTH} levels"),
+        (nested(5000), f"{YAML_DEPTH} levels"),
+        ("a: &a [1,1]\nb: [" + "*a," * 20_000 + "]", "aliases written out"),
+        ("!!python/name:os.system", "python/name"),
+        ("!!binary aGk=", "binary"),
+        ("[1, 2", "flow sequence"),
+        ("? [a]\n: b", "unhashable"),
+        ("9" * 5000, "4300"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_other_yaml_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "sent.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=told) as refusal:
+        read_yaml(file)
+    assert str(file) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_yaml(tmp_path / "none")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
+    for path in (tmp_path, tmp_path / "bytes"):
+        with pytest.raises(InputError, match=f"{path}.* cannot be read"):
+            read_yaml(path)
+
+
+@pytest.mark.parametrize("reader", [read_yaml, read_json])
+def test_what_might_never_end_is_not_read(
+    reader: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises((OSError, InputError), match="no plain file"):
+            reader(tmp_path / name)
+
+
+def test_json_beyond_the_bound_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sent.json"
+    file.write_text("[1]")
+    assert read_json(file) == [1]
+    os.truncate(file, 1 << 40)  # a sparse file takes no room on the disk
+    with pytest.raises(InputError, match="at most"):
+        read_json(file)
+
+
+def test_a_policy_whose_parts_are_pipes_is_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "manifest.json"):
+        folder = tmp_path / name
+        policy = make_policy(SPEC, ActionSpec(low=(-1.0,), high=(1.0,)), seed=0)
+        save_policy(policy, folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(InputError, match="no plain file"):
+            load_policy(folder)
+
+
+def test_a_stored_text_survives_resume(tmp_path: Path) -> None:
+    text = "${oc.env:HOME} and ${seed}, \\${x}"
+    run = Run.create(tmp_path / "run", {**compose("train"), "fixed": {"hen": text}})
+    config = Run.open(run.path).config
+    assert config["fixed"] == {"hen": text}
+    assert assign(config, ["total_steps=5"])["fixed"] == {"hen": text}
+    assert (
+        assign(config, ["resources.address='${oc.env:HOME}'"])["resources"]["address"]
+        == "${oc.env:HOME}"
+    )
+    with pytest.raises(InputError, match=r"total_steps\.x.*total_steps has no keys"):
+        assign(config, ["total_steps.x=3"])
+    assert config == Run.open(run.path).config
+
+
+# Arrays
+
+
+def npz(file: Path, **arrays: np.ndarray) -> Path:
+    with file.open("wb") as out:
+        np.savez_compressed(out, **arrays)
+    return file
+
+
+@given(
+    st.sampled_from(["f8", "f4", "i8", "u1", "?", "<U3"]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.booleans(),
+)
+def test_arrays_are_read_as_numpy_reads_them(
+    dtype: str, shape: list[int], by_columns: bool
+) -> None:
+    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    array = np.asarray(array, order="F" if by_columns else "C")
+    with tempfile.NamedTemporaryFile() as kept:
+        np.savez(kept, x=array, y=np.array(3.5))
+        kept.flush()
+        found = read_npz(Path(kept.name))
+    assert list(found) == ["x", "y"]
+    assert found["x"].dtype == array.dtype
+    assert np.array_equal(found["x"], array)
+    assert found["x"].shape == array.shape
+    assert found["x"].flags.writeable
+    assert found["y"] == 3.5
+
+
+def test_arrays_beyond_the_bound_are_refused(tmp_path: Path) -> None:
+    file = npz(tmp_path / "x.npz", a=np.zeros(1000), b=np.zeros(1000))
+    assert file.stat().st_size < 1500
+    with pytest.raises(InputError, match="at most 15,000 bytes"):
+        read_npz(file, 15_000)
+    assert read_npz(file, 17_000)["b"].shape == (1000,)
+
+
+def header(shape: str, descr: str = "'<f8'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        header("(1000000000000,)") + bytes(80),
+        header("(-1, 5)") + bytes(8),
+        header("(10,)", "'|O'") + bytes(80),
+        header("(2,)") + bytes(8),
+        b"no array",
+        b"",
+    ],
+)
+def test_a_header_that_lies_takes_no_memory(tmp_path: Path, member: bytes) -> None:
+    file = tmp_path / "x.npz"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.npy", member)
+    with pytest.raises((ValueError, KeyError)):
+        read_npz(file)
+
+
+def test_an_idx_header_that_lies_takes_no_memory(tmp_path: Path) -> None:
+    large = bytes([0, 0, 8, 3]) + 3 * (1 << 20).to_bytes(4, "big") + bytes(9)
+    (tmp_path / "x").write_bytes(large)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(large))
+    for name in ("x", "x.gz"):
+        with pytest.raises(InputError, match="1,073,741,824 bytes, its header says"):
+            read_idx(tmp_path / name)
+    # A bomb: the header is small, what follows is not.
+    small = bytes([0, 0, 8, 1, 0, 0, 0, 5]) + bytes(1 << 22)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(small))
+    with pytest.raises(InputError, match="expected 5 bytes after its header, got more"):
+        read_idx(tmp_path / "x.gz")
+
+
+def test_a_bounded_file_is_read_no_further() -> None:
+    opened = Bounded(io.BytesIO(bytes(100)), 50)
+    assert len(opened.read(50)) == 50
+    assert opened.tell() == 50
+    for beyond in (lambda: opened.read(1), opened.read, lambda: opened.seek(51)):
+        with pytest.raises(InputError, match="at most 50 bytes"):
+            beyond()
+    assert opened.seek(49) == 49
+    assert len(Bounded(io.BytesIO(bytes(50)), 50).read()) == 50
+
+
+# Sizes
+
+UNBOUNDED = {
+    *("seed", "data_seed", "first_world", "first_episode"),  # any number will do
+    *("max_steps", "no_reward_limit", "action_repeat", "frame_skip", "noop_max"),
+    *("every", "held", "ramp", "pretrain_epochs"),  # these take time, not memory
+    *(
+        "dtype",
+        "options",
+        "groups",
+        "encoder",
+        "pooling",
+        "heads",
+    ),  # hold others' options
+}
+KINDS = ("poolings", "encoders", "policies", "envs", "perturbations", "tasks")
+COUNTS = sorted(
+    {
+        (option, f"{kind} {name}")
+        for kind in (*KINDS, "strategies")
+        for name, target in registry(kind).items()
+        for option, known in options_of(resolve(target, {}, kind, object)).items()
+        if "int" in str(known.annotation) or "Counts" in str(known.annotation)
+    }
+)
+
+
+def test_every_number_that_takes_memory_has_a_bound() -> None:
+    assert len(COUNTS) > 150
+    lacking = {
+        (option, where)
+        for option, where in COUNTS
+        if option not in LIMITS and option not in UNBOUNDED
+    }
+    assert not lacking
+    assert not UNBOUNDED & LIMITS.keys()
+
+
+BOX = ActionSpec(low=(-1.0,), high=(1.0,))
+
+
+@pytest.mark.parametrize(
+    ("make", "key", "limit"),
+    [
+        (lambda: make_pooling("cls", dim=80_000), "pooling.dim", "16,384"),
+        (
+            lambda: make_policy(
+                SPEC, BOX, encoder={"name": "transformer", "dim": 80_000}
+            ),
+            "encoder.dim",
+            "16,384",
+        ),
+        (
+            lambda: make_batched_env("simple_centroid", 1, num_noise=100_000_000),
+            "env.num_noise",
+            "16,384",
+        ),
+        (
+            lambda: make_batched_env("simple_centroid", 1, counts="1-3-100000000"),
+            "env.counts",
+            "16,384",
+        ),
+        (
+            lambda: make_batched_env("cartpole", 10**9),
+            "env.num_envs",
+            "1,048,576",
+        ),
+        (
+            lambda: make_perturbation("inject", specs=[SPEC], count=10**9),
+            "perturbation.count",
+            "16,384",
+        ),
+        (
+            lambda: make_pooling("cnn", dim=8, num_tokens=4, channels=[4, 10**6]),
+            "pooling.channels",
+            "16,384",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_size_beyond_reason_is_refused_before_memory_is_taken(
+    make: Any, key: str, limit: str
+) -> None:
+    with pytest.raises(InputError, match=f"{key}: expected .*at most {limit}, got"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("encoder.dim=80000", "encoder.dim"),
+        ("encoder.num_layers=1e6", "encoder.num_layers"),
+        ("env.num_noise=100000000", "env.num_noise"),
+        ("env.counts=1-3-99999999999", "env.counts"),
+        ("ppo.num_envs=1e9", "ppo.num_envs"),
+        ("threads=1e9", "threads"),
+    ],
+)
+def test_a_configuration_names_the_key(override: str, key: str) -> None:
+    with pytest.raises(InputError, match=rf"^{key}: expected .*at most [\d,]+, got"):
+        compose("train", [override])
+
+
+def test_defaults_and_lists_are_within_bounds() -> None:
+    check("train", compose("train"))
+    check_size("x.hidden", [16] * LONGEST)
+    check_size("x.threads", True)
+    check_size("x.other", 10**12)
+    with pytest.raises(InputError, match=r"x.hidden: expected a list of at most"):
+        check_size("x.hidden", [16] * (LONGEST + 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"encoder": {"name": "transformer", "dim": 80_000}}, "encoder.dim"),
+        ({"head_hidden": [80_000]}, "head_hidden"),
+        ({"encoder": {"name": "transformer", "num_layers": 10**6}}, "num_layers"),
+        ({"encoder": {"name": "transformer", "dim_ff": 10**6}}, "dim_ff"),
+        ({"pooling": {"name": "pma", "num_seeds": 10**6}}, "num_seeds"),
+        ({"spec": {**SPEC.to_json(), "num_features": 10**6}}, "num_features"),
+        ({"spec": {**SPEC.to_json(), "num_tokens": 10**9}}, "num_tokens"),
+        ({"action_space": {"n": 10**9, "low": [], "high": []}}, "n"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_policy_s_sizes_are_checked_first(
+    change: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    parts = {"encoder": {"name": "identity"}, "pooling": {"name": "avg"}}
+    save_policy(make_policy(SPEC, BOX, **parts), tmp_path)
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    content["modules"]["policy"].update(change)
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=rf"{key}: expected at most [\d,]+, got"):
+        load_policy(tmp_path)
+
+
+def test_a_policy_far_larger_than_its_weights_is_not_built(tmp_path: Path) -> None:
+    parts = {"encoder": {"name": "transformer", "dim": 8}, "pooling": {"name": "avg"}}
+    save_policy(make_policy(SPEC, BOX, **parts), tmp_path)
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    # Each is within its own bound; all layers together are 2 TB.
+    wide = {"dim": 16_384, "dim_ff": 16_384, "num_layers": 1024, "num_heads": 1}
+    content["modules"]["policy"]["encoder"].update(wide)
+    file.write_text(json.dumps(content))
+    with pytest.raises(
+        InputError, match=r"config.json: expected a network .* got more"
+    ):
+        load_policy(tmp_path)

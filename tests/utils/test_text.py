@@ -1,0 +1,162 @@
+"""Text from strangers: on a screen, in a shell, in a spreadsheet, in a picture."""
+
+import csv
+import json
+import math
+import os
+import shlex
+import subprocess
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_pool.cli import main as cli
+from marl_pool.cli.common import go_on
+from marl_pool.evaluation.results import Result, write_csv
+from marl_pool.runs import Run
+from marl_pool.sweeps import Sweep, Trial, read_table
+from marl_pool.utils.manifest import (
+    is_intact_json,
+    is_intact_text,
+    sealed_json,
+    sealed_text,
+)
+from marl_pool.utils.tables import read_csv
+from marl_pool.utils.text import HIDDEN, cell, literal, printable, quoted, uncell
+
+NASTY = ["=1+1", "+1 a", "-x", "@SUM(A1)", "\tx", "\rx", "=HYPERLINK(1)", "＝1", "'=x"]
+SHELL = "run$(touch OWNED)`touch OWNED`;touch OWNED"
+
+
+@given(st.text())
+def test_a_cell_is_no_formula_and_reads_back(text):
+    written = cell(text)
+    assert uncell(written) == text
+    first = written[:1]
+    number = written == text and not written.startswith("'")
+    if first and first in "=+-@\t\r":
+        assert number
+        float(written)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_what_a_spreadsheet_would_compute_is_quoted(text):
+    assert cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("value", [-1.5, 3, -7, math.inf, "-1.5", "+2e5", "a=b", "", 0])
+def test_numbers_and_plain_text_stay(value):
+    assert cell(value) == value
+
+
+@given(st.text())
+def test_what_is_printed_is_one_line_without_control_characters(text):
+    shown = printable(text)
+    assert len(shown.splitlines()) <= 1
+    assert not any(unicodedata.category(each) in HIDDEN for each in shown)
+
+
+def test_a_command_that_is_shown_runs_as_it_says(tmp_path):
+    """A name that is a command substitution is a name where we quote it."""
+    assert shlex.split(quoted(SHELL)) == [SHELL]
+    line = go_on(Path(SHELL)).partition(": ")[2]
+    words = shlex.split(line)
+    assert words == ["marl-pool", "resume", SHELL]
+    done = subprocess.run(
+        ["sh", "-c", f"printf %s {quoted(SHELL)}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == SHELL
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_is_one_line_whatever_a_path_holds(tmp_path, capsys):
+    path = tmp_path / "a\nb\x1b[2J\u202ec"
+    assert cli.main(["resume", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert r"a\nb\x1b[2J\u202ec" in told
+
+
+def test_tables_of_results_hold_no_formula(tmp_path):
+    path = tmp_path / "results.csv"
+    result = Result("=group", "trained", False, "clean", "+label", -0.5, mean=-1.25)
+    write_csv(path, [result], {"run": "=cmd()", "env": {"name": "x"}})
+    with path.open(newline="") as lines:
+        (raw,) = csv.DictReader(lines)
+    assert raw["run"] == "'=cmd()"
+    assert raw["group"] == "'=group"
+    assert (raw["label"], raw["mean"]) == ("'+label", "-1.25")
+    (read,) = read_csv(path)
+    assert (read["run"], read["group"]) == ("=cmd()", "=group")
+
+
+def test_the_table_of_a_sweep_reads_back_what_was_quoted(tmp_path):
+    values = {"env": "=1+1", "ppo.lr": -3}
+    trial = Trial("=trial", values, {})
+    sweep = Sweep(tmp_path, {key: [value] for key, value in values.items()}, [])
+    run = Run.create(sweep.run_path(trial), {"seed": 0})
+    run.metrics.log({"iteration": 1, "=loss": -0.5})
+    sweep.write_table([trial], {"=trial": "finished"}, "csv")
+    assert sweep.table_path("csv").read_text().splitlines() == [
+        "trial,status,env,ppo.lr,iteration,'=loss",
+        "'=trial,finished,'=1+1,-3,1,-0.5",
+    ]
+    (row,) = read_table(tmp_path)
+    expected = {"trial": "=trial", "status": "finished", **values}
+    assert row == {**expected, "iteration": 1, "=loss": -0.5}
+
+
+def test_dollar_signs_in_a_picture_are_dollar_signs():
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    figure.suptitle(literal(f"{SHELL} $x^{{$ \\"))
+    with open(os.devnull, "wb") as nowhere:
+        figure.savefig(nowhere, format="png")
+
+
+# Seals
+
+
+@given(st.data())
+def test_a_flipped_bit_in_a_sealed_text_is_found(data):
+    sealed = sealed_text("a: 1\npackage_version: 0.1.0\n").encode()
+    assert is_intact_text(sealed.decode())
+    changed = bytearray(sealed)
+    place = data.draw(st.integers(0, len(sealed) - 1))
+    changed[place] ^= 1 << data.draw(st.integers(0, 6))
+    assert not is_intact_text(changed.decode())
+
+
+@pytest.mark.parametrize("more", ["# a note\n", "b: 2\n", "# sha256"])
+def test_nothing_may_follow_a_seal(more):
+    assert not is_intact_text(sealed_text("a: 1\n") + more)
+
+
+def test_text_and_json_without_a_seal_are_taken_as_they_are():
+    assert is_intact_text("a: 1\n# a comment\n")
+    assert is_intact_text("")
+    assert is_intact_json({"a": 1})
+
+
+@given(
+    st.dictionaries(
+        st.text(),
+        st.floats(allow_nan=False) | st.integers() | st.text() | st.none(),
+        max_size=4,
+    )
+)
+def test_sealed_json_is_intact_after_a_file_and_not_after_a_change(content):
+    content.pop("sha256", None)
+    again = json.loads(json.dumps(sealed_json(content)))
+    assert is_intact_json(again)
+    assert not is_intact_json({**again, "more": 1, "content": 2})
