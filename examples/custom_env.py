@@ -12,11 +12,11 @@ import torch
 from gymnasium import spaces
 
 import marl_pool
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 
 
-class Reach(World):
+class Reach(BatchedEnv):
     """An agent in the plane that is to reach the nearest of several targets.
 
     Args:
@@ -33,7 +33,7 @@ class Reach(World):
 
     @property
     def groups(self):
-        return {"agent": Group(1, self.spec, spaces.Box(-1.0, 1.0, (2,)))}
+        return {"agent": AgentGroup(1, self.spec, spaces.Box(-1.0, 1.0, (2,)))}
 
     def observe(self):
         """Positions relative to the agent: (num_envs, agents, tokens, 2)."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from marl_pool.encoders import encoder_names, make_encoder
     from marl_pool.encoders.base import Encoder
     from marl_pool.envs import env_names, make_batched_env, make_env, make_heuristic
-    from marl_pool.envs.base import World
+    from marl_pool.envs.base import BatchedEnv
     from marl_pool.networks import SetNetwork
     from marl_pool.perturbations import make_perturbation, perturbation_names
     from marl_pool.perturbations.base import Perturbation
@@ -46,7 +46,7 @@ __all__ = [
     "TokenPolicy",
     "TokenSpec",
     "Tokens",
-    "World",
+    "BatchedEnv",
     "__version__",
     "collect",
     "encoder_names",
@@ -81,7 +81,7 @@ __getattr__, __dir__ = lazy_exports(
         "marl_pool.policies.token_policy:TokenPolicy",
         "marl_pool.tokens:TokenSpec",
         "marl_pool.tokens:Tokens",
-        "marl_pool.envs.base:World",
+        "marl_pool.envs.base:BatchedEnv",
         "marl_pool.rollout:collect",
         "marl_pool.encoders:encoder_names",
         "marl_pool.envs:env_names",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from marl_pool.envs.base import Step, World
+from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
@@ -19,10 +19,10 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
 
-class Moment(NamedTuple):
+class Transition(NamedTuple):
     """One step of the loop, by group where there are several agents."""
 
-    world: World
+    env: BatchedEnv
     """After the step."""
     tokens: dict[str, Tokens]
     """What the policies saw."""
@@ -32,7 +32,7 @@ class Moment(NamedTuple):
     step: Step
 
 
-class Final(NamedTuple):
+class FinalObservation(NamedTuple):
     """What was seen last in some worlds: at an episode's or the fragment's end."""
 
     time: int
@@ -101,37 +101,37 @@ class Rollout:
 
     def __init__(
         self,
-        world: World,
+        env: BatchedEnv,
         policies: Mapping[str, Policy],
         *,
         perturbation: Perturbation | None = None,
         explore: bool = False,
         played: int = 0,
     ) -> None:
-        if set(policies) != set(world.groups):
+        if set(policies) != set(env.groups):
             raise InputError(
-                f"policies: expected one for each group {sorted(world.groups)}, "
+                f"policies: expected one for each group {sorted(env.groups)}, "
                 f"got {sorted(policies)}"
             )
-        self.world = world
-        self.policies = {name: policies[name] for name in world.groups}
+        self.env = env
+        self.policies = {name: policies[name] for name in env.groups}
         self.perturbation, self.explore = perturbation, explore
         self.noise = {
             name: Stream(
-                world.seed,
-                world.worlds,
+                env.seed,
+                env.env_ids,
                 Purpose.POLICY,
                 group.num_agents * self.policies[name].noise_size,
                 part=part,
             )
-            for part, (name, group) in enumerate(world.groups.items())
+            for part, (name, group) in enumerate(env.groups.items())
         }
         self.states: dict[str, State] = {}
         self.perturbed: dict[str, PerturbationState] = {}
         self.tokens: dict[str, Tokens] = {}
         self._finished: list[Episodes] = []
-        self._played = torch.full_like(world.worlds, played)
-        world.reset()
+        self._played = torch.full_like(env.env_ids, played)
+        env.reset()
         self._begin(None)
 
     @torch.no_grad()
@@ -146,34 +146,34 @@ class Rollout:
         """
         if count < 1:
             raise InputError(f"steps: expected at least 1, got {count}")
-        moments, active, next_active = [], [], []
-        finals: list[Final] = []
+        transitions, active, next_active = [], [], []
+        finals: list[FinalObservation] = []
         for t in range(count):
-            active.append(self.world.active)
-            moment = self._step()
-            moments.append(moment)
-            next_active.append(self.world.active)
-            ended = moment.step.terminated | moment.step.truncated
+            active.append(self.env.active)
+            transition = self._step()
+            transitions.append(transition)
+            next_active.append(self.env.active)
+            ended = transition.step.terminated | transition.step.truncated
             if ended.any():
                 self._look()
                 rows = ended.nonzero()[:, 0]
-                finals.append(Final(t, rows, *self._seen(rows)))
+                finals.append(FinalObservation(t, rows, *self._seen(rows)))
                 self._finish(ended)
-                self.world.reset(ended)
+                self.env.reset(ended)
                 self._begin(ended)
             else:
                 self._look()
-        rows = torch.arange(self.world.num_envs, device=self.world.device)
-        finals.append(Final(count - 1, rows, *self._seen(rows)))
+        rows = torch.arange(self.env.num_envs, device=self.env.device)
+        finals.append(FinalObservation(count - 1, rows, *self._seen(rows)))
         return {
-            name: self._trajectory(name, moments, active, next_active, finals)
+            name: self._trajectory(name, transitions, active, next_active, finals)
             for name in self.policies
         }
 
     @torch.no_grad()
     def episodes(
         self,
-        on_step: Callable[[Moment], None] | None = None,
+        on_step: Callable[[Transition], None] | None = None,
         *,
         idle: float = 0.0,
     ) -> Episodes:
@@ -186,7 +186,7 @@ class Rollout:
             on_step: called after each step with the worlds that were not yet dropped.
             idle: share of worlds that may have ended before they are dropped, all at
                 once, which saves time where a step is cheap. Above 0 only for a world
-                that can be stepped beyond its end (`World.runs_on`).
+                that can be stepped beyond its end (`BatchedEnv.steps_past_end`).
 
         Returns:
             The episodes in the order of the worlds.
@@ -194,34 +194,36 @@ class Rollout:
         Raises:
             InputError: ``idle`` above 0 in a world that does not run on.
         """
-        moments = self.moments(idle=idle)
+        transitions = self.transitions(idle=idle)
         while True:
             try:
-                moment = next(moments)
+                transition = next(transitions)
             except StopIteration as end:
                 episodes: Episodes = end.value
                 return episodes
             if on_step is not None:
-                on_step(moment)
+                on_step(transition)
 
     @torch.no_grad()
-    def moments(self, *, idle: float = 0.0) -> Generator[Moment, None, Episodes]:
+    def transitions(
+        self, *, idle: float = 0.0
+    ) -> Generator[Transition, None, Episodes]:
         """Do the same as `episodes`, a step whenever the next moment is asked for.
 
         So several rollouts can be played side by side.
         """
-        if idle and not self.world.runs_on:
+        if idle and not self.env.steps_past_end:
             raise InputError(
-                f"idle: expected 0 for {type(self.world).__name__}, which does not say "
-                f"that it runs_on beyond its end, got {idle}"
+                f"idle: expected 0 for {type(self.env).__name__}, which does not say "
+                f"that it steps_past_end beyond its end, got {idle}"
             )
-        worlds = torch.arange(self.world.num_envs, device=self.world.device)
+        worlds = torch.arange(self.env.num_envs, device=self.env.device)
         over = torch.zeros_like(worlds, dtype=torch.bool)
         order, parts = [], []
         while len(worlds):
-            moment = self._step()
-            yield moment
-            ended = (moment.step.terminated | moment.step.truncated) & ~over
+            transition = self._step()
+            yield transition
+            ended = (transition.step.terminated | transition.step.truncated) & ~over
             if ended.any():
                 self._finish(ended)
                 order.append(worlds[ended])
@@ -260,7 +262,7 @@ class Rollout:
             if ended.any():
                 self._finish(ended)
                 self._finished.clear()
-                self.world.reset(ended)
+                self.env.reset(ended)
                 self._begin(ended)
         return totals
 
@@ -272,7 +274,7 @@ class Rollout:
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to continue exactly."""
         return {
-            "world": self.world.state_dict(),
+            "world": self.env.state_dict(),
             "noise": {name: noise.state_dict() for name, noise in self.noise.items()},
             "states": dict(self.states),
             "perturbed": dict(self.perturbed),
@@ -285,7 +287,7 @@ class Rollout:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken from a rollout built alike."""
-        self.world.load_state_dict(state["world"])
+        self.env.load_state_dict(state["world"])
         for name, noise in self.noise.items():
             noise.load_state_dict(state["noise"][name])
         # Dictionaries of its own, since a step replaces their entries.
@@ -296,7 +298,7 @@ class Rollout:
         self._played = state.get("played", self._played)
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
-    def _step(self) -> Moment:
+    def _step(self) -> Transition:
         decisions = {
             name: policy.act(
                 self.tokens[name],
@@ -306,40 +308,40 @@ class Rollout:
             )
             for name, policy in self.policies.items()
         }
-        before = self.world.active if any(self.states.values()) else {}
-        step = self.world.step(
+        before = self.env.active if any(self.states.values()) else {}
+        step = self.env.step(
             {
                 name: self.policies[name].scale(decision.action)
                 for name, decision in decisions.items()
             }
         )
-        moment = Moment(self.world, self.tokens, self.states, decisions, step)
+        transition = Transition(self.env, self.tokens, self.states, decisions, step)
         self.states = {name: decision.state for name, decision in decisions.items()}
         if before:
             self._forget_newborn(before)
         for name, rewards in step.rewards.items():
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
-        return moment
+        return transition
 
     def _forget_newborn(self, before: dict[str, Tensor]) -> None:
         """Give agents that came to life in mid-episode a memory of their own."""
-        for name, living in self.world.active.items():
+        for name, living in self.env.active.items():
             born = living & ~before[name]
             if self.states[name] and born.any():
                 start = self._initial_state(name)
                 self.states[name] = _where(born, start, self.states[name])
 
     def _initial_state(self, name: str) -> State:
-        group = self.world.groups[name]
+        group = self.env.groups[name]
         # A perturbation may have added tokens to what the group's spec says.
         return self.policies[name].initial_state(
-            self.world.num_envs, group.num_agents, self.tokens[name].num_tokens
+            self.env.num_envs, group.num_agents, self.tokens[name].num_tokens
         )
 
     def _look(self) -> None:
         """Observe, through the perturbation."""
-        tokens = self.world.observe()
+        tokens = self.env.observe()
         if self.perturbation is not None:
             for name in tokens:
                 tokens[name], self.perturbed[name] = self.perturbation(
@@ -349,14 +351,14 @@ class Rollout:
 
     def _begin(self, where: Tensor | None) -> None:
         """Start the worlds ``where`` anew: memories, noise, running sums."""
-        world, tokens = self.world, self.world.observe()
+        env, tokens = self.env, self.env.observe()
         fresh: dict[str, Tokens] = {}
-        for part, name in enumerate(world.groups):
-            self.noise[name].restart(world.episodes, where)
+        for part, name in enumerate(env.groups):
+            self.noise[name].restart(env.episodes, where)
             fresh[name] = tokens[name]
             if self.perturbation is not None:
                 keys = stream_keys(
-                    world.seed, world.worlds, world.episodes, Purpose.PERTURBATION, part
+                    env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, part
                 )
                 ramp = self.perturbation.ramp is not None
                 self.perturbed[name] = self.perturbation.start(
@@ -368,7 +370,7 @@ class Rollout:
                 )
         self._zero(where)
         self._show(where, fresh)
-        for name in world.groups:
+        for name in env.groups:
             start = self._initial_state(name)
             self.states[name] = _where(where, start, self.states.get(name, start))
 
@@ -383,17 +385,17 @@ class Rollout:
             self.tokens = {**self.tokens, name: tokens}
 
     def _zero(self, where: Tensor | None) -> None:
-        world = self.world
+        env = self.env
         if where is None:
-            self._lengths = torch.zeros_like(world.steps)
+            self._lengths = torch.zeros_like(env.steps)
             self._returns = {
                 name: torch.zeros(
-                    world.num_envs,
+                    env.num_envs,
                     group.num_agents,
                     dtype=torch.float64,
-                    device=world.device,
+                    device=env.device,
                 )
-                for name, group in world.groups.items()
+                for name, group in env.groups.items()
             }
             return
         self._lengths = self._lengths.masked_fill(where, 0)
@@ -408,8 +410,8 @@ class Rollout:
         self._finished.append(Episodes(returns, self._lengths[ended]))
 
     def _keep(self, rows: Tensor) -> None:
-        self.world = self.world.take(rows)
-        self.noise = {name: noise.take(rows) for name, noise in self.noise.items()}
+        self.env = self.env.select(rows)
+        self.noise = {name: noise.select(rows) for name, noise in self.noise.items()}
         self.states = _take(self.states, rows)
         self.perturbed = _take(self.perturbed, rows)
         self._returns = _take(self._returns, rows)
@@ -420,7 +422,9 @@ class Rollout:
         tokens = {name: tokens.at(rows) for name, tokens in self.tokens.items()}
         return tokens, _take(self.states, rows)
 
-    def _next_values(self, name: str, values: Tensor, finals: list[Final]) -> Tensor:
+    def _next_values(
+        self, name: str, values: Tensor, finals: list[FinalObservation]
+    ) -> Tensor:
         # All final observations together in one pass: one by one, worlds that end at
         # different times would cost a second pass a step.
         tokens = _concatenate([tuple(final.tokens[name]) for final in finals])
@@ -436,15 +440,15 @@ class Rollout:
     def _trajectory(
         self,
         name: str,
-        moments: list[Moment],
+        transitions: list[Transition],
         active: list[dict[str, Tensor]],
         next_active: list[dict[str, Tensor]],
-        finals: list[Final],
+        finals: list[FinalObservation],
     ) -> Trajectory:
-        decisions = [moment.decisions[name] for moment in moments]
+        decisions = [transition.decisions[name] for transition in transitions]
         values = torch.stack([decision.value for decision in decisions])
-        tokens = [moment.tokens[name] for moment in moments]
-        steps = [moment.step for moment in moments]
+        tokens = [transition.tokens[name] for transition in transitions]
+        steps = [transition.step for transition in transitions]
         return Trajectory(
             tokens=Tokens(*(torch.stack(parts) for parts in zip(*tokens, strict=True))),
             actions=torch.stack([decision.action for decision in decisions]),
@@ -457,12 +461,12 @@ class Rollout:
             truncated=torch.stack([step.truncated for step in steps]),
             active=torch.stack([living[name] for living in active]),
             next_active=torch.stack([living[name] for living in next_active]),
-            states=_stack([moment.states[name] for moment in moments]),
+            states=_stack([transition.states[name] for transition in transitions]),
         )
 
 
 def collect(
-    world: World,
+    env: BatchedEnv,
     policies: Mapping[str, Policy],
     *,
     steps: int,
@@ -473,7 +477,7 @@ def collect(
 
     For several calls that go on where the last ended, keep a `Rollout`.
     """
-    rollout = Rollout(world, policies, perturbation=perturbation, explore=explore)
+    rollout = Rollout(env, policies, perturbation=perturbation, explore=explore)
     return rollout.steps(steps)
 
 

@@ -60,7 +60,7 @@ from marl_pool.version import __version__
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
 VERSION, VERB, TRAIN = "package_version", "verb", "train"
 ENV_CONTEXT = frozenset(
-    ("num_envs", "seed", "first_world", "first_episode", "device", "dtype")
+    ("num_envs", "seed", "first_env", "first_episode", "device", "dtype")
 )
 """Arguments of an environment that the program fills, not the configuration."""
 BEST = "best.json"

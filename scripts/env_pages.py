@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from marl_pool.config.sections import GROUPS, files_of
 from marl_pool.envs import ENVS, HEURISTICS, env_names, make_batched_env
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, env_id
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError
@@ -85,7 +85,7 @@ def option_rows(cls: type) -> Iterator[Row]:
             yield f"`env.{key}`", default, kind, markdown(about.get(key, ""))
 
 
-def group_rows(groups: dict[str, Group]) -> Iterator[Row]:
+def group_rows(groups: dict[str, AgentGroup]) -> Iterator[Row]:
     """What each group of agents observes and does."""
     yield "group", "agents", "tokens", "features", "types", "action"
     for name, group in groups.items():
@@ -96,7 +96,7 @@ def group_rows(groups: dict[str, Group]) -> Iterator[Row]:
         yield f"`{name}`", group.num_agents, *sizes, types, action(group)
 
 
-def action(group: Group) -> str:
+def action(group: AgentGroup) -> str:
     """An action space in words."""
     space = group.action_space
     if isinstance(space, spaces.Discrete):
@@ -138,7 +138,7 @@ def page(name: str) -> str:
         MissingExtraError: what the world needs is not installed.
     """
     try:
-        cls = resolve(name, ENVS, "env", World)
+        cls = resolve(name, ENVS, "env", BatchedEnv)
         groups = make_batched_env(name, 1, **NEEDED.get(name, {})).groups
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error)) from error

@@ -17,10 +17,10 @@ from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
 
 TASKS = ("reconstruction", "merged_classification")
-Group = dict[str, list[float]]
+AgentGroup = dict[str, list[float]]
 
 
-def grouped(found: dict[Path, dict[str, Any]]) -> dict[str, Group]:
+def grouped(found: dict[Path, dict[str, Any]]) -> dict[str, AgentGroup]:
     """Test metrics of the seeds, by what tells runs apart beside them."""
     options = [_options(Run.open(path).config) for path in found]
     varied = [
@@ -29,7 +29,7 @@ def grouped(found: dict[Path, dict[str, Any]]) -> dict[str, Group]:
         if key != "policy"
         and any(each.get(key) != options[0].get(key) for each in options)
     ]
-    groups: dict[str, Group] = {}
+    groups: dict[str, AgentGroup] = {}
     for trial, own in zip(found.values(), options, strict=True):
         label = ", ".join([own["policy"], *(f"{key}={own.get(key)}" for key in varied)])
         for name, value in trial["mean"].items():
@@ -43,7 +43,7 @@ def _options(config: dict[str, Any]) -> dict[str, Any]:
     return {**config["task"], **fit, "scale": config["scale"]}
 
 
-def markdown(groups: dict[str, Group]) -> str:
+def markdown(groups: dict[str, AgentGroup]) -> str:
     """The table for a document."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     lines = [f"| | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
@@ -59,7 +59,7 @@ def _cell(values: list[float]) -> str:
     return f"{mean(values):.4f} ± {stdev(values):.4f}"
 
 
-def draw(groups: dict[str, Group], metric: str, title: str, out: Path) -> None:
+def draw(groups: dict[str, AgentGroup], metric: str, title: str, out: Path) -> None:
     """Write the picture: each run's error, and the mean of each group."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

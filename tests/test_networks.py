@@ -15,7 +15,7 @@ from marl_pool.encoders.base import Encoder
 from marl_pool.networks import SetNetwork, TokenEmbedding, init_weights, seeded
 from marl_pool.policies import make_policy
 from marl_pool.pooling import make_pooling, pooling_names
-from marl_pool.pooling.ada import AdaPool
+from marl_pool.pooling.ada import AdaPooling
 from marl_pool.studies.adapool.knn_centroid import KnnCentroid
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -371,7 +371,7 @@ def test_compiled_is_the_same(name: str) -> None:
 # The extra token
 
 
-class Asking(AdaPool):
+class Asking(AdaPooling):
     """An AdaPool with a token of its own in the set."""
 
     def __init__(self, dim: int) -> None:

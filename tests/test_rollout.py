@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 import marl_pool
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation, choose
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.rollout import Moment, Rollout, Trajectory, collect
+from marl_pool.rollout import Rollout, Trajectory, Transition, collect
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
@@ -25,7 +25,7 @@ SPEC = TokenSpec(3, 2, ("self", "heron", "frog"))
 NUM_ENVS, SEED, STEPS = 6, 7, 16
 
 
-class Pond(World):
+class Pond(BatchedEnv):
     """A heron and two frogs on a line.
 
     A world ends by itself after 2 to 8 steps, by the clock after 5. The second frog
@@ -40,10 +40,10 @@ class Pond(World):
         self.death = torch.zeros(num_envs, dtype=torch.int64)
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         return {
-            "heron": Group(1, SPEC, spaces.Box(-1, 3, (1,))),
-            "frog": Group(2, SPEC, spaces.Discrete(3)),
+            "heron": AgentGroup(1, SPEC, spaces.Box(-1, 3, (1,))),
+            "frog": AgentGroup(2, SPEC, spaces.Discrete(3)),
         }
 
     @property
@@ -128,20 +128,20 @@ class Aging(Perturbation):
         return tokens._replace(features=features), {"age": age + 1}
 
 
-def token_policies(world: World) -> dict[str, Policy]:
+def token_policies(env: BatchedEnv) -> dict[str, Policy]:
     encoder = {"name": "transformer", "num_layers": 1}
     return {
         name: make_policy(group.tokens, group.action_space, encoder=encoder, seed=part)
-        for part, (name, group) in enumerate(world.groups.items())
+        for part, (name, group) in enumerate(env.groups.items())
     }
 
 
-def counting_policies(world: World) -> dict[str, Policy]:
-    return {name: Counting(group.action_space) for name, group in world.groups.items()}
+def counting_policies(env: BatchedEnv) -> dict[str, Policy]:
+    return {name: Counting(group.action_space) for name, group in env.groups.items()}
 
 
-def random_policies(world: World) -> dict[str, Policy]:
-    groups = world.groups.items()
+def random_policies(env: BatchedEnv) -> dict[str, Policy]:
+    groups = env.groups.items()
     return {name: RandomPolicy(group.action_space) for name, group in groups}
 
 
@@ -165,10 +165,10 @@ def play_alone(
     steps: int = STEPS,
     perturbation: Perturbation | None = None,
     explore: bool = False,
-) -> tuple[dict[str, Trajectory], list[Any], World]:
+) -> tuple[dict[str, Trajectory], list[Any], BatchedEnv]:
     """Play world ``number`` by itself: each group's steps, its episodes, the world."""
-    world = Pond(1, first_world=number)
-    names = list(world.groups)
+    env = Pond(1, first_env=number)
+    names = list(env.groups)
     rows: dict[str, list[Any]] = {name: [] for name in names}
     episodes: list[Any] = []
     states: dict[str, Any] = {}
@@ -177,7 +177,7 @@ def play_alone(
     total: dict[str, Tensor] = {}
 
     def look() -> dict[str, Tokens]:
-        tokens = world.observe()
+        tokens = env.observe()
         for name in names:
             if perturbation is not None:
                 tokens[name], memories[name] = perturbation(
@@ -186,35 +186,33 @@ def play_alone(
         return tokens
 
     def begin() -> dict[str, Tokens]:
-        world.reset()
-        clean = world.observe()
-        where = (world.seed, world.worlds)
+        env.reset()
+        clean = env.observe()
+        where = (env.seed, env.env_ids)
         for part, name in enumerate(names):
-            group, policy = world.groups[name], policies[name]
+            group, policy = env.groups[name], policies[name]
             size = group.num_agents * policy.noise_size
             noise[name] = Stream(*where, Purpose.POLICY, size, part=part)
-            noise[name].restart(world.episodes)
+            noise[name].restart(env.episodes)
             total[name] = torch.zeros(group.num_agents, dtype=torch.float64)
             if perturbation is not None:
-                keys = stream_keys(*where, world.episodes, Purpose.PERTURBATION, part)
+                keys = stream_keys(*where, env.episodes, Purpose.PERTURBATION, part)
                 memories[name] = perturbation.start(clean[name], keys)
         seen = look()
         for name, policy in policies.items():
             states[name] = policy.initial_state(
-                1, world.groups[name].num_agents, seen[name].num_tokens
+                1, env.groups[name].num_agents, seen[name].num_tokens
             )
         return seen
 
     tokens = begin()
     for _ in range(steps):
-        active = world.active
+        active = env.active
         decisions = {
             name: policy.act(tokens[name], states[name], noise[name], explore)
             for name, policy in policies.items()
         }
-        step = world.step(
-            {n: policies[n].scale(d.action) for n, d in decisions.items()}
-        )
+        step = env.step({n: policies[n].scale(d.action) for n, d in decisions.items()})
         after = look()
         for name, decision in decisions.items():
             remembered, states[name] = states[name], decision.state
@@ -231,11 +229,11 @@ def play_alone(
                     step.terminated,
                     step.truncated,
                     active[name],
-                    world.active[name],
+                    env.active[name],
                     remembered,
                 )
             )
-            for agent in (world.active[name] & ~active[name])[0].nonzero()[:, 0]:
+            for agent in (env.active[name] & ~active[name])[0].nonzero()[:, 0]:
                 start = policies[name].initial_state(1, 1, SPEC.num_tokens)
                 for leaf, first in zip(
                     tree_leaves(states[name]), tree_leaves(start), strict=True
@@ -243,9 +241,9 @@ def play_alone(
                     leaf[:, agent] = first[:, 0]
         tokens = after
         if step.terminated or step.truncated:
-            episodes.append((dict(total), int(world.steps)))
+            episodes.append((dict(total), int(env.steps)))
             tokens = begin()
-    return {name: stack(rows[name]) for name in names}, episodes, world
+    return {name: stack(rows[name]) for name in names}, episodes, env
 
 
 def stack(rows: list[Any]) -> Trajectory:
@@ -301,8 +299,8 @@ def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
 def rollout(
     policies: Any = token_policies, num_envs: int = NUM_ENVS, **options: Any
 ) -> Rollout:
-    world = Pond(num_envs)
-    return Rollout(world, policies(world), **options)
+    env = Pond(num_envs)
+    return Rollout(env, policies(env), **options)
 
 
 # Against the plain loop
@@ -327,12 +325,12 @@ def test_a_batch_is_its_worlds_one_by_one(
     parts = together.steps(STEPS)
     state = together.world.state_dict()
     for number in range(NUM_ENVS):
-        expected, _, world = play_alone(number, together.policies, **options)
+        expected, _, env = play_alone(number, together.policies, **options)
         for name, part in parts.items():
             assert_same(world_of(part, number), expected[name])
-        assert torch.equal(state["episodes"][number : number + 1], world.episodes)
-        assert torch.equal(state["steps"][number : number + 1], world.steps)
-        for name, tensor in world.state_dict()["tensors"].items():
+        assert torch.equal(state["episodes"][number : number + 1], env.episodes)
+        assert torch.equal(state["steps"][number : number + 1], env.steps)
+        for name, tensor in env.state_dict()["tensors"].items():
             torch.testing.assert_close(state["tensors"][name][number], tensor[0])
 
 
@@ -470,8 +468,8 @@ def test_finished_episodes_and_running_returns() -> None:
 def test_collect_is_the_first_fragment() -> None:
     options = {"perturbation": Aging(), "explore": True}
     expected = rollout(**options).steps(9)
-    world = Pond(NUM_ENVS)
-    parts = collect(world, token_policies(world), steps=9, **options)
+    env = Pond(NUM_ENVS)
+    parts = collect(env, token_policies(env), steps=9, **options)
     for name, part in expected.items():
         assert_same(parts[name], part, exactly=True)
     assert marl_pool.collect is collect
@@ -506,14 +504,14 @@ def test_an_ended_world_is_dropped_and_not_played_on() -> None:
     lengths = rollout(counting_policies).episodes().lengths
     steps = itertools.count()
 
-    def check(moment: Moment) -> None:
+    def check(transition: Transition) -> None:
         step = next(steps)
         running = (lengths > step).nonzero()[:, 0]
-        assert torch.equal(moment.world.worlds, running)
-        assert (moment.world.steps == step + 1).all()
-        assert moment.tokens["frog"].batch_shape == (len(running), 2)
-        assert moment.step.rewards["heron"].shape == (len(running), 1)
-        assert (moment.decisions["heron"].state["calls"] == step + 1).all()
+        assert torch.equal(transition.env.env_ids, running)
+        assert (transition.env.steps == step + 1).all()
+        assert transition.tokens["frog"].batch_shape == (len(running), 2)
+        assert transition.step.rewards["heron"].shape == (len(running), 1)
+        assert (transition.decisions["heron"].state["calls"] == step + 1).all()
 
     together.episodes(check)
     assert next(steps) == lengths.max()
@@ -524,7 +522,7 @@ def test_an_ended_world_is_dropped_and_not_played_on() -> None:
 
 def test_moments_tell_what_the_policies_saw() -> None:
     together, same = rollout(perturbation=Aging()), rollout(perturbation=Aging())
-    seen: list[Moment] = []
+    seen: list[Transition] = []
     together.episodes(seen.append)
     for name, part in same.steps(2).items():
         for step in range(2):
@@ -548,8 +546,8 @@ class Absent(Pond):
 
 
 def test_an_agent_that_appears_in_mid_episode_starts_with_a_fresh_memory() -> None:
-    world = Absent(NUM_ENVS)
-    parts = Rollout(world, counting_policies(world)).steps(STEPS)
+    env = Absent(NUM_ENVS)
+    parts = Rollout(env, counting_policies(env)).steps(STEPS)
     heron, frogs = (parts[name].states["calls"][..., 0] for name in ("heron", "frog"))
     # The memory counts calls: the heron's are the steps of the episode so far.
     time = heron[..., 0]
@@ -575,7 +573,7 @@ def test_one_world_alone_is_the_same_world_among_many() -> None:
     many = Rollout(Pond(9), token_policies(Pond(1)), explore=True)
     parts = many.steps(STEPS)
     for number in (0, 4, 8):
-        one = Pond(1, first_world=number)
+        one = Pond(1, first_env=number)
         alone = Rollout(one, token_policies(one), explore=True).steps(STEPS)
         for name, part in alone.items():
             assert_same(world_of(parts[name], number), part)
@@ -586,19 +584,19 @@ def test_one_world_alone_is_the_same_world_among_many() -> None:
 
 def test_the_seed_and_the_world_decide() -> None:
     def actions(**options: Any) -> Tensor:
-        world = Pond(3, **options)
-        return collect(world, random_policies(world), steps=6)["heron"].actions
+        env = Pond(3, **options)
+        return collect(env, random_policies(env), steps=6)["heron"].actions
 
     assert torch.equal(actions(), actions())
     assert not torch.equal(actions(), actions(seed=SEED + 1))
-    assert not torch.equal(actions(), actions(first_world=3))
-    assert torch.equal(actions()[:, 1:], actions(first_world=1)[:, :2])
+    assert not torch.equal(actions(), actions(first_env=3))
+    assert torch.equal(actions()[:, 1:], actions(first_env=1)[:, :2])
 
 
 def test_groups_draw_apart() -> None:
     class Twins(Pond):
         @property
-        def groups(self) -> dict[str, Group]:
+        def groups(self) -> dict[str, AgentGroup]:
             frogs = super().groups["frog"]
             return {"heron": frogs, "frog": frogs}
 
@@ -609,8 +607,8 @@ def test_groups_draw_apart() -> None:
             rewards = torch.zeros(self.num_envs, 2)
             return {"heron": rewards, "frog": rewards}, self.steps + 1 >= self.life
 
-    world = Twins(20)
-    parts = collect(world, random_policies(world), steps=4)
+    env = Twins(20)
+    parts = collect(env, random_policies(env), steps=4)
     assert not torch.equal(parts["heron"].actions, parts["frog"].actions)
 
 
@@ -618,9 +616,9 @@ def test_groups_draw_apart() -> None:
 def test_the_order_of_the_policies_does_not_matter(policies: Any) -> None:
     options = {"explore": True, "perturbation": PERTURBATIONS["jitter"]()}
     expected = rollout(policies, **options).steps(STEPS)
-    world = Pond(NUM_ENVS)
-    backwards = dict(reversed(policies(world).items()))
-    for name, part in Rollout(world, backwards, **options).steps(STEPS).items():
+    env = Pond(NUM_ENVS)
+    backwards = dict(reversed(policies(env).items()))
+    for name, part in Rollout(env, backwards, **options).steps(STEPS).items():
         assert_same(part, expected[name], exactly=True)
 
 
@@ -706,12 +704,12 @@ def test_a_state_holds_finished_episodes() -> None:
 
 
 def test_policies_must_match_the_groups() -> None:
-    world = Pond(1)
-    policies = token_policies(world)
+    env = Pond(1)
+    policies = token_policies(env)
     heron = {"heron": policies["heron"]}
     for wrong in (heron, {}, {**policies, "newt": policies["frog"]}):
         with pytest.raises(InputError, match=r"each group \['frog', 'heron'\], got \["):
-            Rollout(world, wrong)
+            Rollout(env, wrong)
 
 
 @pytest.mark.parametrize("count", [0, -1])

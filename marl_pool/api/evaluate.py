@@ -8,11 +8,11 @@ from typing import Any
 
 from marl_pool.evaluation.callable_policy import Act, as_policy
 from marl_pool.evaluation.loading import (
-    Subject,
+    EvaluationTarget,
     check_device,
     cpu_threads,
-    in_double,
     misfit,
+    to_float64,
 )
 from marl_pool.evaluation.measure import Measured, measure
 from marl_pool.evaluation.results import Files
@@ -154,8 +154,8 @@ def _subject(
     env: Mapping[str, Any],
     seed: int,
     device: str,
-) -> Subject:
-    bare = Subject({}, dict(env), dict(env), seed, device, "", None)
+) -> EvaluationTarget:
+    bare = EvaluationTarget({}, dict(env), dict(env), seed, device, "", None)
     world = bare.worlds(1)
     given = policy
     if not isinstance(policy, Mapping):
@@ -172,4 +172,4 @@ def _subject(
     reason = misfit(policies, world)
     if reason:
         raise InputError(f"policy does not fit the env {env['name']}: {reason}")
-    return replace(bare, policies=in_double(policies, device))
+    return replace(bare, policies=to_float64(policies, device))

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.agents import PARTS, by_name, token_spec
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.base import Perturbation, PerturbationState
@@ -285,6 +285,6 @@ def _specs(env: Any) -> dict[str, TokenSpec]:
     """The specs of the groups, if the env is a view of a world."""
     view = getattr(env.unwrapped, "view", env.unwrapped)
     world = getattr(view, "world", None)
-    if not isinstance(world, World):
+    if not isinstance(world, BatchedEnv):
         return {}
     return {name: group.tokens for name, group in world.groups.items()}

@@ -16,7 +16,7 @@ from marl_pool.config.sections import (
     Section,
     load,
 )
-from marl_pool.evaluation.settings import WorldChange
+from marl_pool.evaluation.settings import EnvChange
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.signatures import (
@@ -66,7 +66,7 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
         ]
     if "worlds" in checked:
         checked["worlds"] = [
-            check_settings(WorldChange, entry, f"worlds[{i}]")
+            check_settings(EnvChange, entry, f"worlds[{i}]")
             for i, entry in enumerate(checked["worlds"])
         ]
         for i, world in enumerate(checked["worlds"]):

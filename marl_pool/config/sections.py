@@ -81,7 +81,7 @@ class Section:
 GROUPS = {
     "env": Group(
         "marl_pool.envs:ENVS",
-        "marl_pool.envs.base:World",
+        "marl_pool.envs.base:BatchedEnv",
         ENV_CONTEXT,
     ),
     "encoder": Group(

@@ -7,7 +7,7 @@ from marl_pool.utils.construction import build
 from marl_pool.utils.names import unknown
 
 if TYPE_CHECKING:
-    from marl_pool.envs.base import Group, World
+    from marl_pool.envs.base import AgentGroup, BatchedEnv
     from marl_pool.envs.views.pettingzoo import ParallelView
     from marl_pool.policies.base import Policy
 
@@ -17,7 +17,7 @@ ENVS: dict[str, str] = {
     "boxworld": "marl_pool.envs.boxworld.world:BoxWorld",
     "car_racing": "marl_pool.envs.car_racing.world:CarRacing",
     "cartpole": "marl_pool.envs.cartpole.world:CartPole",
-    "pettingzoo": "marl_pool.envs.pettingzoo.world:PettingZooWorld",
+    "pettingzoo": "marl_pool.envs.pettingzoo.world:PettingZooEnv",
     "pong": "marl_pool.envs.pong.world:Pong",
     "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
     "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
@@ -43,7 +43,7 @@ def env_names() -> list[str]:
     return sorted(ENVS)
 
 
-def make_batched_env(name: str, num_envs: int, **options: Any) -> "World":
+def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
     """Build a batch of worlds.
 
     Args:
@@ -54,9 +54,9 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "World":
     Raises:
         InputError: an unknown name, a wrong option or a number out of range.
     """
-    from marl_pool.envs.base import World
+    from marl_pool.envs.base import BatchedEnv
 
-    return build(name, ENVS, "env", World, {"num_envs": num_envs, **options})
+    return build(name, ENVS, "env", BatchedEnv, {"num_envs": num_envs, **options})
 
 
 def make_env(
@@ -83,7 +83,7 @@ def heuristic_names() -> list[str]:
 
 
 def make_heuristic(
-    name: str, group: "Group", *, role: str | None = None, **options: Any
+    name: str, group: "AgentGroup", *, role: str | None = None, **options: Any
 ) -> "Policy":
     """Build the scripted policy that shows that a world can be solved.
 

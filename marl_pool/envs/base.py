@@ -18,7 +18,7 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
-class Group:
+class AgentGroup:
     """Agents that share their spaces and hence may share a policy.
 
     Attributes:
@@ -48,16 +48,16 @@ INTEGERS = (torch.int64, torch.int32)
 
 
 class WorldOptions(TypedDict, total=False):
-    """The options of `World` that all worlds share and pass on to it."""
+    """The options of `BatchedEnv` that all worlds share and pass on to it."""
 
     seed: NonNegativeInt
-    first_world: NonNegativeInt
+    first_env: NonNegativeInt
     first_episode: NonNegativeInt
     device: str | torch.device
     dtype: torch.dtype
 
 
-class World(ABC):
+class BatchedEnv(ABC):
     """A batch of independent worlds that step together.
 
     `step` never resets; the caller decides what an ended world means. A world's
@@ -67,7 +67,7 @@ class World(ABC):
         num_envs: how many worlds, at least 1.
         max_steps: steps after which an episode is truncated, at least 1.
         seed: of the run, not negative.
-        first_world: number of the first world; the others count on from there.
+        first_env: number of the first world; the others count on from there.
         first_episode: episode number of the first reset.
         device: where the tensors live.
         dtype: of positions, rewards and features.
@@ -80,7 +80,7 @@ class World(ABC):
     version: ClassVar[int] = 0
     """Raised when the dynamics change; part of the registered id."""
 
-    runs_on: ClassVar[bool] = False
+    steps_past_end: ClassVar[bool] = False
     """Whether a world may be stepped beyond its end, at no cost worth saving."""
 
     simulated: ClassVar[bool] = False
@@ -95,7 +95,7 @@ class World(ABC):
         *,
         max_steps: PositiveInt,
         seed: NonNegativeInt = 0,
-        first_world: NonNegativeInt = 0,
+        first_env: NonNegativeInt = 0,
         first_episode: NonNegativeInt = 0,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -107,16 +107,16 @@ class World(ABC):
             there = torch.cuda.device_count()
             if (self.device.index or 0) >= there:
                 raise InputError(f"device: {device} is not here: {there} CUDA devices")
-        self.worlds = torch.arange(num_envs, device=self.device) + first_world
-        self.episodes = torch.full_like(self.worlds, first_episode - 1)
-        self.steps = torch.zeros_like(self.worlds)
+        self.env_ids = torch.arange(num_envs, device=self.device) + first_env
+        self.episodes = torch.full_like(self.env_ids, first_episode - 1)
+        self.steps = torch.zeros_like(self.env_ids)
         self.dynamics = Stream(
-            seed, self.worlds, Purpose.DYNAMICS, dynamics_size, dtype=dtype
+            seed, self.env_ids, Purpose.DYNAMICS, dynamics_size, dtype=dtype
         )
 
     @property
     @abstractmethod
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """The groups of agents, by name."""
 
     @property
@@ -175,11 +175,11 @@ class World(ABC):
             worlds: ``(num_envs,)`` int64 world numbers, which may repeat.
             episode: number of the episode.
         """
-        self.worlds = worlds.to(self.device)
-        self.episodes = torch.full_like(self.worlds, episode - 1)
+        self.env_ids = worlds.to(self.device)
+        self.episodes = torch.full_like(self.env_ids, episode - 1)
         self.dynamics = Stream(
             self.seed,
-            self.worlds,
+            self.env_ids,
             Purpose.DYNAMICS,
             self.dynamics.size,
             dtype=self.dtype,
@@ -244,21 +244,21 @@ class World(ABC):
 
     def _reset_keys(self, rows: Tensor) -> Tensor:
         """The keys of the reset streams of the worlds ``rows``, in this episode."""
-        worlds, episodes = self.worlds[rows], self.episodes[rows]
+        worlds, episodes = self.env_ids[rows], self.episodes[rows]
         return stream_keys(self.seed, worlds, episodes, Purpose.RESET)
 
     def draw(self, keys: Tensor, count: int, start: int = 0) -> Tensor:
         """``(len(keys), count)`` uniform numbers of the reset streams ``keys``."""
         return uniform(keys, count, start).to(self.dtype)
 
-    def take(self, indices: Tensor) -> Self:
+    def select(self, indices: Tensor) -> Self:
         """Return a world of the rows ``indices``, where they stand now."""
         taken = object.__new__(type(self))
         taken.__dict__.update(self.__dict__)
         taken.num_envs = len(indices)
         for name in ("worlds", "episodes", "steps"):
             setattr(taken, name, getattr(self, name)[indices])
-        taken.dynamics = self.dynamics.take(indices)
+        taken.dynamics = self.dynamics.select(indices)
         taken._set_tensors({k: v[indices] for k, v in self._tensors().items()})
         return taken
 

@@ -1,7 +1,7 @@
 """Policies that play a group of agents without having learned."""
 
 from marl_pool.envs import HEURISTICS, make_heuristic
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import AgentGroup
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.utils.construction import build
@@ -16,7 +16,7 @@ def is_scripted(name: str) -> bool:
     return name in (HEURISTIC, RANDOM) or is_plug_in(name)
 
 
-def scripted_policy(name: str, *, env: str, role: str, group: Group) -> Policy:
+def scripted_policy(name: str, *, env: str, role: str, group: AgentGroup) -> Policy:
     """Build the policy that plays a group.
 
     Args:

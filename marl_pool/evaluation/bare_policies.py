@@ -21,7 +21,7 @@ RESULTS = ("evaluation", "videos")
 
 
 @dataclass(frozen=True)
-class Bare:
+class StandalonePolicy:
     """A policy without a run.
 
     Attributes:
@@ -68,7 +68,7 @@ class Bare:
                 discard(path)
 
 
-def find_bare(path: str | None, pretrained: str | None) -> Bare | None:
+def find_bare(path: str | None, pretrained: str | None) -> StandalonePolicy | None:
     """Find the policy that a user names, if it is one without a run.
 
     Args:
@@ -99,10 +99,10 @@ def find_bare(path: str | None, pretrained: str | None) -> Bare | None:
     return _bare(named.name, folder, str(absolute))
 
 
-def _bare(name: str, folder: Path, source: str) -> Bare:
+def _bare(name: str, folder: Path, source: str) -> StandalonePolicy:
     from marl_pool.policies.storage import world_of  # brings torch
 
-    return Bare(name, folder, source, world_of(folder))
+    return StandalonePolicy(name, folder, source, world_of(folder))
 
 
 def new_folder_for(name: str) -> Path:

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import AgentGroup
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -35,7 +35,7 @@ class Function(Policy):
             tokens there are.
     """
 
-    def __init__(self, act: Act, group: Group) -> None:
+    def __init__(self, act: Act, group: AgentGroup) -> None:
         super().__init__()
         self._act, self.group = act, group
         # Cases are played by several threads, of which a foreign library knows nothing.
@@ -112,7 +112,7 @@ def _array(found: ArrayLike) -> np.ndarray:
         raise InputError(f"policy: expected an array of actions: {error}") from error
 
 
-def as_policy(given: Policy | Act, group: Group) -> Policy:
+def as_policy(given: Policy | Act, group: AgentGroup) -> Policy:
     """Take a policy as it is, and anything else that can be called as a `Function`.
 
     Raises:

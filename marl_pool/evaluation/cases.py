@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD, Result
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.perturbations.base import Perturbation
@@ -16,7 +16,7 @@ from marl_pool.utils.signatures import options_of
 
 
 @dataclass(frozen=True)
-class OtherWorld:
+class TransferEnv:
     """A world other than the one that all else is measured in.
 
     Attributes:
@@ -30,7 +30,7 @@ class OtherWorld:
 
     label: str
     env: Mapping[str, Any]
-    make: Callable[[], World]
+    make: Callable[[], BatchedEnv]
     policies: Mapping[str, Policy]
     baselines: Mapping[str, Mapping[str, Policy]] = field(default_factory=dict)
     gap: str = ""
@@ -61,7 +61,7 @@ class Case:
     name: str = CLEAN
     options: Mapping[str, Any] = field(default_factory=dict)
     severity: float = 0.0
-    other: OtherWorld | None = None
+    other: TransferEnv | None = None
     gap: str = ""
     exact: bool = True
     hidden: bool = False
@@ -84,8 +84,8 @@ class Case:
 def cases_of(
     policies: Mapping[str, Policy],
     perturbations: Sequence[Mapping[str, Any]],
-    others: Sequence[OtherWorld],
-    world: World,
+    others: Sequence[TransferEnv],
+    world: BatchedEnv,
 ) -> list[Case]:
     """The clean case, each perturbation at each severity, and each other world.
 
@@ -112,7 +112,7 @@ def _refuse_twice(labels: Sequence[tuple[str, float | None]]) -> None:
         raise InputError(f"{name!r}{at}: expected each row once, got it twice")
 
 
-def perturb(options: Mapping[str, Any], world: World) -> Perturbation:
+def perturb(options: Mapping[str, Any], world: BatchedEnv) -> Perturbation:
     """Build the perturbation ``{"name": …, **options}`` for the groups of a world.
 
     Raises:
@@ -130,7 +130,7 @@ def perturb(options: Mapping[str, Any], world: World) -> Perturbation:
 
 
 def conditions(
-    perturbations: Sequence[Mapping[str, Any]], world: World
+    perturbations: Sequence[Mapping[str, Any]], world: BatchedEnv
 ) -> list[dict[str, Any]]:
     """Build each perturbation at each of its severities.
 

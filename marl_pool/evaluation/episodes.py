@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.rollout import Moment, Rollout
+from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import SELF_TYPE
 
 SIMULATORS = 32
@@ -29,7 +29,7 @@ class Played(NamedTuple):
 
 def play(
     policies: Mapping[str, Policy],
-    world: World,
+    env: BatchedEnv,
     perturbation: Perturbation | None = None,
     *,
     explore: bool = False,
@@ -38,14 +38,14 @@ def play(
 
     Args:
         policies: for each group; taken as they are, so put them into eval mode.
-        world: reset here; two of the same numbers and seed play the same episodes.
+        env: reset here; two of the same numbers and seed play the same episodes.
         perturbation: between the world and the policies.
         explore: sample actions; otherwise take the most likely.
     """
     lost, parts = LostQueries(policies), []
-    for rows in _turns(world):
+    for rows in _turns(env):
         rollout = Rollout(
-            world if len(rows) == world.num_envs else world.take(rows),
+            env if len(rows) == env.num_envs else env.select(rows),
             policies,
             perturbation=perturbation,
             explore=explore,
@@ -59,10 +59,10 @@ def play(
     return Played(returns, shares)
 
 
-def _turns(world: World) -> tuple[Tensor, ...]:
+def _turns(env: BatchedEnv) -> tuple[Tensor, ...]:
     """The rows that play together, not too many simulators at a time."""
-    rows = torch.arange(world.num_envs, device=world.device)
-    return rows.split(SIMULATORS) if world.simulated else (rows,)
+    rows = torch.arange(env.num_envs, device=env.device)
+    return rows.split(SIMULATORS) if env.simulated else (rows,)
 
 
 class LostQueries:
@@ -80,10 +80,10 @@ class LostQueries:
         self.lost: dict[str, Tensor] = {}
         self.decisions = dict.fromkeys(policies, 0)
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, transition: Transition) -> None:
         """Look at one step."""
         for name in self.asking:
-            tokens = moment.tokens[name]
+            tokens = transition.tokens[name]
             own = (tokens.types == SELF_TYPE) & ~tokens.padding
             lost = (~own.any(-1)).sum()
             self.lost[name] = self.lost.get(name, torch.zeros_like(lost)) + lost

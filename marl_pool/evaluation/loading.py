@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.scripted import is_scripted, scripted_policy
-from marl_pool.evaluation.cases import OtherWorld
+from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
-from marl_pool.pooling.attention_neuron import AttentionNeuron
+from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.runs import iteration_of
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve, trust
@@ -32,11 +32,11 @@ Policies = dict[str, Policy]
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluationTarget:
     """A run's policies, and the worlds to measure them in.
 
     Attributes:
-        policies: by group, in float64; see `in_double`.
+        policies: by group, in float64; see `to_float64`.
         env: ``{"name": …, **options}`` of the worlds.
         trained_env: the same of those that the policy was trained in.
         seed: of the worlds.
@@ -61,7 +61,7 @@ class Subject:
     @classmethod
     def load(
         cls, run: "Run", settings: Mapping[str, Any], plugins: Collection[str] = ()
-    ) -> "Subject":
+    ) -> "EvaluationTarget":
         """Read a run.
 
         Args:
@@ -80,7 +80,7 @@ class Subject:
     @classmethod
     def _load(
         cls, run: "Run", settings: Mapping[str, Any], plugins: Collection[str]
-    ) -> "Subject":
+    ) -> "EvaluationTarget":
         which, device = settings["checkpoint"], settings["device"]
         check_device(device)
         trained_env = dict(run.env)
@@ -97,7 +97,7 @@ class Subject:
         }
         policies = {**_load(folder, groups, scripted, plugins), **scripted}
         subject = cls(
-            in_double(policies, device),
+            to_float64(policies, device),
             env,
             trained_env,
             settings["seed"],
@@ -121,7 +121,7 @@ class Subject:
             return str(self.checkpoint)
         return f"{self.checkpoint} (iteration {self.iteration})"
 
-    def worlds(self, count: int, first: int = 0, **changes: Any) -> World:
+    def worlds(self, count: int, first: int = 0, **changes: Any) -> BatchedEnv:
         """Evaluation worlds ``first`` to ``first + count - 1``, not yet reset.
 
         Args:
@@ -133,20 +133,20 @@ class Subject:
             return make_batched_env(
                 num_envs=count,
                 seed=self.seed,
-                first_world=EVALUATION_WORLDS + first,
+                first_env=EVALUATION_WORLDS + first,
                 device=self.device,
                 **{**self.env, **changes},
             )
 
     def others(
         self, changes: Sequence[Mapping[str, Any]], count: int
-    ) -> list[OtherWorld]:
+    ) -> list[TransferEnv]:
         """Build the rows of other worlds.
 
         What the env cannot do, or the policies cannot play, is a gap.
 
         Args:
-            changes: `marl_pool.evaluation.settings.WorldChange`, as plain data.
+            changes: `marl_pool.evaluation.settings.EnvChange`, as plain data.
             count: worlds of each.
 
         Raises:
@@ -154,7 +154,7 @@ class Subject:
         """
         return [self._other(change, count) for change in changes]
 
-    def _other(self, change: Mapping[str, Any], count: int) -> OtherWorld:
+    def _other(self, change: Mapping[str, Any], count: int) -> TransferEnv:
         env, policies = change["env"], self.policies
         lacking = self._lacks(env)
         gap = f"env {self.env['name']} has no {lacking}" if lacking else ""
@@ -166,11 +166,11 @@ class Subject:
         baselines: dict[str, Policies] = {}
         if not gap and not self.worlds(1, **env).simulated:
             baselines = self.baselines(**env)
-        return OtherWorld(change["label"], dict(env), make, policies, baselines, gap)
+        return TransferEnv(change["label"], dict(env), make, policies, baselines, gap)
 
     def _lacks(self, env: Mapping[str, Any]) -> str:
         """The first option that the world's class lacks; empty if none."""
-        known = options_of(resolve(self.env["name"], ENVS, "env", World))
+        known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
         return next((key for key in env if key not in known), "")
 
     def baselines(self, **changes: Any) -> dict[str, Policies]:
@@ -195,12 +195,12 @@ class Subject:
             }
         kept = {name: self.policies[name] for name in self.fixed}
         return {
-            name: in_double({**played, **kept}, self.device)
+            name: to_float64({**played, **kept}, self.device)
             for name, played in found.items()
         }
 
 
-def in_double(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
+def to_float64(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
     """Copy policies in float64, for evaluation.
 
     The world stays in float32. So the order in which a policy sums is lost when its
@@ -226,7 +226,7 @@ def rescaled(policies: Mapping[str, Policy]) -> Policies:
     copies = copy.deepcopy(dict(policies))
     for policy in copies.values():
         for part in policy.modules():
-            if isinstance(part, AttentionNeuron) and part.activation == "tanh":
+            if isinstance(part, AttentionNeuronPooling) and part.activation == "tanh":
                 assert isinstance(policy, SpecifiedPolicy)
                 part.expected_tokens = policy.spec.num_tokens
     return copies
@@ -241,7 +241,7 @@ def changed(trained: Mapping[str, Any], played: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def misfit(policies: Mapping[str, Policy], world: World) -> str:
+def misfit(policies: Mapping[str, Policy], world: BatchedEnv) -> str:
     """Why policies cannot play in a world; empty if they can.
 
     Those of other groups than the world's are no misfit of this kind.
@@ -277,7 +277,7 @@ def _load(
     return {group: modules[module] for group, module in groups.items()}
 
 
-def _fixed(run: "Run", groups: Mapping[str, Group]) -> dict[str, str]:
+def _fixed(run: "Run", groups: Mapping[str, AgentGroup]) -> dict[str, str]:
     """What plays each group that did not learn, as the run's configuration says.
 
     Raises:

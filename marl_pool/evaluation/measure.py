@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_pool.envs.base import World
-from marl_pool.evaluation.cases import Case, OtherWorld, cases_of
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.cases import Case, TransferEnv, cases_of
 from marl_pool.evaluation.episodes import Played, play
 from marl_pool.evaluation.results import (
     CLEAN,
@@ -54,10 +54,10 @@ class Measured:
 
 def measure(
     policies: Mapping[str, Policy],
-    make_world: Callable[[], World],
+    make_world: Callable[[], BatchedEnv],
     perturbations: Sequence[Mapping[str, Any]] = (),
     *,
-    others: Sequence[OtherWorld] = (),
+    others: Sequence[TransferEnv] = (),
     baselines: Mapping[str, Mapping[str, Policy]] | None = None,
     fixed: Collection[str] = (),
     stochastic: bool = False,
@@ -80,7 +80,7 @@ def measure(
 
     Args:
         policies: for each group, in eval mode; in float64 if a permutation is to
-            change exactly nothing (`in_double`).
+            change exactly nothing (`to_float64`).
         make_world: makes the same worlds at each call.
         perturbations: ``{"name": …, "severities": […], **options}``.
         others: other worlds, in which the policies play unperturbed. What they get
@@ -151,7 +151,7 @@ def _in_single(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list[Ca
 
 
 def _baseline_cases(
-    baselines: Mapping[str, Mapping[str, Policy]], others: Sequence[OtherWorld]
+    baselines: Mapping[str, Mapping[str, Policy]], others: Sequence[TransferEnv]
 ) -> list[Case]:
     """Who else plays, clean: in the world itself and in the others."""
     cases = [Case(name, played) for name, played in baselines.items()]
@@ -169,7 +169,10 @@ Outcome = tuple[Played | None, str]
 
 
 def _play_all(
-    cases: Sequence[Case], make_world: Callable[[], World], workers: int, watch: Watch
+    cases: Sequence[Case],
+    make_world: Callable[[], BatchedEnv],
+    workers: int,
+    watch: Watch,
 ) -> Iterator[Outcome]:
     """Yield each case's episodes, in order."""
     watch(0, len(cases))
@@ -188,7 +191,7 @@ def _play_all(
             pool.shutdown(cancel_futures=True)
 
 
-def _play(case: Case, make_world: Callable[[], World]) -> Outcome:
+def _play(case: Case, make_world: Callable[[], BatchedEnv]) -> Outcome:
     if case.gap:
         return None, case.gap
     make = case.other.make if case.other else make_world

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.loading import Subject, changed, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, changed, cpu_threads
 from marl_pool.evaluation.measure import Measured, measure
 from marl_pool.evaluation.plots.heat_map import occluded_in_training
 from marl_pool.evaluation.results import (
@@ -49,7 +49,7 @@ def evaluate_run(
         InputError: no policy in the run, a wrong perturbation, no such device.
     """
     episodes, threads = settings["episodes"], settings["threads"]
-    subject = Subject.load(run, settings, plugins)
+    subject = EvaluationTarget.load(run, settings, plugins)
     others = subject.others(settings["worlds"], episodes)
     # One thread a case beats several threads in the small operations of each.
     with cpu_threads(1), Progress(0, unit="episodes") as progress:
@@ -92,7 +92,7 @@ def evaluate_run(
         return written + analyse(settings["analyses"], subject, others, episodes, files)
 
 
-def about(subject: Subject, episodes: int, *, run: str) -> dict[str, Any]:
+def about(subject: EvaluationTarget, episodes: int, *, run: str) -> dict[str, Any]:
     """What holds for all rows of an evaluation.
 
     Args:

@@ -17,7 +17,7 @@ Analysis = Literal["regression", "latents", "codes", "patches"]
 
 
 @dataclass(frozen=True)
-class WorldChange:
+class EnvChange:
     """A world that differs from the trained one, as a row of an evaluation."""
 
     label: str
@@ -39,7 +39,7 @@ class EvaluateSettings:
     perturbations: list[dict[str, Any]] = field(default_factory=list)
     """``{"name": …, "severities": [...], **options}``; clean runs in any case."""
     worlds: list[dict[str, Any]] = field(default_factory=list)
-    """`WorldChange` each: other worlds, in which the policy plays unperturbed."""
+    """`EnvChange` each: other worlds, in which the policy plays unperturbed."""
     analyses: list[Analysis] = field(default_factory=list)
     """What else is looked at."""
     pretrained: str | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply rows by a matrix.
 
     Args:
@@ -41,7 +41,7 @@ Layer = tuple[Tensor, Tensor]
 """Weight ``(*P, I, O)`` and bias ``(*P, O)``."""
 
 
-def under(
+def strip_prefix(
     prefix: str, parameters: Mapping[str, Tensor], separator: str = "."
 ) -> dict[str, Tensor]:
     """The parameters of a part of a module, by their names in that part."""
@@ -67,5 +67,5 @@ def tanh_layers(x: Tensor, layers: Sequence[Layer]) -> Tensor:
     """Linear layers with tanh between them, none after the last."""
     *hidden, last = layers
     for weight, bias in hidden:
-        x = tanh(product(x, weight, bias))
-    return product(x, *last)
+        x = tanh(batched_linear(x, weight, bias))
+    return batched_linear(x, *last)

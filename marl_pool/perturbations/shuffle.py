@@ -21,8 +21,8 @@ class Shuffle(TokenShare):
 
     With ``scope="token"`` whole tokens move. The set stays the same, so a
     permutation-invariant policy notices nothing, unless it has a memory for each
-    position, as `AttentionNeuron` has: that memory stays in its place and is paired
-    with another token.
+    position, as `AttentionNeuronPooling` has: that memory stays in its place and is
+    paired with another token.
 
     With ``scope="frame"`` each frame is permuted before it is stacked, as in a sensor
     array that is rewired while it runs: until the stack holds no frame from before the

@@ -6,7 +6,7 @@ from itertools import pairwise
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from marl_pool.kernels.batched import Layer, layers_of, tanh, tanh_layers, under
+from marl_pool.kernels.batched import Layer, layers_of, strip_prefix, tanh, tanh_layers
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
@@ -78,7 +78,7 @@ class FeedForward(Agent):
 
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         """`unroll` for P members; see `Agent.members`."""
-        layers = layers_of(under("body", parameters))
+        layers = layers_of(strip_prefix("body", parameters))
 
         def unroll(
             features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory

@@ -6,14 +6,14 @@ from typing import Any
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.kernels.batched import Layer, layers_of, tanh, tanh_layers, under
+from marl_pool.kernels.batched import Layer, layers_of, strip_prefix, tanh, tanh_layers
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
 from marl_pool.policies.feed_forward import check_hidden, make_layers
 from marl_pool.pooling import POOLING
-from marl_pool.pooling.attention_neuron import AttentionNeuron
+from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.construction import build
@@ -113,10 +113,10 @@ class Sensory(Agent):
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         """`unroll` for P members; see `Agent.members`."""
         sensor = self.sensor
-        if not isinstance(sensor, AttentionNeuron):
+        if not isinstance(sensor, AttentionNeuronPooling):
             return super().members(parameters)
-        folded = sensor.fold(under("sensor", parameters))
-        layers = layers_of(under("body", parameters))
+        folded = sensor.fold(strip_prefix("sensor", parameters))
+        layers = layers_of(strip_prefix("body", parameters))
 
         def unroll(
             features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory

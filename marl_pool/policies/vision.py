@@ -20,7 +20,7 @@ from marl_pool.pooling.distinct import distinct
 from marl_pool.pooling.memory import Memory
 from marl_pool.pooling.vision_neuron import (
     Convolution,
-    VisionNeuron,
+    VisionNeuronPooling,
     make_convolutions,
 )
 from marl_pool.tokens import Tokens, TokenSpec
@@ -45,9 +45,9 @@ class Vision(Agent):
 
     Source: Tang and Ha (2021), section 4.3, and the published code: with 400 codes the
     defaults are its Pong player, 1 687 726 parameters with six actions. Where we
-    differ: the initial weights (`VisionNeuron`), and the action before an episode's
-    first, which is none; the published player moves there. It cancels, as every
-    previous action does (`VisionNeuron`).
+    differ: the initial weights (`VisionNeuronPooling`), and the action before an
+    episode's first, which is none; the published player moves there. It cancels, as
+    every previous action does (`VisionNeuronPooling`).
 
     Args:
         spec: of the tokens, patches of several frames.
@@ -259,14 +259,14 @@ class Vision(Agent):
 
 def make_vision(
     pooling: Mapping[str, Any], spec: TokenSpec, actions: ActionSpec, seed: int | None
-) -> VisionNeuron:
+) -> VisionNeuronPooling:
     """Build a sensory layer on patches; see `make_sensor`.
 
     Raises:
         InputError: an unknown name or option, or another layer.
     """
     sensor = make_sensor(pooling, spec, actions, seed)
-    if not isinstance(sensor, VisionNeuron):
+    if not isinstance(sensor, VisionNeuronPooling):
         raise InputError(
             "policy.pooling: expected vision_neuron or a class derived from it, "
             f"got {pooling['name']}"

@@ -6,48 +6,52 @@ from marl_pool.utils.construction import build
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from marl_pool.pooling.ada import AdaPool as AdaPool
-    from marl_pool.pooling.attention_neuron import AttentionNeuron as AttentionNeuron
-    from marl_pool.pooling.base import Pooling as Pooling
-    from marl_pool.pooling.cls_token import ClsToken as ClsToken
-    from marl_pool.pooling.cnn import GridCNN as GridCNN
-    from marl_pool.pooling.flatten import Flatten as Flatten
-    from marl_pool.pooling.gated import GatedAttention as GatedAttention
-    from marl_pool.pooling.hopfield import HopfieldPooling as HopfieldPooling
-    from marl_pool.pooling.learned_aggregation import (
-        LearnedAggregation as LearnedAggregation,
+    from marl_pool.pooling.ada import AdaPooling as AdaPooling
+    from marl_pool.pooling.aggregation import (
+        LearnedAggregationPooling as LearnedAggregationPooling,
     )
-    from marl_pool.pooling.lstm import LSTMPool as LSTMPool
-    from marl_pool.pooling.means import PowerMean as PowerMean
-    from marl_pool.pooling.means import SoftmaxPool as SoftmaxPool
+    from marl_pool.pooling.attention_neuron import (
+        AttentionNeuronPooling as AttentionNeuronPooling,
+    )
+    from marl_pool.pooling.base import Pooling as Pooling
+    from marl_pool.pooling.cls_token import ClsPooling as ClsPooling
+    from marl_pool.pooling.cnn import CNNPooling as CNNPooling
+    from marl_pool.pooling.flatten import FlattenPooling as FlattenPooling
+    from marl_pool.pooling.gated import GatedAttentionPooling as GatedAttentionPooling
+    from marl_pool.pooling.hopfield import HopfieldPooling as HopfieldPooling
+    from marl_pool.pooling.lstm import LSTMPooling as LSTMPooling
+    from marl_pool.pooling.means import PowerMeanPooling as PowerMeanPooling
+    from marl_pool.pooling.means import SoftmaxPooling as SoftmaxPooling
     from marl_pool.pooling.memory import MemoryPooling as MemoryPooling
-    from marl_pool.pooling.merge import Merge as Merge
-    from marl_pool.pooling.multi import Multi as Multi
-    from marl_pool.pooling.pma import PMA as PMA
-    from marl_pool.pooling.reduce import AvgPool as AvgPool
-    from marl_pool.pooling.reduce import MaxPool as MaxPool
-    from marl_pool.pooling.reduce import SumPool as SumPool
-    from marl_pool.pooling.vision_neuron import VisionNeuron as VisionNeuron
+    from marl_pool.pooling.merge import MergePooling as MergePooling
+    from marl_pool.pooling.multi import MultiPooling as MultiPooling
+    from marl_pool.pooling.pma import PMAPooling as PMAPooling
+    from marl_pool.pooling.reduce import AvgPooling as AvgPooling
+    from marl_pool.pooling.reduce import MaxPooling as MaxPooling
+    from marl_pool.pooling.reduce import SumPooling as SumPooling
+    from marl_pool.pooling.vision_neuron import (
+        VisionNeuronPooling as VisionNeuronPooling,
+    )
 
 POOLING: dict[str, str] = {
-    "ada": "marl_pool.pooling.ada:AdaPool",
-    "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuron",
-    "avg": "marl_pool.pooling.reduce:AvgPool",
-    "cls": "marl_pool.pooling.cls_token:ClsToken",
-    "cnn": "marl_pool.pooling.cnn:GridCNN",
-    "flatten": "marl_pool.pooling.flatten:Flatten",
-    "gated": "marl_pool.pooling.gated:GatedAttention",
+    "ada": "marl_pool.pooling.ada:AdaPooling",
+    "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuronPooling",
+    "avg": "marl_pool.pooling.reduce:AvgPooling",
+    "cls": "marl_pool.pooling.cls_token:ClsPooling",
+    "cnn": "marl_pool.pooling.cnn:CNNPooling",
+    "flatten": "marl_pool.pooling.flatten:FlattenPooling",
+    "gated": "marl_pool.pooling.gated:GatedAttentionPooling",
     "hopfield": "marl_pool.pooling.hopfield:HopfieldPooling",
-    "learned_aggregation": "marl_pool.pooling.learned_aggregation:LearnedAggregation",
-    "lstm": "marl_pool.pooling.lstm:LSTMPool",
-    "max": "marl_pool.pooling.reduce:MaxPool",
-    "merge": "marl_pool.pooling.merge:Merge",
-    "multi": "marl_pool.pooling.multi:Multi",
-    "pma": "marl_pool.pooling.pma:PMA",
-    "power": "marl_pool.pooling.means:PowerMean",
-    "softmax": "marl_pool.pooling.means:SoftmaxPool",
-    "sum": "marl_pool.pooling.reduce:SumPool",
-    "vision_neuron": "marl_pool.pooling.vision_neuron:VisionNeuron",
+    "learned_aggregation": "marl_pool.pooling.aggregation:LearnedAggregationPooling",
+    "lstm": "marl_pool.pooling.lstm:LSTMPooling",
+    "max": "marl_pool.pooling.reduce:MaxPooling",
+    "merge": "marl_pool.pooling.merge:MergePooling",
+    "multi": "marl_pool.pooling.multi:MultiPooling",
+    "pma": "marl_pool.pooling.pma:PMAPooling",
+    "power": "marl_pool.pooling.means:PowerMeanPooling",
+    "softmax": "marl_pool.pooling.means:SoftmaxPooling",
+    "sum": "marl_pool.pooling.reduce:SumPooling",
+    "vision_neuron": "marl_pool.pooling.vision_neuron:VisionNeuronPooling",
 }
 
 

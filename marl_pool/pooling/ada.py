@@ -15,7 +15,7 @@ from marl_pool.utils.types import PositiveInt, Probability
 Query = Literal["self", "mean", "learned"] | list[int]
 
 
-class AdaPool(Pooling):
+class AdaPooling(Pooling):
     """Cross-attention with a single query; a query that is a token is added back.
 
     ``y = [q +] W_O Σ_i softmax_i(q W_Q · x_i W_K / √d) x_i W_V`` with several heads.

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from marl_pool.kernels.batched import Layer, product, tanh, under
+from marl_pool.kernels.batched import Layer, batched_linear, strip_prefix, tanh
 from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.memory import Memory, MemoryPooling
@@ -14,7 +14,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
-class AttentionNeuron(MemoryPooling):
+class AttentionNeuronPooling(MemoryPooling):
     r"""M codes, each a sum over the tokens with weights from keys that remember.
 
     .. math::
@@ -143,7 +143,7 @@ class AttentionNeuron(MemoryPooling):
         own = dict(self.named_parameters()) if parameters is None else parameters
         keys: Layer | None = None
         if self.cell is not None:
-            keys = _fold_cell(under("cell", own))
+            keys = _fold_cell(strip_prefix("cell", own))
         elif self.hidden is not None:
             keys = own["hidden.weight"].mT, own["hidden.bias"]
         queries = self.table @ own["query.weight"].mT
@@ -187,7 +187,7 @@ class AttentionNeuron(MemoryPooling):
 
     def _attend(self, folded: "Folded", keys: Tensor, padding: Tensor | None) -> Tensor:
         """σ of the scores, ``(B, T, N, M)``, zero under padding."""
-        scores = product(keys, folded.scores, folded.bias)
+        scores = batched_linear(keys, folded.scores, folded.bias)
         hidden = None if padding is None else padding[..., None]
         if self.activation == "tanh":
             weights = tanh(scores)
@@ -218,12 +218,12 @@ class AttentionNeuron(MemoryPooling):
         if folded.keys is None:
             return readings, memory
         if self.cell is None:
-            return tanh(product(readings, *folded.keys)), memory
+            return tanh(batched_linear(readings, *folded.keys)), memory
         return _run(folded.keys, readings, padding, memory)
 
 
 class Folded(NamedTuple):
-    """Weights of an `AttentionNeuron`, or of a population of them, ready for use."""
+    """Weights of one `AttentionNeuronPooling` or a population, ready for use."""
 
     keys: Layer | None
     """Of what makes the keys, the LSTM or the hidden layer; None for neither."""
@@ -267,7 +267,7 @@ def _run(
     outputs = []
     for t in range(inputs.shape[-3]):
         seen = torch.cat([inputs[..., t, :, :], hidden], dim=-1)
-        opened = product(seen, *gates).sigmoid()
+        opened = batched_linear(seen, *gates).sigmoid()
         let_in, forget, update, let_out = opened.chunk(4, dim=-1)
         new_state = torch.addcmul(forget * state - let_in, let_in, update, value=2)
         new_hidden = let_out * tanh(new_state)

@@ -5,7 +5,7 @@ from torch import Tensor
 from marl_pool.pooling.base import Pooling
 
 
-class ClsToken(Pooling):
+class ClsPooling(Pooling):
     """The encoder's output at a learned extra token.
 
     Source: Devlin et al. (2019); the AdaPool paper, section 3.6. The token is

@@ -11,7 +11,7 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.types import PositiveInt
 
 
-class GridCNN(Pooling):
+class CNNPooling(Pooling):
     """Lay N vectors out in rows on the smallest square grid, and convolve it.
 
     Each vector passes one ReLU layer, which for patches is a convolution whose stride

@@ -6,7 +6,7 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 
-class Flatten(Pooling):
+class FlattenPooling(Pooling):
     """Concatenate N vectors in their order and project them to one.
 
     It depends on the order and on a fixed N. It is here as a control: a robustness

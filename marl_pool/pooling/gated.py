@@ -7,7 +7,7 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.utils.types import PositiveInt
 
 
-class GatedAttention(Pooling):
+class GatedAttentionPooling(Pooling):
     """Weighted mean by scores that a gated layer gives each vector.
 
     ``y = Σ_i softmax_i(w · (tanh(V x_i) ⊙ σ(U x_i))) x_i``. There is no query: a

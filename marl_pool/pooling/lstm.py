@@ -7,7 +7,7 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.utils.types import PositiveInt
 
 
-class LSTMPool(Pooling):
+class LSTMPooling(Pooling):
     """Read the vectors one after the other and return the last hidden state.
 
     Padded places are passed over as if they were not there. For an empty set the

@@ -12,7 +12,7 @@ EPS = 1e-6
 gradient under a power; with ``shift=False`` also the least feature, as published."""
 
 
-class PowerMean(Pooling):
+class PowerMeanPooling(Pooling):
     """Generalised mean (GeM) of each feature, above the smallest one.
 
     ``y = m + (1/N Σ_i (x_i - m)^p)^(1/p)`` with ``m = min_i x_i``; p = 1 is the
@@ -98,7 +98,7 @@ class PowerMean(Pooling):
         return (least + half_way + least + half_way)[:, 0]
 
 
-class SoftmaxPool(Pooling):
+class SoftmaxPooling(Pooling):
     """Mean of each feature, weighted by a softmax of the feature itself.
 
     ``y = Σ_i softmax_i(β x_i) x_i`` feature by feature; β = 0 is the average and

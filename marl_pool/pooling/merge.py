@@ -7,7 +7,7 @@ from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.base import Pooling
 
 
-class Merge(Pooling):
+class MergePooling(Pooling):
     """Merge the two vectors of largest cosine similarity into their mean, N - 1 times.
 
     A merged vector counts as one, whatever it was made of: many distractors that look

@@ -14,7 +14,7 @@ from marl_pool.utils.errors import InputError
 Part = Mapping[str, Any]
 
 
-class Multi(Pooling):
+class MultiPooling(Pooling):
     """The results of several heads, concatenated.
 
     Source: combined aggregators, e.g. Corso et al. (2020), *Principal Neighbourhood

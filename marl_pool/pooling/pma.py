@@ -9,7 +9,7 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.utils.types import PositiveInt
 
 
-class PMA(Pooling):
+class PMAPooling(Pooling):
     """Attention from k learned seeds to the set, their results side by side.
 
     ``PMA_k(X) = MAB(S, rFF(X))`` with ``MAB(S, Z) = LN(H + rFF(H))`` and

@@ -6,7 +6,7 @@ from torch import Tensor
 from marl_pool.pooling.base import Pooling
 
 
-class MaxPool(Pooling):
+class MaxPooling(Pooling):
     """Maximum of each feature; zero for an empty set.
 
     Source: the AdaPool paper, equations 4 and 5. Elements that tie share the value
@@ -27,7 +27,7 @@ class MaxPool(Pooling):
         return largest.masked_fill(padding.all(dim=1, keepdim=True), 0.0)
 
 
-class AvgPool(Pooling):
+class AvgPooling(Pooling):
     """Mean of each feature over the tokens present; zero for an empty set.
 
     Source: the AdaPool paper, equations 2 and 3, with N the unpadded tokens.
@@ -53,7 +53,7 @@ class AvgPool(Pooling):
         return (present / present.sum(1, keepdim=True).clamp(min=1))[:, None]
 
 
-class SumPool(Pooling):
+class SumPooling(Pooling):
     """Sum of each feature over the tokens present; zero for an empty set.
 
     Source: Zaheer et al. (2017), *Deep Sets*, theorem 2. It grows with the number of

@@ -18,7 +18,7 @@ GREY = 0.34
 """Pong's background, in [0, 1]."""
 
 
-class VisionNeuron(MemoryPooling):
+class VisionNeuronPooling(MemoryPooling):
     r"""M codes, each a mean over the patches with weights from what moved in them.
 
     .. math::

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
@@ -35,7 +35,7 @@ def frozen_module(group: str) -> str:
 
 def load_fixed(
     fixed: Mapping[str, str] | None,
-    groups: Mapping[str, Group],
+    groups: Mapping[str, AgentGroup],
     *,
     env: str,
     plugins: Sequence[str],
@@ -73,7 +73,7 @@ def load_fixed(
 
 
 def build_fixed(
-    what: str | SpecifiedPolicy, env: str, role: str, group: Group
+    what: str | SpecifiedPolicy, env: str, role: str, group: AgentGroup
 ) -> Policy:
     """The policy of a fixed group, in evaluation mode."""
     if isinstance(what, SpecifiedPolicy):
@@ -106,7 +106,7 @@ def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPoli
     return policy.requires_grad_(False)
 
 
-def check_fit(policy: SpecifiedPolicy, group: Group, path: str) -> None:
+def check_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
     """Refuse a policy that cannot read what the group sees or act as it does.
 
     The number of tokens may differ from what it was trained on, if its head allows.

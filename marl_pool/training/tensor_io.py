@@ -31,10 +31,10 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Undo `prefixed`."""
-    return stacked.under(prefix, tensors, separator="/")
+    return stacked.strip_prefix(prefix, tensors, separator="/")
 
 
-def moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def transitions(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors in an optimizer's ``state_dict``, by parameter and name."""
     return {
         f"{number}/{name}": part

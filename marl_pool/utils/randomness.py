@@ -162,7 +162,7 @@ class Stream:
         self._next += 1
         return self._buffer[self._next - 1]
 
-    def take(self, indices: Tensor) -> "Stream":
+    def select(self, indices: Tensor) -> "Stream":
         """Return the streams of the worlds at ``indices``, where they stand now."""
         taken = Stream(
             self.seed,

@@ -15,7 +15,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.population import load_vector, to_vector
 from marl_pool.policies.sensory import Sensory
-from marl_pool.pooling.attention_neuron import AttentionNeuron
+from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.learner import Learner
@@ -74,9 +74,9 @@ def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: PopulationTask) -
     agent, steps, spent = evaluator.agent, 0, 0.0
     for number in range(min(ALONE, len(vectors))):
         load_vector(agent, vectors[number].to(agent.low))
-        world = make_batched_env(num_envs=1, device=evaluator.device, **task.env)
-        world.renumber(task.worlds[:1], task.episode)
-        rollout = Rollout(world, {evaluator.group: agent})
+        env = make_batched_env(num_envs=1, device=evaluator.device, **task.env)
+        env.renumber(task.worlds[:1], task.episode)
+        rollout = Rollout(env, {evaluator.group: agent})
         lengths: list[Tensor] = []
         spent += seconds(lambda: lengths.append(rollout.episodes().lengths))  # noqa: B023
         steps += int(lengths[0].sum())
@@ -93,7 +93,7 @@ class PlainStudent(nn.Module):
     def __init__(self, student: Sensory) -> None:
         super().__init__()
         layer = student.sensor
-        assert isinstance(layer, AttentionNeuron)
+        assert isinstance(layer, AttentionNeuronPooling)
         assert layer.cell is not None
         self.cell = nn.LSTMCell(layer.cell.input_size, layer.cell.hidden_size)
         self.key = nn.Linear(layer.key.in_features, layer.key.out_features)

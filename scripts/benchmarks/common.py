@@ -13,7 +13,7 @@ from torch import Tensor
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import TrainConfig
 
@@ -111,7 +111,7 @@ class Task:
         """Steps of every world in a fragment."""
         return min(self.steps, size.fragment)
 
-    def world(self, size: Size) -> World:
+    def world(self, size: Size) -> BatchedEnv:
         """The batch of worlds, reset."""
         env = compose("train", list(self.overrides))["env"]
         world = make_batched_env(num_envs=self.num_envs, device=size.device, **env)
@@ -187,11 +187,11 @@ def build(config: dict[str, Any]) -> Any:
     return algo
 
 
-def random_actions(world: World) -> dict[str, Tensor]:
+def random_actions(world: BatchedEnv) -> dict[str, Tensor]:
     """Actions for one step of all worlds, uniform in the groups' spaces."""
     generator = torch.Generator().manual_seed(0)
 
-    def draw(group: Group) -> Tensor:
+    def draw(group: AgentGroup) -> Tensor:
         space, shape = group.action_space, (world.num_envs, group.num_agents)
         if isinstance(space, spaces.Discrete):
             return torch.randint(int(space.n), shape, generator=generator)

@@ -53,13 +53,13 @@ def evaluation(size: Size) -> Iterator[Row]:
     policy = build_policy(spec.model_config).double().eval().to(size.device)
 
     def run() -> None:
-        world = make_batched_env(
+        env = make_batched_env(
             num_envs=size.episodes,
-            first_world=EVALUATION_WORLDS,
+            first_env=EVALUATION_WORLDS,
             device=size.device,
             **settings["env"],
         )
-        play({"agent": policy}, world)
+        play({"agent": policy}, env)
 
     run()
     times = [seconds(run) for _ in range(size.rounds)]

@@ -15,7 +15,7 @@ from ray.tune.registry import register_env
 
 from benchmarks.common import TASKS, Row, Size, Task, build, seconds, start_ray
 from benchmarks.worlds import stepping
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.views.gymnasium import OneAgentView
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
@@ -149,7 +149,7 @@ def our_runner(task: Task, size: Size) -> tuple[Callable[[], Any], TokenPolicy]:
     return runner.sample, next(iter(dict(runner.module.items()).values())).policy
 
 
-def forward(policy: TokenPolicy, world: World, steps: int) -> Callable[[], None]:
+def forward(policy: TokenPolicy, world: BatchedEnv, steps: int) -> Callable[[], None]:
     """The policy's forward pass on what the worlds show at a start."""
     tokens = next(iter(world.observe().values()))
 
@@ -161,7 +161,7 @@ def forward(policy: TokenPolicy, world: World, steps: int) -> Callable[[], None]
     return run
 
 
-def floor_of(policy: TokenPolicy, world: World, steps: int) -> Callable[[], None]:
+def floor_of(policy: TokenPolicy, world: BatchedEnv, steps: int) -> Callable[[], None]:
     """Only the worlds' step, their observation and the forward pass."""
     (group,) = world.groups
 
@@ -185,7 +185,7 @@ def floor_of(policy: TokenPolicy, world: World, steps: int) -> Callable[[], None
 class BatchedVectorEnv(VectorEnv):
     """A batch of worlds of one learner as Gymnasium's vector env, for stock RLlib."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: BatchedEnv) -> None:
         self.world = world
         (self.group,) = world.groups
         group = world.groups[self.group]

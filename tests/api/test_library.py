@@ -10,7 +10,7 @@ import torch
 
 import marl_pool
 from marl_pool.envs import make_batched_env, make_heuristic
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.measure import Measured
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
@@ -22,7 +22,7 @@ EPISODES = 6
 Observation = dict[str, np.ndarray]
 
 
-def world(**options: Any) -> World:
+def world(**options: Any) -> BatchedEnv:
     return make_batched_env(num_envs=EPISODES, **{**ENV, **options})
 
 

@@ -76,7 +76,7 @@ def test_a_stale_a_missing_and_a_foreign_page_are_found_and_mended(
 def test_a_world_whose_extra_is_missing_keeps_its_page(
     script, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setitem(ENVS, "cartpole", "not_installed_anywhere:World")
+    monkeypatch.setitem(ENVS, "cartpole", "not_installed_anywhere:BatchedEnv")
     monkeypatch.setattr(script, "env_names", lambda: ["cartpole"])
     monkeypatch.setattr(script, "index", lambda: "list")
     (tmp_path / "cartpole.md").write_text("as it was")

@@ -15,7 +15,7 @@ from torch import Tensor
 from helpers.samples import heads
 from helpers.worlds import CASES
 from marl_pool.envs import HEURISTICS, make_batched_env, make_heuristic
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
@@ -27,7 +27,7 @@ CPU = {"device": "cpu"}
 NUM_ENVS = 3
 
 
-def act(group: Group, generator: torch.Generator) -> Tensor:
+def act(group: AgentGroup, generator: torch.Generator) -> Tensor:
     space, shape = group.action_space, (NUM_ENVS, group.num_agents)
     if isinstance(space, spaces.Discrete):
         return torch.randint(int(space.n), shape, generator=generator, **CPU)
@@ -55,7 +55,7 @@ def test_worlds_say_where_their_tensors_live(name: str, options: Any) -> None:
                 assert on_cpu(*tokens)
             assert on_cpu(*world.active.values())
         state = world.state_dict()
-        world.take(torch.tensor([2, 0], **CPU)).observe()
+        world.select(torch.tensor([2, 0], **CPU)).observe()
         world.load_state_dict(state)
         world.observe()
 
@@ -71,7 +71,7 @@ def test_heuristics_say_where_their_tensors_live(env: str) -> None:
         Rollout(world, policies).steps(STEPS)
 
 
-def centroid() -> World:
+def centroid() -> BatchedEnv:
     return make_batched_env("simple_centroid", NUM_ENVS, num_noise=3, max_steps=5)
 
 

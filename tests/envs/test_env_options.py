@@ -21,8 +21,8 @@ NUMBERS = {
 
 
 def numbers_of(name: str, **options: Any) -> tuple[int, ...]:
-    world = make_batched_env(name, 1, **options)
-    return tuple(getattr(world, key) for key in NUMBERS[name])
+    env = make_batched_env(name, 1, **options)
+    return tuple(getattr(env, key) for key in NUMBERS[name])
 
 
 @pytest.mark.parametrize("name", NUMBERS)

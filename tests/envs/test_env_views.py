@@ -14,7 +14,7 @@ from torch import Tensor
 
 from helpers.worlds import CASES
 from marl_pool.envs import env_names, make_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, env_id
 from marl_pool.envs.views.gymnasium import OneAgentView
@@ -103,7 +103,7 @@ def test_ids_are_registered_with_both_libraries() -> None:
 def test_ids_carry_the_version_of_their_world(name: str) -> None:
     from marl_pool.envs import ENVS
 
-    assert VERSIONS[name] == resolve(name, ENVS, "env", World).version
+    assert VERSIONS[name] == resolve(name, ENVS, "env", BatchedEnv).version
 
 
 def test_registered_names_and_ids_are_the_same_worlds() -> None:

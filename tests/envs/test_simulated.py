@@ -19,10 +19,10 @@ from torch import Tensor
 from helpers.toy_simulator import Counter
 from marl_pool.cli.main import main
 from marl_pool.envs import env_names, make_batched_env
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.simulation.process import SimulatorProcess
 from marl_pool.envs.simulation.simulator import Simulators, extra
-from marl_pool.envs.simulation.world import SimulatedWorld
+from marl_pool.envs.simulation.world import SimulatedEnv
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
@@ -31,7 +31,7 @@ from marl_pool.utils.errors import InputError, StoppedError
 COUNTER = "helpers.toy_simulator:Counter"
 
 
-class Counted(SimulatedWorld):
+class Counted(SimulatedEnv):
     """A world of `Counter`."""
 
     def __init__(self, num_envs: int, process: bool = False, **options: Any) -> None:
@@ -39,7 +39,7 @@ class Counted(SimulatedWorld):
         context: dict[str, Any] = {
             "max_steps": 20,
             "seed": 0,
-            "first_world": 0,
+            "first_env": 0,
             "first_episode": 0,
             "device": "cpu",
             "dtype": torch.float32,
@@ -54,9 +54,9 @@ class Counted(SimulatedWorld):
         )
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         spec = TokenSpec(1, 2, ("count",), has_self=False)
-        return {"agent": Group(1, spec, spaces.Box(-1, 1, (1,), np.float32))}
+        return {"agent": AgentGroup(1, spec, spaces.Box(-1, 1, (1,), np.float32))}
 
     def observe(self) -> dict[str, Tokens]:
         features = self.observations[:, None, None]
@@ -67,14 +67,14 @@ class Counted(SimulatedWorld):
         return actions
 
 
-def in_process(num_envs: int, **options: Any) -> SimulatedWorld:
+def in_process(num_envs: int, **options: Any) -> SimulatedEnv:
     return Counted(num_envs, process=True, **options)
 
 
-def real(name: str, **fixed: Any) -> Callable[..., SimulatedWorld]:
-    def make(num_envs: int, **options: Any) -> SimulatedWorld:
+def real(name: str, **fixed: Any) -> Callable[..., SimulatedEnv]:
+    def make(num_envs: int, **options: Any) -> SimulatedEnv:
         world = make_batched_env(name, num_envs, **fixed, **options)
-        assert isinstance(world, SimulatedWorld)
+        assert isinstance(world, SimulatedEnv)
         return world
 
     return make
@@ -90,25 +90,25 @@ EACH_WORLD = pytest.mark.parametrize(
         pytest.param(real("car_racing", num_frames=2), id="car_racing"),
     ],
 )
-Maker = Callable[..., SimulatedWorld]
+Maker = Callable[..., SimulatedEnv]
 
 
-def begun(make: Maker, num_envs: int = 1, **options: Any) -> SimulatedWorld:
+def begun(make: Maker, num_envs: int = 1, **options: Any) -> SimulatedEnv:
     world = make(num_envs, **options)
     world.reset()
     return world
 
 
-def actions_for(world: SimulatedWorld) -> dict[str, Tensor]:
+def actions_for(world: SimulatedEnv) -> dict[str, Tensor]:
     """Some actions in [-0.6, 1] that depend on world, episode and step alone."""
     size = world.groups["agent"].action_space.shape
     assert size is not None
-    mixed = world.worlds * 7 + world.episodes * 5 + world.steps * world.steps * 3
+    mixed = world.env_ids * 7 + world.episodes * 5 + world.steps * world.steps * 3
     numbers = (mixed[:, None] + torch.arange(size[0]) * 4) % 9
     return {"agent": (numbers / 5 - 0.6)[:, None]}
 
 
-def run(world: SimulatedWorld, steps: int) -> Tensor:
+def run(world: SimulatedEnv, steps: int) -> Tensor:
     """Play; return what was seen ``(steps, num_envs, …)``."""
     seen = []
     for _ in range(steps):
@@ -132,7 +132,7 @@ def test_an_episode_follows_from_seed_world_and_number_alone(make: Maker) -> Non
         for i in range(3):
             seen.setdefault((i, int(world.episodes[i])), []).append(shown[i])
     for number, episode in ((0, 1), (1, 0), (1, 2), (2, 1)):
-        alone = begun(make, first_world=number, first_episode=episode, seed=3)
+        alone = begun(make, first_env=number, first_episode=episode, seed=3)
         expected = torch.stack(seen[number, episode])
         assert torch.equal(run(alone, len(expected))[:, 0], expected)
 
@@ -145,7 +145,7 @@ def test_starts_differ_between_seeds_worlds_and_episodes(make: Maker) -> None:
 
     base = start(seed=1)
     assert start(seed=1) == base
-    others = {"seed": 2}, {"seed": 1, "first_world": 1}, {"seed": 1, "first_episode": 1}
+    others = {"seed": 2}, {"seed": 1, "first_env": 1}, {"seed": 1, "first_episode": 1}
     for options in others:
         assert start(**options) != base
 
@@ -157,8 +157,8 @@ def test_what_is_taken_goes_on_like_the_whole(make: Maker, rows: list[int]) -> N
     world, twin = begun(make, 2, seed=2), begun(make, 2, seed=2)
     run(world, 3)
     run(twin, 3)
-    taken = twin.take(index)
-    assert isinstance(taken, SimulatedWorld)
+    taken = twin.select(index)
+    assert isinstance(taken, SimulatedEnv)
     expected = run(world, 4)
     assert torch.equal(run(taken, 4), expected[:, index])
     # The one that it was taken from can still go on, by playing its episodes again.
@@ -246,7 +246,7 @@ def test_simulators_that_no_world_holds_are_used_again() -> None:
     for _ in range(5):
         world.reset()
         # Each makes one that stands where the world stood; it is dropped at once.
-        run(world.take(torch.tensor([0, 0])), 1)
+        run(world.select(torch.tensor([0, 0])), 1)
         run(world, 1)
     assert Counter.built <= 5
 
@@ -256,8 +256,8 @@ def test_dropping_ended_worlds_repeats_nothing(monkeypatch: pytest.MonkeyPatch) 
     run(world, 1)
     begun_again: list[Any] = []
     monkeypatch.setattr(Simulators, "begin", lambda *a: begun_again.append(a))
-    rest = world.take(torch.tensor([2, 0]))
-    assert isinstance(rest, SimulatedWorld)
+    rest = world.select(torch.tensor([2, 0]))
+    assert isinstance(rest, SimulatedEnv)
     run(rest, 2)
     assert not begun_again
 
@@ -265,7 +265,7 @@ def test_dropping_ended_worlds_repeats_nothing(monkeypatch: pytest.MonkeyPatch) 
 # Simulators in a process
 
 
-def pid_of(world: SimulatedWorld) -> int:
+def pid_of(world: SimulatedEnv) -> int:
     process = world._pool.simulators
     assert isinstance(process, SimulatorProcess)
     assert process._process is not None
@@ -296,10 +296,10 @@ def test_the_process_starts_when_needed_and_ends_with_its_worlds() -> None:
     world.reset()
     pid = pid_of(world)
     assert runs(pid)
-    taken = world.take(torch.tensor([0]))
+    taken = world.select(torch.tensor([0]))
     del world
     gc.collect()
-    assert isinstance(taken, SimulatedWorld)
+    assert isinstance(taken, SimulatedEnv)
     run(taken, 1)
     del taken
     gc.collect()

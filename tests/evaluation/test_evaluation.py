@@ -12,10 +12,10 @@ import torch
 
 from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.episodes import play
-from marl_pool.evaluation.loading import Subject, cpu_threads, in_double
+from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads, to_float64
 from marl_pool.evaluation.measure import measure
 from marl_pool.evaluation.results import (
     NAMES,
@@ -43,26 +43,28 @@ EPISODES = 6
 INVARIANT = ["ada", "avg", "cls", "max"]
 
 
-def centroid(count: int = EPISODES, **options: Any) -> World:
-    first = options.pop("first_world", EVALUATION_WORLDS)
-    return make_batched_env(num_envs=count, first_world=first, **{**ENV, **options})
+def centroid(count: int = EPISODES, **options: Any) -> BatchedEnv:
+    first = options.pop("first_env", EVALUATION_WORLDS)
+    return make_batched_env(num_envs=count, first_env=first, **{**ENV, **options})
 
 
-def fox_and_hens() -> World:
-    return FoxAndHens(EPISODES, first_world=EVALUATION_WORLDS)
+def fox_and_hens() -> BatchedEnv:
+    return FoxAndHens(EPISODES, first_env=EVALUATION_WORLDS)
 
 
-def policies(world: World, pooling: str = "ada", **options: Any) -> dict[str, Policy]:
+def policies(
+    env: BatchedEnv, pooling: str = "ada", **options: Any
+) -> dict[str, Policy]:
     """Untrained; larger weights would ask for more than the world's bounds allow."""
     options = {"init_std": 0.2, "seed": 1, **options}
     return {
         name: make_policy(group.tokens, group.action_space, pooling=pooling, **options)
-        for name, group in world.groups.items()
+        for name, group in env.groups.items()
     }
 
 
-def doubled(world: World, pooling: str = "ada", **options: Any) -> dict[str, Policy]:
-    return in_double(policies(world, pooling, **options))
+def doubled(env: BatchedEnv, pooling: str = "ada", **options: Any) -> dict[str, Policy]:
+    return to_float64(policies(env, pooling, **options))
 
 
 # Episodes
@@ -76,8 +78,8 @@ def shuffled_pair(
     played = (doubled if double else policies)(worlds[0], pooling)
     kinds = (None, make_perturbation("shuffle", every=every))
     clean, shuffled = (
-        play(played, world, kind, explore=explore).returns["agent"]
-        for world, kind in zip(worlds, kinds, strict=True)
+        play(played, env, kind, explore=explore).returns["agent"]
+        for env, kind in zip(worlds, kinds, strict=True)
     )
     return clean, shuffled
 
@@ -94,7 +96,7 @@ def test_a_shuffle_changes_nothing_for_an_invariant_head(
 
 @pytest.mark.parametrize("pooling", INVARIANT)
 def test_in_single_precision_the_order_shows(pooling: str) -> None:
-    """Without this the test above would not be one of `in_double`."""
+    """Without this the test above would not be one of `to_float64`."""
     clean, shuffled = shuffled_pair(pooling, double=False, every=1)
     assert (clean != shuffled).any()
 
@@ -105,14 +107,14 @@ def test_a_shuffle_changes_a_head_that_takes_positions() -> None:
 
 
 def test_returns_are_those_of_a_loop_by_hand() -> None:
-    world = centroid()
-    played = policies(world)
-    world.reset()
+    env = centroid()
+    played = policies(env)
+    env.reset()
     total = torch.zeros(EPISODES, 1, dtype=torch.float64)
     with torch.no_grad():
-        for _ in range(world.max_steps):
-            action = played["agent"].act(world.observe()["agent"]).action
-            step = world.step({"agent": played["agent"].scale(action)})
+        for _ in range(env.max_steps):
+            action = played["agent"].act(env.observe()["agent"]).action
+            step = env.step({"agent": played["agent"].scale(action)})
             total += step.rewards["agent"]
     returns = play(played, centroid()).returns["agent"]
     np.testing.assert_array_equal(returns, total[:, 0].numpy())
@@ -130,7 +132,7 @@ def test_sampled_actions_play_other_episodes() -> None:
 def test_a_copy_in_double_leaves_the_policy_alone() -> None:
     played = policies(centroid())
     played["agent"].train()
-    copied = in_double(played)
+    copied = to_float64(played)
     assert {p.dtype for p in played["agent"].parameters()} == {torch.float32}
     assert {p.dtype for p in copied["agent"].parameters()} == {torch.float64}
     assert played["agent"].training
@@ -139,7 +141,7 @@ def test_a_copy_in_double_leaves_the_policy_alone() -> None:
 
 def test_groups_that_share_a_policy_share_its_copy() -> None:
     shared = policies(centroid())["agent"]
-    copied = in_double({"one": shared, "two": shared})
+    copied = to_float64({"one": shared, "two": shared})
     assert copied["one"] is copied["two"]
 
 
@@ -170,17 +172,15 @@ def test_a_self_query_lost_now_and_then_is_a_share() -> None:
 
 
 def test_all_conditions_in_order_with_paired_drops() -> None:
-    world = centroid()
+    env = centroid()
     results = measure(
-        doubled(world),
+        doubled(env),
         centroid,
         [
             {"name": "jitter", "severities": [0.0, 0.5]},
             {"name": "occlude", "mode": "zero", "severities": [1.0]},
         ],
-        baselines={
-            "random": {"agent": RandomPolicy(world.groups["agent"].action_space)}
-        },
+        baselines={"random": {"agent": RandomPolicy(env.groups["agent"].action_space)}},
         stochastic=True,
     ).results
     conditions = [("clean", 0.0), ("jitter", 0.0), ("jitter", 0.5), ("occlude", 1.0)]
@@ -205,10 +205,10 @@ def test_only_what_must_be_exact_is_measured_in_float64(
 ) -> None:
     seen: list[tuple[Any, torch.dtype]] = []
 
-    def note(policies: Any, world: World, change: Any = None, **options: Any) -> Any:
+    def note(policies: Any, env: BatchedEnv, change: Any = None, **options: Any) -> Any:
         (weights,) = {p.dtype for p in policies["agent"].parameters()}
         seen.append((None if change is None else type(change).__name__, weights))
-        return play(policies, world, change, **options)
+        return play(policies, env, change, **options)
 
     monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
     played = doubled(centroid())
@@ -327,8 +327,8 @@ def test_several_groups_are_reported_each() -> None:
         ("hen", "rewire"),
     ]
     # A group's return is the mean of its agents' sums of rewards.
-    world = fox_and_hens()
-    returns = play(doubled(world), world).returns
+    env = fox_and_hens()
+    returns = play(doubled(env), env).returns
     assert returns["hen"].shape == (EPISODES,)
     assert results[1].mean == pytest.approx(returns["hen"].mean())
 
@@ -511,12 +511,12 @@ def test_the_seed_reaches_the_intervals(run: Run) -> None:
 
 
 def test_evaluation_worlds_are_none_that_training_meets(run: Run) -> None:
-    world = Subject.load(run, SETTINGS).worlds(3, first=2)
-    assert world.worlds.tolist() == [EVALUATION_WORLDS + i for i in (2, 3, 4)]
+    env = EvaluationTarget.load(run, SETTINGS).worlds(3, first=2)
+    assert env.env_ids.tolist() == [EVALUATION_WORLDS + i for i in (2, 3, 4)]
 
 
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
-    subject = Subject.load(run, SETTINGS)
+    subject = EvaluationTarget.load(run, SETTINGS)
     few, many = (
         play(subject.policies, subject.worlds(count)).returns["agent"]
         for count in (2, 5)

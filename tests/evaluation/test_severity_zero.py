@@ -10,8 +10,8 @@ import pytest
 from helpers.perturbed import VARIANTS
 from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
-from marl_pool.evaluation.loading import in_double
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import Measured, measure
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.base import PerturbationState
@@ -23,7 +23,7 @@ EPISODES = 6
 OWN = ("among", "token_type", "features", "position_features")
 """Options that name what the tests' own tokens have."""
 
-WORLDS: dict[str, Callable[[], World]] = {
+WORLDS: dict[str, Callable[[], BatchedEnv]] = {
     "simple_centroid": partial(
         make_batched_env, "simple_centroid", EPISODES, counts="2-3-4", max_steps=6
     ),
@@ -59,9 +59,9 @@ class Biased(Jitter):
         return tokens._replace(features=tokens.features + 1e-3), state
 
 
-def measured(world: str, *names: str) -> Measured:
+def measured(env: str, *names: str) -> Measured:
     """Perturbations at severities 0 and 1, by untrained policies."""
-    make = WORLDS[world]
+    make = WORLDS[env]
     policies = {
         name: make_policy(
             group.tokens, group.action_space, pooling="ada", init_std=0.3, seed=2
@@ -75,7 +75,7 @@ def measured(world: str, *names: str) -> Measured:
         if name in names and options and not set(options) & set(OWN)
     ]
     ladders = [{**entry, "severities": [0.0, 1.0]} for entry in entries]
-    return measure(in_double(policies), make, ladders)
+    return measure(to_float64(policies), make, ladders)
 
 
 # In quick runs a world that all perturbations fit, and one with gaps.
@@ -88,8 +88,8 @@ def measured(world: str, *names: str) -> Measured:
         for name in WORLDS
     ],
 )
-def test_severity_0_returns_exactly_what_clean_episodes_do(world: str) -> None:
-    found = measured(world, *PERTURBATIONS)
+def test_severity_0_returns_exactly_what_clean_episodes_do(env: str) -> None:
+    found = measured(env, *PERTURBATIONS)
     clean = {
         row.group: returns
         for row, returns in zip(found.results, found.returns, strict=True)
@@ -105,9 +105,9 @@ def test_severity_0_returns_exactly_what_clean_episodes_do(world: str) -> None:
             assert row.drop == 0.0 or row.perturbation == "clean"
         elif not np.array_equal(returns, clean[row.group]):
             changed.add(row.perturbation)
-    assert gaps == LACKING[world]
+    assert gaps == LACKING[env]
     # So they were in the loop: all that an invariant head can notice, it notices.
-    assert changed if world != "simple_centroid" else changed == NOTICED
+    assert changed if env != "simple_centroid" else changed == NOTICED
 
 
 def test_what_is_no_identity_is_caught() -> None:

@@ -113,14 +113,14 @@ def rgb(name: str) -> tuple[int, int, int]:
     return WHITE if name == "gem" else KEY_COLORS[int(name)]
 
 
-def read(world: BoxWorld, index: int = 0) -> Level:
+def read(env: BoxWorld, index: int = 0) -> Level:
     """The level that world ``index`` begins with."""
-    codes = world.codes[index].tolist()
+    codes = env.codes[index].tolist()
     assert codes[0] == codes[-1] == NOTHING
     agent = loose = None
     boxes = set()
     for place, code in enumerate(codes[1:-1], 1):
-        row, column = divmod(place - 1, world.n)
+        row, column = divmod(place - 1, env.n)
         cell = (row + 1, column + 1)
         if code == AGENT:
             assert agent is None
@@ -129,7 +129,7 @@ def read(world: BoxWorld, index: int = 0) -> Level:
             assert loose is None
             loose = (cell, str(code - LOOSE))
         elif code == GEM or KEY <= code < KEY + COLORS:
-            assert column + 1 < world.n
+            assert column + 1 < env.n
             lock = codes[place + 1]
             assert lock >= LOCK
             assert (GOAL <= lock < TRAP) == (code == GEM)
@@ -140,19 +140,19 @@ def read(world: BoxWorld, index: int = 0) -> Level:
             assert code == FLOOR or code >= LOCK
     assert agent is not None
     assert sum(code >= LOCK for code in codes) == len(boxes)
-    return Level(world.n, agent, loose, None, frozenset(boxes))
+    return Level(env.n, agent, loose, None, frozenset(boxes))
 
 
 def write(level: Level, **options: Any) -> BoxWorld:
     """A world of one room that begins with ``level``."""
-    world = BoxWorld(1, n=level.n, **options)
-    world.reset()
-    world.codes.fill_(FLOOR)
-    world.codes[:, 0] = world.codes[:, -1] = NOTHING
+    env = BoxWorld(1, n=level.n, **options)
+    env.reset()
+    env.codes.fill_(FLOOR)
+    env.codes[:, 0] = env.codes[:, -1] = NOTHING
 
     def put(cell: Cell, code: int) -> int:
         place = 1 + (cell[0] - 1) * level.n + cell[1] - 1
-        world.codes[0, place] = code
+        env.codes[0, place] = code
         return place
 
     places = [put(level.agent, AGENT)]
@@ -163,9 +163,9 @@ def write(level: Level, **options: Any) -> BoxWorld:
         places.append(put(box.cell, GEM if gem else KEY + int(box.content)))
         kind = TRAP if box.trap else GOAL if gem else LOCK
         places.append(put(box.lock_cell, kind + int(box.lock)))
-    shown = world.places.shape[1]
-    world.places[0] = torch.tensor(places[:shown])
-    return world
+    shown = env.places.shape[1]
+    env.places[0] = torch.tensor(places[:shown])
+    return env
 
 
 def draw(text: str, *traps: str) -> Level:

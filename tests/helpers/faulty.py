@@ -43,12 +43,12 @@ class Faulty(FoxAndHens):
         super()._place(rows, keys)
         if self.diary is not None:
             with self.diary.open("a") as out:
-                for world, episode in zip(
+                for env, episode in zip(
                     self.worlds[rows].tolist(),
                     self.episodes[rows].tolist(),
                     strict=True,
                 ):
-                    out.write(f"{os.getpid()} {world} {episode}\n")
+                    out.write(f"{os.getpid()} {env} {episode}\n")
 
     def _advance(self, actions):
         self.taken += 1

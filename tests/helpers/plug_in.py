@@ -3,7 +3,7 @@
 from marl_pool import Pooling
 
 
-class SumPool(Pooling):
+class SumPooling(Pooling):
     """Sum of the tokens present."""
 
     def __init__(self, dim: int) -> None:

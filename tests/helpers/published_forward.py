@@ -41,21 +41,21 @@ class Flat:
     def __init__(self, params: Array) -> None:
         self.params, self.at = params.astype(np.float64), 0
 
-    def take(self, *shape: int) -> Array:
+    def select(self, *shape: int) -> Array:
         size = int(np.prod(shape))
         self.at += size
         return self.params[self.at - size : self.at].reshape(shape)
 
     def linear(self, outputs: int, inputs: int) -> tuple[Array, Array]:
-        return self.take(outputs, inputs), self.take(outputs)
+        return self.select(outputs, inputs), self.select(outputs)
 
     def lstm(self, units: int, inputs: int) -> tuple[Array, Array, Array, Array]:
         gates = 4 * units
         return (
-            self.take(gates, inputs),
-            self.take(gates, units),
-            self.take(gates),
-            self.take(gates),
+            self.select(gates, inputs),
+            self.select(gates, units),
+            self.select(gates),
+            self.select(gates),
         )
 
     def done(self) -> None:

@@ -3,14 +3,14 @@
 import torch
 from gymnasium import spaces
 
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.tokens import Tokens, TokenSpec
 
 TOKENS = TokenSpec(4, 2, ("self", "fox", "hen"), positions=(0,))
 
 
-class FoxAndHens(World):
+class FoxAndHens(BatchedEnv):
     """One fox and three hens on a line; a lucky fox ends the episode.
 
     ``poison`` makes the observations or rewards NaN from a given step on.
@@ -25,7 +25,7 @@ class FoxAndHens(World):
         poison_step: int = 3,
         max_steps: int = 12,
         seed: int = 0,
-        first_world: int = 0,
+        first_env: int = 0,
         first_episode: int = 0,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -34,7 +34,7 @@ class FoxAndHens(World):
             num_envs,
             max_steps=max_steps,
             seed=seed,
-            first_world=first_world,
+            first_env=first_env,
             first_episode=first_episode,
             device=device,
             dtype=dtype,
@@ -46,8 +46,8 @@ class FoxAndHens(World):
     @property
     def groups(self):
         return {
-            "fox": Group(1, TOKENS, spaces.Box(-1.0, 1.0, (1,))),
-            "hen": Group(3, TOKENS, spaces.Discrete(3)),
+            "fox": AgentGroup(1, TOKENS, spaces.Box(-1.0, 1.0, (1,))),
+            "hen": AgentGroup(3, TOKENS, spaces.Discrete(3)),
         }
 
     def observe(self):
@@ -93,7 +93,7 @@ class AlikeFoxAndHens(FoxAndHens):
     @property
     def groups(self):
         group = super().groups["hen"]
-        return {"fox": Group(1, TOKENS, group.action_space), "hen": group}
+        return {"fox": AgentGroup(1, TOKENS, group.action_space), "hen": group}
 
     def _advance(self, actions):
         fox = actions["fox"][..., None].to(self.dtype) - 1
@@ -106,13 +106,13 @@ class NoFox(FoxAndHens):
     @property
     def groups(self):
         fox = super().groups["fox"]
-        return {**super().groups, "fox": Group(0, TOKENS, fox.action_space)}
+        return {**super().groups, "fox": AgentGroup(0, TOKENS, fox.action_space)}
 
 
 class StillHens(Policy):
     """Hens that never move: a scripted policy as a user would write one."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: AgentGroup) -> None:
         super().__init__()
         self.num_choices = int(group.action_space.n)
 

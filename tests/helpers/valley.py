@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from gymnasium import spaces
 
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 
 
-class Valley(World):
+class Valley(BatchedEnv):
     """Stay near 0 on a windy line; one token shows the place.
 
     ``fault`` happens where world 0 plays ``episode``: "raise", "poison" (rewards are
@@ -29,7 +29,7 @@ class Valley(World):
         diary: str = ".",
         max_steps: int = 5,
         seed: int = 0,
-        first_world: int = 0,
+        first_env: int = 0,
         first_episode: int = 0,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -38,7 +38,7 @@ class Valley(World):
             num_envs,
             max_steps=max_steps,
             seed=seed,
-            first_world=first_world,
+            first_env=first_env,
             first_episode=first_episode,
             device=device,
             dtype=dtype,
@@ -51,7 +51,7 @@ class Valley(World):
     @property
     def groups(self):
         spec = TokenSpec(1, 2, ("place",), has_self=False)
-        return {"agent": Group(1, spec, spaces.Box(-1.0, 1.0, (1,)))}
+        return {"agent": AgentGroup(1, spec, spaces.Box(-1.0, 1.0, (1,)))}
 
     def observe(self):
         place = self.place[:, None, None]

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
-from marl_pool.evaluation.loading import in_double
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.loading import to_float64
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 
@@ -16,16 +16,16 @@ ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 5
 STEPS, PLACES = 5, 8
 
 
-def centroid(count: int = 1) -> World:
+def centroid(count: int = 1) -> BatchedEnv:
     return make_batched_env(num_envs=count, **ENV)
 
 
-def policy_for(world: World, pooling: Any = "ada") -> Policy:
-    group = world.groups["agent"]
+def policy_for(env: BatchedEnv, pooling: Any = "ada") -> Policy:
+    group = env.groups["agent"]
     made = make_policy(
         group.tokens, group.action_space, pooling=pooling, init_std=0.4, seed=1
     )
-    return in_double({"agent": made})["agent"]
+    return to_float64({"agent": made})["agent"]
 
 
 def read(path: Path) -> list[np.ndarray]:

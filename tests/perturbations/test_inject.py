@@ -26,7 +26,7 @@ from helpers.perturbed import (
 )
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import conditions
 from marl_pool.perturbations import make_perturbation
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
@@ -228,7 +228,7 @@ def test_tokens_without_a_known_position_take_no_distractors() -> None:
 
 # In the worlds
 
-WORLDS: dict[str, Callable[..., World]] = {
+WORLDS: dict[str, Callable[..., BatchedEnv]] = {
     name: partial(make_batched_env, name, 4, **options)
     for name, options in {
         "simple_centroid": {"counts": "2-3-4"},
@@ -250,11 +250,11 @@ WORLDS: dict[str, Callable[..., World]] = {
     ],
 )
 def test_suites_inject_what_is_noise_in_a_world(
-    suite: str, world: str, expected: str
+    suite: str, env: str, expected: str
 ) -> None:
     listed = compose("evaluate", [f"suite={suite}"])["perturbations"]
     chosen = [entry for entry in listed if entry["name"] == "inject"]
-    made = WORLDS[world]()
+    made = WORLDS[env]()
     (spec, *_) = (group.tokens for group in made.groups.values())
     built = conditions(chosen, made)
     assert len(built) >= len(chosen) > 0
@@ -268,10 +268,10 @@ def test_suites_inject_what_is_noise_in_a_world(
 
 
 def test_in_boxworld_cells_move_and_colors_stay() -> None:
-    world = WORLDS["boxworld"]()
-    world.reset()
-    tokens = world.observe()["agent"]
-    (spec,) = (group.tokens for group in world.groups.values())
+    env = WORLDS["boxworld"]()
+    env.reset()
+    tokens = env.observe()["agent"]
+    (spec,) = (group.tokens for group in env.groups.values())
     options: dict[str, Any] = {"token_type": "lock", "spread": 0.3, "count": 5}
     made = make_perturbation("inject", specs=[spec], **options)
     state = made.start(tokens, keys(4))
@@ -288,6 +288,6 @@ def test_tokenizers_say_what_is_a_position() -> None:
         ("mpe2.simple_spread_v3", "simple_spread", (0, 1)),
         ("mpe2.simple_spread_v3", "features", ()),
     ):
-        world = make_batched_env("pettingzoo", 1, module=module, tokenizer=tokenizer)
-        for group in world.groups.values():
+        env = make_batched_env("pettingzoo", 1, module=module, tokenizer=tokenizer)
+        for group in env.groups.values():
             assert group.tokens.positions == positions

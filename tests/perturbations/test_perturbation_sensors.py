@@ -205,9 +205,9 @@ def test_copies_follow_their_tokens(seed: int, severity: float) -> None:
         assert (origin[..., :9] == torch.arange(9)).all()
         counts = used[..., 9:].sum(-1)
         assert torch.equal(counts, (present.sum(-1) * severity).round().long())
-        for world in range(3):
+        for env in range(3):
             for agent in range(2):
-                at, own = (world, agent), used[world, agent, 9:]
+                at, own = (env, agent), used[env, agent, 9:]
                 places = origin[at][9:][own]
                 assert len(set(places.tolist())) == len(places)
                 for part, clean in zip(seen, now, strict=True):

@@ -22,7 +22,7 @@ from helpers.perturbed import (
     variants,
 )
 from marl_pool.envs import make_batched_env, make_heuristic
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.severity import check_severity
@@ -52,13 +52,13 @@ def test_each_world_sees_what_its_own_severity_does(
     drawn = build(name, severity=PAIR, **options)
     many = play(drawn, tokens, moves=True, seed=seed)
     _, state = next(states(drawn, tokens, seed=seed))
-    for world, severity in enumerate(state["severity"].tolist()):
+    for env, severity in enumerate(state["severity"].tolist()):
         assert PAIR[0] < severity < PAIR[1]
-        own = slice(world, world + 1)
+        own = slice(env, env + 1)
         plain = build(name, severity=severity, **options)
         for seen, expected in zip(
             many,
-            play(plain, tokens.at(own), moves=True, seed=seed, first=world),
+            play(plain, tokens.at(own), moves=True, seed=seed, first=env),
             strict=True,
         ):
             places = expected.num_tokens
@@ -280,28 +280,28 @@ class Plain(Perturbation):
         return tokens, state
 
 
-def centroid(num_envs: int = 4, first_world: int = 0, **options: Any) -> World:
+def centroid(num_envs: int = 4, first_env: int = 0, **options: Any) -> BatchedEnv:
     return make_batched_env(
         "simple_centroid",
         num_envs,
         counts="2-3-4",
         max_steps=5,
-        first_world=first_world,
+        first_env=first_env,
         **options,
     )
 
 
 def in_the_loop(
-    name: str, options: dict[str, Any], severity: Any, world: World | None = None
+    name: str, options: dict[str, Any], severity: Any, env: BatchedEnv | None = None
 ) -> Rollout:
-    world = world or centroid()
-    group = world.groups["agent"]
+    env = env or centroid()
+    group = env.groups["agent"]
     extra = {"inject": {"token_type": "signal"}}.get(name, {})
     made = make_perturbation(
         name, specs=[group.tokens], severity=severity, **{**extra, **options}
     )
     policy = {"agent": RandomPolicy(group.action_space)}
-    return Rollout(world, policy, perturbation=made)
+    return Rollout(env, policy, perturbation=made)
 
 
 @variants
@@ -325,8 +325,8 @@ def test_it_changes_what_a_sensitive_policy_reaches(
     """The heuristic follows the signal; a shuffle is all the same to it."""
     returns = []
     for severity in (0.0, 0.8):
-        world = centroid(16, dtype=torch.float64)
-        group = world.groups["agent"]
+        env = centroid(16, dtype=torch.float64)
+        group = env.groups["agent"]
         extra = {"inject": {"token_type": "signal"}}.get(name, {})
         options = {**extra, **options}
         if options.get("among") == ["agent", "noise"]:
@@ -337,7 +337,7 @@ def test_it_changes_what_a_sensitive_policy_reaches(
             name, specs=[group.tokens], severity=severity, **options
         )
         policy = {"agent": make_heuristic("simple_centroid", group)}
-        returns.append(Rollout(world, policy, perturbation=made).episodes().returns)
+        returns.append(Rollout(env, policy, perturbation=made).episodes().returns)
     clean, perturbed = (each["agent"] for each in returns)
     change = (clean - perturbed).abs().max()
     assert change < 1e-12 if name == "shuffle" else change > 1e-4
@@ -355,10 +355,10 @@ def test_severities_grow_from_episode_to_episode(ramp: int) -> None:
 
 
 def test_a_rollout_may_have_episodes_behind_it() -> None:
-    world = centroid()
+    env = centroid()
     made = make_perturbation("occlude", severity=1.0, ramp=4)
-    policy = {"agent": RandomPolicy(world.groups["agent"].action_space)}
-    rollout = Rollout(world, policy, perturbation=made, played=2)
+    policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
+    rollout = Rollout(env, policy, perturbation=made, played=2)
     assert (rollout.tokens["agent"].padding.sum(-1) == 4).all()
 
 
@@ -387,8 +387,8 @@ def test_worlds_of_a_batch_draw_what_they_draw_alone(
     options = {**options, "ramp": 3}
     together = in_the_loop(name, options, RAMPED["severity"]).steps(12)["agent"].tokens
     for number in range(4):
-        world = centroid(1, number)
-        alone = in_the_loop(name, options, RAMPED["severity"], world)
+        env = centroid(1, number)
+        alone = in_the_loop(name, options, RAMPED["severity"], env)
         own = together.at((slice(None), slice(number, number + 1)))
         assert same(alone.steps(12)["agent"].tokens, own)
 
@@ -409,7 +409,7 @@ def test_worlds_can_be_dropped_in_mid_episode(
 
 
 def test_a_perturbation_that_knows_no_ramps_is_started_as_ever() -> None:
-    world, made = centroid(), Plain()
-    policy = {"agent": RandomPolicy(world.groups["agent"].action_space)}
-    Rollout(world, policy, perturbation=made).steps(12)
+    env, made = centroid(), Plain()
+    policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
+    Rollout(env, policy, perturbation=made).steps(12)
     assert made.starts == 3

@@ -11,10 +11,10 @@ from torch import Tensor
 from helpers.perturbed import bits, keys, seeds
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import cases_of, label
 from marl_pool.evaluation.episodes import play
-from marl_pool.evaluation.loading import in_double
+from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import measure
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
@@ -180,24 +180,24 @@ def test_what_lies_under_padding_is_never_seen() -> None:
 # The worlds
 
 
-def balanced(count: int = 4) -> World:
+def balanced(count: int = 4) -> BatchedEnv:
     """CartPole whose tokens stack three readings, in episodes that last."""
     return make_batched_env(
         "cartpole", num_envs=count, num_frames=3, start_speed=0.5, max_steps=12
     )
 
 
-def frame_by_frame(world: World, **options: Any) -> Perturbation:
-    spec = world.groups["agent"].tokens
+def frame_by_frame(env: BatchedEnv, **options: Any) -> Perturbation:
+    spec = env.groups["agent"].tokens
     return make_perturbation("shuffle", specs=[spec], scope="frame", **options)
 
 
-def returns(world: World, **options: Any) -> Tensor:
+def returns(env: BatchedEnv, **options: Any) -> Tensor:
     """Of a feed-forward policy, which needs its channels in order."""
-    group = world.groups["agent"]
+    group = env.groups["agent"]
     policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
-    change = frame_by_frame(world, **options) if options else None
-    rollout = Rollout(world, {"agent": policy}, perturbation=change)
+    change = frame_by_frame(env, **options) if options else None
+    rollout = Rollout(env, {"agent": policy}, perturbation=change)
     return rollout.episodes().returns["agent"]
 
 
@@ -215,7 +215,7 @@ def test_a_world_sees_among_others_what_it_sees_alone() -> None:
                 make_batched_env(
                     "cartpole",
                     num_envs=1,
-                    first_world=number,
+                    first_env=number,
                     num_frames=3,
                     start_speed=0.5,
                     max_steps=12,
@@ -230,11 +230,11 @@ def test_a_world_sees_among_others_what_it_sees_alone() -> None:
 
 def test_a_saved_rollout_goes_on_exactly() -> None:
     def rollout() -> Rollout:
-        world = balanced()
-        group = world.groups["agent"]
+        env = balanced()
+        group = env.groups["agent"]
         policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
-        change = frame_by_frame(world, every=2)
-        return Rollout(world, {"agent": policy}, perturbation=change)
+        change = frame_by_frame(env, every=2)
+        return Rollout(env, {"agent": policy}, perturbation=change)
 
     def features(going: Rollout, count: int) -> Tensor:
         return going.steps(count)["agent"].tokens.features
@@ -264,8 +264,8 @@ def test_worlds_say_how_many_frames_a_token_stacks(
     needs = {"pong": "ale_py", "car_racing": "Box2D", "ant_bullet": "pybullet"}
     if name in needs:
         pytest.importorskip(needs[name])
-    world = make_batched_env(name, num_envs=1, **options)
-    (group,) = world.groups.values()
+    env = make_batched_env(name, num_envs=1, **options)
+    (group,) = env.groups.values()
     assert group.tokens.num_frames == frames
 
 
@@ -279,23 +279,23 @@ def test_frames_that_features_cannot_hold_are_refused() -> None:
 def test_a_world_that_stacks_its_frames_is_seen_in_mixed_orders() -> None:
     """CartPole's frames, permuted as they come, without any of our stacks of orders."""
 
-    world = balanced()
+    env = balanced()
     rollout = Rollout(
-        world,
-        {"agent": RandomPolicy(world.groups["agent"].action_space)},
-        perturbation=frame_by_frame(world, every=5),
+        env,
+        {"agent": RandomPolicy(env.groups["agent"].action_space)},
+        perturbation=frame_by_frame(env, every=5),
     )
-    moments: list[Tensor] = []
+    transitions: list[Tensor] = []
     orders: list[Tensor] = []
 
-    def hook(moment: Any) -> None:
-        moments.append(moment.tokens["agent"].features[:, 0])
+    def hook(transition: Any) -> None:
+        transitions.append(transition.tokens["agent"].features[:, 0])
         orders.append(rollout.perturbed["agent"]["origin"][:, 0])
 
     rollout.episodes(hook)
-    assert len(moments) == 12
+    assert len(transitions) == 12
     for time in range(1, 12):
-        older, newer = moments[time - 1], moments[time]
+        older, newer = transitions[time - 1], transitions[time]
         # The frame that was newest a step ago is now the one before, as it was seen.
         assert torch.equal(newer[..., 1], older[..., 2])
         assert torch.equal(newer[..., 0], older[..., 1])
@@ -336,28 +336,26 @@ def test_only_what_an_invariant_policy_must_not_notice_is_measured_exactly(
 ) -> None:
     seen: list[torch.dtype] = []
 
-    def note(policies: Any, world: World, change: Any = None, **options: Any) -> Any:
+    def note(policies: Any, env: BatchedEnv, change: Any = None, **options: Any) -> Any:
         if change is not None:
             seen.append(next(policies["agent"].parameters()).dtype)
-        return play(policies, world, change, **options)
+        return play(policies, env, change, **options)
 
     monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
     group = balanced().groups["agent"]
     policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
     entry = {"name": "shuffle", "scope": scope, "every": every, "severities": [1.0]}
-    measure(in_double({"agent": policy}), balanced, [entry])
+    measure(to_float64({"agent": policy}), balanced, [entry])
     assert seen == [torch.float64 if reorders else torch.float32]
 
 
 def test_where_there_are_no_stacks_an_evaluation_has_a_gap() -> None:
-    world = make_batched_env("cartpole", num_envs=1)
+    env = make_batched_env("cartpole", num_envs=1)
     entry = {"name": "shuffle", "every": 25, "scope": "frame", "severities": [1.0]}
-    case = cases_of({}, [entry], [], world)[1]
+    case = cases_of({}, [entry], [], env)[1]
     assert "perturbation.scope: expected token" in case.gap
     with pytest.raises(UnfitTokensError):
-        make_perturbation(
-            "shuffle", specs=[world.groups["agent"].tokens], scope="frame"
-        )
+        make_perturbation("shuffle", specs=[env.groups["agent"].tokens], scope="frame")
 
 
 def test_cloning_reads_pixels_where_frames_are_permuted() -> None:

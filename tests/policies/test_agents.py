@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.cartpole.world import CartPole
-from marl_pool.kernels.batched import product, tanh
+from marl_pool.kernels.batched import batched_linear, tanh
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.feed_forward import FeedForward
 from marl_pool.policies.population import Population, load_vector, to_vector
@@ -21,14 +21,14 @@ SENSOR = {"name": "attention_neuron", "scale": False, "bias": False}
 FRAMES = {"name": "attention_neuron", "memory": "none", "key_units": 4}
 
 
-def world(count: int = 6, **options) -> CartPole:
+def env(count: int = 6, **options) -> CartPole:
     made = make_batched_env("cartpole", num_envs=count, **options)
     assert isinstance(made, CartPole)
     return made
 
 
 def agents() -> dict[str, Agent]:
-    group = world().groups["agent"]
+    group = env().groups["agent"]
     args = (group.tokens, group.action_space)
     return {
         "sensory": Sensory(*args, pooling=SENSOR, seed=0),
@@ -52,7 +52,7 @@ def vectors(agent: Agent, count: int, seed: int = 0) -> torch.Tensor:
 def test_parameter_counts_are_the_published_ones() -> None:
     made = agents()
     assert len(to_vector(made["sensory"])) == 913
-    group = world().groups["agent"]
+    group = env().groups["agent"]
     baseline = FeedForward(group.tokens, group.action_space, hidden=[16])
     assert len(to_vector(baseline)) == 5 * 16 + 16 + 16 + 1
 
@@ -62,11 +62,11 @@ def test_a_population_acts_as_its_members_one_by_one(name: str) -> None:
     agent = agents()[name].double()
     members = vectors(agent, 3)
     population = Population(agent, members)
-    played = Rollout(world(6, dtype=torch.float64), {"agent": population}).episodes()
+    played = Rollout(env(6, dtype=torch.float64), {"agent": population}).episodes()
     for number, vector in enumerate(members):
         load_vector(agent, vector)
         alone = Rollout(
-            world(2, dtype=torch.float64, first_world=2 * number), {"agent": agent}
+            env(2, dtype=torch.float64, first_env=2 * number), {"agent": agent}
         ).episodes()
         rows = slice(2 * number, 2 * number + 2)
         torch.testing.assert_close(
@@ -97,7 +97,7 @@ def test_ended_worlds_may_idle_and_nothing_changes(idle: float) -> None:
     agent = agents()["sensory"].double()
     population = Population(agent, vectors(agent, 4))
     at_once, later = (
-        Rollout(world(16, dtype=torch.float64), {"agent": population}).episodes(idle=i)
+        Rollout(env(16, dtype=torch.float64), {"agent": population}).episodes(idle=i)
         for i in (0.0, idle)
     )
     torch.testing.assert_close(at_once.returns["agent"], later.returns["agent"])
@@ -108,7 +108,7 @@ def test_only_worlds_that_run_on_may_idle() -> None:
     toy = make_batched_env("simple_centroid", num_envs=2)
     agent = FeedForward(toy.groups["agent"].tokens, toy.groups["agent"].action_space)
     rollout = Rollout(toy, {"agent": agent})
-    with pytest.raises(InputError, match=r"idle: .*runs_on"):
+    with pytest.raises(InputError, match=r"idle: .*steps_past_end"):
         rollout.episodes(idle=0.2)
 
 
@@ -116,7 +116,7 @@ def test_a_population_needs_a_multiple_of_its_size_in_worlds() -> None:
     agent = agents()["sensory"]
     population = Population(agent, vectors(agent, 4))
     with pytest.raises(InputError, match="expected a multiple of the population 4"):
-        Rollout(world(6), {"agent": population})
+        Rollout(env(6), {"agent": population})
 
 
 def test_vectors_of_another_length_are_refused() -> None:
@@ -206,13 +206,13 @@ def test_a_choice_is_drawn_only_where_the_agent_explores() -> None:
 
 @pytest.mark.parametrize("hidden", [[0], [4, -1]])
 def test_widths_below_one_are_refused(hidden: list[int]) -> None:
-    group = world().groups["agent"]
+    group = env().groups["agent"]
     with pytest.raises(InputError, match=r"policy.hidden: expected widths"):
         FeedForward(group.tokens, group.action_space, hidden=hidden)
 
 
 def test_a_sensory_layer_has_to_take_the_previous_action() -> None:
-    group = world().groups["agent"]
+    group = env().groups["agent"]
     with pytest.raises(InputError, match="must be a subclass of"):
         Sensory(group.tokens, group.action_space, pooling={"name": "max"})
     with pytest.raises(InputError, match="expected a mapping with a name"):
@@ -232,7 +232,7 @@ def test_a_product_for_one_or_many(
     lead = (members,) if many else ()
     x = torch.randn(*lead, 2, rows, 4)
     weight, bias = torch.randn(*lead, 4, 3), torch.randn(*lead, 3)
-    result = product(x, weight, bias if with_bias else None)
+    result = batched_linear(x, weight, bias if with_bias else None)
     for number in range(members) if many else [...]:
         expected = x[number] @ weight[number]
         expected = expected + bias[number] if with_bias else expected

@@ -16,7 +16,7 @@ from helpers.toy import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import make_pooling
-from marl_pool.pooling.attention_neuron import AttentionNeuron, sinusoids
+from marl_pool.pooling.attention_neuron import AttentionNeuronPooling, sinusoids
 from marl_pool.rollout import Rollout
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import TrainBatch, num_steps, to_sequences
@@ -28,12 +28,12 @@ B, T, N, D, A = 3, 5, 4, 2, 2
 PUBLISHED = GOLDEN_FILES / "attention_neuron" / "golden_cartpole.npz"
 
 
-def make(**options: Any) -> AttentionNeuron:
+def make(**options: Any) -> AttentionNeuronPooling:
     torch.manual_seed(0)
     head = make_pooling(
         "attention_neuron", dim=D, **{"action_dim": A, "num_codes": 3, **options}
     ).double()
-    assert isinstance(head, AttentionNeuron)
+    assert isinstance(head, AttentionNeuronPooling)
     return head
 
 
@@ -83,7 +83,7 @@ def test_one_code_by_hand() -> None:
 def test_the_codes_are_the_published_layers(seen: str, acted: str, codes: str) -> None:
     """With the published weights of CartPole, over 20 steps."""
     golden = {key: torch.from_numpy(array) for key, array in np.load(PUBLISHED).items()}
-    head = AttentionNeuron(1, scale=False, bias=False, action_dim=1).double()
+    head = AttentionNeuronPooling(1, scale=False, bias=False, action_dim=1).double()
     assert head.cell is not None
     weights = [*head.cell.parameters(), head.query.weight, head.key.weight]
     sizes = [weight.numel() for weight in weights]
@@ -176,7 +176,7 @@ def test_the_previous_action_matters(options: Any) -> None:
 
 def test_differences_of_frames_are_the_key() -> None:
     torch.manual_seed(0)
-    head = AttentionNeuron(6, frames=3, memory="none").double()
+    head = AttentionNeuronPooling(6, frames=3, memory="none").double()
     x = torch.randn(B, 1, N, 6, dtype=torch.float64)
     keys, _ = head._keys(
         head.fold(), x, None, torch.zeros(B, 1, 0, dtype=torch.float64), ()

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from helpers.samples import DIM, NUM_TOKENS, make_head, random_set
 from marl_pool.pooling import make_pooling, pooling_names
+from marl_pool.pooling.aggregation import LearnedAggregationPooling
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.hopfield import HopfieldPooling
-from marl_pool.pooling.learned_aggregation import LearnedAggregation
-from marl_pool.pooling.lstm import LSTMPool
-from marl_pool.pooling.means import PowerMean, SoftmaxPool
-from marl_pool.pooling.multi import Multi
-from marl_pool.pooling.pma import PMA
+from marl_pool.pooling.lstm import LSTMPooling
+from marl_pool.pooling.means import PowerMeanPooling, SoftmaxPooling
+from marl_pool.pooling.multi import MultiPooling
+from marl_pool.pooling.pma import PMAPooling
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 X = torch.tensor([[[1.0, -4.0], [3.0, 0.0], [5.0, 1.0]]], dtype=torch.float64)
@@ -156,8 +156,8 @@ def test_numbers_out_of_range(name: str, options: dict[str, Any], message: str) 
 
 
 def test_a_learned_number_begins_where_it_was_set() -> None:
-    assert PowerMean(4, p=2.5).p.item() == pytest.approx(2.5)
-    assert SoftmaxPool(4, beta=0.3).beta.tolist() == pytest.approx([0.3] * 4)
+    assert PowerMeanPooling(4, p=2.5).p.item() == pytest.approx(2.5)
+    assert SoftmaxPooling(4, beta=0.3).beta.tolist() == pytest.approx([0.3] * 4)
 
 
 # Attention
@@ -174,7 +174,7 @@ def test_gated_attention_by_hand() -> None:
 def test_pma_of_torch() -> None:
     """torch's attention with the same weights, scaled by the head width as it does."""
     head = make_head("pma", num_seeds=2, num_heads=4, attention_scale="head")
-    assert isinstance(head, PMA)
+    assert isinstance(head, PMAPooling)
     own = head.block.attention
     torch_attention = nn.MultiheadAttention(DIM, 4, bias=False, batch_first=True)
     torch_attention = torch_attention.double()
@@ -230,7 +230,7 @@ def test_updates_lower_the_energy_of_a_hopfield_network() -> None:
 
 def test_learned_aggregation_as_the_post_writes_it() -> None:
     head = make_head("learned_aggregation", query_dim=3, dim_out=2)
-    assert isinstance(head, LearnedAggregation)
+    assert isinstance(head, LearnedAggregationPooling)
     x = random_set()[0]
     for row, found in zip(x, head(x), strict=True):
         query = head.learned_query[None] @ head.to_query.weight.T
@@ -250,7 +250,7 @@ def test_more_tokens_than_places(name: str) -> None:
 
 def test_an_lstm_of_torch() -> None:
     head = make_head("lstm", hidden=3)
-    assert isinstance(head, LSTMPool)
+    assert isinstance(head, LSTMPooling)
     oracle = nn.LSTM(DIM, 3, batch_first=True).double()
     with torch.no_grad():
 
@@ -350,7 +350,7 @@ def test_several_heads_side_by_side() -> None:
         {"name": "max"},
     ]
     head = make_head("multi", heads=parts)
-    assert isinstance(head, Multi)
+    assert isinstance(head, MultiPooling)
     x, padding, types = random_set()
     alone = [part(x, padding, types) for part in head.heads]
     assert torch.equal(head(x, padding, types), torch.cat(alone, -1))
@@ -365,7 +365,7 @@ def test_each_head_gets_its_own_extra_token() -> None:
     with_tokens = head.prepend(x, padding, types)
     assert with_tokens[0].shape[1] == NUM_TOKENS + 2 == head.extra_tokens + NUM_TOKENS
     first, average, last = head(*with_tokens).split(DIM, -1)
-    assert isinstance(head, Multi)
+    assert isinstance(head, MultiPooling)
     tokens = [part.tokens for part in head.heads if part.extra_tokens]
     for result, token in zip((first, last), tokens, strict=True):
         torch.testing.assert_close(result, token.expand_as(result))

@@ -18,7 +18,7 @@ from marl_pool.policies.vision import Vision
 from marl_pool.pooling import distinct as distinct_module
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.distinct import distinct
-from marl_pool.pooling.vision_neuron import Tiles, VisionNeuron
+from marl_pool.pooling.vision_neuron import Tiles, VisionNeuronPooling
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
@@ -35,11 +35,11 @@ SMALL: dict[str, Any] = {
 seeds = st.integers(0, 2**31)
 
 
-def make(**options: Any) -> VisionNeuron:
+def make(**options: Any) -> VisionNeuronPooling:
     torch.manual_seed(0)
     given_options = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
     head = make_pooling("vision_neuron", dim=D, **{**given_options, **options})
-    assert isinstance(head, VisionNeuron)
+    assert isinstance(head, VisionNeuronPooling)
     return head.double()
 
 
@@ -71,7 +71,7 @@ def shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def test_the_published_layers_are_members() -> None:
-    pong = VisionNeuron(144, num_codes=400, action_dim=6)
+    pong = VisionNeuronPooling(144, num_codes=400, action_dim=6)
     expected = {
         "query.weight": (32, 8),
         "query.bias": (32,),
@@ -86,7 +86,7 @@ def test_the_published_layers_are_members() -> None:
     }
     assert shapes(pong) == expected
     assert list(shapes(pong)) == list(expected)
-    cars = VisionNeuron(
+    cars = VisionNeuronPooling(
         144, num_codes=1024, value_dim=16, message_dim=16, affine=False, action_dim=3
     )
     assert shapes(cars) == {
@@ -199,7 +199,7 @@ def test_gradcheck_with_counts(affine: bool) -> None:
 class Unrolled(torch.nn.Module):
     """A head whose call is `unroll`."""
 
-    def __init__(self, head: VisionNeuron) -> None:
+    def __init__(self, head: VisionNeuronPooling) -> None:
         super().__init__()
         self.head = head
 
@@ -483,13 +483,13 @@ LARGE: dict[str, Any] = {"patch_convolutions": [(3, 2, 2), (2, 2, 1)], "patch_di
 LARGE_SPEC = TokenSpec(N, 72, ("patch",), has_self=False, dtype="uint8")
 
 
-def large(**options: Any) -> VisionNeuron:
+def large(**options: Any) -> VisionNeuronPooling:
     torch.manual_seed(0)
     given_options = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
     head = make_pooling(
         "vision_neuron", dim=72, **{**given_options, **LARGE, **options}
     )
-    assert isinstance(head, VisionNeuron)
+    assert isinstance(head, VisionNeuronPooling)
     return head.double()
 
 

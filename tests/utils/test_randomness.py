@@ -24,8 +24,8 @@ UNLIKELY = 1e-4
 """The share of true generators that a statistical test here would refuse."""
 
 
-def key(seed: int = 0, world: int = 0, episode: int = 0, purpose: int = 1) -> Tensor:
-    ids = torch.tensor([world]), torch.tensor([episode])
+def key(seed: int = 0, env: int = 0, episode: int = 0, purpose: int = 1) -> Tensor:
+    ids = torch.tensor([env]), torch.tensor([episode])
     return stream_keys(seed, *ids, Purpose(purpose))
 
 
@@ -102,15 +102,15 @@ def test_parts_of_a_purpose_are_different_streams() -> None:
 
 @given(
     seed=st.integers(0, 2**63 - 1),
-    world=st.integers(0, 2**45),
+    env=st.integers(0, 2**45),
     episode=st.integers(0, 2**30),
     start=st.integers(0, 2**40),
 )
 def test_a_number_depends_on_its_name_and_place_alone(
-    seed: int, world: int, episode: int, start: int
+    seed: int, env: int, episode: int, start: int
 ) -> None:
-    alone = uniform(key(seed, world, episode), 3, start)
-    worlds = torch.tensor([5, world, world + 1])
+    alone = uniform(key(seed, env, episode), 3, start)
+    worlds = torch.tensor([5, env, env + 1])
     episodes = torch.tensor([episode + 1, episode, 0])
     keys = stream_keys(seed, worlds, episodes, Purpose.RESET)
     starts = torch.tensor([[0], [start - 2], [7]])
@@ -175,11 +175,11 @@ def test_a_restart_at_any_time_begins_the_new_episode_and_touches_no_other(
     played = [0, 0, 0]
     for steps, restarts in [*plays, (7, [False] * 3)]:
         got = serve(stream, steps) if steps else torch.zeros(0, 3, 2)
-        for world in range(3):
+        for env in range(3):
             fresh = make()
             fresh.restart(episodes)
-            expected = serve(fresh, played[world] + steps + 1)
-            assert torch.equal(got[:, world], expected[played[world] : -1, world])
+            expected = serve(fresh, played[env] + steps + 1)
+            assert torch.equal(got[:, env], expected[played[env] : -1, env])
         where = torch.tensor(restarts)
         episodes = episodes + where
         stream.restart(episodes, where)
@@ -204,7 +204,7 @@ def test_taken_streams_go_on_where_they_stand(steps: int) -> None:
     stream = make()
     for _ in range(steps):
         stream.next()
-    taken = stream.take(torch.tensor([2, 0]))
+    taken = stream.select(torch.tensor([2, 0]))
     assert torch.equal(serve(stream, 9)[:, [2, 0]], serve(taken, 9))
     episodes = torch.tensor([5, 5, 5])
     stream.restart(episodes)

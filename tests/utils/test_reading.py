@@ -250,7 +250,7 @@ def test_a_bounded_file_is_read_no_further() -> None:
 # Sizes
 
 UNBOUNDED = {
-    *("seed", "data_seed", "first_world", "first_episode"),  # any number will do
+    *("seed", "data_seed", "first_env", "first_episode"),  # any number will do
     *("max_steps", "no_reward_limit", "action_repeat", "frame_skip", "noop_max"),
     *("every", "held", "ramp", "pretrain_epochs"),  # these take time, not memory
     *(

@@ -592,7 +592,7 @@ def test_worlds_of_a_loaded_run_stay_restricted(payload: Path) -> None:
 
 
 def test_a_policy_saved_with_a_plug_in_says_how_to_allow_it(tmp_path: Path) -> None:
-    name = "helpers.plug_in:SumPool"
+    name = "helpers.plug_in:SumPooling"
     pooling = {"name": "multi", "heads": [{"name": name}, {"name": "avg"}]}
     policy = make_policy(SPEC, BOX, encoder={"name": "identity"}, pooling=pooling)
     save_policy(policy, tmp_path / "mine")

@@ -9,15 +9,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 from marl_pool.envs.ant.drawing import NUM_PARTS, draw
-from marl_pool.envs.base import Group, WorldOptions
-from marl_pool.envs.simulation.world import Batch, SimulatedWorld
+from marl_pool.envs.base import AgentGroup, WorldOptions
+from marl_pool.envs.simulation.world import Batch, SimulatedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import PositiveInt
 
 JOINTS = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
 
 
-class AntWorld(SimulatedWorld):
+class AntEnv(SimulatedEnv):
     """An ant for each world; each channel of its sensors is a token.
 
     Args:
@@ -26,7 +26,7 @@ class AntWorld(SimulatedWorld):
         channels: what the sensors measure, in the order of the tokens.
         num_frames: readings of a token, the newest last, at least 1.
         channel_ids: each channel is a type of its own.
-        **context: as `World` takes it.
+        **context: as `BatchedEnv` takes it.
 
     Raises:
         InputError: a number out of range.
@@ -68,10 +68,10 @@ class AntWorld(SimulatedWorld):
             num_frames=num_frames,
         )
         action = spaces.Box(-1, 1, (len(JOINTS),), np.float32)
-        self._groups = {"agent": Group(1, spec, action)}
+        self._groups = {"agent": AgentGroup(1, spec, action)}
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """One group, ``"agent"``, of one agent."""
         return self._groups
 
@@ -104,7 +104,7 @@ class AntWorld(SimulatedWorld):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index`` with a camera that goes along; see `World.frame`.
+        """Draw world ``index`` with a camera that goes along; see `BatchedEnv.frame`.
 
         Attention is a bar for each channel; the line across is the fair share.
         """

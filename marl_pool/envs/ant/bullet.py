@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import Unpack
 
-from marl_pool.envs.ant.base import JOINTS, AntWorld
+from marl_pool.envs.ant.base import JOINTS, AntEnv
 from marl_pool.envs.base import WorldOptions
 from marl_pool.envs.simulation.process import SimulatorProcess
 from marl_pool.utils.types import PositiveInt
@@ -22,7 +22,7 @@ CHANNELS = (
 """What the sensor measures, in the order of the tokens."""
 
 
-class AntBullet(AntWorld):
+class AntBullet(AntEnv):
     """Run along x on four legs in PyBullet, sensing channels without names.
 
     The action is eight torques in [-1, 1], of hip and ankle of legs 1 to 4. The reward
@@ -45,7 +45,7 @@ class AntBullet(AntWorld):
     the previous action is the true one; in the published data it was always zero.
 
     The simulators of a world run in one process of their own, since pybullet_envs needs
-    a stand-in for the old ``gym``. See `SimulatedWorld` for what a saved state costs.
+    a stand-in for the old ``gym``. See `SimulatedEnv` for what a saved state costs.
 
     Source: ``AntBulletEnv-v0`` of PyBullet (Coumans and Bai, 2016), as in Tang and Ha,
     The sensory neuron as a transformer (2021), section 4.2. Starts are drawn by another

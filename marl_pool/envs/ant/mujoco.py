@@ -2,7 +2,7 @@
 
 from typing import Unpack
 
-from marl_pool.envs.ant.base import JOINTS, AntWorld
+from marl_pool.envs.ant.base import JOINTS, AntEnv
 from marl_pool.envs.base import WorldOptions
 from marl_pool.envs.simulation.simulator import Simulators, extra
 from marl_pool.utils.types import PositiveInt
@@ -30,7 +30,7 @@ CONTACTS = tuple(
 """The channels of contact forces, which follow."""
 
 
-class Ant(AntWorld):
+class Ant(AntEnv):
     """Run along x on four legs, sensing channels without names.
 
     The action is eight torques in [-1, 1], in MuJoCo's order: hip and ankle of leg 4,
@@ -48,7 +48,7 @@ class Ant(AntWorld):
 
     This is today's alternative to ``ant_bullet``, on which the published agents run:
     theirs senses 28 other channels. A simulator steps in half a millisecond, one after
-    the other; see `SimulatedWorld` for what a saved state costs.
+    the other; see `SimulatedEnv` for what a saved state costs.
 
     Source: Gymnasium's Ant-v5 on MuJoCo (Todorov et al., 2012), rewards and starts as
     there.

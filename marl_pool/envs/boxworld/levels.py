@@ -238,12 +238,12 @@ class LevelStock:
         worlds: Tensor,
     ) -> None:
         self.generator, self.draw = generator, draw
-        self.seed, self.worlds = seed, worlds
+        self.seed, self.env_ids = seed, worlds
         self._ahead = 0
         self._first = torch.zeros_like(worlds)
         self._levels: Levels | None = None
 
-    def take(self, rows: Tensor, episodes: Tensor) -> Levels:
+    def select(self, rows: Tensor, episodes: Tensor) -> Levels:
         """The levels of the worlds ``rows``, ``(k,)``, which begin a new episode.
 
         Args:
@@ -263,7 +263,7 @@ class LevelStock:
         self._first = (episodes + 1).index_copy(0, rows, episodes[rows])
         later = torch.arange(self._ahead, device=rows.device)
         numbers = (self._first[:, None] + later).flatten()
-        worlds = self.worlds.repeat_interleave(self._ahead)
+        worlds = self.env_ids.repeat_interleave(self._ahead)
         keys = stream_keys(self.seed, worlds, numbers, Purpose.RESET)
 
         def draw(levels: Tensor, start: int) -> Tensor:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import Group, World, WorldOptions
+from marl_pool.envs.base import AgentGroup, BatchedEnv, WorldOptions
 from marl_pool.envs.boxworld.codes import (
     AGENT,
     CODES,
@@ -43,7 +43,7 @@ LEAST_N, MOST_N = 3, 32
 
 
 @dataclass(frozen=True)
-class BoxWorldGroup(Group):
+class BoxWorldGroup(AgentGroup):
     """The agent of a BoxWorld.
 
     Attributes:
@@ -53,7 +53,7 @@ class BoxWorldGroup(Group):
     n: int
 
 
-class BoxWorld(World):
+class BoxWorld(BatchedEnv):
     r"""An agent that opens boxes in the right order to get to a gem.
 
     The agent walks up, down, left or right in a room of n × n cells. Walking onto the
@@ -72,8 +72,8 @@ class BoxWorld(World):
 
     Every level can be solved. With the default options the shortest way to the gem
     took 10.2 steps on average and 23 at most, in ten thousand levels, so none of these
-    lacked time (``tests/envs/boxworld/test_boxworld_solver.py``). Longer chains in larger rooms ask
-    for a larger ``max_steps``.
+    lacked time (``tests/envs/boxworld/test_boxworld_solver.py``). Longer chains in
+    larger rooms ask for a larger ``max_steps``.
 
     A token has the cell's color, RGB in [0, 1], and the cell's row and column relative
     to the agent's own, divided by n + 1. Its types are ``self``, ``floor``, ``key``,
@@ -161,7 +161,7 @@ class BoxWorld(World):
         num_tokens = n**2 + 1 if self.pixels else 2 + 2 * boxes
         spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=(3, 4))
         group = BoxWorldGroup(1, spec, spaces.Discrete(len(MOVES)), n)
-        self._groups: dict[str, Group] = {"agent": group}
+        self._groups: dict[str, AgentGroup] = {"agent": group}
         self._build_tables()
         places = torch.zeros(num_envs, 1 if self.pixels else num_tokens)
         codes = torch.full((num_envs, n**2 + 2), FLOOR)
@@ -169,7 +169,7 @@ class BoxWorld(World):
         self._set_tensors({k: v.to(self.device) for k, v in tensors.items()})
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """One group, ``"agent"``, of one agent."""
         return self._groups
 
@@ -193,7 +193,7 @@ class BoxWorld(World):
         return {"agent": Tokens(features.view(*shape, 5), types, padding)}
 
     def signal(self) -> dict[str, Tensor]:
-        """Self, keys in hand or loose, and the boxes on the path; see `World.signal`.
+        """Return masks of self, keys in hand or loose, and boxes on the path.
 
         Branches look like the path, so no type tells: the level does. Floor is noise.
         """
@@ -214,7 +214,7 @@ class BoxWorld(World):
         return self.places[index]
 
     def renumber(self, worlds: Tensor, episode: int) -> None:
-        """Give the worlds other numbers; see `World.renumber`."""
+        """Give the worlds other numbers; see `BatchedEnv.renumber`."""
         super().renumber(worlds, episode)
         self._stock = None
 
@@ -227,7 +227,7 @@ class BoxWorld(World):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index`` as in the paper's Figure 10; see `World.frame`.
+        """Draw world ``index`` as in the paper's Figure 10; see `BatchedEnv.frame`.
 
         The held key shows in the upper left corner of the wall. A cell with more than
         no attention has an orange rim, wider for more.
@@ -253,8 +253,8 @@ class BoxWorld(World):
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if self._stock is None:
-            self._stock = LevelStock(self.generator, self.draw, self.seed, self.worlds)
-        levels = self._stock.take(rows, self.episodes)
+            self._stock = LevelStock(self.generator, self.draw, self.seed, self.env_ids)
+        levels = self._stock.select(rows, self.episodes)
         self.codes[rows] = levels.codes
         self.places[rows, 0] = levels.agent
         if not self.pixels:

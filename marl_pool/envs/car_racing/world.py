@@ -10,11 +10,11 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import Group, WorldOptions
+from marl_pool.envs.base import AgentGroup, WorldOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.drawing.patches import PatchGrid, draw
 from marl_pool.envs.simulation.simulator import Simulators, extra
-from marl_pool.envs.simulation.world import SimulatedWorld
+from marl_pool.envs.simulation.world import SimulatedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, UnitInterval
 
@@ -24,7 +24,7 @@ LUMINANCE = (9798, 19235, 3735)
 """Shares of red, green and blue in grey, in units of 2^-15, as OpenCV has them."""
 
 
-class CarRacing(SimulatedWorld):
+class CarRacing(SimulatedEnv):
     """Drive around a random track, seeing the screen as loose patches.
 
     The screen is Gymnasium's, 96 × 96 pixels from above, always with the car below
@@ -62,7 +62,7 @@ class CarRacing(SimulatedWorld):
     95 % are. Tracks of the same seed differ too.
 
     A simulator steps in some milliseconds, one after the other. It cannot save its
-    state; see `SimulatedWorld` for what that costs.
+    state; see `SimulatedEnv` for what that costs.
 
     Source: CarRacing (Klimov, 2016) through Gymnasium; Tang and Ha, The sensory neuron
     as a transformer (2021), section 4.4, and its published code. There four pictures
@@ -136,11 +136,11 @@ class CarRacing(SimulatedWorld):
         self._luminance = torch.tensor(LUMINANCE, device=self.device)
         shape = (num_envs, num_frames, SIDE, SIDE, COLORS[color])
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-        self.unrewarded = torch.zeros_like(self.worlds)
+        self.unrewarded = torch.zeros_like(self.env_ids)
         self._groups = {"agent": self._describe()}
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """One group, ``"agent"``, of one agent."""
         return self._groups
 
@@ -164,7 +164,7 @@ class CarRacing(SimulatedWorld):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index`` in color, with its background; see `World.frame`.
+        """Draw world ``index`` in color, with its background; see `BatchedEnv.frame`.
 
         Attention tints the patches.
         """
@@ -222,7 +222,7 @@ class CarRacing(SimulatedWorld):
         own = {"screens": self.screens, "unrewarded": self.unrewarded}
         return {**super()._tensors(), **own}
 
-    def _describe(self) -> Group:
+    def _describe(self) -> AgentGroup:
         side = (SIDE - self.patch) // self.stride + 1
         features = self.num_frames * self.patch**2 * COLORS[self.color]
         spec = TokenSpec(
@@ -233,7 +233,7 @@ class CarRacing(SimulatedWorld):
             dtype="uint8",
             num_frames=self.num_frames,
         )
-        return Group(1, spec, spaces.Box(-1, 1, (3,), np.float32))
+        return AgentGroup(1, spec, spaces.Box(-1, 1, (3,), np.float32))
 
 
 def _simulators(**options: Any) -> Simulators:

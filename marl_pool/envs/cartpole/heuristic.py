@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.cartpole.physics import (
     DT,
     FRICTION,
@@ -58,7 +58,7 @@ class CartPoleHeuristic(Policy):
         group: the agent's group.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: AgentGroup) -> None:
         super().__init__()
         self.config: dict[str, Any] = {}
         self.gain: Tensor

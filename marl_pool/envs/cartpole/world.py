@@ -10,7 +10,7 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import Group, World, WorldOptions
+from marl_pool.envs.base import AgentGroup, BatchedEnv, WorldOptions
 from marl_pool.envs.cartpole.drawing import draw
 from marl_pool.envs.cartpole.physics import DT, MAX_FORCE, TRACK, accelerations
 from marl_pool.tokens import Tokens, TokenSpec
@@ -25,7 +25,7 @@ Angle = Annotated[
 ]
 
 
-class CartPole(World):
+class CartPole(BatchedEnv):
     r"""Swing a pole up and balance it, sensing channels without names.
 
     A cart on a track of 4.8 m is pushed by 10 N times the action, a number in
@@ -77,7 +77,7 @@ class CartPole(World):
         InputError: a number out of range.
     """
 
-    runs_on = True
+    steps_past_end = True
 
     state: Tensor
     """``(num_envs, 5 + noise_channels + 1)``: the channels, the noise, the angle."""
@@ -120,7 +120,7 @@ class CartPole(World):
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """One group, ``"agent"``, of one agent."""
         return self._groups
 
@@ -150,7 +150,7 @@ class CartPole(World):
         return [names[i] for i in self._order.tolist()]
 
     def signal(self) -> dict[str, Tensor]:
-        """The channels that are not noise; see `World.signal`."""
+        """The channels that are not noise; see `BatchedEnv.signal`."""
         shown = self._order < len(CHANNELS)
         return {"agent": shown.expand_as(self._batch_padding)}
 
@@ -176,7 +176,7 @@ class CartPole(World):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index``; see `World.frame`.
+        """Draw world ``index``; see `BatchedEnv.frame`.
 
         Attention is a bar for each token; the line across is the fair share.
         """
@@ -233,7 +233,7 @@ class CartPole(World):
         """The newest readings, ``(num_envs, 5 + noise_channels)``: a view."""
         return self.state[:, :-1]
 
-    def _describe(self) -> Group:
+    def _describe(self) -> AgentGroup:
         shown = self.channel_names()
         kinds = tuple(dict.fromkeys(shown)) if self.channel_ids else ("channel",)
         spec = TokenSpec(
@@ -245,7 +245,7 @@ class CartPole(World):
             positions=(),
             num_frames=self.num_frames,
         )
-        return Group(1, spec, spaces.Box(-1, 1, (1,), np.float32))
+        return AgentGroup(1, spec, spaces.Box(-1, 1, (1,), np.float32))
 
     def _bind(self, state: Tensor, past: Tensor) -> None:
         # Each row of ``rows`` is contiguous, which makes a step several times faster.

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles.actions import Steering
 from marl_pool.envs.particles.physics import DAMPING, DT
 from marl_pool.envs.particles.simple_centroid import (
@@ -43,7 +43,7 @@ class CentroidHeuristic(Policy):
         InputError: ``steps_ahead`` is neither.
     """
 
-    def __init__(self, group: Group, steps_ahead: Literal[1, 2] = 2) -> None:
+    def __init__(self, group: AgentGroup, steps_ahead: Literal[1, 2] = 2) -> None:
         super().__init__()
         if steps_ahead not in (1, 2):
             raise InputError(f"steps_ahead: expected 1 or 2, got {steps_ahead!r}")

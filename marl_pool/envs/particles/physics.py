@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import Camera, Disc, Frame
 from marl_pool.utils.errors import InputError
 
@@ -58,7 +58,7 @@ class Entities:
     mass: float = 1.0
 
 
-class ParticleWorld(World):
+class ParticleEnv(BatchedEnv):
     r"""Discs in the plane that forces push: the physics of MPE, without walls.
 
     A step moves with the velocity that was, then damps, pushes and caps it:
@@ -67,7 +67,7 @@ class ParticleWorld(World):
         p &\leftarrow p + v\,dt \\
         v &\leftarrow (1 - damping)\,v + F / m\,dt, \quad |v| \le v_{max}
 
-    This is step for step what ``World.step`` of mpe2 (Terry et al., PettingZoo,
+    This is step for step what ``BatchedEnv.step`` of mpe2 (Terry et al., PettingZoo,
     2021; Lowe et al., 2017) computes, except that coinciding centres feel no contact
     force here, where mpe2 divides by zero.
 
@@ -79,7 +79,7 @@ class ParticleWorld(World):
         num_envs: how many worlds.
         entities: the kinds, movable ones first.
         extent: half the side of the square that drawings show.
-        options: the other arguments of `World`.
+        options: the other arguments of `BatchedEnv`.
 
     Raises:
         InputError: a movable kind after an immovable one.
@@ -170,7 +170,7 @@ class ParticleWorld(World):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index``; see `World.frame`.
+        """Draw world ``index``; see `BatchedEnv.frame`.
 
         Each entity drags a tail against its velocity, goals are crosses, and the
         camera never moves.

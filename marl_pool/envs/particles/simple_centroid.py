@@ -7,10 +7,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import Group, WorldOptions
+from marl_pool.envs.base import AgentGroup, WorldOptions
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.actions import Steering
-from marl_pool.envs.particles.physics import POSITION, Entities, ParticleWorld
+from marl_pool.envs.particles.physics import POSITION, Entities, ParticleEnv
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import (
     Counts,
@@ -31,7 +31,7 @@ START_SPEED = 2.0
 """Largest speed along an axis at the start."""
 
 
-class SimpleCentroid(ParticleWorld):
+class SimpleCentroid(ParticleEnv):
     r"""Agents that are to stay at the centroid of signal entities that wander.
 
     Each agent sees every entity as a token: position and velocity relative to its
@@ -124,7 +124,7 @@ class SimpleCentroid(ParticleWorld):
         self._phases = self._constant([0.0, math.pi / 2])
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """One group, ``"agent"``."""
         return self._groups
 
@@ -179,12 +179,12 @@ class SimpleCentroid(ParticleWorld):
         angles = torch.add(self._phases, turns, alpha=2 * math.pi)
         return angles.sin_().mul_(SIGNAL_ACCELERATION)
 
-    def _describe(self) -> Group:
+    def _describe(self) -> AgentGroup:
         tokens = self._order.shape[1]
         spec = TokenSpec(
             tokens, 4, TYPE_NAMES, signal_types=SIGNAL_TYPES, positions=POSITION
         )
-        return Group(self.num_agents, spec, self._steering.space)
+        return AgentGroup(self.num_agents, spec, self._steering.space)
 
     def _bind(self, state: Tensor) -> None:
         super()._bind(state)

@@ -7,10 +7,10 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import Group, WorldOptions
+from marl_pool.envs.base import AgentGroup, WorldOptions
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.actions import DIRECTIONS, Steering
-from marl_pool.envs.particles.physics import POSITION, Entities, ParticleWorld
+from marl_pool.envs.particles.physics import POSITION, Entities, ParticleEnv
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import (
     Counts,
@@ -30,7 +30,7 @@ LEAST_SPREAD = 0.1
 """Smallest half side of the square in which predators and prey start."""
 
 
-class SimpleTag(ParticleWorld):
+class SimpleTag(ParticleEnv):
     r"""Predators that are rewarded for touching prey, which are smaller and faster.
 
     An agent sees every entity as a token: position and velocity relative to its own,
@@ -134,7 +134,7 @@ class SimpleTag(ParticleWorld):
         )
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """``"predator"``, and ``"prey"`` if they learn."""
         return self._groups
 
@@ -199,12 +199,12 @@ class SimpleTag(ParticleWorld):
         features = features.view(*types.shape, 4).sub_(own)
         return Tokens(features, types, padding)
 
-    def _describe(self, group: str) -> Group:
+    def _describe(self, group: str) -> AgentGroup:
         agents, tokens = self._order[group].shape
         # Predators and prey push each other; obstacles only if they are told to.
         signal = tuple(n for n in TYPE_NAMES if self._obstacles_push or n != "obstacle")
         spec = TokenSpec(tokens, 4, TYPE_NAMES, signal_types=signal, positions=POSITION)
-        return Group(agents, spec, self._steering[group].space)
+        return AgentGroup(agents, spec, self._steering[group].space)
 
     def _bind(self, state: Tensor) -> None:
         super()._bind(state)

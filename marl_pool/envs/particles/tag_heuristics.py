@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles.actions import Steering
 from marl_pool.envs.particles.physics import DAMPING, DT
 from marl_pool.envs.particles.simple_tag import ACCELERATIONS, TYPE_NAMES, flight
@@ -28,7 +28,7 @@ class Steered(Policy):
 
     role: ClassVar[str]
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: AgentGroup) -> None:
         super().__init__()
         continuous = isinstance(group.action_space, spaces.Box)
         self.steering = Steering(ACCELERATIONS[self.role], continuous)

@@ -44,7 +44,7 @@ class Batch:
         }
 
     def record(self, row: int, outcome: Outcome) -> None:
-        """Put down what one world returned; `PettingZooWorld` says who lives.
+        """Put down what one world returned; `PettingZooEnv` says who lives.
 
         Raises:
             InputError: the env speaks of agents that it did not announce, or gives

@@ -17,7 +17,7 @@ Factory = Callable[..., Any]
 
 
 def find_factory(module: str) -> Factory:
-    """Find what builds the env that ``module`` names; see `PettingZooWorld`.
+    """Find what builds the env that ``module`` names; see `PettingZooEnv`.
 
     Raises:
         InputError: it cannot be imported, there is no such callable in it, or a file

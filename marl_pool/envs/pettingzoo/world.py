@@ -9,13 +9,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.envs.base import Group, Step, WorldOptions
+from marl_pool.envs.base import AgentGroup, Step, WorldOptions
 from marl_pool.envs.pettingzoo.agents import teams
 from marl_pool.envs.pettingzoo.batch import Batch
 from marl_pool.envs.pettingzoo.env_copy import Copy, Outcome, build_env
 from marl_pool.envs.pettingzoo.observations import Sight, sight_of
 from marl_pool.envs.pettingzoo.rendering import Camera, fitted
-from marl_pool.envs.simulation.replay import History, Place, ReplayedWorld
+from marl_pool.envs.simulation.replay import History, Place, ReplayedEnv
 from marl_pool.envs.tokenizers import fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.tokens import Tokens
@@ -27,7 +27,7 @@ SEEDS = 1 << 31
 """The env's resets are seeded below it."""
 
 
-class PettingZooWorld(ReplayedWorld):
+class PettingZooEnv(ReplayedEnv):
     """Copies of someone's PettingZoo parallel env, stepped as one batch.
 
     The copies step one after the other in Python, which is as fast as the env is; all
@@ -43,8 +43,8 @@ class PettingZooWorld(ReplayedWorld):
     world is terminated.
 
     *Seeds.* Each episode is one ``reset(seed=…)``, with a seed from the world's reset
-    stream. `take` and `load_state_dict` lead a copy to where it stood by repeating the
-    actions of its episode; that is exact for an env that its seed determines.
+    stream. `select` and `load_state_dict` lead a copy to where it stood by repeating
+    the actions of its episode; that is exact for an env that its seed determines.
 
     *Pictures* are the env's own, by ``render_mode="rgb_array"``; nothing is known
     about where tokens are, so attention is not drawn.
@@ -96,7 +96,7 @@ class PettingZooWorld(ReplayedWorld):
             name: self._sight(name, everyone, tokenizer) for name in self._teams
         }
         self._groups = {
-            name: Group(len(team.agents), self._sights[name].spec, team.action)
+            name: AgentGroup(len(team.agents), self._sights[name].spec, team.action)
             for name, team in self._teams.items()
         }
         self._camera = Camera(module, self.options, self._decode)
@@ -104,7 +104,7 @@ class PettingZooWorld(ReplayedWorld):
         self._set_tensors(self._batch(num_envs).tensors(self.device, self.dtype))
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """As the option ``groups`` says."""
         return self._groups
 
@@ -118,7 +118,7 @@ class PettingZooWorld(ReplayedWorld):
         return {name: self._tokens(name) for name in self._teams}
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
-        """Advance every copy; see `World.step`."""
+        """Advance every copy; see `BatchedEnv.step`."""
         step = super().step(actions)
         return step._replace(truncated=step.truncated | self._truncated)
 
@@ -152,7 +152,7 @@ class PettingZooWorld(ReplayedWorld):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index``; see `World.frame`. Attention is not drawn.
+        """Draw world ``index``; see `BatchedEnv.frame`. Attention is not drawn.
 
         Raises:
             InputError: the env cannot be drawn, or was never reset.

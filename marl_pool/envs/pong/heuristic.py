@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.envs.base import Group
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.pong.emulator import SCREEN
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
@@ -74,7 +74,7 @@ class PongHeuristic(Policy):
     """
 
     def __init__(
-        self, group: Group, offset: float = -2.0, dead_zone: float = 1.5
+        self, group: AgentGroup, offset: float = -2.0, dead_zone: float = 1.5
     ) -> None:
         super().__init__()
         assert isinstance(group.action_space, spaces.Discrete)

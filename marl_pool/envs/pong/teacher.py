@@ -54,7 +54,7 @@ class ValueTableTeacher:
         """
         if bool((env.noops == UNKNOWN).any()):
             raise InputError("pong: expected games that have begun, got none: reset it")
-        numbers = env.worlds.tolist()
+        numbers = env.env_ids.tolist()
         asked = {number: self._controller(number, env) for number in numbers}
         # Keep some others: training and validation environments ask in turn.
         others = {k: v for k, v in self._controllers.items() if k not in asked}

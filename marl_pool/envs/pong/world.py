@@ -9,7 +9,7 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import Group, World, WorldOptions
+from marl_pool.envs.base import AgentGroup, BatchedEnv, WorldOptions
 from marl_pool.envs.drawing.patches import PatchGrid, draw
 from marl_pool.envs.options import require
 from marl_pool.envs.pong.emulator import (
@@ -34,7 +34,7 @@ STALE = -1
 """Turn of an environment whose games are not in the emulator."""
 
 
-class Pong(World):
+class Pong(BatchedEnv):
     """Play Atari Pong against the console from a set of screen patches.
 
     A frame is the maximum of an action's last two emulated frames, in grey, resized
@@ -65,8 +65,8 @@ class Pong(World):
 
     The vectorised emulator cannot save games. The environment records the actions of
     its episodes, and replays them after a state was loaded, or when both an environment
-    and one made from it by `take` are stepped. Games that `take` leaves out continue
-    with no-ops.
+    and one made from it by `select` are stepped. Games that `select` leaves out
+    continue with no-ops.
 
     Source: PuzzlePong in Tang and Ha, The sensory neuron as a transformer (2021),
     section 4.3, https://arxiv.org/abs/2109.02869, on the Arcade Learning Environment
@@ -150,10 +150,10 @@ class Pong(World):
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self.history = torch.zeros(num_envs, 0, dtype=torch.uint8, device=self.device)
-        self.noops = torch.full_like(self.worlds, UNKNOWN)
+        self.noops = torch.full_like(self.env_ids, UNKNOWN)
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         """One group, ``"agent"``, of one agent."""
         return self._groups
 
@@ -164,7 +164,7 @@ class Pong(World):
         With sticky actions every episode has its own.
         """
         blocks = self.episodes // self._starts_per_seed
-        keys = stream_keys(self.seed, self.worlds, blocks, Purpose.RESET)
+        keys = stream_keys(self.seed, self.env_ids, blocks, Purpose.RESET)
         return (uniform(keys, 1)[:, 0] * SEEDS).long() + 1
 
     def observe(self) -> dict[str, Tokens]:
@@ -176,13 +176,13 @@ class Pong(World):
         types = torch.zeros(features.shape[:3], dtype=torch.int64, device=self.device)
         return {"agent": Tokens(features, types, types.bool())}
 
-    def take(self, indices: Tensor) -> "Pong":
+    def select(self, indices: Tensor) -> "Pong":
         """Return an environment of the rows ``indices`` in their present states.
 
         The first of the two to be stepped continues at once, the other replays its
         games first.
         """
-        taken = super().take(indices)
+        taken = super().select(indices)
         assert isinstance(taken, Pong)
         taken._games = self._games[indices.cpu().numpy()]
         if len(np.unique(taken._games)) < len(taken._games):
@@ -219,7 +219,7 @@ class Pong(World):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw the newest frame of environment ``index``; see `World.frame`.
+        """Draw the newest frame of environment ``index``; see `BatchedEnv.frame`.
 
         It is the screen without perturbations. Attention tints the patches.
         """
@@ -250,7 +250,7 @@ class Pong(World):
         names = ("screens", "over", "history", "noops")
         return {name: getattr(self, name) for name in names}
 
-    def _describe(self) -> Group:
+    def _describe(self) -> AgentGroup:
         tokens = (SCREEN // self.patch) ** 2
         features = self.num_frames * self.patch**2
         spec = TokenSpec(
@@ -261,7 +261,7 @@ class Pong(World):
             dtype="uint8",
             num_frames=self.num_frames,
         )
-        return Group(1, spec, spaces.Discrete(len(self.native_actions)))
+        return AgentGroup(1, spec, spaces.Discrete(len(self.native_actions)))
 
     def _build(self) -> None:
         """Create an emulator that no other environment uses."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 
 
 class History:
@@ -29,8 +29,8 @@ class Playing(Protocol):
 class Place(NamedTuple):
     """Where a world stands: after ``length`` actions of a history.
 
-    Worlds that `World.take` gave share copies. The first to step has the copy; for
-    another one, a fresh copy is led to where it stands.
+    Worlds that `BatchedEnv.select` gave share copies. The first to step has the copy;
+    for another one, a fresh copy is led to where it stands.
     """
 
     copy: Any
@@ -54,14 +54,14 @@ class Place(NamedTuple):
         return self._replace(length=self.length + 1)
 
 
-class ReplayedWorld(World):
+class ReplayedEnv(BatchedEnv):
     """A batch of worlds each of which stands at a `Place`, or has not begun."""
 
     _places: list[Place | None]
 
-    def take(self, indices: Tensor) -> Self:
+    def select(self, indices: Tensor) -> Self:
         """Return a world of the rows ``indices``; it shares copies until it steps."""
-        taken = super().take(indices)
+        taken = super().select(indices)
         taken._places = [self._places[row] for row in indices.tolist()]
         return taken
 

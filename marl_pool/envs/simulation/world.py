@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import WorldOptions
-from marl_pool.envs.simulation.replay import History, Place, ReplayedWorld
+from marl_pool.envs.simulation.replay import History, Place, ReplayedEnv
 from marl_pool.envs.simulation.simulator import Played
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
@@ -66,13 +66,13 @@ class Pool:
         return copy
 
 
-class SimulatedWorld(ReplayedWorld):
+class SimulatedEnv(ReplayedEnv):
     """A simulator for each world, and what all of them showed last.
 
     An episode is seeded from the world's reset stream and must follow from that seed
     and the actions. Each world keeps its episode's actions. Where it stands, its
     simulator is led by repeating them: when a state is loaded, or when a world made
-    by `take` and the one that it was taken from both go on. A world whose episode has
+    by `select` and the one that it was taken from both go on. A world whose episode has
     ended stands still, with reward 0, until it is reset.
 
     Args:
@@ -80,7 +80,7 @@ class SimulatedWorld(ReplayedWorld):
         simulators: by number; they need not exist before they begin.
         shape: of an observation.
         observed: dtype of the observations.
-        **context: as `World` takes it.
+        **context: as `BatchedEnv` takes it.
     """
 
     simulated = True

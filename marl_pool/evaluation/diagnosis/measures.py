@@ -11,10 +11,10 @@ from marl_pool.networks import SetNetwork
 from marl_pool.policies.base import Policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.base import Pooling
-from marl_pool.pooling.cls_token import ClsToken
+from marl_pool.pooling.cls_token import ClsPooling
 from marl_pool.pooling.memory import MemoryPooling
-from marl_pool.pooling.multi import Multi
-from marl_pool.pooling.reduce import MaxPool
+from marl_pool.pooling.multi import MultiPooling
+from marl_pool.pooling.reduce import MaxPooling
 from marl_pool.tokens import SELF_TYPE
 from marl_pool.utils.errors import UnfitTokensError
 
@@ -40,7 +40,7 @@ class Cases(NamedTuple):
 
     numbers: dict[str, Tensor]
     """By name, each ``(B, heads)`` float64."""
-    moments: theory.Moments
+    transitions: theory.Moments
     """Of the vectors below the head."""
     num_signal: Tensor
     """``(B,)``: k."""
@@ -70,17 +70,17 @@ def pooled(
             side by side.
     """
     name, width = type(head).__name__, x.shape[-1]
-    if isinstance(head, ClsToken):
+    if isinstance(head, ClsPooling):
         return Pooled(head(x, padding, types), 1, None, None)
     if isinstance(head, MemoryPooling):
         raise UnfitTokensError(
             f"expected one weighted mean of a set, got {name}, whose codes depend on "
             "earlier sets"
         )
-    if isinstance(head, Multi):
+    if isinstance(head, MultiPooling):
         # Each of its parts weighs whole vectors, not a share of the features.
         raise UnfitTokensError(f"expected one mean of a set, got {name}, several heads")
-    if isinstance(head, MaxPool):
+    if isinstance(head, MaxPooling):
         weights: Tensor | None = theory.max_weights(x, padding)
     else:
         weights = head.weights(x, padding, types)
@@ -126,7 +126,7 @@ def measure_cases(network: SetNetwork, observed: Observed) -> Cases:
             for name in parts[0].numbers
         },
         theory.Moments(
-            *(torch.cat(f) for f in zip(*(p.moments for p in parts), strict=True))
+            *(torch.cat(f) for f in zip(*(p.transitions for p in parts), strict=True))
         ),
         torch.cat([part.num_signal for part in parts]),
     )
@@ -139,11 +139,11 @@ def _measure(network: SetNetwork, observed: Observed) -> Cases:
     own = head.extra_tokens
     x, signal = x[:, own:], observed.signal
     padding = None if padding is None else padding[:, own:]
-    moments = theory.moments(x, padding)
+    transitions = theory.transitions(x, padding)
     numbers = {
         "signal_loss": theory.signal_loss(x, found.vectors, signal, found.heads),
         "excess": theory.excess_loss(x, found.vectors, signal, found.heads),
-        "mean_excess": theory.excess_loss(x, moments.mean, signal, found.heads),
+        "mean_excess": theory.excess_loss(x, transitions.mean, signal, found.heads),
     }
     if found.weights is not None:
         numbers["signal_weight"] = _total(found.weights, signal)
@@ -152,7 +152,7 @@ def _measure(network: SetNetwork, observed: Observed) -> Cases:
             numbers["self_weight"] = _total(found.weights, is_self)
     if found.weights is not None and found.scores is not None:
         numbers |= _bounded(found.weights, found.scores, signal, padding)
-    return Cases(numbers, moments, signal.sum(-1))
+    return Cases(numbers, transitions, signal.sum(-1))
 
 
 def _bounded(

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.episodes import SIMULATORS
-from marl_pool.evaluation.loading import Subject
-from marl_pool.rollout import Moment, Rollout
+from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
@@ -35,7 +35,7 @@ class Observed:
             yield Observed(self.tokens.at(part), self.signal[part], self.episodes[part])
 
 
-def observe(subject: Subject, episodes: int, most: int) -> dict[str, Observed]:
+def observe(subject: EvaluationTarget, episodes: int, most: int) -> dict[str, Observed]:
     """Let the policies play, and keep what they see.
 
     If that is more than ``most`` observations of a group, every n-th step is kept.
@@ -52,25 +52,25 @@ def observe(subject: Subject, episodes: int, most: int) -> dict[str, Observed]:
         UnfitTokensError: the world does not know its signal.
         InputError: ``most`` is less than one step of all episodes.
     """
-    world = subject.worlds(1)
-    world.reset()
-    world.signal()  # it says at once if it knows none
-    agents = max(group.num_agents for group in world.groups.values())
+    env = subject.worlds(1)
+    env.reset()
+    env.signal()  # it says at once if it knows none
+    agents = max(group.num_agents for group in env.groups.values())
     if most < episodes * agents:
         raise InputError(
             f"max_observations: expected at least {episodes * agents}, one of each "
             f"agent in {episodes} episodes, got {most}"
         )
-    stride = -(-episodes * agents * world.max_steps // most)
-    together = SIMULATORS if world.simulated else episodes
+    stride = -(-episodes * agents * env.max_steps // most)
+    together = SIMULATORS if env.simulated else episodes
     recorders = []
     for first in range(0, episodes, together):
         worlds = subject.worlds(min(together, episodes - first), first=first)
         rollout = Rollout(worlds, subject.policies)
-        recorder = _Recorder(rollout.world, stride, first)
+        recorder = _Recorder(rollout.env, stride, first)
         rollout.episodes(on_step=recorder)
         recorders.append(recorder)
-    return {name: _joined(name, recorders) for name in world.groups}
+    return {name: _joined(name, recorders) for name in env.groups}
 
 
 class _Recorder:
@@ -82,20 +82,20 @@ class _Recorder:
         first: number of the first episode.
     """
 
-    def __init__(self, world: World, stride: int, first: int) -> None:
+    def __init__(self, env: BatchedEnv, stride: int, first: int) -> None:
         self.stride, self.first, self.time = stride, first, 0
-        self.number = int(world.worlds[0])
-        self.kept: dict[str, list[Observed]] = {name: [] for name in world.groups}
+        self.number = int(env.env_ids[0])
+        self.kept: dict[str, list[Observed]] = {name: [] for name in env.groups}
         # Before the coming step, of all worlds, also of those that are dropped later.
-        self.active = {name: own.clone() for name, own in world.active.items()}
-        self.signal = {name: own.clone() for name, own in world.signal().items()}
+        self.active = {name: own.clone() for name, own in env.active.items()}
+        self.signal = {name: own.clone() for name, own in env.signal().items()}
 
-    def __call__(self, moment: Moment) -> None:
-        rows = moment.world.worlds - self.number
+    def __call__(self, transition: Transition) -> None:
+        rows = transition.env.env_ids - self.number
         if self.time % self.stride == 0:
-            for name, tokens in moment.tokens.items():
+            for name, tokens in transition.tokens.items():
                 self._keep(name, tokens, rows)
-        active, signal = moment.world.active, moment.world.signal()
+        active, signal = transition.env.active, transition.env.signal()
         for name in self.kept:
             self.active[name][rows] = active[name]
             self.signal[name][rows] = signal[name]

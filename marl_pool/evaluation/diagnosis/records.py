@@ -105,16 +105,16 @@ def diagnoses(
         cases: the measures.
         seed: of the bootstrap.
     """
-    variance, within = theory.variance(cases.moments)
+    variance, within = theory.variance(cases.transitions)
     known: dict[str, Any] = {
         "group": group,
         "pooling": pooling,
         "heads": cases.numbers["excess"].shape[1],
         "episodes": len(observed.episodes.unique()),
         "observations": len(observed.episodes),
-        "num_tokens": _mean(cases.moments.num_tokens),
+        "num_tokens": _mean(cases.transitions.num_tokens),
         "num_signal": _mean(cases.num_signal.double()),
-        "uniform_weight": _mean(cases.num_signal / cases.moments.num_tokens),
+        "uniform_weight": _mean(cases.num_signal / cases.transitions.num_tokens),
         "variance": float(variance),
         "within": float(within),
     }

@@ -21,7 +21,7 @@ from marl_pool.evaluation.diagnosis.files import (
 from marl_pool.evaluation.diagnosis.measures import measure_cases, network_of
 from marl_pool.evaluation.diagnosis.observations import Observed, observe
 from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, diagnoses
-from marl_pool.evaluation.loading import Subject, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import Files
 from marl_pool.evaluation.run import about
 from marl_pool.policies.base import Policy
@@ -55,7 +55,7 @@ def diagnose_run(
             its signal.
     """
     episodes = settings["episodes"]
-    subject = Subject.load(run, settings, plugins)
+    subject = EvaluationTarget.load(run, settings, plugins)
     with cpu_threads(settings["threads"]):
         observed = observe(subject, episodes, settings["max_observations"])
         rows = [

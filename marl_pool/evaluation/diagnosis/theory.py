@@ -211,7 +211,7 @@ def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
     return _by_head((pooled.double() - best).square(), heads)
 
 
-def moments(x: Tensor, padding: Tensor | None = None) -> Moments:
+def transitions(x: Tensor, padding: Tensor | None = None) -> Moments:
     """Number, mean and spread of the vectors ``(B, N, D)`` of each set."""
     present = torch.ones_like(x[..., 0], dtype=torch.bool)
     if padding is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report.components import (
     Note,
     PageSection,
@@ -43,7 +43,7 @@ class AttentionShares(NamedTuple):
     equal: dict[str, float]
 
 
-def attention_shares(subject: Subject, group: str) -> AttentionShares | None:
+def attention_shares(subject: EvaluationTarget, group: str) -> AttentionShares | None:
     """Play short episodes and average the attention of a group's policy.
 
     Returns:

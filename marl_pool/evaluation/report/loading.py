@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report.runs import ReportedRun
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
 
 DEFAULTS = {"checkpoint": "best", "seed": 0, "device": "cpu", "env": None}
-Loaded = Mapping[Path, Subject | str]
+Loaded = Mapping[Path, EvaluationTarget | str]
 """The policies of each run by its folder, or the reason why they cannot be loaded."""
 
 
@@ -24,7 +24,7 @@ def load_policies(runs: Sequence[ReportedRun], plugins: Collection[str]) -> Load
     return loaded
 
 
-def load(one: ReportedRun, plugins: Collection[str]) -> Subject | str:
+def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
     """Load the evaluated policies of a run; without an evaluation, the best ones."""
     settings: dict[str, Any] = dict(DEFAULTS)
     if one.evaluation is not None:
@@ -32,17 +32,17 @@ def load(one: ReportedRun, plugins: Collection[str]) -> Subject | str:
         settings |= {key: about[key] for key in ("checkpoint", "seed", "rescale_codes")}
         settings["env"] = about["env"] if about["changed"] else None
     try:
-        return Subject.load(one.run, settings, plugins)
+        return EvaluationTarget.load(one.run, settings, plugins)
     except InputError as error:
         return one.without_folders(error)
 
 
-def trained_groups(subject: Subject) -> list[str]:
+def trained_groups(subject: EvaluationTarget) -> list[str]:
     """The groups of agents whose policies were trained."""
     return [name for name in subject.policies if name not in subject.fixed]
 
 
-def load_problem(subject: Subject | str, group: str) -> str:
+def load_problem(subject: EvaluationTarget | str, group: str) -> str:
     """The reason to leave out the policy of a group; empty if there is none."""
     if isinstance(subject, str):
         return subject

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.loading import Subject, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.report.attention import attention
 from marl_pool.evaluation.report.comparison import comparison
 from marl_pool.evaluation.report.components import (
@@ -164,7 +164,7 @@ def _content(
 
     # Attention and videos need no evaluation, but policies that can be loaded.
     loaded = load_policies(runs, plugins)
-    known = (one for one in loaded.values() if isinstance(one, Subject))
+    known = (one for one in loaded.values() if isinstance(one, EvaluationTarget))
     names = groups or dict.fromkeys(
         name for one in known for name in trained_groups(one)
     )

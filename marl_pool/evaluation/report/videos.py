@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from marl_pool.evaluation.cases import perturb
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report.components import Component, Note, PageSection, Video
 from marl_pool.evaluation.report.group_scores import GroupScores
 from marl_pool.evaluation.report.loading import Loaded, load_problem
@@ -92,7 +92,10 @@ def _most_harmful(group: GroupScores | None) -> Condition | None:
 
 
 def side_by_side(
-    subject: Subject, perturbation: Mapping[str, Any] | None, about: str, group: str
+    subject: EvaluationTarget,
+    perturbation: Mapping[str, Any] | None,
+    about: str,
+    group: str,
 ) -> str:
     """Record the first evaluation environment twice, in one video that keeps in step.
 
@@ -120,7 +123,10 @@ def side_by_side(
 
 
 def _tile(
-    subject: Subject, perturbation: Mapping[str, Any] | None, about: str, group: str
+    subject: EvaluationTarget,
+    perturbation: Mapping[str, Any] | None,
+    about: str,
+    group: str,
 ) -> Tile:
     env = subject.worlds(1)
     env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
@@ -128,4 +134,4 @@ def _tile(
     rollout = Rollout(env, subject.policies, perturbation=change)
     frames: deque[np.ndarray] = deque()
     film = Film(rollout, frames.append, about=about, size=SIZE, group=group)
-    return Tile(rollout.moments(), film, frames)
+    return Tile(rollout.transitions(), film, frames)

@@ -13,7 +13,7 @@ RANDOM, HEURISTIC = "random", "heuristic"
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class NormalizationBaselines:
     """What 0 and 1 are in one world, for one group of agents.
 
     Attributes:
@@ -25,7 +25,9 @@ class Yardstick:
     heuristic: np.ndarray
 
 
-def normalized(returns: np.ndarray, yardstick: Yardstick, *, seed: int = 0) -> Interval:
+def normalized(
+    returns: np.ndarray, yardstick: NormalizationBaselines, *, seed: int = 0
+) -> Interval:
     """Score returns: 0 is the random policy's mean, 1 is the scripted one's.
 
     Raw returns cannot be compared between worlds, and shares of negative ones mean
@@ -149,7 +151,7 @@ def _world_of(row: Result) -> tuple[str, str]:
 
 def _yardsticks(
     results: Sequence[Result], returns: np.ndarray
-) -> Mapping[tuple[str, str], Yardstick]:
+) -> Mapping[tuple[str, str], NormalizationBaselines]:
     learning = {row.group for row in results if not row.fixed}
     if len(learning) != 1:
         return {}
@@ -158,8 +160,8 @@ def _yardsticks(
         if row.policy in (RANDOM, HEURISTIC) and not row.gap and not row.fixed:
             found.setdefault(_world_of(row), {})[row.policy] = own
     return {
-        world: Yardstick(pair[RANDOM], pair[HEURISTIC])
-        for world, pair in found.items()
+        env: NormalizationBaselines(pair[RANDOM], pair[HEURISTIC])
+        for env, pair in found.items()
         if len(pair) == 2
     }
 

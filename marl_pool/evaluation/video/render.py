@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.patches import outline
 from marl_pool.evaluation.cases import label, perturb
-from marl_pool.evaluation.loading import Subject, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.video.tiling import Tile, frames_of
 from marl_pool.evaluation.video.webm import Writer, captioned
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.policies.base import Policy, State
-from marl_pool.rollout import Moment, Rollout
+from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
@@ -111,31 +111,31 @@ class Film:
     ) -> None:
         self.rollout, self.show, self.about = rollout, show, about
         self.head, self.size, self.top, self.agent = head, size, top, agent
-        self.group = group or next(iter(rollout.world.groups))
-        self.num_tokens = rollout.world.groups[self.group].tokens.num_tokens
-        self.before = _copy(rollout.world)
+        self.group = group or next(iter(rollout.env.groups))
+        self.num_tokens = rollout.env.groups[self.group].tokens.num_tokens
+        self.before = _copy(rollout.env)
         self.total, self.steps = 0.0, 0
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, transition: Transition) -> None:
         """Draw the frame of one step."""
-        self._draw(self._attention(moment))
-        self.total += float(moment.step.rewards[self.group][0, self.agent])
+        self._draw(self._attention(transition))
+        self.total += float(transition.step.rewards[self.group][0, self.agent])
         self.steps += 1
-        self.before = _copy(moment.world)
-        if moment.step.terminated[0] | moment.step.truncated[0]:
+        self.before = _copy(transition.env)
+        if transition.step.terminated[0] | transition.step.truncated[0]:
             self._draw(None)
 
-    def _attention(self, moment: Moment) -> Attention | None:
+    def _attention(self, transition: Transition) -> Attention | None:
         if self.head is None:
             return None
         return attention_of(
             self.rollout.policies[self.group],
-            moment.tokens[self.group],
+            transition.tokens[self.group],
             self.rollout.perturbed.get(self.group, {}),
             self.num_tokens,
             agent=self.agent,
             head=self.head,
-            memory=moment.states[self.group],
+            memory=transition.states[self.group],
         )
 
     def _draw(self, attention: Attention | None) -> None:
@@ -154,18 +154,20 @@ class Film:
         self.show(captioned(image, (self.about, state)))
 
 
-def with_top(image: np.ndarray, world: World, weights: Tensor, top: int) -> np.ndarray:
+def with_top(
+    image: np.ndarray, env: BatchedEnv, weights: Tensor, top: int
+) -> np.ndarray:
     """Outline the patches that get most attention.
 
     Args:
         image: a frame of the world.
-        world: whose tokens are patches.
+        env: whose tokens are patches.
         weights: ``(N,)`` of the tokens in the world's own order.
         top: how many.
     """
-    assert world.patch_grid is not None
+    assert env.patch_grid is not None
     most = weights.topk(min(top, len(weights))).indices
-    return outline(image, world.patch_grid, most.tolist())
+    return outline(image, env.patch_grid, most.tolist())
 
 
 def render_run(
@@ -197,9 +199,9 @@ def render_run(
 
 def load_subject(
     run: "Run", settings: Mapping[str, Any], plugins: Collection[str]
-) -> Subject:
+) -> EvaluationTarget:
     """Read a run that is to be filmed; arguments and errors as of `render_run`."""
-    subject = Subject.load(run, settings, plugins)
+    subject = EvaluationTarget.load(run, settings, plugins)
     if settings["top_patches"] and subject.worlds(1).patch_grid is None:
         raise InputError(
             f"top_patches: expected 0 for the env {subject.env['name']}, whose "
@@ -215,7 +217,7 @@ def video_name(settings: Mapping[str, Any]) -> str:
 
 
 def film_to(
-    path: Path, subjects: Mapping[str, Subject], settings: Mapping[str, Any]
+    path: Path, subjects: Mapping[str, EvaluationTarget], settings: Mapping[str, Any]
 ) -> None:
     """Film subjects side by side, a column each; worlds are rows.
 
@@ -249,21 +251,21 @@ def film_to(
 
 
 def _tile(
-    subject: Subject,
+    subject: EvaluationTarget,
     settings: Mapping[str, Any],
     number: int,
     options: Mapping[str, Any] | None,
     name: str,
 ) -> Tile:
     """One episode, at its start."""
-    world = subject.worlds(1, first=number)
+    env = subject.worlds(1, first=number)
     many = settings["episodes"] * settings["rows"]
     which = f"episode {number + 1} of {many}   " if many > 1 else ""
     who = f"{name}   " if name else ""
     rollout = Rollout(
-        world,
+        env,
         subject.policies,
-        perturbation=None if options is None else perturb(options, world),
+        perturbation=None if options is None else perturb(options, env),
         explore=settings["stochastic"],
     )
     frames: deque[np.ndarray] = deque()
@@ -275,7 +277,7 @@ def _tile(
         size=settings["size"],
         top=settings["top_patches"],
     )
-    return Tile(rollout.moments(), film, frames)
+    return Tile(rollout.transitions(), film, frames)
 
 
 def _perturbation(settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -302,6 +304,6 @@ def _choose_head(weights: Tensor, head: Head) -> Tensor:
     return weights[head]
 
 
-def _copy(world: World) -> World:
+def _copy(env: BatchedEnv) -> BatchedEnv:
     """The first world as it stands now."""
-    return world.take(torch.zeros(1, dtype=torch.int64, device=world.device))
+    return env.select(torch.zeros(1, dtype=torch.int64, device=env.device))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.evaluation.bare_policies import new_folder_for
-from marl_pool.evaluation.loading import Subject, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.video.render import film_to, load_subject, video_name
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
@@ -30,7 +30,7 @@ class SideBySide:
         self.folder = new_folder_for("videos") if out is None else Path(out)
         if self.folder.exists():
             raise InputError(f"{self.folder} exists; choose another --out")
-        self.subjects: dict[str, Subject] = {}
+        self.subjects: dict[str, EvaluationTarget] = {}
 
     def add(
         self,

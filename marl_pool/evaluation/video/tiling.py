@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from marl_pool.rollout import Moment
+from marl_pool.rollout import Transition
 
 GAP = 6
 """Pixels between two pictures; even, as VP9's colors want them."""
@@ -22,20 +22,20 @@ class Tile:
 
     def __init__(
         self,
-        moments: Iterator[Moment],
-        draw: Callable[[Moment], None],
+        transitions: Iterator[Transition],
+        draw: Callable[[Transition], None],
         frames: deque[np.ndarray],
     ) -> None:
-        self._moments, self._draw, self._frames = moments, draw, frames
+        self._moments, self._draw, self._frames = transitions, draw, frames
         self.image: np.ndarray | None = None
 
     def advance(self) -> bool:
         """Go on to the next frame; at the end keep the last one and return False."""
         if not self._frames:
-            moment = next(self._moments, None)
-            if moment is None:
+            transition = next(self._moments, None)
+            if transition is None:
                 return False
-            self._draw(moment)
+            self._draw(transition)
         self.image = self._frames.popleft()
         return True
 

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
 from marl_pool.networks import SetNetwork, seeded
-from marl_pool.pooling.ada import AdaPool
-from marl_pool.pooling.cls_token import ClsToken
+from marl_pool.pooling.ada import AdaPooling
+from marl_pool.pooling.cls_token import ClsPooling
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.supervised.images.augmentation import random_crops, random_flips
 from marl_pool.training.supervised.images.images import (
@@ -139,7 +139,7 @@ class VisionTransformer(nn.Module):
         if options.position_std is not None and positions is not None:
             with seeded(seed, "positions"):
                 nn.init.normal_(positions.weight, std=options.position_std)
-        if options.class_token_init == "uniform" and isinstance(head, ClsToken):
+        if options.class_token_init == "uniform" and isinstance(head, ClsPooling):
             with seeded(seed, "class token"):
                 nn.init.uniform_(head.tokens)
         if options.scale_residual_init:
@@ -333,7 +333,7 @@ def _branch_ends(encoder: TransformerEncoder, head: nn.Module) -> Iterator[nn.Li
         end = layer.feedforward[2]
         assert isinstance(end, nn.Linear)
         yield end
-    if isinstance(head, AdaPool):
+    if isinstance(head, AdaPooling):
         yield head.attention.to_out
 
 

@@ -8,8 +8,8 @@ codes before and after a shuffle; ``codes``: a map of them, with what was seen;
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_pool.evaluation.cases import OtherWorld
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.cases import TransferEnv
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.results import CODES, LATENTS, PATCHES, REGRESSION, Files
 from marl_pool.evaluation.settings import Analysis
 from marl_pool.utils.errors import UnfitTokensError
@@ -26,8 +26,8 @@ EXTRAS = {"sklearn": "analysis", "matplotlib": "plots", "cv2": "plots"}
 
 def analyse(
     wanted: Sequence[Analysis],
-    subject: Subject,
-    others: Sequence[OtherWorld],
+    subject: EvaluationTarget,
+    others: Sequence[TransferEnv],
     episodes: int,
     files: Files,
 ) -> list[Path]:
@@ -62,8 +62,8 @@ def analyse(
 
 def _make(
     name: Analysis,
-    subject: Subject,
-    others: Sequence[OtherWorld],
+    subject: EvaluationTarget,
+    others: Sequence[TransferEnv],
     episodes: int,
     path: Path,
 ) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import opencv
-from marl_pool.evaluation.cases import OtherWorld, perturb
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.cases import TransferEnv, perturb
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.video.render import Film
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
@@ -24,7 +24,9 @@ TOP = 10
 SIZE, MARGIN = 240, 8
 
 
-def draw_attended(subject: Subject, others: Sequence[OtherWorld], path: Path) -> None:
+def draw_attended(
+    subject: EvaluationTarget, others: Sequence[TransferEnv], path: Path
+) -> None:
     """Draw the most attended patches at some moments of an episode.
 
     Rows are the episode as it is, the same one shuffled (each patch is drawn where it
@@ -36,8 +38,8 @@ def draw_attended(subject: Subject, others: Sequence[OtherWorld], path: Path) ->
     Raises:
         UnfitTokensError: tokens that are no patches, or a policy without attention.
     """
-    world = subject.worlds(1)
-    if world.patch_grid is None:
+    env = subject.worlds(1)
+    if env.patch_grid is None:
         name = subject.env["name"]
         raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
     _require_attention(subject)
@@ -62,21 +64,21 @@ def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
 
 
 def _row(
-    world: World, policies: Mapping[str, Policy], about: str, *, shuffled: bool
+    env: BatchedEnv, policies: Mapping[str, Policy], about: str, *, shuffled: bool
 ) -> list[np.ndarray]:
     """Frames at evenly spread moments, captioned."""
-    world.max_steps = min(world.max_steps, STEPS)
-    change = perturb(SHUFFLED, world) if shuffled else None
-    rollout = Rollout(world, policies, perturbation=change)
+    env.max_steps = min(env.max_steps, STEPS)
+    change = perturb(SHUFFLED, env) if shuffled else None
+    rollout = Rollout(env, policies, perturbation=change)
     frames: list[np.ndarray] = []
     film = Film(rollout, frames.append, about=about, size=SIZE, top=TOP)
     rollout.episodes(on_step=film)
     # The last frame shows how the episode ended: nothing was attended to then.
-    moments = np.linspace(0, len(frames) - 2, MOMENTS).round().astype(int)
-    return [frames[moment] for moment in moments]
+    transitions = np.linspace(0, len(frames) - 2, MOMENTS).round().astype(int)
+    return [frames[transition] for transition in transitions]
 
 
-def _require_attention(subject: Subject) -> None:
+def _require_attention(subject: EvaluationTarget) -> None:
     name, policy = next(iter(subject.policies.items()))
     with torch.no_grad():
         if policy.weights(blank_tokens(subject, name)) is None:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_pool.envs.base import World
-from marl_pool.evaluation.loading import Subject
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.studies.attention_neuron.recording import (
     Recording,
     longest,
@@ -29,7 +29,7 @@ PCA = 50
 COLORS = ("#0b5fa5", "#e07b00", "#2e8b57", "#b03a2e", "#7d3c98", "#8a6d3b")
 
 
-def draw_latents(subject: Subject, path: Path) -> None:
+def draw_latents(subject: EvaluationTarget, path: Path) -> None:
     """Draw the codes over an episode as it is and the same one shuffled.
 
     Source: Tang and Ha (2021), Figure 4.
@@ -65,7 +65,7 @@ def draw_latents(subject: Subject, path: Path) -> None:
     save_png(figure, path)
 
 
-def draw_code_map(subject: Subject, path: Path, seed: int) -> None:
+def draw_code_map(subject: EvaluationTarget, path: Path, seed: int) -> None:
     """Draw a t-SNE of the codes of a shuffled episode, with what was seen.
 
     Codes are grouped on the map (k-means), and for each group the samples nearest to
@@ -156,11 +156,11 @@ def _draw_map(
     save_png(figure, path)
 
 
-def _seen(world: World) -> list[np.ndarray]:
+def _seen(env: BatchedEnv) -> list[np.ndarray]:
     """What the world showed, oldest first: its stacked frames, or a drawing of it."""
-    screens: Any = getattr(world, "screens", None)
+    screens: Any = getattr(env, "screens", None)
     if screens is None:
-        return [world.frame(size=160)]
+        return [env.frame(size=160)]
     frames = screens[0].cpu().numpy()
     if frames.ndim == 3:
         frames = frames[..., None]

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marl_pool.envs import ENVS
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, Result
 from marl_pool.policies.attention_agent import AttentionAgent
 from marl_pool.policies.base import Policy
 from marl_pool.policies.feed_forward import FeedForward
-from marl_pool.pooling.attention_neuron import AttentionNeuron
-from marl_pool.pooling.vision_neuron import VisionNeuron
+from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
+from marl_pool.pooling.vision_neuron import VisionNeuronPooling
 from marl_pool.utils.names import resolve
 from marl_pool.utils.signatures import options_of
 
@@ -180,7 +180,7 @@ def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, Row]:
 def kind_of(policy: Policy) -> str:
     """``"attention_neuron"``, ``"attention_agent"`` alone, ``"feed_forward"`` or ""."""
     parts = [type(part) for part in policy.modules()]
-    if AttentionNeuron in parts or VisionNeuron in parts:
+    if AttentionNeuronPooling in parts or VisionNeuronPooling in parts:
         return "attention_neuron"
     if isinstance(policy, AttentionAgent):
         return "attention_agent"
@@ -189,7 +189,7 @@ def kind_of(policy: Policy) -> str:
 
 def _alike(table: Published, env: Mapping[str, Any]) -> bool:
     """Whether a world is the paper's: its options are the defaults but for some."""
-    known = options_of(resolve(table.env, ENVS, "env", World))
+    known = options_of(resolve(table.env, ENVS, "env", BatchedEnv))
     defaults = {key: option.default for key, option in known.items()}
     found, wanted = {**defaults, **env}, {**defaults, **table.options}
     return all(found[key] == wanted[key] for key in defaults if key not in FREE)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import perturb
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.selection import take_features
-from marl_pool.rollout import Moment, Rollout
+from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import UnfitTokensError
 
@@ -32,11 +32,11 @@ class Recording:
 
     codes: Tensor
     inputs: Tensor
-    worlds: list[World] = field(default_factory=list)
+    worlds: list[BatchedEnv] = field(default_factory=list)
 
 
 def record(
-    subject: Subject,
+    subject: EvaluationTarget,
     numbers: Sequence[int],
     *,
     shuffled: bool,
@@ -52,34 +52,34 @@ def record(
         max_steps: steps after which an episode is cut.
         keep_worlds: whether worlds are needed, to be drawn; for a single one.
     """
-    world = subject.worlds(len(numbers), first=numbers[0])
-    world.max_steps = min(world.max_steps, max_steps)
-    recorder = _Recorder(_rollout(subject, world, shuffled), keep_worlds)
+    env = subject.worlds(len(numbers), first=numbers[0])
+    env.max_steps = min(env.max_steps, max_steps)
+    recorder = _Recorder(_rollout(subject, env, shuffled), keep_worlds)
     recorder.rollout.episodes(on_step=recorder)
     return Recording(
         torch.cat(recorder.codes), torch.cat(recorder.inputs), recorder.worlds
     )
 
 
-def longest(subject: Subject, max_steps: int) -> int:
+def longest(subject: EvaluationTarget, max_steps: int) -> int:
     """The number of the world, of the first few, whose episode is the longest.
 
     One alone where worlds are pictures: their simulators are slow.
     """
     if is_picture(subject):
         return 0
-    world = subject.worlds(CANDIDATES)
-    world.max_steps = min(world.max_steps, max_steps)
-    return int(_rollout(subject, world, False).episodes().lengths.argmax())
+    env = subject.worlds(CANDIDATES)
+    env.max_steps = min(env.max_steps, max_steps)
+    return int(_rollout(subject, env, False).episodes().lengths.argmax())
 
 
-def is_picture(subject: Subject) -> bool:
+def is_picture(subject: EvaluationTarget) -> bool:
     """Whether tokens are patches of a picture, not readings."""
     (group,) = subject.worlds(1).groups.values()
     return group.tokens.dtype == "uint8"
 
 
-def require_codes(subject: Subject) -> None:
+def require_codes(subject: EvaluationTarget) -> None:
     """Refuse policies without a sensory layer, and several groups of agents.
 
     Raises:
@@ -95,7 +95,7 @@ def require_codes(subject: Subject) -> None:
             raise UnfitTokensError(f"expected a sensory layer, which {kind} has not")
 
 
-def blank_tokens(subject: Subject, group: str) -> Tokens:
+def blank_tokens(subject: EvaluationTarget, group: str) -> Tokens:
     """Zeros in the form of what one agent sees, without playing anything."""
     spec = subject.worlds(1).groups[group].tokens
     shape = (1, 1, spec.num_tokens)
@@ -112,11 +112,11 @@ class _Recorder:
         (self.group,) = rollout.policies
         self.codes: list[Tensor] = []
         self.inputs: list[Tensor] = []
-        self.worlds: list[World] = []
-        self._before = _first(rollout.world)
+        self.worlds: list[BatchedEnv] = []
+        self._before = _first(rollout.env)
 
-    def __call__(self, moment: Moment) -> None:
-        tokens, state = moment.tokens[self.group], moment.states[self.group]
+    def __call__(self, transition: Transition) -> None:
+        tokens, state = transition.tokens[self.group], transition.states[self.group]
         codes = self.rollout.policies[self.group].latent(tokens, state)
         assert codes is not None
         self.codes.append(codes[:, 0].float())
@@ -124,17 +124,17 @@ class _Recorder:
         self.inputs.append(inputs[:, 0].flatten(1))
         if self.keep_worlds:
             self.worlds.append(self._before)
-            self._before = _first(moment.world)
+            self._before = _first(transition.env)
 
 
-def _first(world: World) -> World:
+def _first(env: BatchedEnv) -> BatchedEnv:
     """The first world as it stands now."""
-    return world.take(torch.zeros(1, dtype=torch.int64, device=world.device))
+    return env.select(torch.zeros(1, dtype=torch.int64, device=env.device))
 
 
-def _rollout(subject: Subject, world: World, shuffled: bool) -> Rollout:
-    change = perturb(SHUFFLED, world) if shuffled else None
-    return Rollout(world, subject.policies, perturbation=change)
+def _rollout(subject: EvaluationTarget, env: BatchedEnv, shuffled: bool) -> Rollout:
+    change = perturb(SHUFFLED, env) if shuffled else None
+    return Rollout(env, subject.policies, perturbation=change)
 
 
 def _in_order(tokens: Tokens, state: PerturbationState) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.studies.attention_neuron.published import REGRESSION
 from marl_pool.studies.attention_neuron.recording import (
     is_picture,
@@ -52,7 +52,7 @@ def r_squared(explaining: Tensor, explained: Tensor) -> Tensor:
     return (1 - left / total).masked_fill(constant, torch.nan)
 
 
-def regress(subject: Subject, episodes: int) -> list[Fit]:
+def regress(subject: EvaluationTarget, episodes: int) -> list[Fit]:
     """Play shuffled episodes and fit both ways.
 
     Source: Tang and Ha (2021), Table 3, which is R² of each input, in its own order,
@@ -112,13 +112,13 @@ def _shown(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
 
 
-def _names(subject: Subject) -> list[str]:
+def _names(subject: EvaluationTarget) -> list[str]:
     """Of the inputs, in the world's own order."""
-    world = subject.worlds(1)
-    (group,) = world.groups.values()
+    env = subject.worlds(1)
+    (group,) = env.groups.values()
     spec = group.tokens
     numbered = [f"token_{i}" for i in range(spec.num_tokens)]
-    tell = getattr(world, "channel_names", None)
+    tell = getattr(env, "channel_names", None)
     names = numbered if tell is None else tell()
     if len(set(names)) < len(names):  # channels that are there twice
         names = [f"{name}_{i}" for i, name in enumerate(names)]

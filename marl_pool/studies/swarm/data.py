@@ -1,8 +1,8 @@
 """Points in the plane from random mixtures of Gaussians, a mixture for each row.
 
 A row is a function of the seed and its number alone: its numbers come from streams of
-`marl_pool.utils.randomness`, so that it is the same in any batch and on any machine, and a
-task never needs the memory of the whole data set.
+`marl_pool.utils.randomness`, so that it is the same in any batch and on any machine,
+and a task never needs the memory of the whole data set.
 """
 
 import math

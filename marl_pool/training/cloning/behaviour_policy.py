@@ -79,13 +79,13 @@ class BehaviourPolicy(Policy):
         explore: bool = False,
     ) -> Decision:
         """Act and record one step; see `Policy.act`."""
-        world = self.rollout.world
+        env = self.rollout.env
         perturbed = self.rollout.perturbation is not None
-        shown = world.observe()[self.group] if perturbed else tokens
+        shown = env.observe()[self.group] if perturbed else tokens
         numbers = self.noise(tokens, generator)
         own, others = numbers.split([self._own, self.teacher.noise_size], dim=-1)
         answer = self.teacher.answer(
-            world, shown, state["teacher"], _Sampled(others.flatten(1))
+            env, shown, state["teacher"], _Sampled(others.flatten(1))
         )
         label = to_unit(self.actions, answer.action)
         action, student = label, ()
@@ -97,7 +97,7 @@ class BehaviourPolicy(Policy):
         random = own[..., 1] < self.noise_share
         action = _where(random, self._random(own[..., 2:]), action)
         self.recorder.add(
-            world, world.active[self.group], shown, state["before"], label, answer
+            env, env.active[self.group], shown, state["before"], label, answer
         )
         before = self.actions.to_vectors(action).float()
         state = {

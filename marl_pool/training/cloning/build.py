@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch.utils._pytree import tree_leaves
 
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.networks import seeded
 from marl_pool.policies import AGENTS
@@ -30,7 +30,7 @@ NAMED = (
 )
 
 
-def cloned_group(config: CloneConfig, world: World) -> str:
+def cloned_group(config: CloneConfig, world: BatchedEnv) -> str:
     """Return the one group that is not in ``fixed``.
 
     Raises:
@@ -52,7 +52,7 @@ def cloned_group(config: CloneConfig, world: World) -> str:
 
 
 def build_roles(
-    config: CloneConfig, world: World, kept: Path, saved: Path | None
+    config: CloneConfig, world: BatchedEnv, kept: Path, saved: Path | None
 ) -> Roles:
     """Build the teacher and the policies of the other groups.
 
@@ -84,7 +84,7 @@ def build_roles(
 
 
 def _teacher(
-    config: CloneConfig, what: str, world: World, group: str, kept: Path
+    config: CloneConfig, what: str, world: BatchedEnv, group: str, kept: Path
 ) -> Teacher:
     env, own = config.env["name"], world.groups[group]
     if what == VALUE_TABLE:
@@ -106,7 +106,7 @@ def _value_table(env: str) -> Teacher:
 
 
 def _load(
-    config: CloneConfig, what: str, name: str, group: Group, kept: Path
+    config: CloneConfig, what: str, name: str, group: AgentGroup, kept: Path
 ) -> SpecifiedPolicy:
     """Read the teacher; the run keeps a copy, since folders move and change."""
     if (kept / WEIGHTS).is_file():
@@ -119,7 +119,7 @@ def _load(
     return policy
 
 
-def make_student(config: CloneConfig, group: Group) -> Agent:
+def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
     """Build the agent that learns.
 
     Raises:

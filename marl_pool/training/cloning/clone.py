@@ -91,9 +91,9 @@ class CloningMethod(TrainingMethod):
         self.config, self.settings = config, config.clone
         settings = config.clone
         check_fit_together(config)
-        world = make_batched_env(num_envs=1, seed=config.seed, **config.env)
+        env = make_batched_env(num_envs=1, seed=config.seed, **config.env)
         saved = checkpoint and checkpoint / "policy"
-        self.roles = build_roles(config, world, run.path / TEACHER, saved)
+        self.roles = build_roles(config, env, run.path / TEACHER, saved)
         teacher = self.roles.teacher
         self.loss = Loss(
             settings.soft, settings.margin_weighting, settings.expected_regret
@@ -102,7 +102,7 @@ class CloningMethod(TrainingMethod):
             raise InputError(
                 f"{logits_option(settings)}: the teacher {config.teacher} has no logits"
             )
-        group = world.groups[self.roles.group]
+        group = env.groups[self.roles.group]
         self.student = make_student(config, group)
         self.whole = has_memory(self.student, group.tokens.num_tokens)
         if settings.chunk_length is not None and not self.whole:

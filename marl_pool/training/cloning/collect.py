@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
@@ -19,7 +19,7 @@ from marl_pool.utils.randomness import VALIDATION_WORLDS
 PLAY_WORLDS = VALIDATION_WORLDS + (1 << 39)
 """First world number of measurements of the return during training."""
 
-MakeWorld = Callable[[int, int], World]
+MakeWorld = Callable[[int, int], BatchedEnv]
 """Makes worlds from their number and the first of their numbers."""
 
 
@@ -71,10 +71,10 @@ def collect(
     parts, done = [], 0
     while done < episodes:
         count = min(num_envs, episodes - done)
-        world = make_world(count, first + done)
+        env = make_world(count, first + done)
         seen = perturbation and perturbation(first + done)
-        behaviour = _behaviour_policy(roles, world, rows, student, seen, beta, noise)
-        worlds = world.worlds
+        behaviour = _behaviour_policy(roles, env, rows, student, seen, beta, noise)
+        worlds = env.env_ids
         returns = behaviour.rollout.episodes().returns[roles.group]
         parts.append(_recorded(behaviour, worlds, returns))
         done += count
@@ -98,13 +98,13 @@ class Games:
     def __init__(
         self,
         roles: Roles,
-        world: World,
+        env: BatchedEnv,
         rows: Rows | None,
         student: Policy,
         perturbation: Perturbation | None = None,
     ) -> None:
-        self.worlds = world.worlds
-        self._behaviour = _behaviour_policy(roles, world, rows, student, perturbation)
+        self.worlds = env.env_ids
+        self._behaviour = _behaviour_policy(roles, env, rows, student, perturbation)
 
     def play(self, steps: int, beta: float = 0.0) -> Trajectories:
         """Advance some steps; each trajectory's return is of its world in them.
@@ -121,7 +121,7 @@ class Games:
 
 def _behaviour_policy(
     roles: Roles,
-    world: World,
+    env: BatchedEnv,
     rows: Rows | None,
     student: Policy | None,
     perturbation: Perturbation | None,
@@ -130,7 +130,7 @@ def _behaviour_policy(
 ) -> BehaviourPolicy:
     """Build the policy that collects, in a rollout of its own."""
     assert roles.teacher is not None
-    group = world.groups[roles.group]
+    group = env.groups[roles.group]
     behaviour = BehaviourPolicy(
         roles.teacher,
         group.tokens,
@@ -140,10 +140,10 @@ def _behaviour_policy(
         student=student,
         beta=beta,
         noise=noise,
-        device=world.device,
+        device=env.device,
     )
     policies = {**roles.others, roles.group: behaviour}
-    behaviour.rollout = Rollout(world, policies, perturbation=perturbation)
+    behaviour.rollout = Rollout(env, policies, perturbation=perturbation)
     return behaviour
 
 

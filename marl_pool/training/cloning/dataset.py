@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
@@ -100,7 +100,7 @@ class Rounds:
         except InputError as error:
             raise InputError(f"clone.rollout_env: {error}") from error
 
-    def world(self, count: int, first: int, student: bool = False) -> World:
+    def world(self, count: int, first: int, student: bool = False) -> BatchedEnv:
         """Worlds ``first`` to ``first + count - 1``, perhaps those for the student."""
         options = dict(self.config.env)
         if student:
@@ -108,7 +108,7 @@ class Rounds:
         return make_batched_env(
             num_envs=count,
             seed=self.config.seed,
-            first_world=first,
+            first_env=first,
             device=self.config.device,
             **options,
         )

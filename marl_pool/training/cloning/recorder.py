@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.tokens import Tokens
 from marl_pool.training.cloning.teacher import Answer
 
@@ -70,7 +70,7 @@ class Recorder:
 
     def add(
         self,
-        world: World,
+        env: BatchedEnv,
         active: Tensor,
         tokens: Tokens,
         before: Tensor,
@@ -80,7 +80,7 @@ class Recorder:
         """Take down one step, before it is taken.
 
         Args:
-            world: where it stands.
+            env: where it stands.
             active: ``(E, A)`` bool, who lives.
             tokens: what it shows, ``(E, A)``.
             before: ``(E, A, dim)``, what was done last, as a vector.
@@ -97,9 +97,9 @@ class Recorder:
             before = before.argmax(-1).masked_fill(first, NO_ACTION).short()
             label = label.short()
         step = {
-            "world": world.worlds[:, None].expand(active.shape),
-            "episode": world.episodes[:, None].expand(active.shape),
-            "time": world.steps[:, None].expand(active.shape),
+            "world": env.env_ids[:, None].expand(active.shape),
+            "episode": env.episodes[:, None].expand(active.shape),
+            "time": env.steps[:, None].expand(active.shape),
             "agent": agents.expand(active.shape),
             "features": features,
             "types": tokens.types.byte(),

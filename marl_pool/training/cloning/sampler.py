@@ -207,7 +207,7 @@ class Sampler:
             self._order = torch.randperm(self.count, generator=shuffler)
             self._epoch = epoch
         chosen = self._order[place * self.size : (place + 1) * self.size]
-        return self.take(chosen, turn)
+        return self.select(chosen, turn)
 
     def all(self, limit: int) -> Iterator[Batch]:
         """Everything, or ``limit`` steps evenly spread; the same at each call."""
@@ -215,9 +215,9 @@ class Sampler:
         if not self.whole and limit < self.count:
             items = torch.linspace(0, self.count - 1, limit).long()
         for turn, chosen in enumerate(items.split(self.size)):
-            yield self.take(chosen, turn, VALIDATE)
+            yield self.select(chosen, turn, VALIDATE)
 
-    def take(self, chosen: Tensor, turn: int, part: int = PERTURB) -> Batch:
+    def select(self, chosen: Tensor, turn: int, part: int = PERTURB) -> Batch:
         """Some steps, or trajectories, by their numbers; perturbed."""
         rows, valid = self._rows(chosen)
         steps = {

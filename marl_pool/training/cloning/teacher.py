@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Stream
@@ -53,12 +53,12 @@ class Teacher(ABC):
 
     @abstractmethod
     def answer(
-        self, world: World, tokens: Tokens, state: State, noise: Stream | None
+        self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
     ) -> Answer:
         """Say what to do now.
 
         Args:
-            world: where its worlds stand.
+            env: where its worlds stand.
             tokens: what it shows the agents, ``(E, A)``, unperturbed.
             state: the memory, from `initial_state` or the last answer.
             noise: ``(E, A · noise_size)`` uniform numbers.
@@ -96,7 +96,7 @@ class PolicyTeacher(Teacher):
         return self.policy.initial_state(num_envs, num_agents, num_tokens)
 
     def answer(
-        self, world: World, tokens: Tokens, state: State, noise: Stream | None
+        self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
     ) -> Answer:
         """Ask the policy; see `Teacher.answer`."""
         decision = self.policy.act(tokens, state, noise)
@@ -130,9 +130,9 @@ class PrivilegedTeacher(Teacher):
         return self._identity
 
     def answer(
-        self, world: World, tokens: Tokens, state: State, noise: Stream | None
+        self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
     ) -> Answer:
         """Label the present states; see `Teacher.answer`."""
-        labels = self.source.answer(world)  # type: ignore[arg-type]
+        labels = self.source.answer(env)  # type: ignore[arg-type]
         logits = labels.values / TEMPERATURE
         return Answer(labels.actions, logits, (), labels.targets)

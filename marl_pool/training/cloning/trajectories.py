@@ -103,21 +103,21 @@ def cut(
         returns: by world and agent.
         table: the distinct features, where they are bytes.
     """
-    world, agent, time = (recorded[name] for name in ("world", "agent", "time"))
-    goes_on = (world[1:] == world[:-1]) & (agent[1:] == agent[:-1])
+    env, agent, time = (recorded[name] for name in ("world", "agent", "time"))
+    goes_on = (env[1:] == env[:-1]) & (agent[1:] == agent[:-1])
     goes_on &= time[1:] == time[:-1] + 1
     first = torch.cat(
         [torch.zeros(1, dtype=torch.int64), (~goes_on).nonzero()[:, 0] + 1]
     )
-    ends = torch.cat([first[1:], torch.tensor([len(world)])])
+    ends = torch.cat([first[1:], torch.tensor([len(env)])])
     lengths = ends - first
     steps = {name: recorded[name] for name in STEP_PARTS if name in recorded}
-    pairs = zip(world[first].tolist(), agent[first].tolist(), strict=True)
+    pairs = zip(env[first].tolist(), agent[first].tolist(), strict=True)
     return Trajectories(
         steps,
         lengths,
         torch.tensor([returns[pair] for pair in pairs], dtype=torch.float64),
-        world[first],
+        env[first],
         _digests(steps, lengths, table),
     )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.severity import refuse_ramp
@@ -82,7 +82,7 @@ class Evaluator:
         # A simulator for each member and repetition would be thousands of them.
         most = config.repetitions if world.simulated else MAX_WORLDS
         self.max_worlds: int = config.max_worlds or most
-        self._kept: tuple[Any, World] | None = None
+        self._kept: tuple[Any, BatchedEnv] | None = None
 
     def chunks(self, members: int, worlds: int, shares: int = 1) -> Iterator[Chunk]:
         """Cut the episodes into batches.
@@ -151,7 +151,7 @@ class Evaluator:
             {self.group: self._policy(vectors)},
             perturbation=self._perturbation(),
         )
-        episodes = rollout.episodes(idle=IDLE if world.runs_on else 0.0)
+        episodes = rollout.episodes(idle=IDLE if world.steps_past_end else 0.0)
         returns = episodes.returns[self.group].mean(1).cpu().view(shape)
         return PopulationReturns(returns, episodes.lengths.cpu().view(shape))
 
@@ -167,7 +167,7 @@ class Evaluator:
         refuse_ramp(self.options, "every generation begins with new worlds")
         return make_perturbation(specs=[self.agent.spec], **self.options)
 
-    def _world(self, num_envs: int, env: dict[str, Any]) -> World:
+    def _world(self, num_envs: int, env: dict[str, Any]) -> BatchedEnv:
         """A world of these options: that of the last call, if it was like this."""
         wanted = (num_envs, env)
         if self._kept is None or self._kept[0] != wanted:
@@ -176,7 +176,7 @@ class Evaluator:
             self._kept = (wanted, self._build(num_envs, env))
         return self._kept[1]
 
-    def _build(self, num_envs: int, env: Mapping[str, Any]) -> World:
+    def _build(self, num_envs: int, env: Mapping[str, Any]) -> BatchedEnv:
         return make_batched_env(
             num_envs=num_envs, seed=self.seed, device=self.device, **env
         )

@@ -17,7 +17,7 @@ from ray.rllib.core.rl_module import (
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import Group, World
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
@@ -76,7 +76,7 @@ class BatchedPPO(PPO):
 
 
 def assign_modules(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, AgentGroup],
     modules: Mapping[str, str] | None,
     fixed: Collection[str] = (),
 ) -> dict[str, str]:
@@ -275,7 +275,7 @@ def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
 
 
 def _module_spec(
-    config: TrainConfig, groups: Mapping[str, Group], modules: Mapping[str, str]
+    config: TrainConfig, groups: Mapping[str, AgentGroup], modules: Mapping[str, str]
 ) -> MultiRLModuleSpec:
     specs = {}
     for name, module in modules.items():
@@ -299,7 +299,7 @@ def _module_spec(
     return MultiRLModuleSpec(rl_module_specs=specs)
 
 
-def _try(policy: TokenPolicy, group: Group) -> None:
+def _try(policy: TokenPolicy, group: AgentGroup) -> None:
     """Let a policy see empty tokens: what does not fit is refused here."""
     spec = group.tokens
     shape = (2, spec.num_tokens)
@@ -321,7 +321,7 @@ def _try(policy: TokenPolicy, group: Group) -> None:
         ) from error
 
 
-def _perturbation(config: TrainConfig, world: World) -> dict[str, Any] | None:
+def _perturbation(config: TrainConfig, world: BatchedEnv) -> dict[str, Any] | None:
     options = dict(config.perturbation)
     if options["name"] == "none":
         return None

@@ -30,7 +30,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
@@ -230,7 +230,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             **self.options["world"],
             num_envs=num_envs,
             seed=self.options["seed"],
-            first_world=index * num_envs,
+            first_env=index * num_envs,
             first_episode=first_episode,
             device=self.device,
         )
@@ -249,7 +249,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             played=self._played(world),
         )
 
-    def _played(self, world: World) -> int:
+    def _played(self, world: BatchedEnv) -> int:
         """Episodes that each world has behind it, if all of them had full length.
 
         A runner that starts in mid-training has only the steps of all runners together
@@ -296,7 +296,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     def _fragment(
         self, rollout: Rollout, steps: int
     ) -> tuple[list[SingleAgentEpisode], int]:
-        before = rollout.world.steps.cpu().numpy().copy()
+        before = rollout.env.steps.cpu().numpy().copy()
         prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
         trajectories = rollout.steps(steps)
         chunks: list[SingleAgentEpisode] = []
@@ -358,7 +358,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 if not bad.any():
                     continue
                 step, env = bad.nonzero()[0, :2].tolist()
-                world = int(self.env.worlds[env])
+                world = int(self.env.env_ids[env])
                 log = self.metrics.log_value
                 log((NON_FINITE, kind), int(bad.sum()), reduce="sum")
                 log(NON_FINITE_PLACE, (world << 20) + step, reduce="max")

@@ -1,8 +1,8 @@
 """The ants: against their simulators' own envs, channels, rewards, pictures.
 
-``python tests/envs/ant/test_ants.py`` writes the golden file anew; a change in it is a change of
-the dynamics, which asks for a higher ``version``. What all worlds around simulators
-share is in test_simulated.py.
+``python tests/envs/ant/test_ants.py`` writes the golden file anew; a change in it is a
+change of the dynamics, which asks for a higher ``version``. What all worlds around
+simulators share is in test_simulated.py.
 """
 
 import json
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.ant.base import AntWorld
+from marl_pool.envs.ant.base import AntEnv
 from marl_pool.envs.ant.drawing import skeleton
 from marl_pool.utils.errors import InputError
 
@@ -47,9 +47,9 @@ print(json.dumps([seen, rewards]))
 """What the published code would do, with our stand-in for the old gym."""
 
 
-def begun(name: str, num_envs: int = 1, **options: Any) -> AntWorld:
+def begun(name: str, num_envs: int = 1, **options: Any) -> AntEnv:
     world = make_batched_env(name, num_envs, **options)
-    assert isinstance(world, AntWorld)
+    assert isinstance(world, AntEnv)
     world.reset()
     return world
 
@@ -59,7 +59,7 @@ def some_actions(count: int) -> Tensor:
     return torch.rand(count, 1, 1, 8, generator=generator) * 2 - 1
 
 
-def seed_of(world: AntWorld) -> int:
+def seed_of(world: AntEnv) -> int:
     place = world._places[0]
     assert place is not None
     return place.history.seed
@@ -246,7 +246,7 @@ def test_the_frame_shows_the_ant_and_bars_for_attention(name: str) -> None:
 def test_a_picture_follows_the_ant(name: str) -> None:
     world = begun(name)
     before = world.frame()
-    taken = world.take(torch.tensor([0]))
+    taken = world.select(torch.tensor([0]))
     for action in some_actions(10):
         world.step({"agent": action})
     assert np.array_equal(taken.frame(), before)

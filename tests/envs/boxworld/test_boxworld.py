@@ -69,7 +69,7 @@ def run(world: BoxWorld, steps: int, first: int = 0) -> list[Tensor]:
     """States, tokens and rewards of some moves that world and step number decide."""
     seen: list[Tensor] = []
     for step in range(first, first + steps):
-        choice = (world.worlds * 7 + step * step + step // 3)[:, None] % 4
+        choice = (world.env_ids * 7 + step * step + step // 3)[:, None] % 4
         rewards = world.step({"agent": choice}).rewards["agent"]
         seen += [rewards, world.codes.clone(), *world.observe()["agent"]]
     return seen
@@ -239,7 +239,7 @@ def test_things_vanish_only_for_a_reward_and_never_appear(seed, options) -> None
     world = BoxWorld(8, seed=seed, max_steps=60, **options)
     world.reset()
     solver = make_heuristic("boxworld", world.groups["agent"])
-    chance = Stream(seed, world.worlds, Purpose.POLICY, 2)
+    chance = Stream(seed, world.env_ids, Purpose.POLICY, 2)
     live = torch.ones(8, dtype=torch.bool)
 
     def count() -> tuple[Tensor, Tensor]:
@@ -273,7 +273,7 @@ def test_random_actions_score_as_in_the_published_env() -> None:
     """
     world = BoxWorld(2000, random_distractors=True)
     world.reset()
-    chance = Stream(0, world.worlds, Purpose.POLICY, 1)
+    chance = Stream(0, world.env_ids, Purpose.POLICY, 1)
     live, total = torch.ones(2000, dtype=torch.bool), torch.zeros(2000)
     length = torch.zeros(2000)
     for _ in range(30):
@@ -427,7 +427,7 @@ def test_one_world_equals_the_same_world_among_many(
     many.reset()
     start, seen = many.codes.clone(), run(many, 25)
     for number in (0, 3, 36):
-        one = BoxWorld(1, first_world=number, **options)
+        one = BoxWorld(1, first_env=number, **options)
         one.reset()
         assert torch.equal(one.codes[0], start[number])
         assert equal(run(one, 25), [part[number : number + 1] for part in seen])
@@ -464,7 +464,7 @@ def test_levels_do_not_depend_on_when_others_reset(masks: list[list[bool]]) -> N
         world.reset(torch.tensor(mask))
     for number in range(4):
         episode = sum(mask[number] for mask in masks)
-        alone = BoxWorld(1, seed=2, first_world=number, first_episode=episode)
+        alone = BoxWorld(1, seed=2, first_env=number, first_episode=episode)
         alone.reset()
         assert torch.equal(world.codes[number], alone.codes[0])
         assert torch.equal(world.places[number], alone.places[0])
@@ -476,7 +476,7 @@ def test_take_continues_exactly(observation: str) -> None:
     world.reset()
     run(world, 9)
     rows = torch.tensor([3, 1])
-    taken = world.take(rows)
+    taken = world.select(rows)
     assert taken.num_envs == 2
     expected_after = [part[rows] for part in run(world, 15, first=9)]
     assert equal(run(taken, 15, first=9), expected_after)

@@ -31,9 +31,9 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def levels(count: int, **options: Any) -> list[Level]:
-    world = BoxWorld(count, **options)
-    world.reset()
-    return [read(world, index) for index in range(count)]
+    env = BoxWorld(count, **options)
+    env.reset()
+    return [read(env, index) for index in range(count)]
 
 
 def touch(some: list[Cell], others: list[Cell]) -> bool:
@@ -153,22 +153,22 @@ def test_the_number_of_branches_is_exact_or_uniform() -> None:
 
 def test_a_level_without_room_begins_anew_in_its_own_stream() -> None:
     """On 5 × 5 cells the third box or the key finds no room in one level of seven."""
-    world = BoxWorld(400, n=5, seed=7)
+    env = BoxWorld(400, n=5, seed=7)
     asked: list[tuple[int, int]] = []
 
     def draw(keys: Tensor, count: int, start: int = 0) -> Tensor:
         asked.append((len(keys), start))
-        return BoxWorld.draw(world, keys, count, start)
+        return BoxWorld.draw(env, keys, count, start)
 
-    world.draw = draw  # type: ignore[method-assign]
-    world.reset()
-    numbers = world.generator.numbers
+    env.draw = draw  # type: ignore[method-assign]
+    env.reset()
+    numbers = env.generator.numbers
     assert [start for _, start in asked] == [numbers * i for i in range(len(asked))]
     assert 30 < asked[1][0] < 90
     for number in range(0, 400, 23):
-        alone = BoxWorld(1, n=5, seed=7, first_world=number)
+        alone = BoxWorld(1, n=5, seed=7, first_env=number)
         alone.reset()
-        assert torch.equal(alone.codes[0], world.codes[number])
+        assert torch.equal(alone.codes[0], env.codes[number])
 
 
 def test_the_default_level_never_lacks_room() -> None:
@@ -181,9 +181,9 @@ def test_the_default_level_never_lacks_room() -> None:
 
 @given(st.integers(0, 3 * MOST_AHEAD), st.integers(1, 20))
 def test_drawing_ahead_changes_nothing(before: int, worlds: int) -> None:
-    world = BoxWorld(worlds, seed=1)
+    env = BoxWorld(worlds, seed=1)
     for _ in range(before + 1):
-        world.reset()
+        env.reset()
     fresh = BoxWorld(worlds, seed=1, first_episode=before)
     fresh.reset()
-    assert torch.equal(world.codes, fresh.codes)
+    assert torch.equal(env.codes, fresh.codes)

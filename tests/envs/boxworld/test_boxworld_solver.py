@@ -13,27 +13,27 @@ from marl_pool.policies.base import Policy
 from marl_pool.tokens import Tokens
 
 
-def play(world: BoxWorld, limit: int = 200) -> tuple[Tensor, Tensor]:
+def play(env: BoxWorld, limit: int = 200) -> tuple[Tensor, Tensor]:
     """Returns and lengths of the heuristic's episodes; ended worlds are dropped."""
-    policy = make_heuristic("boxworld", world.groups["agent"])
-    returns = torch.zeros(world.num_envs)
-    lengths = torch.zeros(world.num_envs, dtype=torch.int64)
-    rows = torch.arange(world.num_envs)
+    policy = make_heuristic("boxworld", env.groups["agent"])
+    returns = torch.zeros(env.num_envs)
+    lengths = torch.zeros(env.num_envs, dtype=torch.int64)
+    rows = torch.arange(env.num_envs)
     for _ in range(limit):
-        step = world.step({"agent": policy.act(world.observe()["agent"]).action})
+        step = env.step({"agent": policy.act(env.observe()["agent"]).action})
         returns[rows] += step.rewards["agent"][:, 0]
         lengths[rows] += 1
         rows = rows[~step.terminated]
         if not len(rows):
             break
-        world = world.take((~step.terminated).nonzero()[:, 0])
+        env = env.select((~step.terminated).nonzero()[:, 0])
     return returns, lengths
 
 
 def solved(count: int, **options: Any) -> tuple[Tensor, Tensor]:
-    world = BoxWorld(count, max_steps=200, **options)
-    world.reset()
-    return play(world)
+    env = BoxWorld(count, max_steps=200, **options)
+    env.reset()
+    return play(env)
 
 
 @pytest.mark.slow
@@ -71,10 +71,10 @@ def test_levels_of_other_sizes_are_solved(options: dict[str, Any]) -> None:
 )
 def test_its_way_is_the_shortest(options: dict[str, Any]) -> None:
     """Held against a search over positions, keys and opened boxes, in plain Python."""
-    world = BoxWorld(60, max_steps=200, observation="pixels", seed=5, **options)
-    world.reset()
-    shortest = [read(world, index).shortest() for index in range(60)]
-    assert play(world)[1].tolist() == shortest
+    env = BoxWorld(60, max_steps=200, observation="pixels", seed=5, **options)
+    env.reset()
+    shortest = [read(env, index).shortest() for index in range(60)]
+    assert play(env)[1].tolist() == shortest
 
 
 def test_entities_are_as_good_but_for_the_walls() -> None:
@@ -102,8 +102,8 @@ def test_it_goes_round_a_box(observation: str) -> None:
         """,
         "x",
     )
-    world = write(level, num_distractors=1, observation=observation, max_steps=50)
-    returns, lengths = play(world)
+    env = write(level, num_distractors=1, observation=observation, max_steps=50)
+    returns, lengths = play(env)
     assert returns.item() == 11
     # Round the box to the key: 5; to the lock: 4, and the gem is taken there.
     assert lengths.item() == level.shortest() == 9
@@ -113,12 +113,12 @@ def test_it_goes_round_a_box(observation: str) -> None:
 
 
 def seen(observation: str = "pixels") -> tuple[Policy, Tokens]:
-    world = BoxWorld(30, observation=observation, seed=2)
-    world.reset()
-    policy = make_heuristic("boxworld", world.groups["agent"])
+    env = BoxWorld(30, observation=observation, seed=2)
+    env.reset()
+    policy = make_heuristic("boxworld", env.groups["agent"])
     for _ in range(6):
-        world.step({"agent": policy.act(world.observe()["agent"]).action})
-    return policy, world.observe()["agent"]
+        env.step({"agent": policy.act(env.observe()["agent"]).action})
+    return policy, env.observe()["agent"]
 
 
 @pytest.mark.parametrize("observation", ["entities", "pixels"])

@@ -1,8 +1,8 @@
 """CarRacing: pictures against Gymnasium's, patches, grey, backgrounds, ends.
 
-``python tests/envs/car_racing/test_car_racing.py`` writes the golden file anew; a change in it is a
-change of the dynamics, which asks for a higher ``CarRacing.version``. What all worlds
-around simulators share is in test_simulated.py.
+``python tests/envs/car_racing/test_car_racing.py`` writes the golden file anew; a
+change in it is a change of the dynamics, which asks for a higher ``CarRacing.version``.
+What all worlds around simulators share is in test_simulated.py.
 """
 
 import json

@@ -1,7 +1,7 @@
 """CartPole: physics, starts, tokens, noise, frames, seeds, heuristic, golden files.
 
-``python tests/envs/cartpole/test_cartpole.py`` writes the golden file anew; a change in it is a
-change of the dynamics, which asks for a higher ``CartPole.version``.
+``python tests/envs/cartpole/test_cartpole.py`` writes the golden file anew; a change in
+it is a change of the dynamics, which asks for a higher ``CartPole.version``.
 """
 
 import json
@@ -36,46 +36,46 @@ ALL = {"duplicates": 2, "noise_channels": 2, "num_frames": 3, "channel_ids": Tru
 VARIANTS = [{}, {"noise_channels": 1}, {"num_frames": 4}, ALL]
 
 
-def actions_for(world: CartPole, step: int) -> dict[str, Tensor]:
+def actions_for(env: CartPole, step: int) -> dict[str, Tensor]:
     """Some actions that depend on world number and step alone."""
-    wave = 1.5 * torch.sin(7.0 * world.worlds[:, None, None] + 0.4 * step)
-    return {"agent": wave.to(world.dtype)}
+    wave = 1.5 * torch.sin(7.0 * env.env_ids[:, None, None] + 0.4 * step)
+    return {"agent": wave.to(env.dtype)}
 
 
-def run(world: CartPole, steps: int, first: int = 0) -> tuple[Tensor, Tensor]:
+def run(env: CartPole, steps: int, first: int = 0) -> tuple[Tensor, Tensor]:
     """The features and rewards of ``steps`` steps."""
     features, rewards = [], []
     for step in range(first, first + steps):
-        rewards.append(world.step(actions_for(world, step)).rewards["agent"])
-        features.append(world.observe()["agent"].features)
+        rewards.append(env.step(actions_for(env, step)).rewards["agent"])
+        features.append(env.observe()["agent"].features)
     return torch.stack(features), torch.stack(rewards)
 
 
 def started(num_envs: int = 3, **options: Any) -> CartPole:
-    world = CartPole(num_envs, **options)
-    world.reset()
-    return world
+    env = CartPole(num_envs, **options)
+    env.reset()
+    return env
 
 
 def at(*start: float, **options: Any) -> CartPole:
     """One world at a position, velocity, angle and angular velocity."""
-    world = started(1, dtype=torch.float64, **options)
-    world.put(torch.tensor([0]), torch.tensor([start], dtype=torch.float64))
-    return world
+    env = started(1, dtype=torch.float64, **options)
+    env.put(torch.tensor([0]), torch.tensor([start], dtype=torch.float64))
+    return env
 
 
-def push(world: CartPole, action: float) -> dict[str, Tensor]:
-    return {"agent": torch.full((world.num_envs, 1, 1), action, dtype=world.dtype)}
+def push(env: CartPole, action: float) -> dict[str, Tensor]:
+    return {"agent": torch.full((env.num_envs, 1, 1), action, dtype=env.dtype)}
 
 
-def where_it_is(world: CartPole) -> np.ndarray:
+def where_it_is(env: CartPole) -> np.ndarray:
     """Position, velocity, angle and angular velocity, ``(num_envs, 4)``."""
-    position, velocity, _, _, turn = world.state[:, :5].numpy().T
-    return np.stack((position, velocity, world.angle.numpy(), turn), 1)
+    position, velocity, _, _, turn = env.state[:, :5].numpy().T
+    return np.stack((position, velocity, env.angle.numpy(), turn), 1)
 
 
-def play(world: CartPole, policy: Any) -> Episodes:
-    return Rollout(world, {"agent": policy}, explore=True).episodes()
+def play(env: CartPole, policy: Any) -> Episodes:
+    return Rollout(env, {"agent": policy}, explore=True).episodes()
 
 
 # Physics
@@ -106,23 +106,23 @@ def lagrange(state: np.ndarray, action: float) -> np.ndarray:
     st.floats(-1.5, 1.5),
 )
 def test_a_step_is_what_the_lagrangian_says(x, velocity, angle, turn, action):
-    world = at(x, velocity, angle, turn)
-    world.step(push(world, action))
+    env = at(x, velocity, angle, turn)
+    env.step(push(env, action))
     expected = lagrange(np.array([x, velocity, angle, turn]), action)
-    np.testing.assert_allclose(where_it_is(world)[0], expected, atol=1e-12)
-    cos, sin = world.state[0, 2:4].tolist()
+    np.testing.assert_allclose(where_it_is(env)[0], expected, atol=1e-12)
+    cos, sin = env.state[0, 2:4].tolist()
     assert (cos, sin) == pytest.approx((math.cos(expected[2]), math.sin(expected[2])))
 
 
 @given(st.tuples(*[st.floats(-2, 2)] * 4), st.lists(st.floats(-1, 1), min_size=5))
 def test_the_world_is_the_same_in_a_mirror(start, actions):
-    world, mirror = at(*start), at(*(-value for value in start))
+    env, mirror = at(*start), at(*(-value for value in start))
     for action in actions:
         step, other = (
-            w.step(push(w, sign * action)) for w, sign in ((world, 1), (mirror, -1))
+            w.step(push(w, sign * action)) for w, sign in ((env, 1), (mirror, -1))
         )
         torch.testing.assert_close(step.rewards, other.rewards)
-    np.testing.assert_allclose(where_it_is(world), -where_it_is(mirror), atol=1e-9)
+    np.testing.assert_allclose(where_it_is(env), -where_it_is(mirror), atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_the_world_is_the_same_in_a_mirror(start, actions):
 )
 def test_it_follows_the_published_trajectory(dtype: torch.dtype, atol: float) -> None:
     golden = np.load(PUBLISHED)
-    world = CartPole(1, dtype=dtype)
-    world.reset()
-    world.put(torch.tensor([0]), torch.tensor(golden["env_states"][:1]))
+    env = CartPole(1, dtype=dtype)
+    env.reset()
+    env.put(torch.tensor([0]), torch.tensor(golden["env_states"][:1]))
     for t, action in enumerate(golden["env_actions"]):
-        step = world.step({"agent": torch.tensor(action).view(1, 1, 1)})
-        seen = world.observe()["agent"].features[0, 0, :, 0]
+        step = env.step({"agent": torch.tensor(action).view(1, 1, 1)})
+        seen = env.observe()["agent"].features[0, 0, :, 0]
         for got, expected in (
             (seen, golden["env_obs"][t + 1]),
-            (where_it_is(world)[0], golden["env_states"][t + 1]),
+            (where_it_is(env)[0], golden["env_states"][t + 1]),
             (step.rewards["agent"][0], golden["env_rewards"][[t]]),
         ):
             np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
@@ -149,16 +149,16 @@ def test_it_follows_the_published_trajectory(dtype: torch.dtype, atol: float) ->
 
 @given(st.floats(-2.4, 2.4), st.floats(-7, 7))
 def test_the_reward_is_between_0_and_1_on_the_track(x, angle):
-    world = at(x, 0.0, angle, 0.0)
-    reward = world.step(push(world, 0.0)).rewards["agent"].item()
+    env = at(x, 0.0, angle, 0.0)
+    reward = env.step(push(env, 0.0)).rewards["agent"].item()
     expected = (math.cos(angle) + 1) / 2 * math.cos(math.pi / 2 * x / 2.4)
     assert reward == pytest.approx(expected, abs=1e-12)  # at rest nothing moves yet
     assert -1e-12 <= reward <= 1
 
 
 def test_the_reward_counts_the_new_state_and_the_last_step() -> None:
-    world = at(2.39, 3.0, 0.5, 0.0)
-    step = world.step(push(world, 0.0))
+    env = at(2.39, 3.0, 0.5, 0.0)
+    step = env.step(push(env, 0.0))
     assert step.terminated.tolist() == [True]
     expected = (math.cos(0.5) + 1) / 2 * math.cos(math.pi / 2 * 2.42 / 2.4)
     assert expected < 0
@@ -174,8 +174,8 @@ def test_only_a_cart_beyond_the_track_ends_the_episode(side: int) -> None:
 
 def test_the_time_is_up_after_max_steps() -> None:
     assert CartPole(1).max_steps == 1000
-    world = started(2, max_steps=3)
-    ends = [world.step(push(world, 0.0)).truncated.tolist() for _ in range(3)]
+    env = started(2, max_steps=3)
+    ends = [env.step(push(env, 0.0)).truncated.tolist() for _ in range(3)]
     assert ends == [[False] * 2] * 2 + [[True] * 2]
 
 
@@ -189,8 +189,8 @@ def test_actions_are_clipped_to_their_box() -> None:
 
 
 def test_starts_fill_the_published_ranges() -> None:
-    world = started(20_000, dtype=torch.float64)
-    starts = where_it_is(world) - [0, 0, math.pi, 0]
+    env = started(20_000, dtype=torch.float64)
+    starts = where_it_is(env) - [0, 0, math.pi, 0]
     for start, bound in zip(starts.T, (2.4, 10, math.pi / 2, 10), strict=True):
         assert bound * 0.999 < np.abs(start).max() <= bound
         # Standard errors: 0.0041 and 0.0063 bounds.
@@ -204,11 +204,11 @@ def test_starts_fill_the_published_ranges() -> None:
 
 @pytest.mark.parametrize("options", VARIANTS)
 def test_observation_matches_its_description(options: dict[str, Any]) -> None:
-    world = started(2, **options)
-    group = world.groups["agent"]
+    env = started(2, **options)
+    group = env.groups["agent"]
     assert (group.num_agents, group.tokens.has_self) == (1, False)
     assert group.action_space == spaces.Box(-1, 1, (1,), np.float32)
-    tokens = world.observe()["agent"]
+    tokens = env.observe()["agent"]
     group.tokens.check(tokens)
     assert tokens.batch_shape == (2, 1)
     assert not tokens.padding.any()
@@ -217,21 +217,21 @@ def test_observation_matches_its_description(options: dict[str, Any]) -> None:
 
 
 def test_tokens_are_the_channels_then_their_duplicates_then_noise() -> None:
-    world = at(0.3, -1.0, 2.0, 4.0, duplicates=2, noise_channels=2)
-    tokens = world.observe()["agent"]
+    env = at(0.3, -1.0, 2.0, 4.0, duplicates=2, noise_channels=2)
+    tokens = env.observe()["agent"]
     five = [0.3, -1.0, math.cos(2.0), math.sin(2.0), 4.0]
     assert tokens.features[0, 0, :10, 0].tolist() == pytest.approx(five * 2)
     assert tokens.types.tolist() == [[[0] * 12]]
-    assert world.groups["agent"].tokens.type_names == ("channel",)
-    assert world.signal()["agent"].tolist() == [[[True] * 10 + [False] * 2]]
-    assert world.channel_names() == [*CHANNELS, *CHANNELS, "noise_0", "noise_1"]
+    assert env.groups["agent"].tokens.type_names == ("channel",)
+    assert env.signal()["agent"].tolist() == [[[True] * 10 + [False] * 2]]
+    assert env.channel_names() == [*CHANNELS, *CHANNELS, "noise_0", "noise_1"]
 
 
 def test_channel_ids_tell_the_channels_apart() -> None:
-    world = started(2, duplicates=2, noise_channels=2, channel_ids=True)
+    env = started(2, duplicates=2, noise_channels=2, channel_ids=True)
     types = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
-    assert world.observe()["agent"].types.tolist() == [[types]] * 2
-    names = world.groups["agent"].tokens.type_names
+    assert env.observe()["agent"].types.tolist() == [[types]] * 2
+    names = env.groups["agent"].tokens.type_names
     assert names == (*CHANNELS, "noise_0", "noise_1")
 
 
@@ -245,12 +245,12 @@ def test_different_states_give_the_same_set_of_tokens() -> None:
 
 def test_frames_are_the_last_readings_with_the_newest_last() -> None:
     options: dict[str, Any] = {"noise_channels": 1, "duplicates": 2, "seed": 3}
-    world, plain = started(3, num_frames=3, **options), started(3, **options)
+    env, plain = started(3, num_frames=3, **options), started(3, **options)
     readings = [plain.observe()["agent"].features[..., 0]]
     readings += list(run(plain, 4)[0][..., 0])
-    first = world.observe()["agent"].features
+    first = env.observe()["agent"].features
     assert torch.equal(first, torch.stack([readings[0]] * 3, -1))
-    frames, _ = run(world, 4)
+    frames, _ = run(env, 4)
     assert torch.equal(frames[0], torch.stack([*readings[:1] * 2, readings[1]], -1))
     assert torch.equal(frames[3], torch.stack(readings[2:5], -1))
 
@@ -278,15 +278,15 @@ def test_noise_is_gaussian_fresh_and_changes_nothing_else() -> None:
 def test_observations_and_the_world_do_not_share_memory(
     options: dict[str, Any],
 ) -> None:
-    world, calm = started(2, **options), started(2, **options)
-    features = world.observe()["agent"].features
+    env, calm = started(2, **options), started(2, **options)
+    features = env.observe()["agent"].features
     before = features.clone()
-    run(world, 3)
+    run(env, 3)
     assert torch.equal(features, before)
-    world.observe()["agent"].features.zero_()
+    env.observe()["agent"].features.zero_()
     run(calm, 3)
     assert torch.equal(
-        world.observe()["agent"].features, calm.observe()["agent"].features
+        env.observe()["agent"].features, calm.observe()["agent"].features
     )
 
 
@@ -312,15 +312,15 @@ def test_one_world_equals_the_same_world_among_many(
         "seed": 11,
         "dtype": dtype,
     }
-    many, one = started(41, **options), started(1, first_world=number, **options)
+    many, one = started(41, **options), started(1, first_env=number, **options)
     (features, rewards), (alone, its_rewards) = run(many, 70), run(one, 70)
     assert torch.equal(alone[:, 0], features[:, number])
     assert torch.equal(its_rewards[:, 0], rewards[:, number])
 
 
 def test_seeds_worlds_and_episodes_differ_and_repeat() -> None:
-    def trajectory(seed: int, world: int, episode: int) -> Tensor:
-        options = {"first_world": world, "first_episode": episode, "noise_channels": 1}
+    def trajectory(seed: int, env: int, episode: int) -> Tensor:
+        options = {"first_env": env, "first_episode": episode, "noise_channels": 1}
         return run(started(1, seed=seed, **options), 10)[0]
 
     keys = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
@@ -334,34 +334,34 @@ def test_seeds_worlds_and_episodes_differ_and_repeat() -> None:
 
 @pytest.mark.parametrize("options", VARIANTS)
 def test_a_partial_reset_leaves_the_other_worlds_alone(options: dict[str, Any]) -> None:
-    world, calm = (started(4, seed=2, **options) for _ in range(2))
+    env, calm = (started(4, seed=2, **options) for _ in range(2))
     fresh = started(4, seed=2, first_episode=1, **options)
-    run(world, 10)
+    run(env, 10)
     run(calm, 10)
     where = torch.tensor([False, True, False, True])
-    world.reset(where)
-    assert world.steps.tolist() == [10, 0, 10, 0]
+    env.reset(where)
+    assert env.steps.tolist() == [10, 0, 10, 0]
     assert torch.equal(
-        world.observe()["agent"].features[where],
+        env.observe()["agent"].features[where],
         fresh.observe()["agent"].features[where],
     )
-    features, its, new = (run(each, 80)[0] for each in (world, calm, fresh))
+    features, its, new = (run(each, 80)[0] for each in (env, calm, fresh))
     assert torch.equal(features[:, ~where], its[:, ~where])
     assert torch.equal(features[:, where], new[:, where])
 
 
 @pytest.mark.parametrize("options", VARIANTS)
 def test_take_continues_exactly(options: dict[str, Any]) -> None:
-    world = started(4, seed=4, **options)
-    run(world, 9)
+    env = started(4, seed=4, **options)
+    run(env, 9)
     rows = torch.tensor([3, 1])
-    taken = world.take(rows)
+    taken = env.select(rows)
     assert taken.num_envs == 2
     for whole, part in zip(
-        world.observe()["agent"], taken.observe()["agent"], strict=True
+        env.observe()["agent"], taken.observe()["agent"], strict=True
     ):
         assert torch.equal(whole[rows], part)
-    (features, rewards), (its, its_rewards) = run(world, 90, 9), run(taken, 90, 9)
+    (features, rewards), (its, its_rewards) = run(env, 90, 9), run(taken, 90, 9)
     assert torch.equal(features[:, rows], its)
     assert torch.equal(rewards[:, rows], its_rewards)
 
@@ -370,11 +370,11 @@ def test_take_continues_exactly(options: dict[str, Any]) -> None:
 def test_state_dict_continues_exactly_and_survives_its_use(
     options: dict[str, Any],
 ) -> None:
-    world, other = (CartPole(3, seed=4, **options) for _ in range(2))
-    world.reset()
-    run(world, 7)
-    saved = world.state_dict()
-    expected = run(world, 80, first=7)
+    env, other = (CartPole(3, seed=4, **options) for _ in range(2))
+    env.reset()
+    run(env, 7)
+    saved = env.state_dict()
+    expected = run(env, 80, first=7)
     for _ in range(2):  # twice: stepping must not write into what was saved
         other.load_state_dict(saved)
         assert other.steps.tolist() == [7] * 3
@@ -411,10 +411,10 @@ def test_an_angle_out_of_range_is_refused(angle: float) -> None:
 
 
 def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told() -> None:
-    world = make_batched_env("cartpole", 4000, start_speed=0.5, start_angle=math.pi)
-    world.reset()
+    env = make_batched_env("cartpole", 4000, start_speed=0.5, start_angle=math.pi)
+    env.reset()
     position, velocity, cos, _, turning = (
-        world.observe()["agent"].features[:, 0, :, 0].unbind(-1)
+        env.observe()["agent"].features[:, 0, :, 0].unbind(-1)
     )
     assert 2.3 < float(position.abs().max()) <= 2.4
     for speed in (velocity, turning):
@@ -432,16 +432,16 @@ def test_a_device_that_is_not_here_is_refused() -> None:
 # Heuristic
 
 
-def heuristic(world: CartPole) -> CartPoleHeuristic:
-    policy = make_heuristic("cartpole", world.groups["agent"])
+def heuristic(env: CartPole) -> CartPoleHeuristic:
+    policy = make_heuristic("cartpole", env.groups["agent"])
     assert isinstance(policy, CartPoleHeuristic)
     return policy
 
 
 def test_the_heuristic_swings_up_and_balances() -> None:
-    world = CartPole(256)
-    policy, chance = heuristic(world), RandomPolicy(world.groups["agent"].action_space)
-    played, floor = play(world, policy), play(CartPole(256), chance)
+    env = CartPole(256)
+    policy, chance = heuristic(env), RandomPolicy(env.groups["agent"].action_space)
+    played, floor = play(env, policy), play(CartPole(256), chance)
     returns = played.returns["agent"][:, 0]
     # The mean of 512 worlds is 652 at this seed and 595 at seed 5.
     assert returns.mean() > 500
@@ -452,11 +452,11 @@ def test_the_heuristic_swings_up_and_balances() -> None:
 
 
 def test_the_heuristic_ends_upright_in_the_middle() -> None:
-    world = at(0.5, 0.0, math.pi, 0.1)
-    policy = heuristic(world)
+    env = at(0.5, 0.0, math.pi, 0.1)
+    policy = heuristic(env)
     for _ in range(900):
-        world.step({"agent": policy.act(world.observe()["agent"]).action})
-    position, velocity, angle, turn = where_it_is(world)[0]
+        env.step({"agent": policy.act(env.observe()["agent"]).action})
+    position, velocity, angle, turn = where_it_is(env)[0]
     assert abs(position) < 1e-2
     assert math.cos(angle) > 0.9999
     assert abs(velocity) + abs(turn) < 1e-2
@@ -464,8 +464,8 @@ def test_the_heuristic_ends_upright_in_the_middle() -> None:
 
 def test_the_heuristic_reads_the_newest_of_the_first_five_tokens() -> None:
     plain, rich = started(8), started(8, duplicates=2, noise_channels=3, num_frames=2)
-    for world in (plain, rich):
-        run(world, 6)
+    for env in (plain, rich):
+        run(env, 6)
     policy = heuristic(plain)
     expected = policy.act(plain.observe()["agent"]).action
     assert expected.shape == (8, 1, 1)
@@ -474,8 +474,8 @@ def test_the_heuristic_reads_the_newest_of_the_first_five_tokens() -> None:
 
 
 def test_the_heuristic_takes_a_padded_channel_for_0() -> None:
-    world = started(16)
-    tokens, policy = world.observe()["agent"], heuristic(world)
+    env = started(16)
+    tokens, policy = env.observe()["agent"], heuristic(env)
     lost = (torch.arange(5) == 1).expand(tokens.types.shape)
     unknown = torch.where(lost[..., None], torch.nan, tokens.features)
     still = torch.where(lost[..., None], 0.0, tokens.features)
@@ -525,17 +525,17 @@ def test_the_picture_shows_the_cart_and_its_pole() -> None:
 
 
 def test_attention_is_a_bar_for_each_token() -> None:
-    world = at(0.0, 0.0, 0.0, 0.0, noise_channels=1)
-    none = world.frame(attention=torch.zeros(6))
+    env = at(0.0, 0.0, 0.0, 0.0, noise_channels=1)
+    none = env.frame(attention=torch.zeros(6))
     for token in range(6):
-        bar = changed(world.frame(attention=torch.eye(6)[token]), none)
+        bar = changed(env.frame(attention=torch.eye(6)[token]), none)
         columns = np.flatnonzero(bar.any(0))
         middle = 256 + (-2.4 + (token + 0.5) * 0.8) * 512 / 5.6
         assert columns.mean() == pytest.approx(middle, abs=2)
-        half = changed(world.frame(attention=torch.eye(6)[token] / 3), none)
+        half = changed(env.frame(attention=torch.eye(6)[token] / 3), none)
         assert half.sum() == pytest.approx(bar.sum() / 2, rel=0.1)
     with pytest.raises(InputError, match=r"each of 6 tokens, got the shape \(5,\)"):
-        world.frame(attention=torch.ones(5))
+        env.frame(attention=torch.ones(5))
 
 
 # Golden trajectory
@@ -543,11 +543,11 @@ def test_attention_is_a_bar_for_each_token() -> None:
 
 def golden() -> dict[str, Any]:
     """A short trajectory of two worlds with every option."""
-    world = started(2, seed=7, dtype=torch.float64, **ALL)
-    start = world.state.tolist()
-    features, rewards = run(world, 24)
+    env = started(2, seed=7, dtype=torch.float64, **ALL)
+    start = env.state.tolist()
+    features, rewards = run(env, 24)
     return {
-        "version": world.version,
+        "version": env.version,
         "start": start,
         "features": features[3::10].tolist(),
         "rewards": rewards.tolist(),

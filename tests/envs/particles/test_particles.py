@@ -1,4 +1,4 @@
-"""Particle physics, against mpe2's `World` as the oracle."""
+"""Particle physics, against mpe2's `BatchedEnv` as the oracle."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,18 +9,18 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from mpe2._mpe_utils.core import Agent, Landmark
-from mpe2._mpe_utils.core import World as OracleWorld
+from mpe2._mpe_utils.core import BatchedEnv as OracleWorld
 from torch import Tensor
 
-from marl_pool.envs.base import Group
-from marl_pool.envs.particles.physics import Entities, ParticleWorld
+from marl_pool.envs.base import AgentGroup
+from marl_pool.envs.particles.physics import Entities, ParticleEnv
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 GREY = (128, 128, 128)
 
 
-class Bare(ParticleWorld):
+class StandalonePolicy(ParticleEnv):
     """The physics alone: all that moves is an agent, and only the first observes."""
 
     def __init__(self, num_envs: int, entities: Sequence[Entities]) -> None:
@@ -29,9 +29,9 @@ class Bare(ParticleWorld):
         )
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, AgentGroup]:
         spec = TokenSpec(1, 4, ("self",))
-        return {"agent": Group(self.num_movable, spec, spaces.Box(-1, 1, (2,)))}
+        return {"agent": AgentGroup(self.num_movable, spec, spaces.Box(-1, 1, (2,)))}
 
     def observe(self) -> dict[str, Tokens]:
         types = torch.zeros(self.num_envs, 1, 1, dtype=torch.int64)
@@ -53,7 +53,7 @@ class Bare(ParticleWorld):
 
 def oracle(entities: Sequence[Entities], state: np.ndarray) -> OracleWorld:
     """The same world in mpe2: movable entities are its agents."""
-    world = OracleWorld()
+    env = OracleWorld()
     kinds = [kind for kind in entities for _ in range(kind.count)]
     for kind, (x, y, vx, vy) in zip(kinds, state, strict=True):
         body = Agent() if kind.movable else Landmark()
@@ -62,17 +62,17 @@ def oracle(entities: Sequence[Entities], state: np.ndarray) -> OracleWorld:
         body.state.p_pos, body.state.p_vel = np.array([x, y]), np.array([vx, vy])
         if isinstance(body, Agent):
             body.silent = True
-            world.agents.append(body)
+            env.agents.append(body)
         else:
-            world.landmarks.append(body)
-    return world
+            env.landmarks.append(body)
+    return env
 
 
-def oracle_step(world: OracleWorld, forces: np.ndarray) -> np.ndarray:
-    for agent, force in zip(world.agents, forces, strict=True):
+def oracle_step(env: OracleWorld, forces: np.ndarray) -> np.ndarray:
+    for agent, force in zip(env.agents, forces, strict=True):
         agent.action.u = force
-    world.step()
-    parts = [(e.state.p_pos, e.state.p_vel) for e in world.entities]
+    env.step()
+    parts = [(e.state.p_pos, e.state.p_vel) for e in env.entities]
     return np.stack([np.concatenate(part) for part in parts])
 
 
@@ -108,17 +108,17 @@ CASES = {
 def test_physics_agree_with_mpe2_step_for_step(case: str) -> None:
     entities, num_envs, steps = CASES[case], 6, 60
     rng = np.random.default_rng(list(CASES).index(case))
-    world = Bare(num_envs, entities)
-    count, moving = len(world.entities), world.num_movable
+    env = StandalonePolicy(num_envs, entities)
+    count, moving = len(env.entities), env.num_movable
     state = rng.uniform(-0.6, 0.6, (num_envs, count, 4))
     state[:, moving:, 2:] = 0
-    world.state.copy_(torch.from_numpy(state))
+    env.state.copy_(torch.from_numpy(state))
     oracles = [oracle(entities, row) for row in state]
     for _ in range(steps):
         forces = rng.normal(0, 3, (num_envs, moving, 2))
-        world.step({"agent": torch.from_numpy(forces)})
+        env.step({"agent": torch.from_numpy(forces)})
         expected = [oracle_step(*pair) for pair in zip(oracles, forces, strict=True)]
-        np.testing.assert_allclose(world.state, expected, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(env.state, expected, rtol=0, atol=1e-9)
 
 
 @given(
@@ -145,50 +145,52 @@ def test_any_mixture_agrees_with_mpe2(
         for collide, size, speed, mass in kinds
     ] + [Entities("s", 1, GREY, size, False, collide) for collide, size in still]
     rng = np.random.default_rng(seed)
-    world = Bare(1, entities)
+    env = StandalonePolicy(1, entities)
     state = rng.uniform(-0.5, 0.5, (len(entities), 4))
     state[len(kinds) :, 2:] = 0
-    world.state.copy_(torch.from_numpy(state))
+    env.state.copy_(torch.from_numpy(state))
     other = oracle(entities, state)
     for _ in range(5):
         forces = rng.normal(0, 3, (len(kinds), 2))
-        world.step({"agent": torch.from_numpy(forces)[None]})
+        env.step({"agent": torch.from_numpy(forces)[None]})
         expected = oracle_step(other, forces)
-        np.testing.assert_allclose(world.state[0], expected, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(env.state[0], expected, rtol=0, atol=1e-9)
 
 
 def test_coinciding_entities_stay_finite() -> None:
-    world = Bare(1, [Entities("a", 2, GREY, collide=True)])
-    world.step({"agent": torch.zeros(1, 2, 2, dtype=torch.float64)})
-    assert torch.equal(world.state, torch.zeros(1, 2, 4, dtype=torch.float64))
+    env = StandalonePolicy(1, [Entities("a", 2, GREY, collide=True)])
+    env.step({"agent": torch.zeros(1, 2, 2, dtype=torch.float64)})
+    assert torch.equal(env.state, torch.zeros(1, 2, 4, dtype=torch.float64))
 
 
 def test_contact_forces_are_opposite_between_movable_entities() -> None:
-    world = Bare(3, [Entities("a", 2, GREY, size=0.3, collide=True)])
+    env = StandalonePolicy(3, [Entities("a", 2, GREY, size=0.3, collide=True)])
     generator = torch.Generator().manual_seed(0)
-    world.state.copy_(torch.rand(3, 2, 4, generator=generator) * 0.3)
-    forces = world.contact_forces()
+    env.state.copy_(torch.rand(3, 2, 4, generator=generator) * 0.3)
+    forces = env.contact_forces()
     assert forces.abs().min() > 0
     torch.testing.assert_close(forces[:, 0], -forces[:, 1])
 
 
 def test_entities_that_do_not_collide_feel_no_contact() -> None:
-    world = Bare(1, CASES["free"])
-    assert torch.equal(world.contact_forces(), torch.zeros_like(world.state[:, :3, :2]))
+    env = StandalonePolicy(1, CASES["free"])
+    assert torch.equal(env.contact_forces(), torch.zeros_like(env.state[:, :3, :2]))
 
 
 def test_a_movable_kind_after_an_immovable_one_is_refused() -> None:
     with pytest.raises(InputError, match="movable kinds before"):
-        Bare(1, [Entities("a", 1, GREY, movable=False), Entities("b", 1, GREY)])
+        StandalonePolicy(
+            1, [Entities("a", 1, GREY, movable=False), Entities("b", 1, GREY)]
+        )
 
 
 def test_taken_worlds_go_their_own_way() -> None:
-    world = Bare(3, CASES["all collide"])
-    world.state.copy_(torch.linspace(-0.5, 0.5, 3 * 10 * 4).view(3, 10, 4))
-    before = world.state.clone()
-    taken = world.take(torch.tensor([2, 0]))
+    env = StandalonePolicy(3, CASES["all collide"])
+    env.state.copy_(torch.linspace(-0.5, 0.5, 3 * 10 * 4).view(3, 10, 4))
+    before = env.state.clone()
+    taken = env.select(torch.tensor([2, 0]))
     taken.step({"agent": torch.ones(2, 7, 2, dtype=torch.float64)})
-    assert torch.equal(world.state, before)
-    world.step({"agent": torch.ones(3, 7, 2, dtype=torch.float64)})
-    assert torch.equal(taken.state, world.state[[2, 0]])
-    assert not torch.equal(world.state, before)
+    assert torch.equal(env.state, before)
+    env.step({"agent": torch.ones(3, 7, 2, dtype=torch.float64)})
+    assert torch.equal(taken.state, env.state[[2, 0]])
+    assert not torch.equal(env.state, before)

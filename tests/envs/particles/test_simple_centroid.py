@@ -1,7 +1,8 @@
 """Simple centroid: spawns, tokens, rewards, seeds, heuristic, golden trajectory.
 
-``python tests/envs/particles/test_simple_centroid.py`` writes the golden file anew; a change in it
-is a change of the dynamics, which asks for a higher ``SimpleCentroid.version``.
+``python tests/envs/particles/test_simple_centroid.py`` writes the golden file anew; a
+change in it is a change of the dynamics, which asks for a higher
+``SimpleCentroid.version``.
 """
 
 import json
@@ -31,7 +32,7 @@ def actions_for(world: SimpleCentroid, step: int) -> dict[str, Tensor]:
     """Some actions that depend on world number, agent and step alone."""
     shape = (world.num_envs, world.num_agents, 5)
     place = torch.arange(world.num_agents * 5, dtype=torch.float64).view(shape[1:])
-    wave = torch.sin(7.0 * world.worlds[:, None, None] + 3.0 * place + step)
+    wave = torch.sin(7.0 * world.env_ids[:, None, None] + 3.0 * place + step)
     return {"agent": wave.expand(shape).to(world.dtype)}
 
 
@@ -282,7 +283,7 @@ def test_one_world_equals_the_same_world_among_many(
     states, rewards = run(many, 70)
     features = many.observe()["agent"].features
     for number in (0, 3, 36):
-        one = SimpleCentroid(1, first_world=number, **options)
+        one = SimpleCentroid(1, first_env=number, **options)
         one.reset()
         alone, its_rewards = run(one, 70)
         assert torch.equal(alone[:, 0], states[:, number])
@@ -303,7 +304,7 @@ def test_one_seed_gives_one_trajectory_and_another_seed_another() -> None:
 def test_the_dynamics_differ_between_seeds_worlds_and_episodes() -> None:
     def wander(seed: int, world: int, episode: int) -> Tensor:
         env = SimpleCentroid(
-            1, seed=seed, first_world=world, first_episode=episode, num_noise=0
+            1, seed=seed, first_env=world, first_episode=episode, num_noise=0
         )
         env.reset()
         env.state.zero_()
@@ -353,7 +354,7 @@ def test_take_continues_exactly() -> None:
     world.reset()
     run(world, 9)
     rows = torch.tensor([3, 1])
-    taken = world.take(rows)
+    taken = world.select(rows)
     assert taken.num_envs == 2
     for before, after in zip(
         world.observe()["agent"], taken.observe()["agent"], strict=True
@@ -443,7 +444,7 @@ def test_returns_agree_with_an_independent_implementation(
     policy = make_heuristic("simple_centroid", world.groups["agent"], steps_ahead=1)
     got = returns(world, lambda tokens: policy.act(tokens).action)
     assert got == pytest.approx(expected, abs=0.025)
-    stream = Stream(0, world.worlds, Purpose.POLICY, 5)
+    stream = Stream(0, world.env_ids, Purpose.POLICY, 5)
     chance = returns(world, lambda _: stream.next()[:, None])
     assert chance == pytest.approx(floor, abs=0.09)
 
@@ -458,7 +459,7 @@ def test_the_heuristic_solves_the_task(continuous: bool) -> None:
     away = world.state[:, 0, :2] - world.centroid()
     assert away.norm(dim=-1).max() < (0.1 if continuous else 0.3)
     chance = RandomPolicy(world.groups["agent"].action_space)
-    stream = Stream(0, world.worlds, Purpose.POLICY, chance.noise_size)
+    stream = Stream(0, world.env_ids, Purpose.POLICY, chance.noise_size)
     floor = returns(world, lambda tokens: chance.act(tokens, (), stream).action)
     assert floor < -1.7
 

@@ -1,7 +1,7 @@
 """Simple tag: spawns, tokens, rewards, prey, mpe2 as the oracle, golden trajectory.
 
-``python tests/envs/particles/test_simple_tag.py`` writes the golden file anew; a change in it is a
-change of the dynamics, which asks for a higher ``SimpleTag.version``.
+``python tests/envs/particles/test_simple_tag.py`` writes the golden file anew; a change
+in it is a change of the dynamics, which asks for a higher ``SimpleTag.version``.
 """
 
 import json
@@ -37,10 +37,10 @@ def actions_for(world: SimpleTag, step: int) -> dict[str, Tensor]:
     for name, group in world.groups.items():
         agents = torch.arange(group.num_agents)
         if isinstance(group.action_space, spaces.Discrete):
-            choice = 7 * world.worlds[:, None] + 3 * agents + step // 3
+            choice = 7 * world.env_ids[:, None] + 3 * agents + step // 3
             actions[name] = (choice % 11) % 5
         else:
-            place = world.worlds[:, None, None] + 3 * agents[:, None] + torch.arange(5)
+            place = world.env_ids[:, None, None] + 3 * agents[:, None] + torch.arange(5)
             actions[name] = torch.sin(7.0 * place.double() + step)
     return actions
 
@@ -396,7 +396,7 @@ def test_random_prey_differ_between_seeds_worlds_and_episodes() -> None:
             1,
             counts="1-3-0",
             seed=seed,
-            first_world=world,
+            first_env=world,
             first_episode=episode,
             dtype=torch.float64,
         )
@@ -541,7 +541,7 @@ def test_one_world_equals_the_same_world_among_many(
     states, rewards = run(many, 70)
     features = many.observe()["predator"].features
     for number in (0, 3, 36):
-        one = SimpleTag(1, first_world=number, **options)
+        one = SimpleTag(1, first_env=number, **options)
         one.reset()
         alone, its_rewards = run(one, 70)
         assert torch.equal(alone[:, 0], states[:, number])
@@ -572,7 +572,7 @@ def test_take_continues_exactly(prey: str) -> None:
     world.reset()
     run(world, 9)
     rows = torch.tensor([3, 1])
-    taken = world.take(rows)
+    taken = world.select(rows)
     for name, tokens in world.observe().items():
         for before, after in zip(tokens, taken.observe()[name], strict=True):
             assert torch.equal(before[rows], after)

@@ -26,7 +26,7 @@ from marl_pool.cli.main import main
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env, make_env
 from marl_pool.envs.pettingzoo.env_copy import find_factory
-from marl_pool.envs.pettingzoo.world import PettingZooWorld
+from marl_pool.envs.pettingzoo.world import PettingZooEnv
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.storage import save_policies
@@ -72,7 +72,7 @@ class Reader(Policy):
         return Decision(action, -seen, seen, seen[..., None], ())
 
 
-def readers(world: PettingZooWorld) -> dict[str, Policy]:
+def readers(world: PettingZooEnv) -> dict[str, Policy]:
     return {name: Reader(group.action_space) for name, group in world.groups.items()}
 
 
@@ -83,12 +83,12 @@ def reset_seed(seed: int, world: int, episode: int) -> int:
     return int(uniform(key, 1) * (1 << 31))
 
 
-def some_actions(world: PettingZooWorld, step: int) -> dict[str, Tensor]:
+def some_actions(world: PettingZooEnv, step: int) -> dict[str, Tensor]:
     """Actions that depend on world number, agent and step alone."""
     actions = {}
     for name, group in world.groups.items():
         space = group.action_space
-        wave = 5 * world.worlds[:, None] + 3 * torch.arange(group.num_agents) + step
+        wave = 5 * world.env_ids[:, None] + 3 * torch.arange(group.num_agents) + step
         if isinstance(space, spaces.Discrete):
             actions[name] = wave % int(space.n)
         else:
@@ -97,7 +97,7 @@ def some_actions(world: PettingZooWorld, step: int) -> dict[str, Tensor]:
     return actions
 
 
-def run(world: PettingZooWorld, steps: int, first: int = 0) -> list[Any]:
+def run(world: PettingZooEnv, steps: int, first: int = 0) -> list[Any]:
     """All that shows in ``steps`` steps."""
     shown = []
     for step in range(first, first + steps):
@@ -215,7 +215,7 @@ def naive_chunks(steps: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
 def test_births_and_deaths_do_not_corrupt_a_batch(
     options, seed, num_envs, max_steps, fragments
 ):
-    world = PettingZooWorld(
+    world = PettingZooEnv(
         num_envs,
         module=CROWD,
         options=options,
@@ -238,7 +238,7 @@ def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> 
     from marl_pool.training.ppo.advantages import estimate_advantages
     from marl_pool.training.ppo.episodes import to_episodes
 
-    before = rollout.world.steps.numpy().copy()
+    before = rollout.env.steps.numpy().copy()
     found: dict[Any, Any] = {}
     for group, part in rollout.steps(steps).items():
         dead = ~part.active
@@ -300,9 +300,9 @@ def test_the_crowd_dies_is_born_and_ends_in_every_way():
 
 @pytest.mark.parametrize("module", [TAG, CROWD])
 def test_one_world_equals_the_same_world_among_many(module):
-    many = PettingZooWorld(5, module=module, seed=4)
+    many = PettingZooEnv(5, module=module, seed=4)
     many.reset()
-    alone = PettingZooWorld(1, module=module, seed=4, first_world=3)
+    alone = PettingZooEnv(1, module=module, seed=4, first_env=3)
     alone.reset()
     assert_same(many.observe(), alone.observe(), slice(3, 4))
     assert_same(run(many, 6), run(alone, 6), slice(3, 4))
@@ -314,13 +314,13 @@ def test_one_world_equals_the_same_world_among_many(module):
 
 
 def test_each_episode_and_seed_begins_elsewhere():
-    world = PettingZooWorld(2, module=TAG)
+    world = PettingZooEnv(2, module=TAG)
     starts = []
     for _ in range(2):
         world.reset()
         starts.append(world.observe()["agent"].features)
-    again = PettingZooWorld(2, module=TAG, first_episode=1)
-    other = PettingZooWorld(2, module=TAG, seed=1)
+    again = PettingZooEnv(2, module=TAG, first_episode=1)
+    other = PettingZooEnv(2, module=TAG, seed=1)
     for each in (again, other):
         each.reset()
     assert not starts[0].equal(starts[1])
@@ -329,7 +329,7 @@ def test_each_episode_and_seed_begins_elsewhere():
 
 
 def test_a_partial_reset_leaves_the_others_alone():
-    world, untouched = (PettingZooWorld(3, module=TAG, seed=2) for _ in range(2))
+    world, untouched = (PettingZooEnv(3, module=TAG, seed=2) for _ in range(2))
     for each in (world, untouched):
         each.reset()
         run(each, 3)
@@ -337,7 +337,7 @@ def test_a_partial_reset_leaves_the_others_alone():
     kept = seen.clone()
     world.reset(torch.tensor([False, True, False]))
     rows = torch.tensor([0, 2])
-    assert_same(world.observe(), untouched.take(rows).observe(), rows)
+    assert_same(world.observe(), untouched.select(rows).observe(), rows)
     assert not world.observe()["agent"].features[1].equal(seen[1])
     assert seen.equal(kept)
     assert world.steps.tolist() == [3, 0, 3]
@@ -346,24 +346,24 @@ def test_a_partial_reset_leaves_the_others_alone():
 @pytest.mark.parametrize("module", [TAG, CROWD])
 def test_taken_worlds_go_on_alone_and_leave_the_first_as_it_was(module):
     options: dict[str, Any] = {"module": module, "seed": 5}
-    world, reference = (PettingZooWorld(4, **options) for _ in range(2))
+    world, reference = (PettingZooEnv(4, **options) for _ in range(2))
     for each in (world, reference):
         each.reset()
         run(each, 3)
     rows = torch.tensor([2, 0, 2])
-    taken = world.take(rows)
+    taken = world.select(rows)
     expected = run(reference, 4, first=3)
     # The copies are shared until both step; each must see its own future.
     assert_same(expected, run(taken, 4, first=3), rows)
     assert_same(expected, run(world, 4, first=3))
     world.reset()
-    late = taken.take(torch.tensor([1]))
+    late = taken.select(torch.tensor([1]))
     assert_same(run(reference, 2, first=7), run(late, 2, first=7), slice(0, 1))
 
 
 @pytest.mark.parametrize("module", [TAG, CROWD])
 def test_a_state_continues_exactly(module):
-    world = PettingZooWorld(3, module=module, seed=6)
+    world = PettingZooEnv(3, module=module, seed=6)
     world.reset()
     run(world, 2)
     world.reset(torch.tensor([False, True, False]))
@@ -371,14 +371,14 @@ def test_a_state_continues_exactly(module):
     state = world.state_dict()
     expected = run(world, 4, first=5)
     for _ in range(2):
-        other = PettingZooWorld(3, module=module, seed=6)
+        other = PettingZooEnv(3, module=module, seed=6)
         other.reset()
         other.load_state_dict(state)
         assert_same(expected, run(other, 4, first=5))
 
 
 def test_an_env_that_no_seed_determines_is_told_of():
-    world = PettingZooWorld(1, module=f"{__name__}:Unsteady")
+    world = PettingZooEnv(1, module=f"{__name__}:Unsteady")
     world.reset()
     run(world, 2)
     state = world.state_dict()
@@ -389,12 +389,12 @@ def test_an_env_that_no_seed_determines_is_told_of():
 def test_rewards_and_ends_are_the_env_s_own():
     from mpe2 import simple_tag_v3
 
-    world = PettingZooWorld(2, module=TAG, seed=3, options={"max_cycles": 6})
+    world = PettingZooEnv(2, module=TAG, seed=3, options={"max_cycles": 6})
     world.reset()
     for number in range(2):
         env = simple_tag_v3.parallel_env(max_cycles=6)
         env.reset(seed=reset_seed(3, number, 0))
-        mine = world.take(torch.tensor([number]))
+        mine = world.select(torch.tensor([number]))
         for step in range(6):
             chosen = some_actions(mine, step)
             flat = {
@@ -413,9 +413,9 @@ def test_rewards_and_ends_are_the_env_s_own():
 
 
 def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
-    world = PettingZooWorld(2, module=CROWD, seed=1)
+    world = PettingZooEnv(2, module=CROWD, seed=1)
     world.reset()
-    wild, tame = world.take(torch.arange(2)), world.take(torch.arange(2))
+    wild, tame = world.select(torch.arange(2)), world.select(torch.arange(2))
     actions = some_actions(world, 0)
     actions["wolf"] = torch.full((2, 1, 2), 5.0)
     step = wild.step(actions)
@@ -428,10 +428,10 @@ def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
 
 
 def test_agents_are_grouped_by_name_and_spaces():
-    world = PettingZooWorld(1, module="mpe2.simple_world_comm_v3")
+    world = PettingZooEnv(1, module="mpe2.simple_world_comm_v3")
     sizes = {name: group.num_agents for name, group in world.groups.items()}
     assert sizes == {"leadadversary": 1, "adversary": 3, "agent": 2}
-    uneven = PettingZooWorld(1, module=f"{__name__}:Uneven")
+    uneven = PettingZooEnv(1, module=f"{__name__}:Uneven")
     assert {k: g.num_agents for k, g in uneven.groups.items()} == {
         "unit_a": 2,
         "unit_b": 1,
@@ -442,8 +442,8 @@ def test_groups_may_be_named_and_ordered():
     groups = {"second": ["agent_2", "agent_0"], "first": ["agent_1"]}
     options: dict[str, Any] = {"module": "mpe2.simple_spread_v3", "seed": 1}
     world, plain = (
-        PettingZooWorld(2, groups=groups, **options),
-        PettingZooWorld(2, **options),
+        PettingZooEnv(2, groups=groups, **options),
+        PettingZooEnv(2, **options),
     )
     for each in (world, plain):
         each.reset()
@@ -468,7 +468,7 @@ def test_numbers_have_the_dtype_asked_for(dtype):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_observations_may_be_tokens_already(dtype):
-    world = PettingZooWorld(
+    world = PettingZooEnv(
         2, module=f"{__name__}:Tokenized", options={"dtype": np.dtype(dtype).name}
     )
     spec = world.groups["agent"].tokens
@@ -484,7 +484,7 @@ def test_observations_may_be_tokens_already(dtype):
 
 def test_an_id_of_pettingzoos_registry_will_do():
     name = "marl_pool/simple_centroid-v0"
-    world = PettingZooWorld(
+    world = PettingZooEnv(
         1, module=name, options={"num_noise": 2, "seed": 0}, max_steps=3
     )
     world.reset()
@@ -663,7 +663,7 @@ def not_an_env():
 )
 def test_what_does_not_fit_is_refused_in_one_line(options, message):
     with pytest.raises(InputError, match=message) as caught:
-        PettingZooWorld(1, **options)
+        PettingZooEnv(1, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -676,7 +676,7 @@ def test_what_does_not_fit_is_refused_in_one_line(options, message):
     ],
 )
 def test_an_env_that_breaks_its_word_is_named(options, message):
-    world = PettingZooWorld(1, module=f"{__name__}:Vague", options=options)
+    world = PettingZooEnv(1, module=f"{__name__}:Vague", options=options)
     with pytest.raises(InputError, match=message):
         world.reset()
 
@@ -685,7 +685,7 @@ def test_a_module_that_fails_at_import_is_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_env.py").write_text("raise OSError('no\\ndisplay')")
     with pytest.raises(InputError, match="cannot be imported: OSError: no display"):
-        PettingZooWorld(1, module="broken_env")
+        PettingZooEnv(1, module="broken_env")
 
 
 def test_a_missing_dependency_is_named(monkeypatch):
@@ -693,7 +693,7 @@ def test_a_missing_dependency_is_named(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pygame", None)
     with pytest.raises(InputError, match=r"env\.module: 'mpe2.* cannot be .*pygame"):
-        PettingZooWorld(1, module=TAG)
+        PettingZooEnv(1, module=TAG)
 
 
 # What a run's folder names is not imported on its word
@@ -752,9 +752,9 @@ def untrained_run(path: Path, module: str, tokenizer: str) -> str:
 
 
 def test_a_picture_is_of_the_moment_that_it_was_taken():
-    world = PettingZooWorld(2, module=CROWD, options={"death": 0.0, "horizon": 9})
+    world = PettingZooEnv(2, module=CROWD, options={"death": 0.0, "horizon": 9})
     world.reset()
-    early = world.take(torch.tensor([0]))
+    early = world.select(torch.tensor([0]))
     run(world, 4)
     for moment, width in ((early, 0), (world, 16), (early, 0)):
         image = moment.frame(0, size=40)
@@ -769,7 +769,7 @@ def test_a_picture_is_of_the_moment_that_it_was_taken():
 
 
 def test_a_frame_of_mpe2_shows_its_agents():
-    world = PettingZooWorld(1, module=TAG, seed=1)
+    world = PettingZooEnv(1, module=TAG, seed=1)
     world.reset()
     image = world.frame(size=128)
     assert image.shape == (128, 128, 3)
@@ -797,7 +797,7 @@ def blind(wolves=1):
     [("Blind", r"\(height, width, 3\), got None"), ("blind", "refuses .*render_mode")],
 )
 def test_an_env_that_cannot_be_drawn_says_so(name, message):
-    world = PettingZooWorld(1, module=f"{__name__}:{name}")
+    world = PettingZooEnv(1, module=f"{__name__}:{name}")
     with pytest.raises(InputError, match="once it has been reset"):
         world.frame()
     world.reset()
@@ -810,7 +810,7 @@ def test_an_env_that_cannot_be_drawn_says_so(name, message):
 
 def golden() -> list[dict[str, Any]]:
     """Two worlds of mpe2's tag, five steps, rounded."""
-    world = PettingZooWorld(2, module=TAG, seed=8, dtype=torch.float64)
+    world = PettingZooEnv(2, module=TAG, seed=8, dtype=torch.float64)
     world.reset()
     rows = []
     for taken, seen, _ in run(world, 5):

@@ -1,7 +1,7 @@
 """Pong: frames against Gymnasium's, patches, starts, exact replays, the heuristic.
 
-``python tests/envs/pong/test_pong.py`` rewrites the golden file; a change in it is a change of
-the dynamics, which requires a higher ``Pong.version``.
+``python tests/envs/pong/test_pong.py`` rewrites the golden file; a change in it is a
+change of the dynamics, which requires a higher ``Pong.version``.
 """
 
 import json
@@ -46,8 +46,8 @@ def begun(num_envs: int = 1, **options: Any) -> Pong:
 
 def actions_for(world: Pong) -> dict[str, Tensor]:
     """Actions that depend on world, episode and step only, up to 8 equal in a row."""
-    turn = world.steps // (1 + world.worlds % 8)
-    mixed = (world.worlds * 7 + world.episodes * 5 + turn * turn * 3) % 6
+    turn = world.steps // (1 + world.env_ids % 8)
+    mixed = (world.env_ids * 7 + world.episodes * 5 + turn * turn * 3) % 6
     return {"agent": mixed[:, None]}
 
 
@@ -221,7 +221,7 @@ def test_starts_differ_between_seeds_worlds_and_episodes() -> None:
     assert frames(make(seed=1)) == base
     assert len(set(base)) > 1
     assert frames(make(seed=2)) != base
-    assert frames(make(seed=1, first_world=1)) != base
+    assert frames(make(seed=1, first_env=1)) != base
     assert len(set(frames(make(seed=1, noop_max=0)))) == 1
 
 
@@ -239,7 +239,7 @@ def test_an_episode_follows_from_seed_world_and_number_alone(sticky: float) -> N
             place = (i, int(world.episodes[i]))
             shown.setdefault(place, []).append(world.screens[i])
     for number, episode in ((0, 1), (1, 0), (1, 3), (2, 1)):
-        alone = begun(first_world=number, first_episode=episode, **options)
+        alone = begun(first_env=number, first_episode=episode, **options)
         for expected in shown[number, episode]:
             run(alone, 1)
             assert torch.equal(alone.screens[0], expected)
@@ -305,7 +305,7 @@ def test_what_is_taken_goes_on_like_the_whole(rows: list[int]) -> None:
     world, twin = begun(2, seed=2), begun(2, seed=2)
     run(world, 10)
     run(twin, 10)
-    taken = twin.take(index)
+    taken = twin.select(index)
     assert torch.equal(taken.screens, world.screens[index])
     expected = run(world, 20)
     assert torch.equal(run(taken, 20), expected[:, index])
@@ -319,7 +319,7 @@ def test_what_is_taken_goes_on_like_the_whole(rows: list[int]) -> None:
 def test_a_picture_taken_of_a_world_does_not_move() -> None:
     world = begun()
     run(world, 10)
-    taken = world.take(torch.zeros(1, dtype=torch.int64))
+    taken = world.select(torch.zeros(1, dtype=torch.int64))
     before = taken.frame()
     run(world, 10)
     assert np.array_equal(taken.frame(), before)
@@ -327,7 +327,7 @@ def test_a_picture_taken_of_a_world_does_not_move() -> None:
 
 
 def test_an_ended_world_is_reset_without_the_others(finished: Pong) -> None:
-    world = finished.take(torch.tensor([0]))
+    world = finished.select(torch.tensor([0]))
     world.reset()
     assert torch.equal(run(world, 5), run(begun(first_episode=1), 5))
 
@@ -428,7 +428,7 @@ def test_perturbed_patches_are_bytes(name: str, options: dict[str, Any]) -> None
     )
     rollout = Rollout(world, policies, perturbation=perturbation)
     rollout.steps(3)
-    seen, shown = rollout.tokens["agent"], rollout.world.observe()["agent"]
+    seen, shown = rollout.tokens["agent"], rollout.env.observe()["agent"]
     assert seen.features.dtype == torch.uint8
     changed = (seen.features != shown.features).any(-1) | seen.padding
     assert (changed.sum(-1) > 30).all()

@@ -24,9 +24,9 @@ RESTS = (14.0, 204.0)
 
 
 def begun(num_envs: int = 1, **options: Any) -> Pong:
-    world = Pong(num_envs, **{"threads": 1, **options})
-    world.reset()
-    return world
+    env = Pong(num_envs, **{"threads": 1, **options})
+    env.reset()
+    return env
 
 
 def noisy(labels: Tensor, time: int, choices: int = 3) -> Tensor:
@@ -44,18 +44,18 @@ def controller(noops: int = 5, frame_skip: int = 4) -> ValueController:
 
 def led(steps: int, **options: Any) -> tuple[Pong, ValueTableTeacher]:
     """Two worlds, of which one was reset halfway, and a teacher that labelled them."""
-    world = begun(2, actions="moves", **options)
+    env = begun(2, actions="moves", **options)
     teacher = ValueTableTeacher()
     for time in range(steps):
         if time == steps // 2:
-            world.reset(torch.tensor([False, True]))
-        world.step({"agent": noisy(teacher.answer(world).actions, time)})
-    return world, teacher
+            env.reset(torch.tensor([False, True]))
+        env.step({"agent": noisy(teacher.answer(env).actions, time)})
+    return env, teacher
 
 
-def same(teacher: ValueTableTeacher, other: ValueTableTeacher, world: Pong) -> None:
+def same(teacher: ValueTableTeacher, other: ValueTableTeacher, env: Pong) -> None:
     """Assert that two teachers answer alike."""
-    for one, two in zip(teacher.answer(world), other.answer(world), strict=True):
+    for one, two in zip(teacher.answer(env), other.answer(env), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
 
 
@@ -203,29 +203,29 @@ def shown(frames: list[np.ndarray]) -> np.ndarray:
 def test_consoles_mirror_the_environment(
     frame_skip: int, sticky: float, steps: int
 ) -> None:
-    world = begun(2, zero_rows=0, frame_skip=frame_skip, sticky_actions=sticky, seed=3)
+    env = begun(2, zero_rows=0, frame_skip=frame_skip, sticky_actions=sticky, seed=3)
     teacher, slow = ValueTableTeacher(), [Console(1, sticky) for _ in range(2)]
     moves = torch.Generator().manual_seed(1)
     fresh, starts = torch.tensor([True, True]), set()
     for time in range(steps):
         if time in (steps // 3, steps // 2):
             fresh = torch.tensor([time == steps // 2, True])
-            world.reset(fresh)
+            env.reset(fresh)
         for i in fresh.nonzero()[:, 0].tolist():
-            start = int(world.noops[i]), int(world.game_seeds[i])
+            start = int(env.noops[i]), int(env.game_seeds[i])
             slow[i].begin(*start)
             starts.add(start)
         fresh = torch.tensor([False, False])
-        teacher.answer(world)
+        teacher.answer(env)
         action = torch.randint(0, 6, (2, 1), generator=moves)
-        world.step({"agent": action})
+        env.step({"agent": action})
         for i, console in enumerate(slow):
             frames = []
             for _ in range(frame_skip):
                 console.step(int(action[i]))
                 frames.append(console.emulator.getScreenGrayscale())
-            assert np.array_equal(shown(frames), world.screens[i, -1].numpy())
-    teacher.answer(world)
+            assert np.array_equal(shown(frames), env.screens[i, -1].numpy())
+    teacher.answer(env)
     for i, console in enumerate(slow):
         ram = teacher._controllers[i].console.emulator.getRAM()
         assert np.array_equal(console.emulator.getRAM(), ram)
@@ -233,19 +233,19 @@ def test_consoles_mirror_the_environment(
 
 
 def test_no_ops_are_counted() -> None:
-    world = begun(4, zero_rows=0, num_frames=1, noop_max=30)
+    env = begun(4, zero_rows=0, num_frames=1, noop_max=30)
     console = Console(frame_skip=1)
-    for i, noops in enumerate(world.noops.tolist()):
+    for i, noops in enumerate(env.noops.tolist()):
         console.begin(noops)
         frame = shown([console.emulator.getScreenGrayscale()] * 2)
-        assert np.array_equal(frame, world.screens[i, -1].numpy())
-    assert len(set(world.noops.tolist())) > 1
+        assert np.array_equal(frame, env.screens[i, -1].numpy())
+    assert len(set(env.noops.tolist())) > 1
     assert begun(noop_max=0).noops.tolist() == [0]
     saved = Pong(4, threads=1, zero_rows=0, num_frames=1)
-    saved.load_state_dict(world.state_dict())
-    assert torch.equal(saved.noops, world.noops)
+    saved.load_state_dict(env.state_dict())
+    assert torch.equal(saved.noops, env.noops)
     some = torch.tensor([3, 1])
-    assert torch.equal(world.take(some).noops, world.noops[some])
+    assert torch.equal(env.select(some).noops, env.noops[some])
 
 
 # Labels
@@ -255,13 +255,13 @@ def test_no_ops_are_counted() -> None:
 def test_labels_depend_on_the_actions_and_not_on_when_they_are_asked(
     sticky: float,
 ) -> None:
-    world, teacher = led(100, seed=4, sticky_actions=sticky)
+    env, teacher = led(100, seed=4, sticky_actions=sticky)
     late = ValueTableTeacher()
     for time in range(20):
-        same(teacher, late, world)
-        world.step({"agent": noisy(teacher.answer(world).actions, time)})
+        same(teacher, late, env)
+        env.step({"agent": noisy(teacher.answer(env).actions, time)})
     restored = Pong(2, threads=1, actions="moves", seed=4, sticky_actions=sticky)
-    restored.load_state_dict(world.state_dict())
+    restored.load_state_dict(env.state_dict())
     same(teacher, ValueTableTeacher(), restored)
 
 
@@ -283,20 +283,22 @@ def test_labels_are_in_the_environments_actions() -> None:
 
 
 def test_taken_worlds_are_followed_from_where_they_were() -> None:
-    world, teacher = led(60)
-    expected = ValueTableTeacher().answer(world)
-    teacher.answer(world)
+    env, teacher = led(60)
+    expected = ValueTableTeacher().answer(env)
+    teacher.answer(env)
     known = teacher._controllers[1]
-    taken = teacher.answer(world.take(torch.tensor([1])))
+    taken = teacher.answer(env.select(torch.tensor([1])))
     for part, whole in zip(taken, expected, strict=True):
         torch.testing.assert_close(part, whole[1:], rtol=0, atol=0, equal_nan=True)
     assert teacher._controllers[1] is known
     assert len(known.played) == 30
     # Other actions than those it followed: it begins again.
-    both = world.take(torch.tensor([1, 1]))
+    both = env.select(torch.tensor([1, 1]))
     for time in range(6):
         both.step({"agent": torch.tensor([[1], [2 * (time // 3)]])})
-    alone = [ValueTableTeacher().answer(both.take(torch.tensor([i]))) for i in range(2)]
+    alone = [
+        ValueTableTeacher().answer(both.select(torch.tensor([i]))) for i in range(2)
+    ]
     for found, *wanted in zip(teacher.answer(both), *alone, strict=True):
         torch.testing.assert_close(
             found, torch.cat(wanted), rtol=0, atol=0, equal_nan=True
@@ -306,7 +308,7 @@ def test_taken_worlds_are_followed_from_where_they_were() -> None:
 def test_two_environments_in_turn_are_followed_from_where_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worlds = [begun(2, first_world=first) for first in (0, 7)]
+    worlds = [begun(2, first_env=first) for first in (0, 7)]
     teacher, begins = ValueTableTeacher(), []
     begin = ValueController.begin
     monkeypatch.setattr(
@@ -315,17 +317,17 @@ def test_two_environments_in_turn_are_followed_from_where_they_were(
         lambda *args: (begins.append(args[1]), begin(*args))[1],
     )
     for _ in range(5):
-        for world in worlds:
-            world.step({"agent": teacher.answer(world).actions})
+        for env in worlds:
+            env.step({"agent": teacher.answer(env).actions})
     noops = [*worlds[0].noops.tolist(), *worlds[1].noops.tolist()]
     assert [start.noops for start in begins] == noops
 
 
 def test_few_other_controllers_are_kept() -> None:
-    world, teacher = led(2)
+    env, teacher = led(2)
     other = ValueController(4)
     teacher._controllers |= {100 + i: other for i in range(SPARE + 3)}
-    teacher.answer(world)
+    teacher.answer(env)
     kept = [*range(103, 100 + SPARE + 3), 0, 1]
     assert list(teacher._controllers) == kept
 
@@ -342,19 +344,19 @@ def test_environments_with_other_options_are_followed_from_their_start() -> None
 
 
 def test_after_the_end_it_rests_until_the_next_game() -> None:
-    world, teacher = begun(2, seed=3, actions="moves"), ValueTableTeacher()
+    env, teacher = begun(2, seed=3, actions="moves"), ValueTableTeacher()
     idle = torch.zeros(2, 1, dtype=torch.int64)
-    while not world.over.all():
-        world.step({"agent": idle})
-    world.step({"agent": idle + 1})
-    answer = teacher.answer(world)
+    while not env.over.all():
+        env.step({"agent": idle})
+    env.step({"agent": idle + 1})
+    answer = teacher.answer(env)
     assert not answer.actions.any()
     assert not answer.values.any()
-    world.reset(torch.tensor([True, False]))
+    env.reset(torch.tensor([True, False]))
     for _ in range(40):
-        world.step({"agent": teacher.answer(world).actions})
+        env.step({"agent": teacher.answer(env).actions})
     fresh = ValueTableTeacher()
-    same(teacher, fresh, world)
+    same(teacher, fresh, env)
     known, anew = (
         t._controllers[0].console.emulator.getRAM() for t in (teacher, fresh)
     )
@@ -366,10 +368,10 @@ def test_after_the_end_it_rests_until_the_next_game() -> None:
     ("steps", "least"), [(400, 1), pytest.param(1500, 6, marks=pytest.mark.slow)]
 )
 def test_sticky_games_are_won(steps: int, least: int) -> None:
-    world = begun(2, seed=3, actions="moves", sticky_actions=0.25)
+    env = begun(2, seed=3, actions="moves", sticky_actions=0.25)
     teacher, won, lost = ValueTableTeacher(), 0, 0
     for _ in range(steps):
-        rewards = world.step({"agent": teacher.answer(world).actions}).rewards["agent"]
+        rewards = env.step({"agent": teacher.answer(env).actions}).rewards["agent"]
         won += int((rewards > 0).sum())
         lost += int((rewards < 0).sum())
     assert won >= least

@@ -106,19 +106,19 @@ def test_sticky_presses_are_part_of_the_values() -> None:
 
 
 def test_logits_say_how_much_depends_on_the_action() -> None:
-    world = Pong(3, sticky_actions=0.25, actions="moves", threads=1)
-    world.reset()
+    env = Pong(3, sticky_actions=0.25, actions="moves", threads=1)
+    env.reset()
     teacher = PrivilegedTeacher(ValueTableTeacher(), "value_table")
     assert teacher.has_logits
     assert teacher.identity == "value_table"
     ranges = []
     for _ in range(90):
-        answer = teacher.answer(world, world.observe()["agent"], (), None)
+        answer = teacher.answer(env, env.observe()["agent"], (), None)
         assert answer.logits is not None
         assert answer.logits.shape == (3, 1, 3)
         torch.testing.assert_close(answer.logits.argmax(-1), answer.action)
         ranges.append(answer.logits.amax(-1) - answer.logits.amin(-1))
-        world.step({"agent": answer.action})
+        env.step({"agent": answer.action})
     spread = torch.stack(ranges)
     assert spread.max() > 5 * spread.median()
 
@@ -138,20 +138,20 @@ def test_privileged_targets_are_scaled_and_nan_where_unknown() -> None:
 
 
 def test_the_teachers_targets_are_those_of_the_games() -> None:
-    world = Pong(2, actions="moves", threads=1)
-    world.reset()
+    env = Pong(2, actions="moves", threads=1)
+    env.reset()
     teacher = PrivilegedTeacher(ValueTableTeacher(), "teacher")
     assert teacher.target_names == TARGET_NAMES
     for _ in range(40):
-        answer = teacher.answer(world, world.observe()["agent"], (), None)
-        played = world.history[:, : int(world.steps[0])].tolist()
-        world.step({"agent": answer.action})
+        answer = teacher.answer(env, env.observe()["agent"], (), None)
+        played = env.history[:, : int(env.steps[0])].tolist()
+        env.step({"agent": answer.action})
     targets = answer.privileged_targets
     assert targets is not None
     assert targets.shape == (2, 1, len(TARGET_NAMES))
     for row, actions in enumerate(played):
-        console = Console(world.frame_skip)
-        console.begin(int(world.noops[row]))
+        console = Console(env.frame_skip)
+        console.begin(int(env.noops[row]))
         for action in actions:
             console.step(action)
         state = console.read()
@@ -170,9 +170,9 @@ def _share(row: int) -> float:
 
 
 def test_values_are_in_the_order_of_the_environments_actions() -> None:
-    world = Pong(1, threads=1)
-    world.reset()
-    values = ValueTableTeacher().answer(world).values[0, 0]
+    env = Pong(1, threads=1)
+    env.reset()
+    values = ValueTableTeacher().answer(env).values[0, 0]
     assert values[NOOP] == values[1]
     assert values[UP] == values[4]
     assert values[DOWN] == values[5]

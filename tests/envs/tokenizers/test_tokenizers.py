@@ -13,7 +13,7 @@ from helpers.paths import ROOT
 from marl_pool.cli import arguments
 from marl_pool.cli.main import main
 from marl_pool.config import compose
-from marl_pool.envs.pettingzoo.world import PettingZooWorld
+from marl_pool.envs.pettingzoo.world import PettingZooEnv
 from marl_pool.envs.tokenizers import FITTING, TOKENIZERS, fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer, Tokenizer
 from marl_pool.tokens import Tokens, TokenSpec
@@ -35,49 +35,49 @@ def kind(agent: Any) -> str:
 # What each agent should see, from the entities themselves
 
 
-def spread(agent: Any, world: Any) -> list[Token]:
+def spread(agent: Any, env: Any) -> list[Token]:
     mine = [*agent.state.p_pos, *agent.state.p_vel, *ZERO]
     tokens: list[Token] = [("self", mine)]
-    for mark in world.landmarks:
+    for mark in env.landmarks:
         tokens.append(("landmark", [*relative(agent, mark), *ZERO, *ZERO]))
-    for other in world.agents:
+    for other in env.agents:
         if other is not agent:
             heard = [*relative(agent, other), *ZERO, *other.state.c]
             tokens.append(("agent", heard))
     return tokens
 
 
-def tag(agent: Any, world: Any) -> list[Token]:
+def tag(agent: Any, env: Any) -> list[Token]:
     tokens: list[Token] = [("self", [*agent.state.p_pos, *agent.state.p_vel])]
-    for mark in world.landmarks:
+    for mark in env.landmarks:
         tokens.append(("obstacle", [*relative(agent, mark), *ZERO]))
-    for other in world.agents:
+    for other in env.agents:
         if other is not agent:
             speed = ZERO if other.adversary else other.state.p_vel
             tokens.append((kind(other), [*relative(agent, other), *speed]))
     return tokens
 
 
-def adversary(agent: Any, world: Any) -> list[Token]:
+def adversary(agent: Any, env: Any) -> list[Token]:
     tokens: list[Token] = [("self", list(ZERO))]
     if not agent.adversary:
         tokens.append(("goal", [*relative(agent, agent.goal_a)]))
-    tokens += [("landmark", [*relative(agent, mark)]) for mark in world.landmarks]
-    others = [other for other in world.agents if other is not agent]
+    tokens += [("landmark", [*relative(agent, mark)]) for mark in env.landmarks]
+    others = [other for other in env.agents if other is not agent]
     return tokens + [(kind(other), [*relative(agent, other)]) for other in others]
 
 
-def push(agent: Any, world: Any) -> list[Token]:
+def push(agent: Any, env: Any) -> list[Token]:
     good = not agent.adversary
     none = (0.0, 0.0, 0.0)
     own = agent.color if good else none
     tokens: list[Token] = [("self", [*ZERO, *agent.state.p_vel, *own])]
     if good:
         tokens.append(("goal", [*relative(agent, agent.goal_a), *ZERO, *none]))
-    for mark in world.landmarks:
+    for mark in env.landmarks:
         color = mark.color if good else none
         tokens.append(("landmark", [*relative(agent, mark), *ZERO, *color]))
-    for other in world.agents:
+    for other in env.agents:
         if other is not agent:
             tokens.append((kind(other), [*relative(agent, other), *ZERO, *none]))
     return tokens
@@ -104,42 +104,42 @@ def push(agent: Any, world: Any) -> list[Token]:
 def test_tokens_are_the_entities(
     module: str, options: dict[str, Any], oracle: Callable[[Any, Any], list[Token]]
 ) -> None:
-    world = PettingZooWorld(3, module=f"mpe2.{module}", options=options, seed=1)
-    world.reset()
+    env = PettingZooEnv(3, module=f"mpe2.{module}", options=options, seed=1)
+    env.reset()
     for step in range(4):
         actions = {}
-        for name, group in world.groups.items():
+        for name, group in env.groups.items():
             shape = (3, group.num_agents, *(group.action_space.shape or ()))
             moves = torch.arange(np.prod(shape)).view(shape) + step
             discrete = not group.action_space.shape
             actions[name] = moves % 5 if discrete else torch.sin(moves.float())
-        world.step(actions)
-    seen = world.observe()
+        env.step(actions)
+    seen = env.observe()
     for row in range(3):
-        inner = world._places[row].copy.env.unwrapped.world
+        inner = env._places[row].copy.env.unwrapped.world
         for agent in inner.agents:
             name, _, number = agent.name.rpartition("_")
             tokens = seen[name].at((row, int(number)))
             expected = oracle(agent, inner)
-            names = world.groups[name].tokens.type_names
+            names = env.groups[name].tokens.type_names
             assert [names[t] for t in tokens.types] == [t for t, _ in expected]
             features = [features for _, features in expected]
             np.testing.assert_allclose(tokens.features, features, atol=1e-6)
             assert not tokens.padding.any()
-            assert world.groups[name].tokens.has_self
+            assert env.groups[name].tokens.has_self
 
 
 def test_slots_of_entities_that_there_are_not_are_padding() -> None:
     options = {"N": 3, "num_agent_neighbors": 4, "num_landmark_neighbors": 2}
-    world = PettingZooWorld(2, module="mpe2.simple_spread_v3", options=options)
-    world.reset()
-    tokens = world.observe()["agent"]
+    env = PettingZooEnv(2, module="mpe2.simple_spread_v3", options=options)
+    env.reset()
+    tokens = env.observe()["agent"]
     assert tokens.types[0, 0].tolist() == [0, 1, 1, 2, 2, 2, 2]
     assert tokens.padding[0, 0].tolist() == [False] * 5 + [True] * 2
     # The nearest first.
     distance = tokens.features[..., 1:3, :2].norm(dim=-1)
     assert (distance[..., 0] <= distance[..., 1]).all()
-    tagged = PettingZooWorld(
+    tagged = PettingZooEnv(
         1, module="mpe2.simple_tag_v3", options={"num_landmark_neighbors": 3}
     )
     tagged.reset()
@@ -147,14 +147,12 @@ def test_slots_of_entities_that_there_are_not_are_padding() -> None:
 
 
 def test_the_generic_tokenizer_gives_each_number_a_type() -> None:
-    world = PettingZooWorld(
-        2, module="mpe2.simple_tag_v3", tokenizer="features", seed=3
-    )
-    plain = PettingZooWorld(2, module="mpe2.simple_tag_v3", seed=3)
-    for each in (world, plain):
+    env = PettingZooEnv(2, module="mpe2.simple_tag_v3", tokenizer="features", seed=3)
+    plain = PettingZooEnv(2, module="mpe2.simple_tag_v3", seed=3)
+    for each in (env, plain):
         each.reset()
-    tokens = world.observe()["agent"]
-    spec = world.groups["agent"].tokens
+    tokens = env.observe()["agent"]
+    spec = env.groups["agent"].tokens
     assert (spec.num_tokens, spec.num_features, spec.has_self) == (14, 1, False)
     assert spec.type_names[:2] == ("feature_0", "feature_1")
     assert tokens.types[1, 0].tolist() == list(range(14))
@@ -250,16 +248,16 @@ def test_ones_own_tokenizer_is_tried_before_use(monkeypatch, fault, message):
         "module": "mpe2.simple_v3",
         "tokenizer": f"{__name__}:Fixed",
     }
-    assert PettingZooWorld(1, **options).groups["agent"].tokens.num_tokens == 2
+    assert PettingZooEnv(1, **options).groups["agent"].tokens.num_tokens == 2
     monkeypatch.setattr(Fixed, "fault", fault)
     with pytest.raises(InputError, match=message) as caught:
-        PettingZooWorld(1, **options)
+        PettingZooEnv(1, **options)
     assert "\n" not in str(caught.value)
 
 
 def test_a_class_that_is_no_tokenizer_is_refused():
     with pytest.raises(InputError, match="must be a subclass of .*Tokenizer"):
-        make_tokenizer("marl_pool.pooling.ada:AdaPool", observer("agent_0", 4))
+        make_tokenizer("marl_pool.pooling.ada:AdaPooling", observer("agent_0", 4))
 
 
 def test_they_can_be_listed(capsys):
@@ -277,13 +275,11 @@ def test_the_guide_s_example_works(tmp_path, monkeypatch):
     (tmp_path / "my_tokens.py").write_text(block, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_tokens", raising=False)
-    world = PettingZooWorld(
-        2, module="mpe2.simple_v3", tokenizer="my_tokens:Pairs", seed=2
-    )
-    world.reset()
-    tokens = world.observe()["agent"]
+    env = PettingZooEnv(2, module="mpe2.simple_v3", tokenizer="my_tokens:Pairs", seed=2)
+    env.reset()
+    tokens = env.observe()["agent"]
     assert tokens.types[0, 0].tolist() == [0, 1]
-    inner = world._places[0].copy.env.unwrapped.world
+    inner = env._places[0].copy.env.unwrapped.world
     relation = relative(inner.agents[0], inner.landmarks[0])
     np.testing.assert_allclose(tokens.features[0, 0, 1], relation, atol=1e-6)
 

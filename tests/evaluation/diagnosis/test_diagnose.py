@@ -22,7 +22,7 @@ from marl_pool.evaluation.diagnosis.observations import Observed, observe
 from marl_pool.evaluation.diagnosis.plot import plot_diagnoses
 from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis
 from marl_pool.evaluation.diagnosis.run import compare, diagnose, diagnose_run
-from marl_pool.evaluation.loading import in_double
+from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.settings import DiagnoseSettings
 from marl_pool.networks import SetNetwork
 from marl_pool.policies import make_policy
@@ -102,7 +102,7 @@ def subject(world: type[FoxAndHens], **options: Any) -> Any:
     """What `observe` needs of a subject: policies that show steps by their actions."""
 
     def worlds(count: int, first: int = 0) -> FoxAndHens:
-        return world(count, first_world=first, seed=1, **options)
+        return world(count, first_env=first, seed=1, **options)
 
     policies = {
         name: RandomPolicy(group.action_space)
@@ -267,9 +267,9 @@ def test_a_class_token_is_no_token_of_the_set() -> None:
     )
     assert "signal_weight" not in cases.numbers
     present = ~observed.tokens.padding
-    torch.testing.assert_close(cases.moments.num_tokens, present.sum(1).double())
+    torch.testing.assert_close(cases.transitions.num_tokens, present.sum(1).double())
     variance = x[:, 1:][present].var(0, correction=0).mean()
-    torch.testing.assert_close(theory.variance(cases.moments)[0], variance)
+    torch.testing.assert_close(theory.variance(cases.transitions)[0], variance)
 
 
 class OwnPlace(Pooling):
@@ -313,7 +313,7 @@ def test_the_weight_of_an_extra_token_stays_in_the_result() -> None:
 
 
 def test_a_summary_holds_means_over_heads_and_observations() -> None:
-    played = in_double({"agent": policy({"name": "ada", "num_heads": 4})})["agent"]
+    played = to_float64({"agent": policy({"name": "ada", "num_heads": 4})})["agent"]
     made = played.network
     world = make_batched_env(num_envs=20, **ENV)
     world.reset()
@@ -343,7 +343,7 @@ def test_a_summary_holds_means_over_heads_and_observations() -> None:
 
 def test_the_interval_draws_whole_episodes() -> None:
     """Ten copies of each episode's observation say no more than one."""
-    played = in_double({"agent": policy("avg")})["agent"]
+    played = to_float64({"agent": policy("avg")})["agent"]
     world = make_batched_env(num_envs=12, **ENV)
     world.reset()
     tokens = world.observe()["agent"].flatten_batch()
@@ -367,7 +367,7 @@ def diagnosed(pooling: Any) -> list[Diagnosis]:
     world.reset()
     tokens = world.observe()["agent"].flatten_batch()
     observed = Observed(tokens, world.signal()["agent"][:, 0], torch.arange(2))
-    return diagnose("agent", in_double({"a": policy(pooling)})["a"], observed)
+    return diagnose("agent", to_float64({"a": policy(pooling)})["a"], observed)
 
 
 def test_the_heads_that_are_measured_are_those_of_the_document() -> None:
@@ -508,7 +508,7 @@ def test_groups_that_did_not_learn_are_left_out(tmp_path: Path) -> None:
 
 def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None:
     """Scores that the type alone decides, far apart: weights 1/k and 0."""
-    made = in_double({"a": policy({"name": "ada", "num_heads": 1})})["a"]
+    made = to_float64({"a": policy({"name": "ada", "num_heads": 1})})["a"]
     net = made.network
     with torch.no_grad():
         for layer in net.encoder.layers:

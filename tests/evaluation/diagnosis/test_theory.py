@@ -346,7 +346,7 @@ def test_variance_is_that_of_all_vectors_that_are_there(seed: int) -> None:
     x, padding, _ = sets(seed)
     padding[2] = True
     x = x.masked_fill(padding[..., None], 0.0)
-    variance, within = theory.variance(theory.moments(x, padding))
+    variance, within = theory.variance(theory.transitions(x, padding))
     present = x[~padding]
     expected = present.var(0, correction=0).mean()
     torch.testing.assert_close(variance, expected)
@@ -354,7 +354,7 @@ def test_variance_is_that_of_all_vectors_that_are_there(seed: int) -> None:
     apart = torch.cat([part - part.mean(0) for part in own if len(part)])
     share = apart.square().mean() / expected
     torch.testing.assert_close(within, share)
-    whole = theory.variance(theory.moments(x))[0]
+    whole = theory.variance(theory.transitions(x))[0]
     torch.testing.assert_close(whole, x.flatten(0, 1).var(0, correction=0).mean())
 
 
@@ -365,7 +365,7 @@ def test_the_excess_of_the_mean_has_a_limit(seed: int) -> None:
     signal = (torch.arange(9) < 1 + seed % 9).expand(5, -1)
     x = x + 3.0 * signal[..., None]
     k = float(signal[0].sum())
-    found = theory.moments(x)
+    found = theory.transitions(x)
     excess = theory.excess_loss(x, found.mean, signal).mean()
     assert excess / theory.variance(found)[0] <= (9 - k) / k + 1e-9
 
@@ -374,5 +374,5 @@ def test_sets_of_one_mean_differ_only_within() -> None:
     x = torch.randn(6, NUM_TOKENS, DIM, generator=torch.Generator().manual_seed(0))
     same = x - x.mean(1, keepdim=True)
     alike = same[:, :1].expand(-1, NUM_TOKENS, -1)
-    assert theory.variance(theory.moments(same))[1] == pytest.approx(1.0)
-    assert theory.variance(theory.moments(alike))[1] == pytest.approx(0.0)
+    assert theory.variance(theory.transitions(same))[1] == pytest.approx(1.0)
+    assert theory.variance(theory.transitions(alike))[1] == pytest.approx(0.0)

@@ -37,7 +37,7 @@ from helpers.reported import (
 from marl_pool.cli import main as cli
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.evaluation import report as report_package
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report import attention, page
 from marl_pool.evaluation.report.attention import attention_shares
 from marl_pool.evaluation.report.components import (
@@ -583,7 +583,7 @@ def test_dead_agents_attend_to_nothing(
 ) -> None:
     (source,) = read_runs(playing.runs[:1])
     subject = load(source, ())
-    assert isinstance(subject, Subject)
+    assert isinstance(subject, EvaluationTarget)
 
     def living(world: SimpleCentroid) -> dict[str, torch.Tensor]:
         alive = torch.zeros(world.num_envs, world.groups["agent"].num_agents)

@@ -9,7 +9,7 @@ from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD, Result
 from marl_pool.evaluation.statistics.scores import (
     HEURISTIC,
     RANDOM,
-    Yardstick,
+    NormalizationBaselines,
     areas_of,
     mean_over,
     normalized,
@@ -17,7 +17,7 @@ from marl_pool.evaluation.statistics.scores import (
 )
 
 WORLDS = np.array([0.0, 1.0, 2.0, 3.0])
-YARDSTICK = Yardstick(random=WORLDS - 10, heuristic=WORLDS)
+YARDSTICK = NormalizationBaselines(random=WORLDS - 10, heuristic=WORLDS)
 
 
 def row(policy: str = TRAINED, name: str = CLEAN, **options: object) -> Result:
@@ -46,7 +46,7 @@ def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
     draws = np.random.default_rng(4).integers(200, size=(4000, 200))
     means = [sample[draws].mean(1) for sample in (played, random, heuristic)]
     scores = (means[0] - means[1]) / (means[2] - means[1])
-    found = normalized(played, Yardstick(random, heuristic), seed=1)
+    found = normalized(played, NormalizationBaselines(random, heuristic), seed=1)
     assert found[1:] == pytest.approx(np.percentile(scores, (2.5, 97.5)), abs=0.02)
 
 
@@ -157,13 +157,15 @@ def test_no_ladder_but_zero_has_no_area() -> None:
 def test_an_interval_without_bounds_is_none(rest: float) -> None:
     """In three of four worlds the heuristic is not the better one."""
     heuristic = np.array([rest, rest, rest, 4.0 - 3 * rest])
-    value, low, high = normalized(np.full(4, 0.5), Yardstick(np.zeros(4), heuristic))
+    value, low, high = normalized(
+        np.full(4, 0.5), NormalizationBaselines(np.zeros(4), heuristic)
+    )
     assert value == pytest.approx(0.5)
     assert np.isnan([low, high]).all()
 
 
 def test_one_episode_has_no_interval() -> None:
-    one = Yardstick(random=np.array([0.0]), heuristic=np.array([2.0]))
+    one = NormalizationBaselines(random=np.array([0.0]), heuristic=np.array([2.0]))
     value, low, high = normalized(np.array([1.0]), one)
     assert value == 0.5
     assert np.isnan([low, high]).all()

@@ -47,8 +47,8 @@ def counting(length: int, color: int) -> Tile:
     """Frames whose first number counts, as short a story as can be."""
     frames: deque[np.ndarray] = deque()
 
-    def draw(moment: Any) -> None:
-        frames.append(np.full((2, 2, 3), color + moment, np.uint8))
+    def draw(transition: Any) -> None:
+        frames.append(np.full((2, 2, 3), color + transition, np.uint8))
 
     return Tile(iter(range(length)), draw, frames)
 
@@ -76,8 +76,8 @@ def test_moments_are_those_of_whole_episodes() -> None:
     played = Rollout(world, {"agent": policy_for(world)})
     seen: list[torch.Tensor] = []
     whole = played.episodes(lambda m: seen.append(m.step.rewards["agent"]))
-    moments = Rollout(centroid(3), {"agent": policy_for(world)}).moments()
-    rewards = [moment.step.rewards["agent"] for moment in moments]
+    transitions = Rollout(centroid(3), {"agent": policy_for(world)}).transitions()
+    rewards = [transition.step.rewards["agent"] for transition in transitions]
     for one, other in zip(rewards, seen, strict=True):
         assert torch.equal(one, other)
     total = torch.stack(rewards).sum(0, dtype=torch.float64)

@@ -33,12 +33,12 @@ def seen_through(
     perturbation: Perturbation | None, pooling: Any = "ada", head: Any = "mean"
 ) -> Attention | None:
     """Attention to one observation, perturbed."""
-    world = centroid()
-    policy = policy_for(world, pooling)
-    world.reset()
-    tokens, state = world.observe()["agent"], {}
+    env = centroid()
+    policy = policy_for(env, pooling)
+    env.reset()
+    tokens, state = env.observe()["agent"], {}
     if perturbation is not None:
-        keys = stream_keys(0, world.worlds, world.episodes, Purpose.PERTURBATION)
+        keys = stream_keys(0, env.env_ids, env.episodes, Purpose.PERTURBATION)
         tokens, state = perturbation(tokens, perturbation.start(tokens, keys))
     return attention_of(policy, tokens, state, PLACES, head=head)
 
@@ -59,11 +59,11 @@ def test_attention_under_a_shuffle_is_that_of_the_same_entities() -> None:
 
 def test_attention_on_crossed_wires_goes_to_where_the_features_came_from() -> None:
     rewire = make_perturbation("rewire")
-    world = centroid()
-    policy = policy_for(world)
-    world.reset()
-    keys = stream_keys(0, world.worlds, world.episodes, Purpose.PERTURBATION)
-    tokens = world.observe()["agent"]
+    env = centroid()
+    policy = policy_for(env)
+    env.reset()
+    keys = stream_keys(0, env.env_ids, env.episodes, Purpose.PERTURBATION)
+    tokens = env.observe()["agent"]
     seen, state = rewire(tokens, rewire.start(tokens, keys))
     drawn = expect(attention_of(policy, seen, state, PLACES)).weights
     raw = expect(attention_of(policy, seen, {}, PLACES)).weights
@@ -113,9 +113,9 @@ def test_a_pooling_head_without_weights_has_no_attention() -> None:
 def frames(
     perturbation: Perturbation | None = None, pooling: Any = "ada", **options: Any
 ) -> list[np.ndarray]:
-    world = centroid()
+    env = centroid()
     rollout = Rollout(
-        world, {"agent": policy_for(world, pooling)}, perturbation=perturbation
+        env, {"agent": policy_for(env, pooling)}, perturbation=perturbation
     )
     shown: list[np.ndarray] = []
     options = {"size": 96, **options}
@@ -137,17 +137,17 @@ def test_a_frame_for_each_decision_and_one_for_the_end() -> None:
 
 
 def test_a_frame_shows_the_world_in_which_the_policy_decided() -> None:
-    world = centroid()
-    policy = policy_for(world)
-    world.reset()
+    env = centroid()
+    policy = policy_for(env)
+    env.reset()
     expected = []
     with torch.no_grad():
         for _ in range(STEPS):
-            tokens = world.observe()["agent"]
+            tokens = env.observe()["agent"]
             weights = expect(attention_of(policy, tokens, {}, PLACES)).weights
-            expected.append(world.frame(attention=weights, group="agent", size=96))
-            world.step({"agent": policy.scale(policy.act(tokens).action)})
-    expected.append(world.frame(size=96))
+            expected.append(env.frame(attention=weights, group="agent", size=96))
+            env.step({"agent": policy.scale(policy.act(tokens).action)})
+    expected.append(env.frame(size=96))
     for ours, theirs in zip(pictures(frames()), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -190,10 +190,10 @@ def test_the_return_so_far_is_that_of_the_steps_before(
         "inject", token_type=3, severity=0.5, position_features=[0, 1]
     )
     frames(inject)
-    world = centroid()
+    env = centroid()
     rollout = Rollout(
-        world,
-        {"agent": policy_for(world)},
+        env,
+        {"agent": policy_for(env)},
         perturbation=inject,
     )
     total = float(rollout.episodes().returns["agent"])
@@ -328,10 +328,10 @@ def test_bad_settings_leave_no_file(
 
 
 def test_a_world_that_cannot_be_drawn() -> None:
-    world = FoxAndHens(1)
+    env = FoxAndHens(1)
     random = {
-        name: RandomPolicy(group.action_space) for name, group in world.groups.items()
+        name: RandomPolicy(group.action_space) for name, group in env.groups.items()
     }
-    rollout = Rollout(world, random)
+    rollout = Rollout(env, random)
     with pytest.raises(InputError, match="FoxAndHens cannot be drawn"):
         rollout.episodes(on_step=Film(rollout, lambda image: None))

@@ -17,11 +17,11 @@ from torch import Tensor
 from marl_pool import pretrained
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.patches import OUTLINE, PatchGrid
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.episodes import play
-from marl_pool.evaluation.loading import Subject, in_double, misfit, rescaled
+from marl_pool.evaluation.loading import EvaluationTarget, misfit, rescaled, to_float64
 from marl_pool.evaluation.plots.heat_map import compare, occluded_in_training
 from marl_pool.evaluation.results import CLEAN, Files, Result, print_table
 from marl_pool.evaluation.run import evaluate_run
@@ -35,7 +35,7 @@ from marl_pool.policies.population import Population, to_vector
 from marl_pool.policies.sensory import Sensory
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.pooling import make_pooling
-from marl_pool.pooling.attention_neuron import AttentionNeuron
+from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.runs import Run
 from marl_pool.studies.attention_neuron import published
 from marl_pool.studies.attention_neuron.analyses import analyse
@@ -49,12 +49,12 @@ NEURON = {"name": "attention_neuron", "num_codes": 4, "key_units": 3}
 EPISODES = 5
 
 
-def cartpole(count: int = EPISODES, **options: Any) -> World:
+def cartpole(count: int = EPISODES, **options: Any) -> BatchedEnv:
     # Starts so slow that episodes last until they are cut.
     return make_batched_env(num_envs=count, start_speed=0.5, **{**ENV, **options})
 
 
-def sensory(world: World | None = None, **options: Any) -> Sensory:
+def sensory(world: BatchedEnv | None = None, **options: Any) -> Sensory:
     group = (world or cartpole(1)).groups["agent"]
     pooling = {**NEURON, **options}
     made = Sensory(group.tokens, group.action_space, pooling=pooling, seed=1)
@@ -63,13 +63,13 @@ def sensory(world: World | None = None, **options: Any) -> Sensory:
     return made
 
 
-def feed_forward(world: World | None = None) -> FeedForward:
+def feed_forward(world: BatchedEnv | None = None) -> FeedForward:
     group = (world or cartpole(1)).groups["agent"]
     return FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
 
 
 def returns(policy: Policy, perturbation: Any = None, **options: Any) -> np.ndarray:
-    played = in_double({"agent": policy})
+    played = to_float64({"agent": policy})
     return play(played, cartpole(**options), perturbation).returns["agent"]
 
 
@@ -114,7 +114,7 @@ def test_codes_are_divided_by_the_share_of_tokens_that_are_there() -> None:
     torch.manual_seed(0)
     options = {"dim": 2, "num_codes": 3, "squash": False, "action_dim": 1}
     head = make_pooling("attention_neuron", **options).double()
-    assert isinstance(head, AttentionNeuron)
+    assert isinstance(head, AttentionNeuronPooling)
     x = torch.randn(4, 1, 6, 2, dtype=torch.float64)
     padding = torch.zeros(4, 1, 6, dtype=torch.bool)
     padding[1, 0, :4] = True
@@ -146,8 +146,8 @@ def test_a_population_rescales_as_its_agent_does() -> None:
     assert isinstance(agent, Sensory)
     many = Population(agent, torch.stack([to_vector(agent)] * 2).double())
     worlds = cartpole(4, duplicates=2)
-    alone = play(in_double({"agent": agent}), cartpole(4, duplicates=2))
-    together = play(in_double({"agent": many}), worlds)
+    alone = play(to_float64({"agent": agent}), cartpole(4, duplicates=2))
+    together = play(to_float64({"agent": many}), worlds)
     np.testing.assert_allclose(together.returns["agent"], alone.returns["agent"])
 
 
@@ -330,9 +330,9 @@ def test_actions_of_another_kind_are_a_misfit() -> None:
 # Analyses
 
 
-def subject_of(folder: Path, policy: SpecifiedPolicy, **env: Any) -> Subject:
+def subject_of(folder: Path, policy: SpecifiedPolicy, **env: Any) -> EvaluationTarget:
     settings = {**asdict(EvaluateSettings()), "env": None}
-    return Subject.load(make_run(folder, policy, env={**ENV, **env}), settings)
+    return EvaluationTarget.load(make_run(folder, policy, env={**ENV, **env}), settings)
 
 
 def test_a_recording_is_in_the_worlds_own_order(tmp_path: Path) -> None:

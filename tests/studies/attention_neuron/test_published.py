@@ -19,7 +19,7 @@ from marl_pool import InputError
 from marl_pool.cli import arguments
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.world import CartPole
 from marl_pool.evaluation.episodes import play
 from marl_pool.perturbations.base import Perturbation
@@ -325,7 +325,7 @@ SD = {25: 149, 50: 206, 100: 254, 200: 310, 500: 376}
 
 
 def score(
-    policy: SpecifiedPolicy, world: World, perturbation: Perturbation | None = None
+    policy: SpecifiedPolicy, world: BatchedEnv, perturbation: Perturbation | None = None
 ) -> float:
     return float(play({"agent": policy}, world, perturbation).returns["agent"].mean())
 

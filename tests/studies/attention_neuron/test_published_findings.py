@@ -1,8 +1,8 @@
 """What the AdaPool paper's published numbers on KNN-centroid are worth.
 
 Two findings, each from the formula or from the printed numbers alone, without any
-training: in Tables 3 to 8 `ClsToken` is not told which vector is the target point, and
-`MaxPool`'s spreads in Table 3 are those of one fold that failed.
+training: in Tables 3 to 8 `ClsPooling` is not told which vector is the target point,
+and `MaxPooling`'s spreads in Table 3 are those of one fold that failed.
 """
 
 import math

@@ -8,7 +8,7 @@ import torch
 from helpers.toy import FoxAndHens
 from helpers.worlds import CASES
 from marl_pool.envs import make_batched_env, make_heuristic
-from marl_pool.envs.base import World
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.policies import make_policy
 from marl_pool.tokens import SELF_TYPE, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -27,29 +27,29 @@ def test_signal_is_of_known_types() -> None:
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_a_world_knows_its_signal_or_says_so(name: str, options: Any) -> None:
-    world = make_batched_env(name, 2, **options)
-    world.reset()
+    env = make_batched_env(name, 2, **options)
+    env.reset()
     if name not in KNOWN:
         with pytest.raises(UnfitTokensError, match="does not say which tokens"):
-            world.signal()
+            env.signal()
         return
-    signal, seen = world.signal(), world.observe()
-    assert signal.keys() == world.groups.keys()
+    signal, seen = env.signal(), env.observe()
+    assert signal.keys() == env.groups.keys()
     for group, mask in signal.items():
         tokens = seen[group]
         assert mask.dtype == torch.bool
         assert mask.shape == tokens.types.shape
         assert not (mask & tokens.padding).any()
-        if world.groups[group].tokens.has_self:
+        if env.groups[group].tokens.has_self:
             own = (tokens.types == SELF_TYPE) & ~tokens.padding
             assert (mask | ~own).all()
 
 
 def test_a_world_that_knows_nothing() -> None:
-    world = FoxAndHens(2)
-    world.reset()
+    env = FoxAndHens(2)
+    env.reset()
     with pytest.raises(UnfitTokensError, match="FoxAndHens does not say .* 'fox'"):
-        world.signal()
+        env.signal()
 
 
 def test_types_of_the_particle_worlds() -> None:
@@ -71,11 +71,11 @@ def test_channels_of_cartpole_with_and_without_ids() -> None:
     plain = make_batched_env("cartpole", 3, **options)
     told = make_batched_env("cartpole", 3, **options, channel_ids=True)
     expected = [[[True] * 10 + [False] * 2]] * 3
-    for world in (plain, told):
-        assert world.signal()["agent"].tolist() == expected
+    for env in (plain, told):
+        assert env.signal()["agent"].tolist() == expected
     # Types say the same where they tell the channels apart.
     told.reset()
-    assert World.signal(told)["agent"].tolist() == expected
+    assert BatchedEnv.signal(told)["agent"].tolist() == expected
     assert plain.groups["agent"].tokens.signal_types == ()
 
 
@@ -91,9 +91,9 @@ def test_a_policy_does_not_care_what_is_signal() -> None:
 LEVELS = {"n": 12, "goal_length": 4, "num_distractors": 3, "distractor_length": 2}
 
 
-def shown(world: World, index: int) -> list[tuple[float, ...]]:
+def shown(env: BatchedEnv, index: int) -> list[tuple[float, ...]]:
     """Type and color of the signal tokens of a world."""
-    tokens, mask = world.observe()["agent"], world.signal()["agent"][index, 0]
+    tokens, mask = env.observe()["agent"], env.signal()["agent"][index, 0]
     kinds = tokens.types[index, 0][mask].double()[:, None]
     colors = tokens.features[index, 0, :, :3][mask].double()
     return sorted(map(tuple, torch.cat([kinds, colors], 1).tolist()))
@@ -105,8 +105,8 @@ def test_the_signal_of_a_level_is_its_path() -> None:
     pixels = make_batched_env("boxworld", 16, observation="pixels", **LEVELS)
     group = entities.groups["agent"]
     solver = make_heuristic("boxworld", group)
-    for world in (entities, pixels):
-        world.reset()
+    for env in (entities, pixels):
+        env.reset()
     # Self, the loose key, and content and lock of three boxes.
     assert (entities.signal()["agent"].sum(-1) == 2 + 2 * 3).all()
     opened = torch.zeros(16)
@@ -128,10 +128,10 @@ def test_the_signal_of_a_level_is_its_path() -> None:
 
 
 def test_branches_are_no_signal() -> None:
-    world = make_batched_env("boxworld", 8, **LEVELS)
-    world.reset()
-    tokens, mask = world.observe()["agent"], world.signal()["agent"]
-    locks = tokens.types == world.groups["agent"].tokens.type_names.index("lock")
+    env = make_batched_env("boxworld", 8, **LEVELS)
+    env.reset()
+    tokens, mask = env.observe()["agent"], env.signal()["agent"]
+    locks = tokens.types == env.groups["agent"].tokens.type_names.index("lock")
     assert ((locks & ~tokens.padding).sum(-1) == 3 + 3 * 2).all()
     assert ((locks & mask).sum(-1) == 3).all()
     plain = make_batched_env("boxworld", 8, **{**LEVELS, "num_distractors": 0})

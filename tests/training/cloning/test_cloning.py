@@ -105,7 +105,7 @@ def collected(
     options = {"num_envs": 2, **options}
 
     def world(count, first):
-        return make_batched_env(num_envs=count, first_world=first, **env)
+        return make_batched_env(num_envs=count, first_env=first, **env)
 
     (name, group), *_ = world(1, 0).groups.items()
     rows = Rows(group.tokens.num_features) if group.tokens.dtype == "uint8" else None
@@ -156,7 +156,7 @@ def test_features_are_what_the_world_shows_and_not_what_the_student_sees():
         *(split(played, n) for n in ("features", "before")),
         strict=True,
     ):
-        world = make_batched_env(num_envs=1, first_world=number, **CARTPOLE)
+        world = make_batched_env(num_envs=1, first_env=number, **CARTPOLE)
         world.reset()
         for t in range(len(features)):
             shown = world.observe()["agent"].features[0, 0]
@@ -191,9 +191,9 @@ class Walk(FoxAndHens):
 
     @property
     def groups(self):
-        from marl_pool.envs.base import Group
+        from marl_pool.envs.base import AgentGroup
 
-        return {"walker": Group(1, TOKENS, spaces.Discrete(2))}
+        return {"walker": AgentGroup(1, TOKENS, spaces.Discrete(2))}
 
     def observe(self):
         return {"walker": super().observe()["fox"]}
@@ -301,9 +301,9 @@ class Bytes(Walk):
 
     @property
     def groups(self):
-        from marl_pool.envs.base import Group
+        from marl_pool.envs.base import AgentGroup
 
-        return {"walker": Group(1, self.spec, spaces.Discrete(2))}
+        return {"walker": AgentGroup(1, self.spec, spaces.Discrete(2))}
 
     def observe(self):
         tokens = super().observe()["walker"]
@@ -446,14 +446,14 @@ def test_validation_leaves_previous_actions_alone_and_repeats_itself(whole: bool
     assert torch.equal(before, played.steps["before"])
     hidden = [[batch.padding for batch in batches] for batches in (first, again)]
     assert all(map(torch.equal, *hidden))
-    blurred = batches.take(torch.arange(batches.count), 0)
+    blurred = batches.select(torch.arange(batches.count), 0)
     assert not torch.equal(blurred.before[blurred.valid], before)
 
 
 def test_whole_trajectories_are_padded_at_their_ends():
     parts = [collected(sensory(seed=7), {**CARTPOLE, "max_steps": n}) for n in (4, 9)]
     played = join([part for part, _ in parts])
-    batch = sampler(played, whole=True).take(torch.arange(len(played)), 0)
+    batch = sampler(played, whole=True).select(torch.arange(len(played)), 0)
     assert batch.valid.sum(1).tolist() == played.lengths.tolist()
     for row, features, label in zip(
         range(len(played)),
@@ -482,7 +482,7 @@ def test_pieces_hold_each_step_once_and_in_its_order(
 def test_a_pieces_first_steps_count_only_where_an_episode_begins() -> None:
     played, rows = collected(Left(), {**BYTES, "max_steps": 8}, episodes=2)
     batches = sampler(played, rows, whole=True, chunk_length=5, burn_in=2)
-    batch = batches.take(torch.arange(batches.count), 0)
+    batch = batches.select(torch.arange(batches.count), 0)
     valid = [[1, 1, 1, 1, 1], [0, 0, 1, 0, 0]] * 2
     assert batch.valid.int().tolist() == valid
 
@@ -509,7 +509,7 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
 
 def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
     played, rows = collected(Left(), BYTES, noise=0.5)
-    batch = sampler(played, rows, whole=True).take(torch.arange(3), 0)
+    batch = sampler(played, rows, whole=True).select(torch.arange(3), 0)
     first, later = batch.before[:, 0], batch.before[:, 1:]
     assert (first == 0).all()
     assert (later.sum(-1) == 1).all()
@@ -530,7 +530,7 @@ def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
 def test_rows_are_perturbed_as_their_bytes_are(perturbation):
     played, rows = collected(Left(), BYTES, noise=0.5)
     batches = sampler(played, rows, whole=True, perturbation=perturbation)
-    batch = batches.take(torch.arange(3), 4)
+    batch = batches.select(torch.arange(3), 4)
     table = rows.table()
     steps = {
         name: torch.stack(split(played, name))

@@ -288,7 +288,7 @@ def test_worlds_of_one_number_play_the_same_episode():
     world.renumber(torch.tensor([3, 8, 3, 8]), episode=6)
     world.reset()
     alike = make_batched_env(
-        "cartpole", 1, noise_channels=2, seed=5, first_world=8, first_episode=6
+        "cartpole", 1, noise_channels=2, seed=5, first_env=8, first_episode=6
     )
     alike.reset()
     for _ in range(3):
@@ -305,7 +305,7 @@ def test_a_world_with_levels_in_stock_forgets_them():
     world.reset()
     world.renumber(torch.tensor([5, 5]), episode=2)
     world.reset()
-    fresh = make_batched_env("boxworld", 1, first_world=5, first_episode=2)
+    fresh = make_batched_env("boxworld", 1, first_env=5, first_episode=2)
     fresh.reset()
     seen = world.observe()["agent"].features
     assert torch.equal(seen[0], seen[1])
@@ -349,7 +349,7 @@ def test_a_population_plays_as_its_members_do_one_by_one(policy):
     torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
     assert torch.equal(together.lengths, apart.lengths)
     world = make_batched_env(
-        "cartpole", 6, max_steps=40, first_episode=3, seed=0, first_world=0
+        "cartpole", 6, max_steps=40, first_episode=3, seed=0, first_env=0
     )
     load_vector(found.agent, vectors[2])
     episodes = Rollout(world, {"agent": found.agent}).episodes()
@@ -578,7 +578,7 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
 def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
     run = finished(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
-    world = make_batched_env("helpers.valley:Valley", 4, first_world=VALIDATION_WORLDS)
+    world = make_batched_env("helpers.valley:Valley", 4, first_env=VALIDATION_WORLDS)
     score = Rollout(world, {"agent": policy}).episodes().returns["agent"].mean()
     assert float(score) == pytest.approx(run.best.score, rel=1e-4)
     scores = [

@@ -146,9 +146,9 @@ def episodes_of(diary: Path) -> dict[str, set[tuple[str, str]]]:
     """The (world, episode) pairs that each process played."""
     played: dict[str, set[tuple[str, str]]] = {}
     for line in diary.read_text().splitlines():
-        process, world, episode = line.split()
-        assert (world, episode) not in played.setdefault(process, set())
-        played[process].add((world, episode))
+        process, env, episode = line.split()
+        assert (env, episode) not in played.setdefault(process, set())
+        played[process].add((env, episode))
     return played
 
 
@@ -238,7 +238,7 @@ def test_every_incarnation_of_a_runner_has_episodes_of_its_own():
         runner.set_state({RESTARTS: restarts, "num_env_steps_sampled_lifetime": steps})
         runner.sample(num_timesteps=400)
         first = int(runner._world(steps + restarts * (1 << 32)).episodes[0]) + 1
-        last = int(runner.rollout.world.episodes[0])
+        last = int(runner.rollout.env.episodes[0])
         assert last - first == 100
         return set(range(first, last + 1))
 

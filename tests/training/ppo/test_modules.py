@@ -22,7 +22,7 @@ from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
-from marl_pool.evaluation.loading import Subject
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.run import evaluate_run
 from marl_pool.evaluation.video.render import render_run
 from marl_pool.policies import make_policy
@@ -227,12 +227,12 @@ def test_a_frozen_policy_must_fit_its_group(tmp_path):
 
 def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
     save_policy(
-        token_policy("hen", pooling="helpers.plug_in:SumPool"), tmp_path / "hen"
+        token_policy("hen", pooling="helpers.plug_in:SumPooling"), tmp_path / "hen"
     )
     refused = refusal(tmp_path / "hen")
-    assert "plugins=['helpers.plug_in:SumPool']" in refused
+    assert "plugins=['helpers.plug_in:SumPooling']" in refused
     allowed = [
-        "plugins=['helpers.plug_in:SumPool']",
+        "plugins=['helpers.plug_in:SumPooling']",
         f"fixed={{hen: {tmp_path / 'hen'}}}",
     ]
     algorithm_config(TrainConfig.from_plain(config_of(*allowed)))
@@ -373,7 +373,7 @@ def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, what, runners)
     assert not [name for name in rows[0] if name.startswith("hen/") and "loss" in name]
     assert load_modules(run.policy_dir)[1] == {"fox": "fox"}
     plugins = ["helpers.toy:FoxAndHens", STILL]
-    subject = Subject.load(run, SETTINGS, plugins)
+    subject = EvaluationTarget.load(run, SETTINGS, plugins)
     expected = RandomPolicy if what == "random" else StillHens
     assert isinstance(subject.policies["hen"], expected)
 
@@ -433,7 +433,7 @@ def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
     settings = compose("evaluate", ["episodes=4", "perturbations=[]"])
     for number, what in enumerate((both.path, STILL)):
         run = trained(tmp_path / str(number), f"fixed={{hen: {what}}}")
-        before = Subject.load(run, SETTINGS, plugins)
+        before = EvaluationTarget.load(run, SETTINGS, plugins)
         assert before.fixed == {"hen"}
         # A baseline takes the fox's place; the hens are those of the training.
         random = before.baselines()["random"]
@@ -454,7 +454,7 @@ def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
 def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, cluster):
     run = trained(tmp_path / "run", f"fixed={{hen: {STILL}}}")
     with pytest.raises(InputError, match=f"uses the policy '{STILL}', which is not pa"):
-        Subject.load(run, SETTINGS, ["helpers.toy:FoxAndHens"])
+        EvaluationTarget.load(run, SETTINGS, ["helpers.toy:FoxAndHens"])
 
 
 @slow

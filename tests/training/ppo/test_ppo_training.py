@@ -264,14 +264,14 @@ def test_what_a_resumed_run_refuses_leaves_its_configuration_alone(tmp_path):
 
 
 def test_groups_share_a_module_or_have_their_own(build):
-    world = FoxAndHens(1)
-    assert assign_modules(world.groups, None) == {"fox": "fox", "hen": "hen"}
+    env = FoxAndHens(1)
+    assert assign_modules(env.groups, None) == {"fox": "fox", "hen": "hen"}
     with pytest.raises(InputError, match=r"'fox' and 'hen' have different spaces"):
-        assign_modules(world.groups, {"fox": "all", "hen": "all"})
+        assign_modules(env.groups, {"fox": "all", "hen": "all"})
     with pytest.raises(InputError, match=r"expected an entry for each group"):
-        assign_modules(world.groups, {"fox": "all"})
+        assign_modules(env.groups, {"fox": "all"})
     with pytest.raises(InputError, match=r"got \['fox', 'hen', 'wolf'\]"):
-        assign_modules(world.groups, {"fox": "a", "hen": "b", "wolf": "c"})
+        assign_modules(env.groups, {"fox": "a", "hen": "b", "wolf": "c"})
 
 
 def test_two_modules_train_and_are_saved_together(tmp_path):
@@ -481,13 +481,13 @@ def test_remote_runners_and_learners(tmp_path):
 def test_a_plug_in_head_reaches_the_workers(tmp_path):
     run = trained(
         tmp_path / "run",
-        "pooling=helpers.plug_in:SumPool",
+        "pooling=helpers.plug_in:SumPooling",
         "resources.num_env_runners=1",
         "total_steps=128",
     )
     with pytest.raises(InputError, match="allow it"):
         load_policy(run.policy_dir)
-    load_policy(run.policy_dir, plugins=["helpers.plug_in:SumPool"])
+    load_policy(run.policy_dir, plugins=["helpers.plug_in:SumPooling"])
 
 
 def test_value_targets_reach_the_batch_unstandardised(build):

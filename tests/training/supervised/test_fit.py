@@ -117,7 +117,7 @@ def test_back_tracking_counts_the_last_epochs_that_were_no_worse(losses, back):
     assert must_go_back(losses) is back
 
 
-def moments(learner: FoldLearner) -> list[torch.Tensor]:
+def transitions(learner: FoldLearner) -> list[torch.Tensor]:
     state = learner.optimizer.state_dict()["state"]
     return [each.clone() for entry in state.values() for each in entry.values()]
 
@@ -132,14 +132,14 @@ def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
         learner.learn(torch.arange(40))
         if epoch == 4:
             best = {k: v.clone() for k, v in learner.network.state_dict().items()}
-            known = moments(learner)
+            known = transitions(learner)
         if epoch == 10:
-            assert not all(map(torch.equal, moments(learner), known))
+            assert not all(map(torch.equal, transitions(learner), known))
         learner.end_epoch(loss)
     assert learner.rate == ALPHA
     assert learner.losses[-2:] == [1.5, 1]  # the best one stands for the last one
     assert known
-    assert all(map(torch.equal, moments(learner), known))
+    assert all(map(torch.equal, transitions(learner), known))
     assert all(v.equal(best[k]) for k, v in learner.network.state_dict().items())
     learner.learn(torch.arange(40))
     assert learner.lr == pytest.approx(0.1 * ALPHA)

@@ -152,16 +152,16 @@ def test_what_refers_to_a_swept_key_follows_it():
         ),
     ],
 )
-def test_presets_are_the_studies_of_the_paper(name, world, axis, values, steps):
+def test_presets_are_the_studies_of_the_paper(name, env, axis, values, steps):
     plan = plan_sweep([f"experiment={name}"])
     assert plan.grid == {"pooling": HEADS, axis: values, "seed": [0, 1, 2, 3, 4]}
     ppo = ["ppo=paper"] if name == "figure5" else []
-    base = compose("train", [f"experiment={world}", *ppo])
+    base = compose("train", [f"experiment={env}", *ppo])
     for trial in plan.trials:
         for part in ("encoder", "policy", "ppo"):
             assert trial.config[part] == base[part]
         assert trial.config["total_steps"] == steps
-        assert trial.config["env"]["name"] == world
+        assert trial.config["env"]["name"] == env
 
 
 def test_a_preset_is_reduced_by_the_command():

@@ -8,7 +8,7 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.types import PositiveInt
 
 
-class LearnedAggregation(Pooling):
+class LearnedAggregationPooling(Pooling):
     """Mix the vectors by learned weights for each place, then weigh the features.
 
     ``y = softmax(q W_Q (Xᵀ W_K) / √D) (Xᵀ W_V)`` with ``Xᵀ`` of shape ``(D, N)``,
@@ -16,8 +16,8 @@ class LearnedAggregation(Pooling):
 
     What is unusual: unlike attention it turns the set on its side. The softmax runs
     over the D features, not over the vectors, and what each place contributes is a
-    column of weights. So it depends on the order and on a fixed N, as `Flatten` does,
-    with ``N (D + P)`` weights in place of ``N D P``.
+    column of weights. So it depends on the order and on a fixed N, as `FlattenPooling`
+    does, with ``N (D + P)`` weights in place of ``N D P``.
 
     Source: the post *Learned Aggregation*. It writes √d_k without saying what d_k is;
     here it is D, over which the softmax runs. Where we differ: the batch dimension
