@@ -162,7 +162,7 @@ def make_sweep(path: Path) -> None:
         run = Run.create(sweep.run_path(trial), trial.config, "fit")
         fit(run, run.config)
         run.close()
-    sweep.write_table(plan.trials, {t.name: "finished" for t in plan.trials}, "csv")
+    sweep.write_table(plan.trials, {t.name: "finished" for t in plan.trials})
 
 
 class Kind(NamedTuple):

@@ -323,7 +323,7 @@ def test_a_batch_is_its_worlds_one_by_one(
     options = {"perturbation": PERTURBATIONS[kind](), "explore": explore}
     together = rollout(policies, **options)
     parts = together.steps(STEPS)
-    state = together.world.state_dict()
+    state = together.env.state_dict()
     for number in range(NUM_ENVS):
         expected, _, env = play_alone(number, together.policies, **options)
         for name, part in parts.items():
@@ -436,9 +436,9 @@ def test_ended_worlds_are_refilled_with_the_next_episode() -> None:
     for _ in range(STEPS):
         (part, _) = together.steps(1).values()
         ended += (part.terminated | part.truncated)[0]
-        assert torch.equal(together.world.episodes, ended)
-        assert (together.world.steps < together.world.max_steps).all()
-        assert (together.world.steps < together.world.life).all()
+        assert torch.equal(together.env.episodes, ended)
+        assert (together.env.steps < together.env.max_steps).all()
+        assert (together.env.steps < together.env.life).all()
 
 
 def test_finished_episodes_and_running_returns() -> None:
@@ -496,7 +496,7 @@ def test_one_episode_a_world_in_the_order_of_the_worlds(
             torch.testing.assert_close(
                 returns[number], expected[name], rtol=1e-5, atol=1e-5
             )
-    assert together.world.num_envs == 0
+    assert together.env.num_envs == 0
 
 
 def test_an_ended_world_is_dropped_and_not_played_on() -> None:
@@ -579,7 +579,7 @@ def test_one_world_alone_is_the_same_world_among_many() -> None:
             assert_same(world_of(parts[name], number), part)
             difference = parts[name].actions[:, number] - part.actions[:, 0]
             assert difference.abs().max() <= 1e-6
-        torch.testing.assert_close(many.world.places[number], one.places[0])
+        torch.testing.assert_close(many.env.places[number], one.places[0])
 
 
 def test_the_seed_and_the_world_decide() -> None:

@@ -256,7 +256,7 @@ class BatchedEnv(ABC):
         taken = object.__new__(type(self))
         taken.__dict__.update(self.__dict__)
         taken.num_envs = len(indices)
-        for name in ("worlds", "episodes", "steps"):
+        for name in ("env_ids", "episodes", "steps"):
             setattr(taken, name, getattr(self, name)[indices])
         taken.dynamics = self.dynamics.select(indices)
         taken._set_tensors({k: v[indices] for k, v in self._tensors().items()})

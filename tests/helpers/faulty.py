@@ -44,7 +44,7 @@ class Faulty(FoxAndHens):
         if self.diary is not None:
             with self.diary.open("a") as out:
                 for env, episode in zip(
-                    self.worlds[rows].tolist(),
+                    self.env_ids[rows].tolist(),
                     self.episodes[rows].tolist(),
                     strict=True,
                 ):
@@ -52,7 +52,7 @@ class Faulty(FoxAndHens):
 
     def _advance(self, actions):
         self.taken += 1
-        mine = self.taken == self.fault_step and 0 in self.worlds
+        mine = self.taken == self.fault_step and 0 in self.env_ids
         if mine and self.fault == "raise":
             raise EscapedError("the hens\nescaped")
         if mine and self.fault == "kill":

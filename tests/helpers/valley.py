@@ -68,7 +68,7 @@ class Valley(BatchedEnv):
         wind = self.dynamics.next()[:, 0] - 0.5
         self.place = self.place + 0.5 * actions["agent"][:, 0, 0] + 0.1 * wind
         rewards = -self.place.square()
-        if ((self.worlds == 0) & (self.episodes == self.fault_episode)).any():
+        if ((self.env_ids == 0) & (self.episodes == self.fault_episode)).any():
             rewards = self._fail(rewards)
         ended = torch.zeros(self.num_envs, dtype=torch.bool)
         return {"agent": rewards[:, None]}, ended

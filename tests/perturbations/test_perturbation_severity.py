@@ -312,7 +312,7 @@ def test_the_policy_sees_it_and_the_world_does_not(
     before, after = (each.steps(5)["agent"] for each in (clean, perturbed))
     assert torch.equal(before.rewards, after.rewards)
     for here, there in zip(
-        clean.world.observe()["agent"], perturbed.world.observe()["agent"], strict=True
+        clean.env.observe()["agent"], perturbed.env.observe()["agent"], strict=True
     ):
         assert torch.equal(here, there)
     assert not same(before.tokens.at(4), after.tokens.at(4))

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from mpe2._mpe_utils.core import Agent, Landmark
-from mpe2._mpe_utils.core import BatchedEnv as OracleWorld
+from mpe2._mpe_utils.core import World as OracleWorld
 from torch import Tensor
 
 from marl_pool.envs.base import AgentGroup

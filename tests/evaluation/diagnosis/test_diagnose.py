@@ -79,7 +79,7 @@ class Changing(FoxAndHens):
     """A world whose signal is another token at each step, and whose first hen dies."""
 
     def signal(self) -> dict[str, Tensor]:
-        place = (self.steps + self.worlds) % 4
+        place = (self.steps + self.env_ids) % 4
         mask = torch.arange(4) == place[:, None, None]
         # As a view without memory of its own, which nobody may write into.
         return {

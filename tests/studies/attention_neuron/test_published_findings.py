@@ -2,7 +2,7 @@
 
 Two findings, each from the formula or from the printed numbers alone, without any
 training: in Tables 3 to 8 `ClsPooling` is not told which vector is the target point,
-and `MaxPooling`'s spreads in Table 3 are those of one fold that failed.
+and `MaxPool`'s spreads in Table 3 are those of one fold that failed.
 """
 
 import math
