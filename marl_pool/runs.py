@@ -1,18 +1,18 @@
-"""Run folders, written by this module alone.
+"""Run folders: configuration, metrics, checkpoints, policies and results.
 
     RUN/config.yaml           every key of the run, and the package's version
     RUN/metrics.csv           one row an iteration
     RUN/events.out.tfevents…  the same for TensorBoard, where tensorboardX is installed
-    RUN/checkpoints/iter_…    what training resumes from, each with its manifest.json
-    RUN/policy/               the best policy, for `marl_pool.load_policy`; best.json in
-                              it says from which iteration, and how good it was
+    RUN/checkpoints/iter_…    training state, each with its manifest.json
+    RUN/policy/               the best policy, for `marl_pool.load_policy`, and its
+                              iteration and score in best.json
     RUN/evaluation/           results of `marl-pool evaluate`
     RUN/videos/               results of `marl-pool render`
     RUN/error.txt             tracebacks, where an exception stopped a run or process
 
-What a crash or a power cut must not spoil is written aside, synced to the disk and then
-renamed (`marl_pool.utils.atomic`), and its checksums tell what was damaged since
-(`marl_pool.utils.manifest`).
+Files and folders are written to a temporary name, synced and then renamed, so that a
+crash or a power cut leaves the old content or the new (`marl_pool.utils.atomic`).
+Checksums detect later damage (`marl_pool.utils.manifest`).
 """
 
 import json
@@ -62,7 +62,7 @@ VERSION, VERB, TRAIN = "package_version", "verb", "train"
 ENV_CONTEXT = frozenset(
     ("num_envs", "seed", "first_env", "first_episode", "device", "dtype")
 )
-"""Arguments of an environment that the program fills, not the configuration."""
+"""Arguments of an environment that the program sets, not the configuration."""
 BEST = "best.json"
 CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,})")
 POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
@@ -86,9 +86,9 @@ PARTS = {
     "clone": ("learner.safetensors", "progress.json", *POLICY_PARTS),
     "fit": ("learner.safetensors", "learner.json", "progress.json"),
 }
-"""By verb, the files without which a checkpoint is not whole; a star is any name."""
+"""By verb, the files that a complete checkpoint contains; a star is any name."""
 OUTPUTS = ("evaluation", "videos")
-"""Folders that are written without the run's lock."""
+"""Folders written without holding the run's lock."""
 
 
 class Best(NamedTuple):
@@ -99,16 +99,16 @@ class Best(NamedTuple):
 
 
 class Run:
-    """One run's folder.
+    """The folder of one run; see the module's docstring for its layout.
 
-    Made by `create` or `open`, which check it.
+    Construct it by `create` or `open`.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
         config: the checked configuration, as plain data.
-        version: of the package that wrote ``config``.
-        verb: the command that made it: train, evolve or clone.
-        metrics: its ``metrics.csv``.
+        version: version of the package that wrote ``config``.
+        verb: command that made the run: train, evolve, clone or fit.
+        metrics: ``metrics.csv``.
     """
 
     def __init__(
@@ -124,15 +124,15 @@ class Run:
     def create(
         cls, path: str | Path, config: Mapping[str, Any], verb: str = TRAIN
     ) -> "Run":
-        """Make the folder of a new run.
+        """Create the folder of a new run.
 
         Args:
-            path: of the folder.
-            config: checked.
-            verb: the command that makes it.
+            path: path of the folder, which must be new or empty.
+            config: the checked configuration.
+            verb: command that makes the run.
 
         Raises:
-            InputError: it exists and is not empty, or cannot be made.
+            InputError: the folder is not empty or cannot be created.
         """
         path = Path(path)
         if path.is_dir() and any(path.iterdir()):
@@ -149,10 +149,10 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open the folder of an earlier run.
+        """Open the folder of an existing run.
 
         Raises:
-            InputError: no such folder, or its ``config.yaml`` is missing or broken.
+            InputError: the folder or its ``config.yaml`` is missing or damaged.
         """
         path = Path(path)
         if not path.is_dir():
@@ -161,7 +161,7 @@ class Run:
         if not file.is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
         config = read_yaml(file)
-        # The version stands last, so a file that was cut short lacks it.
+        # The version is the last key, so a truncated file lacks it.
         if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
             raise InputError(
                 f"{file} is truncated, or not written by marl_pool: no {VERSION}"
@@ -181,7 +181,7 @@ class Run:
             InputError: it cannot be written.
         """
         self.config, self.version = dict(config), __version__
-        # A run of `train` names no verb, as those of earlier versions did.
+        # `train` is the default verb and not written.
         verb = {} if self.verb == TRAIN else {VERB: self.verb}
         content = {**self.config, **verb, VERSION: self.version}
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
@@ -194,10 +194,10 @@ class Run:
 
     @property
     def env(self) -> dict[str, Any]:
-        """The environment that it was trained in: ``{"name": …, **options}``.
+        """Configuration of the training environment: ``{"name": …, **options}``.
 
         Raises:
-            InputError: the configuration names none.
+            InputError: the configuration has no valid environment.
         """
         env = self.config.get("env")
         if not isinstance(env, dict) or not isinstance(env.get("name"), str):
@@ -215,33 +215,33 @@ class Run:
 
     @property
     def config_digest(self) -> str:
-        """The first 12 hexadecimal digits of the SHA-256 of ``config.yaml``."""
+        """First 12 hexadecimal digits of the SHA-256 of ``config.yaml``."""
         return sha256((self.path / CONFIG).read_bytes()).hexdigest()[:12]
 
     @property
     def error_path(self) -> Path:
-        """Of ``error.txt``; it exists once something went wrong."""
+        """Path of ``error.txt``, which exists after the first error."""
         return self.path / ERROR
 
     def write_error(self, text: str) -> Path:
-        """Append to ``error.txt``, for whoever debugs; return its path."""
-        # A full disk must not hide the reason.
+        """Append to ``error.txt`` and return its path."""
+        # The caller reports the error itself, even on a full disk.
         with suppress(OSError), appended(self.error_path) as out:
             out.write(text.rstrip("\n") + "\n")
         return self.error_path
 
     def discard_if_unused(self) -> None:
-        """Remove the folder if nothing but the configuration was ever written."""
+        """Remove the folder if it contains nothing but the configuration."""
         if {item.name for item in self.path.iterdir()} <= {CONFIG, LOCK}:
             shutil.rmtree(self.path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing the same run, and mend what a crash left.
+        """Lock the run against other processes and clean up after a crash.
 
         Raises:
-            InputError: another process holds the lock, a part of the folder is a link
-                that leads out of it, or nothing can be written there.
+            InputError: another process holds the lock, the folder contains a link that
+                leads out of it, or it is not writable.
         """
         refusal = f"{self.path}: another process is training this run"
         for folder in (self.path, self._checkpoints):
@@ -266,15 +266,15 @@ class Run:
 
     @property
     def metrics_path(self) -> Path:
-        """Of ``metrics.csv``; it exists once a row was logged."""
+        """Path of ``metrics.csv``, which exists after the first logged row."""
         return self.metrics.path
 
     def log(self, row: Mapping[str, float]) -> None:
         """Append a row to ``metrics.csv`` and to the TensorBoard events.
 
         Args:
-            row: numbers by name, ``iteration`` among them. The first row fixes the
-                names; a later one may leave some out.
+            row: numbers by name, including ``iteration``. The first row determines
+                the columns; later rows may omit some.
         """
         self.metrics.log(row)
         events = self._writer()
@@ -286,7 +286,7 @@ class Run:
         events.flush()
 
     def rows(self) -> list[dict[str, float]]:
-        """All logged rows; NaN where a row left a name out.
+        """Return all logged rows, with NaN for omitted columns.
 
         Raises:
             InputError: ``metrics.csv`` is damaged.
@@ -294,9 +294,10 @@ class Run:
         return self.metrics.rows()
 
     def metrics_problem(self) -> str:
-        """How ``metrics.csv`` differs from what was logged up to a checkpoint.
+        """Describe how ``metrics.csv`` differs from the record in the checkpoints.
 
-        Empty if it does not, or if no checkpoint knows.
+        Returns:
+            One line; empty if it does not differ or no checkpoint has a record.
         """
         for checkpoint in reversed(self.checkpoints()):
             if logged := self._about(checkpoint).get("metrics"):
@@ -304,13 +305,13 @@ class Run:
         return ""
 
     def resume_at(self, iteration: int) -> str:
-        """Drop what was logged after ``iteration``, where training goes on.
+        """Remove rows logged after ``iteration``, from which training resumes.
 
-        Call it before the first `log` of a resumed run. Of a damaged ``metrics.csv``
-        the rows that can be read are kept, and the whole of it aside.
+        Call it before the first `log` of a resumed run. A damaged ``metrics.csv`` keeps
+        its readable rows; a copy of the damaged file is kept beside it.
 
         Returns:
-            What was lost or is damaged, in one line; empty if nothing.
+            One line about lost or damaged rows; empty if there are none.
         """
         self.close()
         self._first_event = iteration + 1
@@ -327,25 +328,25 @@ class Run:
         return told and f"{self.path}: {told}"
 
     def close(self) -> None:
-        """Close the event file; a later `log` opens another."""
+        """Close the event file; a later `log` opens a new one."""
         if self._events is not None:
-            # On a full disk nothing is lost: metrics.csv holds the same.
+            # On a full disk nothing is lost: metrics.csv has the same numbers.
             with suppress(OSError):
                 self._events.close()
             self._events = None
 
     def _writer(self) -> Any:
-        """The open event file; None where tensorboardX is not installed."""
+        """Return the open event file, or None without tensorboardX."""
         if self._events is None and find_spec("tensorboardX"):
             from tensorboardX import SummaryWriter
 
             first = self._first_event
-            # The file's own name ends in whole seconds; a quick resume is another. A
-            # short queue would block us for good once a full disk ended its reader.
+            # The default name ends in whole seconds, which a quick resume would repeat.
+            # A short queue would block forever once a full disk stops its consumer.
             self._events = SummaryWriter(
                 str(self.path),
                 purge_step=first or None,
-                # Nobody can put a link in the place of a name with a random end.
+                # A random suffix, so that no link can be prepared under this name.
                 filename_suffix=f".{first}.{secrets.token_hex(4)}",
                 max_queue=10_000,
             )
@@ -355,17 +356,17 @@ class Run:
 
     @contextmanager
     def checkpoint(self, iteration: int, parts: Iterable[str] = ()) -> Iterator[Path]:
-        """Yield a folder that becomes the checkpoint of ``iteration`` when left.
+        """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
-        Its manifest also says what ``metrics.csv`` is up to here. If the block raises,
-        nothing of it stays.
+        Its manifest also records the state of ``metrics.csv``. If the block raises, the
+        folder is removed.
 
         Args:
-            iteration: after which it is saved.
-            parts: files that must be in it, as in `PARTS`.
+            iteration: number of the last completed iteration.
+            parts: required files, as in `PARTS`.
 
         Raises:
-            OSError: a part is missing, or it cannot be written.
+            OSError: a part is missing, or the folder cannot be written.
         """
         final = self._checkpoint_path(iteration)
         self._damage.pop(final, None)
@@ -377,7 +378,7 @@ class Run:
         self._damage[final] = ""
 
     def checkpoints(self) -> list[Path]:
-        """All checkpoints, oldest first, whether they are whole or not."""
+        """Return all checkpoints, oldest first, including damaged ones."""
         if not self._checkpoints.is_dir():
             return []
         found = (
@@ -388,9 +389,9 @@ class Run:
         return sorted(found, key=iteration_of)
 
     def damage_of(self, checkpoint: Path) -> str:
-        """What is wrong with a checkpoint; empty if it is whole.
+        """Describe the damage of a checkpoint; empty if it is intact.
 
-        One without a manifest, as of earlier versions, must have all its parts.
+        A checkpoint without a manifest must have all files of `PARTS`.
         """
         if checkpoint not in self._damage:
             self._damage[checkpoint] = self._found_damage(checkpoint)
@@ -406,32 +407,32 @@ class Run:
             return f"{missing} is missing" if missing else ""
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole, or None."""
+        """Return the newest intact checkpoint, or None."""
         found = reversed(self.checkpoints())
         return next((path for path in found if not self.damage_of(path)), None)
 
     def trace_of_checkpoints(self) -> str:
-        """What shows that a run without checkpoints had some; empty if nothing does."""
+        """Return evidence of lost checkpoints in a run that has none, or ``""``."""
         if self.checkpoints():
             return ""
-        # Evolution keeps its best before it is first saved.
+        # Evolution writes its best policy before the first checkpoint.
         if self.verb != "evolve" and (standing(self.policy_dir) / BEST).is_file():
             return f"{self.policy_dir} is the policy of one"
         every = (self.config.get("checkpoint") or {}).get("every")
         logged = max((int(row[ITERATION]) for row in self.rows()), default=0)
-        # The last of these is logged before it is saved.
+        # An iteration is logged before it is saved.
         if isinstance(every, int) and logged > every:
             return f"{self.metrics_path} has {logged} iterations, saved every {every}"
         return ""
 
     @property
     def iterations_saved(self) -> int:
-        """The iteration of the newest whole checkpoint, where `resume` goes on."""
+        """Iteration of the newest intact checkpoint, from which `resume` continues."""
         newest = self.latest_checkpoint()
         return 0 if newest is None else iteration_of(newest)
 
     def saved(self) -> dict[str, float] | None:
-        """The row of metrics that the newest whole checkpoint was saved after."""
+        """Return the last row of metrics before the newest intact checkpoint."""
         newest = self.latest_checkpoint()
         if newest is None:
             return None
@@ -443,7 +444,7 @@ class Run:
         return rows[-1] if rows else None
 
     def _about(self, checkpoint: Path) -> dict[str, Any]:
-        """The manifest of a checkpoint; {} if it has none that can be read."""
+        """Return the manifest of a checkpoint, or {} if it is missing or damaged."""
         try:
             return read_manifest(checkpoint)
         except (FileNotFoundError, InputError):
@@ -451,11 +452,9 @@ class Run:
 
     @property
     def best(self) -> Best | None:
-        """What `policy_dir` holds: from which iteration, and how good it was."""
-        # Until 0.1.0 it stood beside the checkpoints.
-        places = (standing(self.policy_dir) / BEST, self._checkpoints / BEST)
-        file = next(filter(Path.is_file, places), None)
-        if file is None:
+        """Iteration and score of the policy in `policy_dir`, or None."""
+        file = standing(self.policy_dir) / BEST
+        if not file.is_file():
             return None
         try:
             return Best(**read_json(file))
@@ -463,9 +462,9 @@ class Run:
             raise InputError(f"{file} cannot be read: {error}") from error
 
     def prune(self, keep: int) -> None:
-        """Remove all checkpoints but the newest ``keep`` and the best one.
+        """Remove all checkpoints except the newest ``keep`` intact ones and the best.
 
-        Those that count are whole; damaged ones are removed once a newer one is there.
+        Damaged checkpoints are removed once a newer intact one exists.
         """
         best = self.best
         whole = [path for path in self.checkpoints() if not self.damage_of(path)]
@@ -488,11 +487,11 @@ class Run:
 
     @property
     def policy_dir(self) -> Path:
-        """Where the best policy is, once there is one."""
+        """Folder of the best policy, which exists after the first save."""
         return self.path / "policy"
 
     def policy_damage(self) -> str:
-        """What is wrong with the best policy of a run with checkpoints, or nothing."""
+        """Describe the damage of the best policy; empty if it is intact."""
         folder = standing(self.policy_dir)
         if self.verb not in PARTS or POLICY_PARTS[0] not in PARTS[self.verb]:
             return ""
@@ -500,15 +499,15 @@ class Run:
             return f"{BEST} is missing; the next checkpoint becomes the best"
         try:
             return problem_of(folder) or ""
-        except FileNotFoundError:  # made by an earlier version
+        except FileNotFoundError:  # without a manifest there is nothing to compare
             return ""
 
     @contextmanager
     def save_policy_dir(self, best: Best | None = None) -> Iterator[Path]:
-        """Yield a folder that takes the place of `policy_dir` when left.
+        """Yield a folder that replaces `policy_dir` on exit.
 
         Args:
-            best: what the policy is; it changes together with it.
+            best: iteration and score, which change together with the policy.
         """
         with new_folder(self.policy_dir) as folder:
             yield folder
@@ -519,14 +518,14 @@ class Run:
             add_to_manifest(folder, BEST)
 
     def policy_path(self, which: Literal["best", "last"] | int = "best") -> Path:
-        """Folder of a saved policy.
+        """Return the folder of a saved policy.
 
         Args:
-            which: the best; that of the last checkpoint (its folder ``policy``); or
-                that of the checkpoint of an iteration.
+            which: ``"best"``, ``"last"`` (the policy of the last checkpoint), or the
+                iteration of a checkpoint.
 
         Raises:
-            InputError: there is none.
+            InputError: no such policy, or its checkpoint is damaged.
         """
         saved = {iteration_of(folder): folder for folder in self.checkpoints()}
         if which == "best":
@@ -554,23 +553,23 @@ class Run:
 
     @property
     def evaluation_dir(self) -> Path:
-        """Where evaluations are written; made when asked for.
+        """Folder of evaluations; created on access.
 
         Raises:
-            InputError: it cannot be written to.
+            InputError: the folder is not writable.
         """
         return self._writable("evaluation")
 
     def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
-        """A path in ``videos/`` that no file has; ``stem-2`` and so on if taken.
+        """Return an unused path in ``videos/``, with the suffix ``-2`` and so on.
 
         Raises:
-            InputError: the folder cannot be written to.
+            InputError: the folder is not writable.
         """
         return free(self._writable("videos") / f"{stem}{suffix}")
 
     def _writable(self, name: str) -> Path:
-        """Make a folder; refuse one that cannot be written to before work goes in."""
+        """Create a folder, and fail before any work if it is not writable."""
         folder = self.path / name
         refuse_link_out(folder, self.path)
         try:
@@ -583,16 +582,16 @@ class Run:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder holds nothing but what a run has before its configuration."""
+    """Return whether a folder has only files that precede a run's configuration."""
     names = {item.name for item in folder.iterdir()}
     return all(name == LOCK or LEFTOVER.fullmatch(name) for name in names)
 
 
 def default_path(config: Mapping[str, Any]) -> Path:
-    """``runs/<date-time>-<env>-<pooling>-s<seed>`` for a new run of ``config``.
+    """Return ``runs/<date-time>-<env>-<pooling>-s<seed>`` for a new run.
 
-    A supervised task stands in the place of the env; where there is no pooling, the
-    policy or the encoder stands in its place.
+    A supervised task replaces the environment. Without pooling, the policy or the
+    encoder is named.
     """
     given = (config.get(part) for part in ("pooling", "policy", "encoder"))
     named = [part for part in given if part and part.get("name", "none") != "none"]
@@ -603,7 +602,7 @@ def default_path(config: Mapping[str, Any]) -> Path:
 
 
 def iteration_of(checkpoint: Path) -> int:
-    """The iteration that a checkpoint's folder is named after."""
+    """Return the iteration in the name of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix("iter_"))
 
 
@@ -612,7 +611,7 @@ def _is_of(checkpoint: Path, best: Best) -> bool:
 
 
 def _missing(folder: Path, parts: Iterable[str]) -> str:
-    """The first of some parts that a folder lacks or that is empty, or nothing."""
+    """Return the first part that is missing or empty in a folder, or ``""``."""
     for part in parts:
         found = [path for path in folder.glob(part) if path.is_file()]
         if not found or not all(path.stat().st_size for path in found):

@@ -1,14 +1,16 @@
-"""Measure marl_pool, beside what stock RLlib does on the same worlds.
+"""Measure marl_pool, with stock RLlib on the same environments as the comparator.
 
     python scripts/benchmark.py [--only NAME…] [--json FILE] [--device cuda] [--tiny]
 
-Leave the machine idle: two busy processes on two cores tell nothing. Every name runs
-in a process of its own, whose peak memory is that of `/usr/bin/time -v`. Comparators
-run in the same process, in turn with ours, and a ratio is the median over the rounds.
-`--tiny` checks that everything runs; its numbers mean nothing.
+Leave the machine idle. Each benchmark runs in its own process, which gives its peak
+memory. Comparators run in the same process, alternating with ours, and a ratio is the
+median over the rounds. A benchmark that fails is reported, and the others are still
+measured and written; the exit status is then 1. `--tiny` checks that everything runs;
+its numbers mean nothing.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -32,6 +34,7 @@ from benchmarks.sampling import sampling, stock, two_runners
 from benchmarks.sets import swarm
 from benchmarks.worlds import env_alone, levels
 
+from marl_pool.utils.extras import install_hint
 from marl_pool.utils.progress import duration
 
 BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
@@ -61,10 +64,21 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "time_to_return/simple_centroid": time_to("time_to_return"),
     "time_to_skill/simple_centroid": time_to("time_to_skill"),
 }
+NEEDS = {
+    "env/pong": ("ale_py",),
+    "sample/pong": ("ale_py",),
+    "generation/cartpole": ("cma",),
+    "clone/ant": ("mujoco",),
+}
+"""Optional modules of single benchmarks; all of them need ray."""
+
+
+class BenchmarkError(Exception):
+    """The process of a benchmark ended with an error."""
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Describe the machine, the versions and the date."""
     cpu = next(
         (
             line.partition(":")[2].strip()
@@ -87,7 +101,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table."""
+    """Format the rows as a Markdown table."""
     lines = ["| what | value | beside | ratio | memory |", "|---|---|---|---|---|"]
     for row in rows:
         value = "not reached"
@@ -102,15 +116,25 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def missing_extras(names: Sequence[str]) -> list[str]:
+    """Return one line for each optional module that the benchmarks lack."""
+    modules = dict.fromkeys(["ray", *(m for n in names for m in NEEDS.get(n, ()))])
+    return [install_hint(m) for m in modules if importlib.util.find_spec(m) is None]
+
+
 def apart(name: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """Run one benchmark in a process of its own and add its peak memory."""
+    """Run one benchmark in its own process and add its peak memory.
+
+    Raises:
+        BenchmarkError: the process ended with an error.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         command = [sys.executable, __file__, "--here", name, "--json", str(file)]
         process = os.spawnv(os.P_NOWAIT, sys.executable, [*command, *arguments])
         _, status, usage = os.wait4(process, 0)
         if status:
-            sys.exit(f"{name}: failed")
+            raise BenchmarkError(f"exit status {os.waitstatus_to_exitcode(status)}")
         rows = json.loads(file.read_text())
     return [{**row, "peak_memory_mb": usage.ru_maxrss / 1024} for row in rows]
 
@@ -122,7 +146,7 @@ def here(name: str, size: Size) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the chosen benchmarks; print a table and write JSON."""
+    """Run the chosen benchmarks, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), metavar="NAME")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
@@ -139,19 +163,29 @@ def main() -> None:
     if arguments.here:
         arguments.json.write_text(json.dumps(here(arguments.here, size)))
         return
+    chosen = arguments.only or list(BENCHMARKS)
+    if missing := missing_extras(chosen):
+        parser.error("; ".join(missing))
     about = machine(arguments.device)
     passed_on = [f"--device={arguments.device}", *["--tiny"] * arguments.tiny]
     passed_on += [f"--seeds={arguments.seeds}"] if arguments.seeds else []
     rows: list[dict[str, Any]] = []
-    for name in arguments.only or BENCHMARKS:
+    failed: dict[str, str] = {}
+    for name in chosen:
         began = time.perf_counter()
-        rows += apart(name, passed_on)
-        passed = duration(time.perf_counter() - began)
+        try:
+            rows += apart(name, passed_on)
+        except BenchmarkError as error:
+            failed[name] = str(error)
+        passed = failed.get(name) or duration(time.perf_counter() - began)
         print(f"{name}: {passed}", file=sys.stderr, flush=True)
+        # After each benchmark, so that an interruption loses one at most.
+        if arguments.json:
+            content = {"machine": about, "rows": rows, "failed": failed}
+            arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     print(table(rows))
-    if arguments.json:
-        content = {"machine": about, "rows": rows}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

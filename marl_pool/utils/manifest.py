@@ -1,12 +1,10 @@
-"""Checksums of what is kept on disk, written with it and checked when it is read.
+"""Checksums of files and folders, written with them and checked when they are read.
 
-A folder that belongs together, such as a checkpoint or a policy, has a
-``manifest.json`` with the size and SHA-256 of each file in it. A single file of ours
-carries its own: a YAML file as a comment in its last line, a JSON file under
-``"sha256"``. They find cut files and flipped bits, not forgers: whoever can write a
-file can write its checksum.
-
-What has none, as files of earlier versions or made by hand, is read all the same.
+A folder such as a checkpoint or a policy has a ``manifest.json`` with the size and
+SHA-256 of each of its files. A single file contains its own checksum: a YAML file as a
+comment in its last line, a JSON file under ``"sha256"``. Checksums detect truncated
+files and flipped bits. They do not detect forgery, since a forger can write a checksum
+as well. Files without a checksum, for example handwritten ones, are read unchecked.
 """
 
 import hashlib
@@ -33,9 +31,9 @@ def write_manifest(folder: Path, files: Iterable[str] = (), **about: Any) -> Non
     """Write the manifest of a folder.
 
     Args:
-        folder: whose files are complete.
-        files: their paths in it; by default of all that are there.
-        about: what else the manifest says.
+        folder: folder with complete files.
+        files: relative paths of the files to list; all files by default.
+        about: further content of the manifest.
     """
     paths = [folder / name for name in files] or [
         path for path in sorted(folder.rglob("*")) if path.is_file()
@@ -49,10 +47,7 @@ def write_manifest(folder: Path, files: Iterable[str] = (), **about: Any) -> Non
 
 
 def add_to_manifest(folder: Path, file: str) -> None:
-    """Add a file to a manifest, as it is now; the others stay as they were listed.
-
-    A folder without a manifest gets one with this file alone.
-    """
+    """Add or update one file in a manifest; create the manifest if it is missing."""
     try:
         content = read_manifest(folder)
     except FileNotFoundError:
@@ -88,7 +83,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _lists_files(content: Mapping[str, Any]) -> bool:
-    """Whether a manifest names files below its folder, and sizes and checksums."""
+    """Return whether a manifest lists sizes and checksums of files in its folder."""
     files = content.get("files")
     if not (isinstance(files, dict) and files):
         return False
@@ -104,18 +99,18 @@ def _lists_files(content: Mapping[str, Any]) -> bool:
 def problem_of(
     folder: Path, *, links: bool = True, only: str | None = None
 ) -> str | None:
-    """What is wrong with a folder that has a manifest.
+    """Compare a folder with its manifest.
 
     Args:
-        folder: with a manifest.
+        folder: folder with a manifest.
         links: whether its files may be links.
-        only: look at this file alone, if it is listed.
+        only: compare this file alone, if it is listed.
 
     Returns:
-        None where each file is there, of its size and with its checksum.
+        The first difference, or None if every listed file is unchanged.
 
     Raises:
-        FileNotFoundError: it has no manifest.
+        FileNotFoundError: the folder has no manifest.
     """
     try:
         files = read_manifest(folder)["files"]
@@ -142,16 +137,18 @@ def problem_of(
 
 
 def _is_linked(folder: Path, path: Path) -> bool:
-    """Whether a path below a folder, or a folder on the way, is a link."""
+    """Return whether a path, or a folder between ``folder`` and it, is a link."""
     way = [path, *path.parents]
     return any(each.is_symlink() for each in way[: way.index(folder)])
 
 
 def refuse_damaged(folder: Path, only: str | None = None) -> None:
-    """Refuse a folder, or one file in it, that differs from its manifest, if any.
+    """Reject a folder, or one file in it, that differs from its manifest.
+
+    A folder without a manifest is accepted.
 
     Raises:
-        InputError: it differs.
+        InputError: a file is missing or has changed.
     """
     try:
         problem = problem_of(folder, only=only)
@@ -165,7 +162,7 @@ def refuse_damaged(folder: Path, only: str | None = None) -> None:
 
 
 def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
-    """The size and checksum of a file, or of its first ``size`` bytes."""
+    """Return size and checksum of a file, or of its first ``size`` bytes."""
     with path.open("rb") as content:
         if size is None:
             digest = hashlib.file_digest(content, "sha256")
@@ -178,33 +175,33 @@ def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
 
 
 def sealed_json(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Content with its own checksum."""
+    """Add the checksum of the content to it."""
     rest = {name: value for name, value in content.items() if name != KEY}
     return {**rest, KEY: _digest(rest)}
 
 
 def is_intact_json(content: Mapping[str, Any]) -> bool:
-    """Whether content is as it was sealed; True without a seal."""
+    """Return whether JSON content matches its checksum; True without one."""
     rest = {name: value for name, value in content.items() if name != KEY}
     return KEY not in content or content[KEY] == _digest(rest)
 
 
 def _digest(content: Mapping[str, Any]) -> str:
     plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    # Read back first: so tuples are lists and keys are text, as in the file.
+    # Parse it again, so that tuples are lists and keys are text, as in the file.
     plain = json.dumps(json.loads(plain), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
 def sealed_text(text: str) -> str:
-    """Text with its own checksum as a comment in the last line."""
+    """Append the checksum of the text as a comment."""
     return f"{text}{MARK}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def is_intact_text(text: str) -> bool:
-    """Whether text is as it was sealed; True without a seal."""
+    """Return whether text matches its checksum; True without one."""
     head, newline, last = text.rstrip("\n").rpartition("\n")
-    # Nothing may follow the seal; a damaged one is still known by either of its ends.
+    # Nothing may follow the checksum line. A damaged one is recognised by either end.
     if MARK not in text and not (last.startswith(MARK[:8]) or HEX.search(last)):
         return True
     return text == sealed_text(head + newline)

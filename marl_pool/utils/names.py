@@ -1,12 +1,12 @@
-"""From a name to a class: literal registries, plug-ins, helpful refusals.
+"""Registries: from a short name or ``package.module:Class`` to a class.
 
 A registry maps a short name to ``"package.module:Class"``, so that a listing loads
 nothing heavy. Wherever a registered name is accepted, ``package.module:Class`` of
 the user's own is too.
 
-Importing a module runs it. A name that the user typed, or passed in Python, is the
-user's decision. A name in a file is not: whatever reads a file does so inside `trust`,
-and there nothing outside the package is imported unless the caller has listed it.
+Importing a module runs its code. A name typed by the user, or passed in Python, may be
+imported. A name in a file may not: files are read inside `trust`, where nothing outside
+the package is imported unless the caller lists it.
 """
 
 import difflib
@@ -22,10 +22,10 @@ from typing import NamedTuple
 from marl_pool.utils.errors import InputError
 
 VARIABLE = "MARL_POOL_TRUSTED"
-"""Environment variable by which a process hands its restriction to those it starts. It
-can only take away: without it a process imports what its user names."""
+"""Environment variable that hands the restriction to child processes. It can only
+restrict: without it a process imports what its user names."""
 FILE = "a file"
-"""What a refusal calls the source where nothing better is known."""
+"""Name of the source in messages where no path is known."""
 
 
 class UntrustedError(InputError):
@@ -33,12 +33,12 @@ class UntrustedError(InputError):
 
 
 class _Trust(NamedTuple):
-    """What may be imported, and what to say of the rest.
+    """Allowed plug-ins, and the context of messages about the others.
 
     Attributes:
         plugins: names that the user allows.
-        source: the file or folder being read.
-        command: the command to repeat with ``--plugin``; empty if there is none.
+        source: file or folder being read.
+        command: command to repeat with ``--plugin``, or empty.
     """
 
     plugins: frozenset[str]
@@ -47,7 +47,7 @@ class _Trust(NamedTuple):
 
 
 def _inherited() -> _Trust | None:
-    """The restriction of the process that started this one."""
+    """Read the restriction that the parent process set."""
     told = os.environ.get(VARIABLE)
     if told is None:
         return None
@@ -94,18 +94,18 @@ def trust(
 
 
 def is_restricted() -> bool:
-    """Whether a `trust` is in force."""
+    """Return whether a `trust` is active."""
     return _restriction.get() is not None
 
 
 def allowed() -> frozenset[str]:
-    """What the `trust` in force allows; nothing where there is none."""
+    """Return the plug-ins of the active `trust`; empty without one."""
     restriction = _restriction.get()
     return frozenset() if restriction is None else restriction.plugins
 
 
 def inheritance() -> dict[str, str]:
-    """The environment that keeps a process started here as restricted as this one."""
+    """Return environment variables that restrict a child process like this one."""
     restriction = _restriction.get()
     if restriction is None:
         return {}
@@ -114,14 +114,14 @@ def inheritance() -> dict[str, str]:
 
 
 def require_trusted(name: str, kind: str) -> None:
-    """Refuse to import what a file names and the user has not allowed.
+    """Reject a class named in a file unless the caller lists it in ``plugins``.
 
     Args:
-        name: of a class or module that is not registered.
-        kind: what is named, for messages.
+        name: name of a class or module that is not registered.
+        kind: "pooling", "env", …, for messages.
 
     Raises:
-        UntrustedError: a `trust` is in force, and ``name`` is not in it.
+        UntrustedError: a `trust` is active and does not list ``name``.
     """
     restriction = _restriction.get()
     if restriction is None or name in restriction.plugins:
@@ -136,7 +136,7 @@ def require_trusted(name: str, kind: str) -> None:
 
 
 def is_plug_in(name: str) -> bool:
-    """Whether ``name`` has the form ``package.module:Class``."""
+    """Return whether ``name`` has the form ``package.module:Class``."""
     module, colon, attribute = name.partition(":")
     return bool(colon) and all(
         part.isidentifier() for part in (*module.split("."), attribute)
@@ -144,7 +144,7 @@ def is_plug_in(name: str) -> bool:
 
 
 def texts_in(value: object) -> set[str]:
-    """All texts in nested lists and mappings: the names that a user gave with them."""
+    """Return all strings in nested lists and mappings."""
     if isinstance(value, str):
         return {str(value)}
     if isinstance(value, Mapping):
@@ -155,7 +155,7 @@ def texts_in(value: object) -> set[str]:
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
-    """Build the refusal of an unknown name, with the choices and the nearest one."""
+    """Build the error for an unknown name, with the choices and the nearest one."""
     known = sorted(choices)
     if not known:
         return InputError(f"unknown {kind} {name!r}: there is none")
@@ -165,7 +165,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
 
 
 def target(name: str, registry: Mapping[str, str], kind: str) -> str:
-    """Return the ``package.module:Class`` that ``name`` stands for.
+    """Return the ``package.module:Class`` of ``name``.
 
     Raises:
         InputError: ``name`` is neither registered nor of that form.
@@ -186,12 +186,12 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     Args:
         name: a key of ``registry`` or ``package.module:Class``.
         registry: short name to ``package.module:Class``.
-        kind: what is being looked for, for messages ("pooling", "env", …).
-        base: the class that the result must derive from.
+        kind: "pooling", "env", …, for messages.
+        base: class that the result must derive from.
 
     Raises:
-        InputError: nothing of that name, or it is no ``base`` or an abstract one.
-        UntrustedError: a file names it and the user has not allowed it; see `trust`.
+        InputError: no such class, not a subclass of ``base``, or abstract.
+        UntrustedError: the name is in a file and not allowed; see `trust`.
     """
     module_name, _, attribute = target(name, registry, kind).partition(":")
     if name not in registry:
@@ -215,6 +215,6 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
 
 
 def name_of(cls: type, registry: Mapping[str, str]) -> str:
-    """The name under which `resolve` finds ``cls``."""
+    """Return the name by which `resolve` finds ``cls``."""
     own = f"{cls.__module__}:{cls.__qualname__}"
     return next((name for name, target in registry.items() if target == own), own)

@@ -1,1 +1,10 @@
-"""The rows of the benchmark, a kind a file."""
+"""Benchmarks of marl_pool; `scripts/benchmark.py` runs them."""
+
+import importlib.util
+import sys
+
+from marl_pool.utils.extras import install_hint
+
+# Every module here imports ray, so its absence is said before a traceback is.
+if importlib.util.find_spec("ray") is None:
+    sys.exit(install_hint("ray"))

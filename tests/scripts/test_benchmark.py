@@ -1,9 +1,13 @@
 """The benchmark at a tiny size: that it runs and writes what it promises."""
 
+import importlib
+import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -106,3 +110,51 @@ def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):
     assert all(f"`{name}`" in printed for name in names)
     # torch alone takes more than 100 MB.
     assert all(100 < row["peak_memory_mb"] < 20_000 for row in content["rows"])
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("benchmark")
+
+
+def test_a_failing_benchmark_loses_no_rows(benchmark, monkeypatch, tmp_path, capsys):
+    def apart(name: str, arguments: object) -> list[dict[str, object]]:
+        if name == "layer/swarm":
+            raise benchmark.BenchmarkError("exit status 3")
+        row = Row(name, 1.0, "s")
+        return [{**asdict(row), "peak_memory_mb": 1.0}]
+
+    Row = benchmark.Row
+    monkeypatch.setattr(benchmark, "apart", apart)
+    file = tmp_path / "rows.json"
+    names = ["env/simple_tag", "layer/swarm", "env/simple_centroid"]
+    command = ["benchmark.py", "--json", str(file), "--only", *names]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    assert "layer/swarm" in str(ended.value)
+    content = json.loads(file.read_text())
+    assert [row["name"] for row in content["rows"]] == [names[0], names[2]]
+    assert content["failed"] == {"layer/swarm": "exit status 3"}
+    assert "| `env/simple_centroid` |" in capsys.readouterr().out
+
+
+def test_a_process_that_fails_is_an_error(benchmark):
+    with pytest.raises(benchmark.BenchmarkError, match="exit status"):
+        benchmark.apart("env/simple_tag", ["--no-such-flag"])
+
+
+def test_a_missing_extra_is_said_before_anything_runs(benchmark, monkeypatch, capsys):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "ale_py" else found(name),
+    )
+    monkeypatch.setattr(benchmark, "apart", None)  # calling it would fail
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "sample/pong"])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    assert ended.value.code == 2
+    assert "marl-pool[atari]" in capsys.readouterr().err
