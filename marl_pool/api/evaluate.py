@@ -1,4 +1,4 @@
-"""What the command line does for runs, as functions for policies from anywhere."""
+"""Evaluate a policy or any function of observations from Python."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext

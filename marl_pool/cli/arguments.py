@@ -1,4 +1,4 @@
-"""What the command line takes: verbs, flags, their help, and key=value overrides."""
+"""Verbs, flags and help of the command line, and the split from key=value overrides."""
 
 import argparse
 import difflib
@@ -14,7 +14,7 @@ KINDS = (
     *("pooling", "envs", "encoders", "perturbations", "tokenizers"),
     *("policies", "strategies", "tasks", PRETRAINED),
 )
-"""What can be listed."""
+"""Registries that `marl-pool list` shows."""
 RESOURCES = {
     "num_env_runners": "processes that sample",
     "num_learners": "processes that learn",
@@ -22,13 +22,13 @@ RESOURCES = {
     "num_gpus_per_learner": "GPUs of each process that learns",
     "address": "existing Ray cluster, host:port or auto",
 }
-"""Flags of ``train`` that are short for the keys ``resources.…``."""
+"""Flags of ``train`` that set the keys ``resources.…``, with their help."""
 WORKERS = {
     "num_workers": "processes that play; 0: this one",
     "num_gpus_per_worker": "GPUs of each process that plays",
     "address": "existing Ray cluster, host:port or auto",
 }
-"""Flags of ``evolve`` that are short for the keys ``resources.…``."""
+"""Flags of ``evolve`` that set the keys ``resources.…``, with their help."""
 SWEEP_FLAGS = {
     "concurrency": "trials at a time",
     "cpus_per_trial": "CPUs, and threads of torch, of each trial",
@@ -36,14 +36,14 @@ SWEEP_FLAGS = {
     "seed_sd": "standard deviation of the return between seeds, if known",
     "address": "existing Ray cluster, host:port or auto",
 }
-"""Flags of ``sweep`` that are short for the keys ``sweep.…``."""
+"""Flags of ``sweep`` that set the keys ``sweep.…``, with their help."""
 
 STUDIED = ("train", "fit")
-"""The verbs whose runs can be swept."""
+"""Verbs whose runs a sweep can consist of."""
 WEIGHTS = ("attention-neuron",)
-"""Whose published weights can be imported."""
+"""Sources of published weights."""
 PUBLISHED = ("ant_mlp", "ant_pi", "carracing", "carracing_pi", "cartpole_pi")
-"""The agents whose weights were published."""
+"""Agents with published weights."""
 
 TRAIN = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
@@ -320,7 +320,7 @@ def _parsers(
     for key, what in SWEEP_FLAGS.items():
         flag = f"--{key.replace('_', '-')}"
         sweep.add_argument(flag, metavar="X", help=f"{what} (sweep.{key})")
-    resume = add("resume", "go on with a run or a sweep that was stopped", RESUME)
+    resume = add("resume", "resume a stopped run or sweep", RESUME)
     evaluate = add("evaluate", "measure a policy under perturbations", EVALUATE)
     diagnose = add("diagnose", "measure how a policy pools signal", DIAGNOSE)
     render = add("render", "make a video of a policy", RENDER)
@@ -379,13 +379,13 @@ def _groups(verb: str) -> str:
 
 
 def _are_fits(arguments: list[str]) -> bool:
-    """Whether trials are runs of fit: help must know before flags are parsed."""
+    """Return whether trials are runs of fit, which help needs before parsing."""
     given = " ".join(arguments).replace("=", " ")
     return "--verb fit" in given
 
 
 def _is_path(text: str) -> bool:
-    """Whether a bare argument can only be a folder, not key=value."""
+    """Return whether a bare argument is a folder and not key=value."""
     try:
         there = Path(text).exists()
     except OSError:  # longer than a path may be

@@ -1,4 +1,4 @@
-"""Steps that several verbs share: compose, open a run, print what was written."""
+"""Steps shared by several verbs: compose, open a run, print written paths."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def composed(
     verb: str, arguments: Namespace, overrides: list[str]
 ) -> dict[str, Any] | None:
-    """Compose and check; with ``--cfg`` print the result and return None."""
+    """Compose and check a configuration; with ``--cfg`` print it and return None."""
     checked, chosen = compose_run(verb, overrides, arguments.config_dir)
     if not arguments.cfg:
         return checked
@@ -34,15 +34,16 @@ def composed(
 def reading(
     arguments: Namespace, overrides: Sequence[str], command: str = ""
 ) -> Iterator[None]:
-    """Import nothing because a file says so while a verb works on what it reads.
+    """Restrict imports to plug-ins that the user named on the command line.
 
-    Allowed are the classes and modules of ``--plugin``, and the names in what the user
-    typed. Only for these is the working directory searched.
+    The names in ``--plugin`` and in typed overrides are allowed; names in files are not
+    (`marl_pool.utils.names.trust`). Only allowed names put the working directory on
+    the search path.
 
     Args:
-        arguments: the flags.
+        arguments: parsed flags.
         overrides: ``key=value`` as typed.
-        command: the command to repeat with ``--plugin``; empty names the flag alone.
+        command: command to suggest with ``--plugin``; empty suggests the flag alone.
     """
     from marl_pool.config import parse
 
@@ -61,13 +62,13 @@ def reading(
 
 
 def search_working_directory() -> None:
-    """Let Python find a user's own modules where the command is given."""
+    """Put the working directory on the module search path."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 def open_run(verb: str, path: str | None) -> "Run":
-    """Open a run for a verb; all but ``resume`` want one that has a policy."""
+    """Open a run; every verb but ``resume`` requires one with a policy."""
     from marl_pool.runs import Run
 
     if path is None:
@@ -86,7 +87,7 @@ def open_run(verb: str, path: str | None) -> "Run":
 def flags_as_keys(
     section: str, flags: Mapping[str, str], arguments: Namespace
 ) -> list[str]:
-    """The overrides that flags with a value are short for."""
+    """Return the overrides that the given flags stand for."""
     given = {key: getattr(arguments, key) for key in flags}
     return [
         f"{section}.{key}={_quoted(value)}"
@@ -96,7 +97,7 @@ def flags_as_keys(
 
 
 def _quoted(value: str) -> str:
-    """A flag's value in Hydra's syntax: a number as it is, else a quoted string."""
+    """Write the value of a flag in Hydra's syntax: numbers bare, texts quoted."""
     try:
         float(value)
     except ValueError:
@@ -105,26 +106,26 @@ def _quoted(value: str) -> str:
 
 
 def stopped(path: Path, *configs: Mapping[str, Any]) -> int:
-    """Say how to go on, and return the exit status of who was interrupted."""
-    print(f"marl-pool: stopped; {go_on(path, *configs)}", file=sys.stderr)
+    """Print the command that resumes, and return the exit status of Ctrl-C."""
+    print(f"marl-pool: stopped; {resume_command(path, *configs)}", file=sys.stderr)
     return 130
 
 
-def go_on(path: Path, *configs: Mapping[str, Any]) -> str:
-    """Which command goes on with what was stopped.
+def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
+    """Return the command that resumes a run or sweep.
 
     Args:
-        path: of the run or sweep.
-        *configs: of its runs; the plug-ins in them are allowed by the command.
+        path: folder of the run or sweep.
+        *configs: configurations of its runs, whose plug-ins the command must allow.
     """
     named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
     modules = ((config.get("env") or {}).get("module") for config in configs)
     plugins = sorted(named.union(filter(None, modules)))
     flags = "".join(f" --plugin {quoted(name)}" for name in plugins)
-    return f"go on with: marl-pool resume {quoted(path)}{flags}"
+    return f"resume with: marl-pool resume {quoted(path)}{flags}"
 
 
 def print_paths(paths: Sequence[Path]) -> None:
-    """A line for each."""
+    """Print one line per path."""
     for path in paths:
         print(printable(path))

@@ -13,10 +13,10 @@ from marl_pool.cli.arguments import RESOURCES, SWEEP_FLAGS, WORKERS
 from marl_pool.cli.common import (
     composed,
     flags_as_keys,
-    go_on,
     open_run,
     print_paths,
     reading,
+    resume_command,
     stopped,
 )
 from marl_pool.utils.errors import InputError
@@ -231,7 +231,7 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     except KeyboardInterrupt:
         return stopped(run.path, config)
     if config["time_limit"] is not None and job.saved(run) < job.total(config):
-        way = go_on(run.path, config)
+        way = resume_command(run.path, config)
         print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
     results = [run.path / job.result] if job.result else []
     written = (run.metrics_path, run.policy_dir, *results)

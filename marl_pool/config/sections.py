@@ -1,4 +1,4 @@
-"""What a configuration consists of: each verb's sections and what they configure."""
+"""Sections of a configuration, by verb, and the classes that they construct."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -192,7 +192,7 @@ class Verb:
         return {*self.config_groups, *(each.name for each in fields(self.settings))}
 
     def section(self, name: str) -> AnySection:
-        """What the section ``name`` configures."""
+        """Return the group, class or dataclass that the section ``name`` configures."""
         return self.own.get(name, SECTIONS[name])
 
 
@@ -235,7 +235,7 @@ VERBS = {
 
 
 def registry(kind: str) -> Mapping[str, str]:
-    """What is registered under "pooling", "envs", "tokenizers" and so on."""
+    """Return the registry of "pooling", "envs", "tokenizers" and so on."""
     own = LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry
     registered: Mapping[str, str] = load(own)
     return registered
@@ -300,7 +300,7 @@ def refuse_option(
 
 
 def typed(verb: str) -> str:
-    """How a verb is written in a command."""
+    """Return a verb as it is typed in a command."""
     made, _, ran = verb.partition("_")
     return f"{made} --verb {ran}" if ran else verb
 
@@ -340,7 +340,7 @@ def _has_name(group: str, option: str, files: Mapping[str, Path]) -> bool:
 
 
 def _choices(option: str, files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
-    """The groups that a preset, or one that it builds on, chooses options of."""
+    """Yield group and option for each choice of a preset and of its bases."""
     for content in contents(option, files):
         for default in content.get("defaults", ()):
             if isinstance(default, Mapping):
@@ -349,7 +349,7 @@ def _choices(option: str, files: Mapping[str, Path]) -> Iterator[tuple[str, str]
 
 
 def contents(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
-    """What the file of an option holds, then those of the options it builds on."""
+    """Yield the content of an option's file, then of the files it builds on."""
     if option in files:
         content = read_yaml(files[option]) or {}
         yield content

@@ -1,10 +1,9 @@
-"""Durable writing: after a crash or a power cut the old content is there or the new.
+"""Durable writing: a crash or a power cut leaves the old content or the new.
 
 Everything that the package writes goes through this module. A file or folder is
-written under a random name beside its place, synced to the disk, renamed into place,
-and then the folder that holds it is synced. Temporary files are opened exclusively and
-no link is followed, so that a folder that somebody else has prepared cannot lead a
-write elsewhere.
+written under a random name in the same folder, synced, and renamed, and then its parent
+is synced. Temporary files are opened exclusively and without following links, so that
+links in a folder from someone else cannot redirect a write.
 """
 
 import errno
@@ -21,7 +20,7 @@ from marl_pool.utils.errors import InputError
 
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.new")
-"""The name of what is being written, or was when its process was killed."""
+"""Names of files and folders whose writing is unfinished."""
 
 
 # Files
@@ -29,7 +28,7 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.new")
 
 @contextmanager
 def new_file(file: Path) -> Iterator[TextIO]:
-    """Yield an open text file that takes the place of ``file`` when left."""
+    """Yield an open text file that replaces ``file`` on exit."""
     with (
         _beside(file) as beside,
         beside.open("x", newline="", encoding="utf-8") as out,
@@ -41,7 +40,7 @@ def new_file(file: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def new_binary_file(file: Path) -> Iterator[BinaryIO]:
-    """Yield an open binary file that takes the place of ``file`` when left."""
+    """Yield an open binary file that replaces ``file`` on exit."""
     with _beside(file) as beside, beside.open("xb") as out:
         yield out
         out.flush()
@@ -50,10 +49,10 @@ def new_binary_file(file: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_path(file: Path) -> Iterator[Path]:
-    """Yield a path for a library that opens its files itself, as video encoders do.
+    """Yield a path for libraries that open files themselves, such as video encoders.
 
-    The path lies in a private folder of a random name, and what is written there takes
-    the place of ``file`` when left; nothing happens if nothing was written.
+    The path is in a private folder with a random name. Its file, if one was written,
+    replaces ``file`` on exit.
     """
     folder = _temporary(file)
     folder.mkdir(0o700)
@@ -69,10 +68,10 @@ def new_path(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def appended(file: Path) -> Iterator[TextIO]:
-    """Yield an open text file to append to; made if there is none.
+    """Yield a text file open for appending; create it if it is missing.
 
     Raises:
-        OSError: it is a link, or cannot be written.
+        OSError: the file is a link or not writable.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW
     with os.fdopen(os.open(file, flags, 0o666), "a", newline="", encoding="utf-8") as o:
@@ -80,16 +79,16 @@ def appended(file: Path) -> Iterator[TextIO]:
 
 
 def sync_file(file: Path) -> None:
-    """Make what was appended to a file survive a power cut, if there is such a file."""
+    """Sync a file to the disk if it exists."""
     with suppress(FileNotFoundError):
         _sync(file)
 
 
 @contextmanager
 def _beside(file: Path) -> Iterator[Path]:
-    """Yield a path whose file takes the place of ``file`` if nothing went wrong.
+    """Yield a temporary path whose file replaces ``file`` unless the block raises.
 
-    It is to be opened exclusively (mode "x"), which follows no link either.
+    Open it with mode "x", which is exclusive and follows no link.
     """
     beside = _temporary(file)
     try:
@@ -101,7 +100,7 @@ def _beside(file: Path) -> Iterator[Path]:
 
 
 def _temporary(path: Path) -> Path:
-    """A path beside ``path`` that nobody can guess; see `LEFTOVER`."""
+    """Return an unpredictable path in the same folder; see `LEFTOVER`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
 
 
@@ -109,10 +108,10 @@ def _temporary(path: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it so that they survive a power cut."""
+    """Create a folder and its parents, and sync them."""
     missing = []
     while not folder.is_dir():
-        # Asked again, since another process may have made it meanwhile.
+        # Check again: another process may have created it.
         if os.path.lexists(folder) and not folder.is_dir():
             reason = os.strerror(errno.ENOTDIR)
             raise NotADirectoryError(errno.ENOTDIR, reason, str(folder))
@@ -125,9 +124,10 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of ``folder`` when left.
+    """Yield an empty folder that replaces ``folder`` on exit.
 
-    A crash between the two renames leaves the old content aside; see `recover`.
+    A crash between the two renames leaves the old content under another name; see
+    `recover`.
     """
     make_folder(folder.parent)
     recover(folder)
@@ -147,21 +147,21 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def recover(folder: Path) -> None:
-    """Put a folder back that a crash in `new_folder` left aside."""
+    """Restore a folder after a crash between the renames of `new_folder`."""
     if standing(folder) != folder:
         _aside(folder).rename(folder)
         _sync(folder.parent)
 
 
 def standing(folder: Path) -> Path:
-    """Where the content of ``folder`` is, also between the two renames."""
+    """Return the folder with the content, also between the renames of `new_folder`."""
     aside = _aside(folder)
     left = aside.is_dir() and not aside.is_symlink()
     return aside if left and not os.path.lexists(folder) else folder
 
 
 def discard(path: Path) -> None:
-    """Remove a file, a folder or a link, if it is there; links are not followed."""
+    """Remove a file, a folder or a link if it exists, without following links."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -169,11 +169,11 @@ def discard(path: Path) -> None:
 
 
 def discard_leftovers(folder: Path, of: str = "") -> None:
-    """Remove what killed processes left unfinished; unknown names stay.
+    """Remove unfinished files and folders of killed processes.
 
     Args:
-        folder: in which nobody else writes what is removed.
-        of: the file or folder whose leftovers are removed; by default of all.
+        folder: folder in which no other process writes such files.
+        of: name of the file or folder whose leftovers are removed; empty for all.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(folder):
@@ -182,14 +182,14 @@ def discard_leftovers(folder: Path, of: str = "") -> None:
 
 
 def refuse_link_out(path: Path, root: Path) -> None:
-    """Refuse to write through a link that leads out of a folder.
+    """Reject a path that a link leads out of its folder.
 
     Args:
-        path: below ``root``.
-        root: the folder; it may itself be a link.
+        path: path below ``root``.
+        root: the folder, which may itself be a link.
 
     Raises:
-        InputError: such a link.
+        InputError: ``path`` resolves to a place outside ``root``.
     """
     try:
         real, top = path.resolve(), root.resolve()
@@ -207,7 +207,7 @@ def _aside(folder: Path) -> Path:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Sync every file below a folder, and every folder after what is in it."""
+    """Sync all files below a folder, and each folder after its content."""
     for path, _, names in os.walk(folder, topdown=False):
         for name in names:
             _sync(Path(path, name))
@@ -215,14 +215,14 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has a file's bytes or a folder's names."""
+    """Sync a file's content or a folder's entries to the disk."""
     if path.is_dir() and os.name != "posix":
-        return  # Windows cannot, and needs not
+        return  # Windows cannot sync folders
     opened = os.open(path, os.O_RDONLY | NO_FOLLOW)
     try:
         os.fsync(opened)
     except OSError as error:
-        # Some network file systems cannot sync folders; for files it is a real fault.
+        # Some network file systems cannot sync folders. Files must be synced.
         if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
             raise
     finally:
@@ -234,15 +234,15 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def locked(file: Path, refusal: str | None) -> Iterator[None]:
-    """Hold a lock that ends with the process, however it ends.
+    """Hold a file lock, which the system releases however the process ends.
 
     Args:
-        file: made if there is none, and left there with what is in it.
-        refusal: what to say if another process holds it; None: wait for it.
+        file: lock file; created if missing, never changed or removed.
+        refusal: message if another process holds the lock; None: wait for it.
 
     Raises:
-        InputError: another process holds it; with the message ``refusal``. Or the file
-            is a link, or cannot be opened, as on a read-only disk.
+        InputError: another process holds the lock, or the file is a link or cannot be
+            opened.
     """
     import fcntl  # POSIX only; everything else here runs anywhere
 

@@ -133,7 +133,7 @@ class Metrics:
         return [row for row in rows if row is not None]
 
     def problem(self, logged: Mapping[str, Any], until: int) -> str:
-        """How the file differs from what was logged; empty if it does not.
+        """Describe how the file differs from the logged rows; empty if it does not.
 
         Args:
             logged: what `fix` returned as ``metrics``.

@@ -1,4 +1,4 @@
-"""How far long work is, at what rate, and how long it will take."""
+"""Progress, rate and remaining time of long work."""
 
 import math
 import sys
@@ -14,18 +14,18 @@ from rich.table import Table
 
 
 class Progress:
-    """A line that says how far work is: a moving one on a terminal, else now and then.
+    """A progress line: updated in place on a terminal, printed at intervals elsewhere.
 
     Use it as a context manager and call `update`.
 
     Args:
-        total: units of work, those done earlier included.
-        unit: what is counted.
-        done: units done earlier, by the run that is resumed.
-        time_limit: seconds after which the work ends anyway; None: no limit.
-        interval: seconds between two lines where there is no terminal.
-        stream: written to; None: stderr.
-        clock: tells the seconds; for tests.
+        total: units of work, including those of an earlier, resumed run.
+        unit: name of the unit.
+        done: units finished by the earlier run.
+        time_limit: seconds after which the work ends in any case; None: no limit.
+        interval: seconds between two lines without a terminal.
+        stream: output stream; None: stderr.
+        clock: returns seconds; for tests.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Progress:
             self._print()
 
     def update(self, done: int, **numbers: float) -> None:
-        """Show that ``done`` units are done, and some numbers by name.
+        """Show the progress and some numbers.
 
         Args:
-            done: units in all, not since the last call.
-            **numbers: shown beside it, such as ``return_mean=-1.4``; NaN: not yet.
+            done: units finished in total, not since the last call.
+            **numbers: numbers by name, such as ``return_mean=-1.4``; NaN is omitted.
         """
         self.done = done
         self._numbers = "".join(
@@ -85,12 +85,12 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units a second, since this object was made."""
+        """Units a second since construction."""
         return (self.done - self._first) / max(self.clock() - self._began, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the total or the time limit is reached; None if nobody knows."""
+        """Seconds until the total or the time limit is reached; None if unknown."""
         limits = []
         if self.rate > 0:
             limits.append((self.total - self.done) / self.rate)
@@ -99,7 +99,7 @@ class Progress:
         return max(min(limits), 0.0) if limits else None
 
     def line(self) -> str:
-        """All of it as one line of text."""
+        """Format the progress as one line."""
         left = self.seconds_left
         rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.2g}"
         until = "" if left is None else f"  {duration(left)} left"
@@ -119,7 +119,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``m:ss`` or ``h:mm:ss``."""
+    """Format seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

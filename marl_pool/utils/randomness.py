@@ -17,7 +17,7 @@ from marl_pool.utils.errors import InputError
 
 
 class Purpose(IntEnum):
-    """What the numbers of a stream decide."""
+    """Use of a random stream."""
 
     RESET = 1
     DYNAMICS = 2
@@ -28,9 +28,9 @@ class Purpose(IntEnum):
 
 
 VALIDATION_WORLDS = 1 << 40
-"""First world number of the rollouts by which a solution is chosen."""
+"""First environment number of validation, by which a solution is chosen."""
 EVALUATION_WORLDS = 1 << 41
-"""First world number of the rollouts whose numbers are reported."""
+"""First environment number of evaluation, whose returns are reported."""
 
 
 def _signed(value: int) -> int:

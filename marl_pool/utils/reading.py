@@ -120,12 +120,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def _written_out(node: Any, known: dict[int, int | None], depth: int) -> int:
-    """How many nodes there are with each alias written out.
+    """Count the nodes below ``node`` with every alias expanded.
 
     Args:
-        node: where to count from.
-        known: the counts so far by ``id``; None while a node is being counted.
-        depth: of the node.
+        node: root of the count.
+        known: counts so far by ``id``; None while a node is being counted.
+        depth: depth of ``node``.
     """
     if node.tag not in PLAIN:
         raise InputError(f"expected plain data, got a value of the type {node.tag!r}")

@@ -32,15 +32,15 @@ def quoted(path: object) -> str:
 
 
 def literal(text: str) -> str:
-    """Text for a picture, in which Matplotlib would take dollar signs for formulas."""
+    """Escape text for Matplotlib, which reads dollar signs as formulas."""
     return printable(text).replace("$", r"\$")
 
 
 def cell(value: Any) -> Any:
-    """A cell of a CSV file that no spreadsheet takes for a formula.
+    """Quote a CSV cell that a spreadsheet would read as a formula.
 
-    Text that begins with one of ``= + - @``, a tab or a line's end gets a single quote
-    before it, unless it is a number; `uncell` takes it off again. Other values stay.
+    Text that begins with one of ``= + - @``, a tab or a newline gets a leading single
+    quote unless it is a number; `uncell` removes it. Other values are unchanged.
     """
     if not isinstance(value, str) or not FORMULA.match(value) or _is_number(value):
         return value
@@ -48,7 +48,7 @@ def cell(value: Any) -> Any:
 
 
 def uncell(text: str) -> str:
-    """What `cell` was given."""
+    """Undo `cell`."""
     return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 

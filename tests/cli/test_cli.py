@@ -280,7 +280,7 @@ def test_control_c_says_how_to_go_on(capsys, provide):
     provide("marl_pool.training.ppo", train=train)
     assert cli.main(["train", "--run-dir", "new"]) == 130
     assert capsys.readouterr().err == (
-        "marl-pool: stopped; go on with: marl-pool resume new\n"
+        "marl-pool: stopped; resume with: marl-pool resume new\n"
     )
     assert Path("new/config.yaml").is_file()
 

@@ -42,7 +42,7 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
-    assert f"marl-pool: stopped; go on with: marl-pool resume {path}" in errors
+    assert f"marl-pool: stopped; resume with: marl-pool resume {path}" in errors
     assert "Traceback" not in errors
     run = Run.open(path)
     done = int(run.rows()[-1]["iteration"])

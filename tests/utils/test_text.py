@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_pool.cli import main as cli
-from marl_pool.cli.common import go_on
+from marl_pool.cli.common import resume_command
 from marl_pool.evaluation.results import Result, write_csv
 from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep, Trial, read_table
@@ -62,7 +62,7 @@ def test_what_is_printed_is_one_line_without_control_characters(text):
 def test_a_command_that_is_shown_runs_as_it_says(tmp_path):
     """A name that is a command substitution is a name where we quote it."""
     assert shlex.split(quoted(SHELL)) == [SHELL]
-    line = go_on(Path(SHELL)).partition(": ")[2]
+    line = resume_command(Path(SHELL)).partition(": ")[2]
     words = shlex.split(line)
     assert words == ["marl-pool", "resume", SHELL]
     done = subprocess.run(

@@ -19,7 +19,7 @@ import yaml
 from helpers.reported import evaluated, trained, with_policy
 from helpers.samples import SPEC
 from marl_pool import evaluate as evaluate_policy
-from marl_pool.cli.common import go_on
+from marl_pool.cli.common import resume_command
 from marl_pool.cli.main import main
 from marl_pool.config import compose, registry
 from marl_pool.envs import make_batched_env
@@ -349,8 +349,11 @@ def test_resume_imports_only_what_it_is_allowed(
 def test_what_is_stopped_says_which_plug_ins_it_needs(tmp_path: Path) -> None:
     config = {"env": {**ENV, "tokenizer": "my.own:One"}, "pooling": NESTED}
     flags = f"--plugin {SPREAD} --plugin my.own:One --plugin {PAYLOAD}"
-    assert go_on(Path("run"), config) == f"go on with: marl-pool resume run {flags}"
-    assert go_on(Path("run")) == "go on with: marl-pool resume run"
+    assert (
+        resume_command(Path("run"), config)
+        == f"resume with: marl-pool resume run {flags}"
+    )
+    assert resume_command(Path("run")) == "resume with: marl-pool resume run"
 
 
 def test_resume_keeps_the_plug_ins_that_were_given(

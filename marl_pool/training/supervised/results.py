@@ -133,7 +133,7 @@ def read_results(run: Path) -> dict[str, Any]:
             )
     except FileNotFoundError as error:
         raise InputError(
-            f"{run} has no {FILE} yet; go on with: marl-pool resume {run}"
+            f"{run} has no {FILE} yet; resume with: marl-pool resume {run}"
         ) from error
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error

@@ -666,7 +666,7 @@ def test_ctrl_c_lets_the_generation_end(tmp_path, monkeypatch, capsys):
     path = tmp_path / "run"
     before = signal.getsignal(signal.SIGINT)
     assert cli.main(["evolve", *TINY, "--run-dir", str(path)]) == 130
-    assert f"go on with: marl-pool resume {path}" in capsys.readouterr().err
+    assert f"resume with: marl-pool resume {path}" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) == before
     run = Run.open(path)
     assert len(run.rows()) == 3

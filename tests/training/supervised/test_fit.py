@@ -471,7 +471,7 @@ def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
     more = [*FEW, "fit.epochs=100_000", "time_limit=0.2"]
     assert main(["fit", *more, "--run-dir", path]) == 0
     expected = (
-        f"marl-pool: time_limit is over; go on with: marl-pool resume {path} "
+        f"marl-pool: time_limit is over; resume with: marl-pool resume {path} "
         "--plugin helpers.line:Line\n"
     )
     assert expected in capsys.readouterr().err

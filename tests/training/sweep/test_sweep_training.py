@@ -125,7 +125,7 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     os.killpg(second.pid, signal.SIGINT)  # as a terminal does
     output, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 130, output
-    assert "marl-pool: stopped; go on with: marl-pool resume s" in output
+    assert "marl-pool: stopped; resume with: marl-pool resume s" in output
     assert "resume s --plugin own_heads:Fails" in output
     assert "Traceback" not in output
     without_orphans(tmp_path)
