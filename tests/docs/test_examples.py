@@ -10,7 +10,7 @@ import pytest
 
 from helpers.paths import ROOT
 
-EXAMPLES = ROOT.parent / "examples"
+EXAMPLES = ROOT / "examples"
 SMALL = (
     "ppo.num_envs=2",
     "ppo.batch_size=16",

@@ -80,7 +80,7 @@ def measured(env: str, *names: str) -> Measured:
 
 # In quick runs a world that all perturbations fit, and one with gaps.
 @pytest.mark.parametrize(
-    "world",
+    "env",
     [
         name
         if name in ("simple_centroid", "boxworld")

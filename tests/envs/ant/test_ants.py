@@ -29,8 +29,8 @@ DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 BULLET = """
 import sys, json
 import numpy as np
-from marl_pool.envs import bullet_gym_shim
-bullet_gym_shim.install()
+from marl_pool.envs.ant import gym_shim
+gym_shim.install()
 from pybullet_envs.gym_locomotion_envs import AntBulletEnv
 seed, actions = json.load(sys.stdin)
 env = AntBulletEnv()

@@ -127,7 +127,7 @@ def test_what_refers_to_a_swept_key_follows_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "axis", "values", "steps"),
+    ("name", "env", "axis", "values", "steps"),
     [
         (
             "figure5",
