@@ -143,5 +143,5 @@ class Sensory(Agent):
         """The sensory layer's shares, ``(*B, M, N)``; see `Policy.weights`."""
         features, padding, before, memory = self.arguments(tokens, state)
         x = self.readings(features, padding)
-        shares = self.sensor.shares(x, padding, before, memory)
+        shares = self.sensor.attention_weights(x, padding, before, memory)
         return shares.unflatten(0, tokens.batch_shape)

@@ -123,7 +123,7 @@ class AttentionNeuronPooling(MemoryPooling):
         """Read T sets of ``(B, T, N, D)``; see `MemoryPooling.unroll`."""
         return self.read(self.fold(), x, padding, actions, memory)
 
-    def shares(
+    def attention_weights(
         self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
     ) -> Tensor:
         """The size of each weight as a share of its code's, ``(B, M, N)``."""

@@ -51,7 +51,7 @@ class MemoryPooling(Pooling):
         """
 
     @abstractmethod
-    def shares(
+    def attention_weights(
         self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
     ) -> Tensor:
         """What share each vector of the last of T sets has, ``(B, heads, N)``."""
@@ -67,7 +67,7 @@ class MemoryPooling(Pooling):
     ) -> Tensor:
         """What share each vector of a first set has, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
-        return self.shares(*self._first(x, padding))
+        return self.attention_weights(*self._first(x, padding))
 
     def _first(
         self, x: Tensor, padding: Tensor | None

@@ -41,7 +41,7 @@ class VisionNeuronPooling(MemoryPooling):
     own, with biases by which an even grey of ``GREY`` says nothing: what is seen is a
     small difference from the background.
 
-    A picture holds few patches that differ. `marl_pool.pooling.distinct` finds them;
+    A picture holds few patches that differ. `marl_pool.pooling.multiset` finds them;
     with their counts the result is that of all patches, several times as fast.
 
     Source: Tang and Ha (2021), equation 2, sections 3.2 and 4.3, and the published
@@ -168,7 +168,7 @@ class VisionNeuronPooling(MemoryPooling):
         codes = self._attend(moved, actions, bias).transpose(-1, -2) @ values
         return self.code_norm(codes.relu()).flatten(-2), memory
 
-    def shares(
+    def attention_weights(
         self,
         x: Tensor,
         padding: Tensor | None,

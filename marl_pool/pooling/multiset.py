@@ -10,7 +10,9 @@ GOLDEN = -7046029254386353131
 """2⁶⁴ over the golden ratio: an odd factor that spreads bits over a word."""
 
 
-def distinct(features: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def unique_patches(
+    features: Tensor, padding: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Find the patches of each picture that differ.
 
     Their order is that of a hash, whatever the order of the picture's patches was. A
