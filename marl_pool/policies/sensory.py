@@ -122,7 +122,7 @@ class Sensory(Agent):
             features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
         ) -> tuple[Tensor, Memory]:
             x = self.readings(features, padding)
-            codes, memory = sensor.read(folded, x, padding, before, memory)
+            codes, memory = sensor.unroll_folded(folded, x, padding, before, memory)
             return self.answer(codes, layers), memory
 
         return unroll

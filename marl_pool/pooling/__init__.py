@@ -1,4 +1,4 @@
-"""Pooling heads: from a set of vectors to one vector."""
+"""Pooling heads, which map a set of vectors to one vector."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -58,17 +58,17 @@ POOLING: dict[str, str] = {
 
 
 def pooling_names() -> list[str]:
-    """The registered pooling heads."""
+    """Return the names of the registered pooling heads."""
     return sorted(POOLING)
 
 
 def make_pooling(name: str, *, dim: int, **options: Any) -> "Pooling":
-    """Build a pooling head.
+    """Build a pooling head from its name.
 
     Args:
         name: one of `pooling_names`, or ``package.module:Class`` of your own.
-        dim: D, the width of the vectors to be pooled.
-        **options: of the head's constructor.
+        dim: D, the width of the vectors to pool.
+        **options: options of the head's constructor.
 
     Raises:
         InputError: an unknown name or a wrong option.

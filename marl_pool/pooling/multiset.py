@@ -1,4 +1,4 @@
-"""The patches of a picture that differ, each with how many times it is there."""
+"""An image's patches as a multiset: the different ones, each with its count."""
 
 import torch
 from torch import Tensor
@@ -13,67 +13,69 @@ GOLDEN = -7046029254386353131
 def unique_patches(
     features: Tensor, padding: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Find the patches of each picture that differ.
+    """Find the different patches of each image and count them.
 
-    Their order is that of a hash, whatever the order of the picture's patches was. A
+    They come in the order of a hash, whatever the order of the image's patches was. A
     collision is rare, and lists a patch twice, with counts that add up.
 
     Args:
-        features: ``(*B, N, F)`` bytes.
+        features: ``(*B, N, F)`` uint8.
         padding: ``(*B, N)`` bool, True = ignore; None where nothing is padded.
 
     Returns:
-        Patches ``(*B, K, F)`` bytes, and how many times each is there, ``(*B, K)``
-        int64. K is that of the picture with the most, at least 1; where a picture has
-        fewer, the counts after them are 0.
+        Patches ``(*B, K, F)`` uint8 and their counts ``(*B, K)`` int64. K is the
+        largest number of different patches in an image, at least 1; an image with
+        fewer has counts of 0 in its last slots.
     """
     *batch, num_tokens, width = features.shape
-    words = _words(features.reshape(-1, num_tokens, width))
+    words = _to_words(features.reshape(-1, num_tokens, width))
     hidden = None if padding is None else padding.reshape(-1, num_tokens)
-    order, kinds, most = _sort(words, hidden)
-    # Patches of a kind are alike: whichever of them is written last stands for it.
-    chosen = torch.zeros_like(order[:, :1]).repeat(1, most + 1)
-    counts = chosen.scatter_add(1, kinds, torch.ones_like(kinds))[:, :most]
-    chosen = chosen.scatter(1, kinds, order)[:, :most]
-    patches = _take(words, chosen).view(torch.uint8)[..., :width]
-    return patches.reshape(*batch, most, width), counts.reshape(*batch, most)
+    order, groups, size = _group_equal(words, hidden)
+    # All patches of a group are equal, so any of them may represent it: scatter keeps
+    # the one that it writes last. The extra column at the end collects padding.
+    chosen = torch.zeros_like(order[:, :1]).repeat(1, size + 1)
+    counts = chosen.scatter_add(1, groups, torch.ones_like(groups))[:, :size]
+    chosen = chosen.scatter(1, groups, order)[:, :size]
+    patches = _gather_rows(words, chosen).view(torch.uint8)[..., :width]
+    return patches.reshape(*batch, size, width), counts.reshape(*batch, size)
 
 
-def _sort(words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, int]:
-    """Put equal patches beside each other.
+def _group_equal(words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, int]:
+    """Sort patches so that equal ones are adjacent, and number the groups.
 
     Returns:
-        Which patch comes where, ``(B, N)``; of what kind it is there, ``(B, N)``, from
-        0 to K - 1, and K for padding; K.
+        The indices that sort, ``(B, N)``; the group of each sorted patch, ``(B, N)``,
+        from 0 to K - 1, and K for padding; K.
     """
     labels = _hash(words)
-    if hidden is not None:  # last, not among others like them
+    if hidden is not None:  # sort padding to the end
         labels = labels.masked_fill(hidden, torch.iinfo(torch.int64).max)
     order = labels.argsort(-1)
-    ordered = _take(words, order)
-    new = torch.ones_like(order, dtype=torch.bool)
-    new[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).any(-1)
+    ordered = _gather_rows(words, order)
+    # A group starts where a patch differs from its predecessor.
+    starts = torch.ones_like(order, dtype=torch.bool)
+    starts[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).any(-1)
     if hidden is not None:
         hidden = hidden.gather(-1, order)
-        new[:, 1:] |= hidden[:, :-1]
-        new &= ~hidden
-    kinds = new.cumsum(-1) - 1
-    most = max(int(kinds[:, -1].max()) + 1, 1)
+        starts[:, 1:] |= hidden[:, :-1]
+        starts &= ~hidden
+    groups = starts.cumsum(-1) - 1
+    size = max(int(groups[:, -1].max()) + 1, 1)
     if hidden is not None:
-        kinds = kinds.masked_fill(hidden, most)
-    return order, kinds, most
+        groups = groups.masked_fill(hidden, size)
+    return order, groups, size
 
 
-def _take(words: Tensor, index: Tensor) -> Tensor:
-    """The patches ``(B, K, W)`` at ``(B, K)``."""
+def _gather_rows(words: Tensor, index: Tensor) -> Tensor:
+    """Return the rows of ``(B, N, W)`` at ``index (B, K)``, ``(B, K, W)``."""
     count, num_tokens, _ = words.shape
     first = num_tokens * torch.arange(count, device=words.device)
     flat = words.flatten(0, 1).index_select(0, (index + first[:, None]).flatten())
     return flat.unflatten(0, index.shape)
 
 
-def _words(features: Tensor) -> Tensor:
-    """Bytes ``(B, N, F)`` as int64 ``(B, N, W)``, the last ones filled with zeros."""
+def _to_words(features: Tensor) -> Tensor:
+    """View bytes ``(B, N, F)`` as int64 ``(B, N, W)``, filled up with zeros."""
     short = -features.shape[-1] % WORD
     if short:
         features = pad(features, (0, short))
@@ -84,10 +86,10 @@ def _words(features: Tensor) -> Tensor:
 
 
 def _hash(words: Tensor) -> Tensor:
-    """A number for each patch, ``(B, N)``."""
+    """Hash each patch, ``(B, N)`` int64."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, words.shape[-1:], generator=generator)
     mixed = words * (2 * factors.to(words.device) + 1)
-    # A product's low bits hear nothing of the word's high ones.
+    # A product's low bits do not depend on the factor's high bits: mix them in.
     mixed ^= mixed >> 32
     return (mixed * GOLDEN).sum(-1)

@@ -185,7 +185,7 @@ def test_pma_of_torch() -> None:
         torch_attention.out_proj.weight.copy_(own.to_out.weight)
     x, padding, _ = random_set()
     seeds = head.learned_query.expand(len(x), -1, -1)
-    stored = head.before(x.masked_fill(padding[..., None], 0))
+    stored = head.feedforward(x.masked_fill(padding[..., None], 0))
     mixed = torch_attention(seeds, stored, stored, key_padding_mask=padding)[0]
     first, second = head.block.norms
     hidden = first(seeds + mixed)

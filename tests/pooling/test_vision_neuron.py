@@ -17,7 +17,7 @@ from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.policies.vision import Vision
 from marl_pool.pooling import make_pooling, multiset
 from marl_pool.pooling.multiset import unique_patches
-from marl_pool.pooling.vision_neuron import Tiles, VisionNeuronPooling
+from marl_pool.pooling.vision_neuron import TileConv2d, VisionNeuronPooling
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
@@ -463,7 +463,7 @@ def test_a_saved_agent_acts_the_same(tmp_path: Path) -> None:
         ),
         ({"pooling": {**SMALL["pooling"], "num_codes": 8}}, "a square number, got 8"),
         ({"pooling": {**SMALL["pooling"], "codes": 8}}, "'codes': choose from"),
-        ({"convolutions": [(5, 4, 1)]}, "no wider than the 3 that it reads, got"),
+        ({"convolutions": [(5, 4, 1)]}, "no wider than its input, 3, got"),
         ({"convolutions": [(5, 2, 0)]}, "expected numbers of at least 1 and a kernel"),
         ({"hidden": [0]}, r"policy.hidden: expected widths of at least 1, got \[0\]"),
     ],
@@ -539,7 +539,7 @@ def test_at_first_the_background_says_nothing() -> None:
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(4, 9))
 def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
     torch.manual_seed(side)
-    tiles = Tiles(channels, 2, size, size).double()
+    tiles = TileConv2d(channels, 2, size, size).double()
     plain = torch.nn.Conv2d(channels, 2, size, size).double()
     plain.load_state_dict(tiles.state_dict())
     x = torch.rand(2, channels, side, side, dtype=torch.float64)
@@ -552,7 +552,7 @@ def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
 
 
 def test_what_a_cnn_cannot_read() -> None:
-    with pytest.raises(InputError, match="no wider than the 2 that it reads"):
+    with pytest.raises(InputError, match="no wider than its input, 2"):
         large(patch_convolutions=[(3, 3, 2), (2, 3, 1)])
     with pytest.raises(InputError, match="expected square patches, got 3 pixels"):
         make(patch_convolutions=[(2, 1, 1)])
