@@ -276,10 +276,12 @@ class SetNetwork(nn.Module):
         x, padding = self._sequences(tokens)
         return self._head.unroll(x, padding, actions, memory)
 
-    def shares(self, tokens: Tokens, actions: Tensor, memory: Memory) -> Tensor:
+    def attention_weights(
+        self, tokens: Tokens, actions: Tensor, memory: Memory
+    ) -> Tensor:
         """What share each token of the last set has; arguments as of `unroll`."""
         x, padding = self._sequences(tokens)
-        return self._head.shares(x, padding, actions, memory)
+        return self._head.attention_weights(x, padding, actions, memory)
 
     @property
     def _head(self) -> MemoryPooling:

@@ -191,7 +191,7 @@ class AttentionAgent(Agent):
         else:
             features, padding, before, memory = arguments
             x = self.readings(features, padding)
-            codes = self.sensor.shares(x, padding, before, memory["sensor"])
+            codes = self.sensor.attention_weights(x, padding, before, memory["sensor"])
             index = looked.chosen[..., None].expand(-1, -1, codes.shape[-1])
             shares = chosen[:, None] @ codes.gather(1, index)
         return shares.unflatten(0, tokens.batch_shape)

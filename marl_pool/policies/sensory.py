@@ -122,7 +122,7 @@ class Sensory(Agent):
             features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
         ) -> tuple[Tensor, Memory]:
             x = self.readings(features, padding)
-            codes, memory = sensor.read(folded, x, padding, before, memory)
+            codes, memory = sensor.unroll_folded(folded, x, padding, before, memory)
             return self.answer(codes, layers), memory
 
         return unroll
@@ -143,5 +143,5 @@ class Sensory(Agent):
         """The sensory layer's shares, ``(*B, M, N)``; see `Policy.weights`."""
         features, padding, before, memory = self.arguments(tokens, state)
         x = self.readings(features, padding)
-        shares = self.sensor.shares(x, padding, before, memory)
+        shares = self.sensor.attention_weights(x, padding, before, memory)
         return shares.unflatten(0, tokens.batch_shape)

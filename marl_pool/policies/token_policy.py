@@ -268,7 +268,7 @@ class TokenPolicy(SpecifiedPolicy):
         if self.remembers:
             sequences = flat.map(lambda part: part[:, None])
             before, memories = self._flat_state(state, tokens)
-            weights = self.network.shares(sequences, before, memories[0])
+            weights = self.network.attention_weights(sequences, before, memories[0])
         else:
             weights = self.network.weights(flat)
         return None if weights is None else weights.unflatten(0, tokens.batch_shape)

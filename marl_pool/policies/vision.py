@@ -16,8 +16,8 @@ from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
 from marl_pool.policies.feed_forward import check_hidden
 from marl_pool.policies.sensory import make_sensor
-from marl_pool.pooling.distinct import distinct
 from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.multiset import unique_patches
 from marl_pool.pooling.vision_neuron import (
     Convolution,
     VisionNeuronPooling,
@@ -139,7 +139,7 @@ class Vision(Agent):
 
         Of bytes it takes the distinct patches, unless they are given: that is exact,
         and several times as fast. Who sees the same pictures often finds them once,
-        with `marl_pool.pooling.distinct`.
+        with `marl_pool.pooling.multiset`.
 
         Args:
             features: ``(B, T, N, F)``.
@@ -205,7 +205,7 @@ class Vision(Agent):
     ) -> tuple[Tensor, Memory]:
         """What the sensory layer makes of sequences, ``(B, T, M·V)``; see `unroll`."""
         if counts is None and features.dtype == torch.uint8:
-            features, counts = distinct(features, padding)
+            features, counts = unique_patches(features, padding)
             padding = None
         x = self.readings(features, padding, self._precision(features))
         return self.sensor.unroll(x, padding, before, memory, counts)
@@ -238,7 +238,7 @@ class Vision(Agent):
             if features.dtype != torch.uint8:
                 return each(features, padding, before, memory)
             # How many patches differ decides a shape, so it is found before `vmap`.
-            patches, counts = distinct(features, padding)
+            patches, counts = unique_patches(features, padding)
             return each(patches, None, before, memory, counts)
 
         return unroll
@@ -253,7 +253,7 @@ class Vision(Agent):
         """Each patch's share in the mean of the codes, ``(*B, 1, N)``."""
         features, padding, before, _ = self.arguments(tokens, state)
         x = self.readings(features, padding)
-        shares = self.sensor.shares(x, padding, before, ())
+        shares = self.sensor.attention_weights(x, padding, before, ())
         return shares.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
 
 

@@ -1,4 +1,4 @@
-"""Pooling heads: from a set of vectors to one vector."""
+"""Pooling heads, which map a set of vectors to one vector."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,28 +7,28 @@ from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from marl_pool.pooling.ada import AdaPooling as AdaPooling
-    from marl_pool.pooling.aggregation import (
-        LearnedAggregationPooling as LearnedAggregationPooling,
-    )
     from marl_pool.pooling.attention_neuron import (
         AttentionNeuronPooling as AttentionNeuronPooling,
     )
     from marl_pool.pooling.base import Pooling as Pooling
+    from marl_pool.pooling.basic import AvgPooling as AvgPooling
+    from marl_pool.pooling.basic import MaxPooling as MaxPooling
+    from marl_pool.pooling.basic import SumPooling as SumPooling
     from marl_pool.pooling.cls_token import ClsPooling as ClsPooling
     from marl_pool.pooling.cnn import CNNPooling as CNNPooling
     from marl_pool.pooling.flatten import FlattenPooling as FlattenPooling
     from marl_pool.pooling.gated import GatedAttentionPooling as GatedAttentionPooling
+    from marl_pool.pooling.generalized_mean import PowerMeanPooling as PowerMeanPooling
+    from marl_pool.pooling.generalized_mean import SoftmaxPooling as SoftmaxPooling
     from marl_pool.pooling.hopfield import HopfieldPooling as HopfieldPooling
+    from marl_pool.pooling.learned_aggregation import (
+        LearnedAggregationPooling as LearnedAggregationPooling,
+    )
     from marl_pool.pooling.lstm import LSTMPooling as LSTMPooling
-    from marl_pool.pooling.means import PowerMeanPooling as PowerMeanPooling
-    from marl_pool.pooling.means import SoftmaxPooling as SoftmaxPooling
     from marl_pool.pooling.memory import MemoryPooling as MemoryPooling
     from marl_pool.pooling.merge import MergePooling as MergePooling
     from marl_pool.pooling.multi import MultiPooling as MultiPooling
     from marl_pool.pooling.pma import PMAPooling as PMAPooling
-    from marl_pool.pooling.reduce import AvgPooling as AvgPooling
-    from marl_pool.pooling.reduce import MaxPooling as MaxPooling
-    from marl_pool.pooling.reduce import SumPooling as SumPooling
     from marl_pool.pooling.vision_neuron import (
         VisionNeuronPooling as VisionNeuronPooling,
     )
@@ -36,37 +36,39 @@ if TYPE_CHECKING:
 POOLING: dict[str, str] = {
     "ada": "marl_pool.pooling.ada:AdaPooling",
     "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuronPooling",
-    "avg": "marl_pool.pooling.reduce:AvgPooling",
+    "avg": "marl_pool.pooling.basic:AvgPooling",
     "cls": "marl_pool.pooling.cls_token:ClsPooling",
     "cnn": "marl_pool.pooling.cnn:CNNPooling",
     "flatten": "marl_pool.pooling.flatten:FlattenPooling",
     "gated": "marl_pool.pooling.gated:GatedAttentionPooling",
     "hopfield": "marl_pool.pooling.hopfield:HopfieldPooling",
-    "learned_aggregation": "marl_pool.pooling.aggregation:LearnedAggregationPooling",
+    "learned_aggregation": (
+        "marl_pool.pooling.learned_aggregation:LearnedAggregationPooling"
+    ),
     "lstm": "marl_pool.pooling.lstm:LSTMPooling",
-    "max": "marl_pool.pooling.reduce:MaxPooling",
+    "max": "marl_pool.pooling.basic:MaxPooling",
     "merge": "marl_pool.pooling.merge:MergePooling",
     "multi": "marl_pool.pooling.multi:MultiPooling",
     "pma": "marl_pool.pooling.pma:PMAPooling",
-    "power": "marl_pool.pooling.means:PowerMeanPooling",
-    "softmax": "marl_pool.pooling.means:SoftmaxPooling",
-    "sum": "marl_pool.pooling.reduce:SumPooling",
+    "power": "marl_pool.pooling.generalized_mean:PowerMeanPooling",
+    "softmax": "marl_pool.pooling.generalized_mean:SoftmaxPooling",
+    "sum": "marl_pool.pooling.basic:SumPooling",
     "vision_neuron": "marl_pool.pooling.vision_neuron:VisionNeuronPooling",
 }
 
 
 def pooling_names() -> list[str]:
-    """The registered pooling heads."""
+    """Return the names of the registered pooling heads."""
     return sorted(POOLING)
 
 
 def make_pooling(name: str, *, dim: int, **options: Any) -> "Pooling":
-    """Build a pooling head.
+    """Build a pooling head from its name.
 
     Args:
         name: one of `pooling_names`, or ``package.module:Class`` of your own.
-        dim: D, the width of the vectors to be pooled.
-        **options: of the head's constructor.
+        dim: D, the width of the vectors to pool.
+        **options: options of the head's constructor.
 
     Raises:
         InputError: an unknown name or a wrong option.

@@ -1,10 +1,11 @@
-"""Adaptive pooling: attention from one query to the set."""
+"""Adaptive pooling (AdaPool): attention from one query to the set."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
 from marl_pool.pooling.base import Pooling
@@ -16,35 +17,57 @@ Query = Literal["self", "mean", "learned"] | list[int]
 
 
 class AdaPooling(Pooling):
-    """Cross-attention with a single query; a query that is a token is added back.
+    r"""Cross-attention from a single query to the set.
 
-    ``y = [q +] W_O Σ_i softmax_i(q W_Q · x_i W_K / √d) x_i W_V`` with several heads.
+    .. math::
+        y = [x_q +]\; W_O\, \mathrm{concat}_h \sum_{i=1}^N w_i^h\, x_i W_V^h, \qquad
+        w_i^h = \mathrm{softmax}_i\left(
+            \frac{x_q W_Q^h\,(x_i W_K^h)^\top}{\sqrt{d}}\right)
 
-    Source: the AdaPool paper, Definition 3.9, section 3.5 (residual) and B.2 (heads).
-    The published code adds the residual only where the query is a single token.
-    Where we differ: the paper's query for entities is "the token of the controlled
-    entity" at a fixed position; ours is found by its type, so a shuffle cannot lose
-    it. If it is lost at run time, the mean of the tokens present takes its place. For
-    an empty set the result is zero.
+    The query :math:`x_q` determines which tokens count as signal: unlike `AvgPooling`
+    and `MaxPooling`, which are special cases, the head can ignore distractors however
+    many there are. The query is added back where it is a single token.
+
+    Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set. ``query="self"`` needs
+    ``types``.
+
+    Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215),
+    Definition 3.9 with equations 6 and 7, section 3.5 (residual) and B.2 (heads).
+    Difference from the published code: the paper's query is "the token of the
+    controlled entity" at a fixed position; here it is found by its type, so a shuffle
+    cannot lose it. If a perturbation removes it, the mean of the tokens present is the
+    query.
+
+    Example:
+        >>> pool = AdaPooling(8, num_heads=2, query="mean")
+        >>> x = torch.randn(4, 6, 8)
+        >>> padding = torch.arange(6).expand(4, 6) >= 5
+        >>> pool(x, padding).shape
+        torch.Size([4, 8])
+        >>> pool.weights(x, padding).shape  # each head's weights sum to 1
+        torch.Size([4, 2, 6])
 
     Args:
         dim: D, the width of the vectors.
-        num_heads: a divisor of ``dim``.
+        num_heads: number of heads, a divisor of D.
         query: ``"self"``, the mean of the unpadded tokens of type 0; ``"mean"``, the
-            mean of all tokens present; a list of positions, whose mean is taken (one
-            is the paper's *corner*, several its *focal* query; not permutation
-            invariant); ``"learned"``, a parameter. None means "self" where there is
-            such a token, else "mean".
+            mean of all tokens present; a list of positions, whose mean is the query
+            (one position is the paper's *corner*, several are its *focal* query; not
+            permutation invariant); ``"learned"``, a parameter. None means "self" where
+            there is such a token, else "mean".
         residual: add the query to the result; None means as in the published code:
-            for a query that is one token ("self", one position), not for a mean
-            (several positions, "mean") nor for a learned query.
-        attention_scale: divide scores by the square root of the model or head width.
-        has_self: whether the tokens include the observer's own.
-        attention_dropout: see `MultiHeadAttention`; the query that is added is kept.
+            for a query that is one token ("self" or one position), but not for a mean
+            or a learned query.
+        attention_scale: divide scores by the square root of the model width, as
+            published, or of the head width.
+        has_self: True if the tokens include the observer's own.
+        attention_dropout: probability, while training, that an attention weight is
+            dropped, and that a feature of the attention's result is; in [0, 1).
 
     Raises:
-        InputError: "self" is asked for without such a token; an unknown query; a
-            position that is negative or not among the N tokens.
+        InputError: query "self" without such a token or without types; an unknown
+            query; a negative position.
+        UnfitTokensError: from `forward`, a position beyond the tokens given.
     """
 
     def __init__(
@@ -59,7 +82,7 @@ class AdaPooling(Pooling):
         attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__(dim)
-        self.query = _check_query(query, has_self)
+        self.query = _resolve_query(query, has_self)
         is_token = self.query == "self" or (
             isinstance(self.query, list) and len(self.query) == 1
         )
@@ -71,10 +94,10 @@ class AdaPooling(Pooling):
         if self.query == "learned":
             self.learned_query = nn.Parameter(torch.randn(dim))
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, D)``; see `Pooling.forward`."""
         query = self._query(x, padding, types)
         pooled = self.attention(query[:, None], x, padding)[:, 0]
         if self.residual:
@@ -83,21 +106,19 @@ class AdaPooling(Pooling):
             pooled = pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
         return pooled
 
+    @override
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the attention weights, ``(B, heads, N)``."""
         x, padding, types = self.prepare(x, padding, types)
         query = self._query(x, padding, types)
         return self.attention.weights(query[:, None], x, padding)[:, :, 0]
 
+    @override
     def logits(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the relation scores, ``(B, heads, N)``; see `Pooling.logits`.
-
-        Source: the AdaPool paper, section 3.5: x_q W_Q W_Kᵀ x_iᵀ / √d.
-        """
+        """Return the relations r_i of the paper's section 3.5, ``(B, heads, N)``."""
         x, padding, types = self.prepare(x, padding, types)
         query = self._query(x, padding, types)
         return self.attention.logits(query[:, None], x, padding)[:, :, 0]
@@ -111,6 +132,7 @@ class AdaPooling(Pooling):
             return _mean(x, _present(x, padding))
         if types is None:
             raise InputError("AdaPool: query 'self' needs types; got None")
+        # Where no self token is left, all tokens present take its place.
         present = _present(x, padding)
         own = present & (types == SELF_TYPE)
         return _mean(x, torch.where(own.any(1, keepdim=True), own, present))
@@ -128,7 +150,7 @@ class AdaPooling(Pooling):
         return _mean(chosen, _present(chosen, padding, positions))
 
 
-def _check_query(query: Query | None, has_self: bool) -> Query:
+def _resolve_query(query: Query | None, has_self: bool) -> Query:
     if query is None:
         return "self" if has_self else "mean"
     if query == "self" and not has_self:
@@ -138,7 +160,7 @@ def _check_query(query: Query | None, has_self: bool) -> Query:
         )
     if query in ("self", "mean", "learned"):
         return query
-    # A list from a configuration may be of another class, but each entry is an int.
+    # Lists from Hydra are not of class list, but their entries are of class int.
     positions: list[Any] = list(query) if isinstance(query, Sequence) else []
     if not positions or not all(type(i) is int and i >= 0 for i in positions):
         raise InputError(
@@ -157,6 +179,6 @@ def _present(
 
 
 def _mean(x: Tensor, chosen: Tensor) -> Tensor:
-    """Mean of the chosen vectors; zero where none is."""
-    share = chosen.to(x.dtype)
-    return (share[:, None] @ x)[:, 0] / share.sum(1, keepdim=True).clamp(min=1)
+    """Return the mean of the chosen vectors, zero where none is."""
+    mask = chosen.to(x.dtype)
+    return (mask[:, None] @ x)[:, 0] / mask.sum(1, keepdim=True).clamp(min=1)

@@ -1,13 +1,15 @@
-"""AttentionNeuron: each token a sensory neuron, a fixed bank of queries reads them."""
+"""AttentionNeuron: fixed queries attend to tokens that are sensory neurons."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.kernels.batched import Layer, batched_linear, strip_prefix, tanh
 from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
+from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.utils.errors import InputError
@@ -15,49 +17,66 @@ from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class AttentionNeuronPooling(MemoryPooling):
-    r"""M codes, each a sum over the tokens with weights from keys that remember.
+    r"""M codes, each a sum over the tokens with weights from keys with a memory.
 
     .. math::
-        m = \sigma\left(Q W_q\,(K W_k)^\top / \sqrt{d}\right) V
+        k_t^i = f_k(o_t^i, a_{t-1}), \qquad
+        m_t = \sigma\left(\frac{Q W_q\,(K_t W_k)^\top}{\sqrt{d}}\right) V_t
 
-    The key :math:`f_k(o_i, a_{t-1})` comes from a token's recent readings and the
-    previous action: by an LSTM that each token has to itself (``memory="lstm"``), or
+    Each token is a *sensory neuron* that does not know which sensor it reads: all share
+    the same weights. Its key :math:`k_t^i` is made from its recent readings and the
+    previous action, by an LSTM whose state belongs to the token (``memory="lstm"``), or
     from frames stacked in the token's features (``memory="none"``): the frame itself
-    if there is one, else the differences of consecutive frames. The value
-    :math:`f_v(o_i)` is the token. Q is a table of sinusoids that is not learned. The
-    result is the M codes one after the other.
+    if there is one, else the differences of consecutive frames. Its value is the
+    reading :math:`o_t^i`. Q is a fixed table of sinusoids, one row for each code, which
+    gives the codes, but not the tokens, an order. So the result does not depend on the
+    order of the tokens, which may even change within an episode. A token that is padded
+    for some steps (a failed sensor) keeps its memory.
 
-    No token knows its place, so the order can be any, and change. A token that is
-    padded for a while (a dropped sensor) keeps its memory.
+    Shapes: ``(B, T, N, D)`` to ``(B, T, M D)`` by `unroll`, the codes concatenated;
+    called like any head, ``(B, N, D)`` to ``(B, M D)``. Zero for an empty set.
 
-    Source: Tang and Ha (2021), equations 1 and 2, sections 3.2 and 3.3, and the
-    published code. Where we differ: the published CartPole layer has neither the
-    scale nor biases (``scale=False, bias=False``), and the published vector layers
-    put a tanh around the codes that equation 2 does not have (``squash``). A hidden
-    layer of the feed-forward key (``key_units``) is ours, and so are the initial
-    weights: evolution starts from zeros, but a gradient finds nothing where all scores
-    are small, so queries begin with unit variance and keys with ``key_gain`` times
-    that of what they are made from. As a sensory layer it stands directly on the
-    observation: ``encoder=identity``.
+    Source: Tang and Ha (2021), *The Sensory Neuron as a Transformer*,
+    https://arxiv.org/abs/2109.02869, equations 1 and 2, sections 3.2 and 3.3, and the
+    published code. Differences: the published CartPole layer has neither the scale nor
+    biases (``scale=False, bias=False``), and the published vector layers apply a tanh
+    to the codes that equation 2 does not have (``squash``). Only here: a hidden layer
+    of the feed-forward key (``key_units``) and the initial weights. Evolution starts
+    from zeros, but gradients vanish where all scores are small, so projected queries
+    start with unit variance and projected keys with ``key_gain``² times the mean square
+    of their input.
+
+    As a sensory layer it reads the observation directly: ``encoder=identity``.
+
+    Example:
+        >>> pool = AttentionNeuronPooling(1, num_codes=16, action_dim=2)
+        >>> x = torch.randn(3, 7, 5, 1)  # 3 episodes, 7 steps, 5 sensors
+        >>> prev_actions = torch.zeros(3, 7, 2)
+        >>> memory = pool.initial_memory(batch=3, num_tokens=5)
+        >>> codes, memory = pool.unroll(x, None, prev_actions, memory)
+        >>> codes.shape
+        torch.Size([3, 7, 16])
 
     Args:
         dim: D, the width of the vectors.
         num_codes: M, the number of codes.
         memory: "lstm", or "none" for the feed-forward variant.
-        key_units: units of the LSTM, or of a tanh layer in the feed-forward key; there
-            0 stands for no such layer, as published.
+        key_units: units of the LSTM, or of a tanh layer in the feed-forward key; 0 for
+            no such layer, as published.
         message_dim: d, the width of projected queries and keys.
         position_dim: width of the table of sinusoids.
-        frames: frames in a token, oldest first, for the feed-forward key; divides D.
+        frames: number of frames in a token, oldest first, for the feed-forward key; a
+            divisor of D.
         activation: σ, "tanh" (vectors) or "softmax" over the tokens (patches).
         scale: divide the scores by √d.
         bias: give the projections of queries and keys a bias.
-        squash: put a tanh around the codes.
-        key_gain: of the initial projection of the keys; large where a token's
-            readings are small, as an LSTM's outputs and differences of frames are.
-        expected_tokens: multiply the codes, inside ``squash``, by this number over
-            that of the tokens present, so that a sum over more of them, as of inputs
-            that are there twice, is as large as in training; 0 for no such factor.
+        squash: apply tanh to the codes.
+        key_gain: gain of the initial projection of the keys; use a large one where a
+            token's readings are small, as outputs of an LSTM and differences of frames
+            are.
+        expected_tokens: multiply the codes, before ``squash``, by this number over the
+            number of tokens present, so that a sum over more tokens, e.g. with each
+            input given twice, has the same size as in training; 0 for no factor.
         action_dim: A, the width of the previous action.
 
     Raises:
@@ -86,22 +105,22 @@ class AttentionNeuronPooling(MemoryPooling):
         action_dim: int = 0,
     ) -> None:
         super().__init__(dim, action_dim=action_dim, dim_out=num_codes * dim)
-        _check(dim, memory, key_units, frames, activation)
+        _validate(dim, memory, key_units, frames, activation)
         self.num_codes, self.frames = num_codes, frames
         self.activation, self.squash = activation, squash
         self.expected_tokens = expected_tokens
         self.scale = message_dim**-0.5 if scale else 1.0
-        seen = dim if frames == 1 else dim - dim // frames
+        reading_dim = dim if frames == 1 else dim - dim // frames
         self.cell: nn.LSTMCell | None = None
         self.hidden: nn.Linear | None = None
-        width = seen + action_dim
+        width = reading_dim + action_dim
         if memory == "lstm":
             self.cell = nn.LSTMCell(width, key_units)
         elif key_units:
             self.hidden = nn.Linear(width, key_units)
         self.key = nn.Linear(key_units or width, message_dim, bias=bias)
         self.query = nn.Linear(position_dim, message_dim, bias=bias)
-        # Half of the squares of sines and cosines is what they are on average.
+        # The mean square of sines and cosines is one half.
         nn.init.normal_(self.query.weight, std=(2 / position_dim) ** 0.5)
         nn.init.normal_(self.key.weight, std=key_gain * self.key.in_features**-0.5)
         for part in (self.query, self.key) if bias else ():
@@ -110,35 +129,37 @@ class AttentionNeuronPooling(MemoryPooling):
         table = sinusoids(num_codes, position_dim)
         self.register_buffer("table", table, persistent=False)
 
+    @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """Hidden and cell state of each token, ``(batch, N, key_units)`` zeros."""
+        """Return hidden and cell state, ``(batch, N, key_units)`` zeros each."""
         if self.cell is None:
             return ()
         zeros = self.key.weight.new_zeros(batch, num_tokens, self.cell.hidden_size)
         return zeros, zeros
 
+    @override
     def unroll(
-        self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Read T sets of ``(B, T, N, D)``; see `MemoryPooling.unroll`."""
-        return self.read(self.fold(), x, padding, actions, memory)
+        return self.unroll_folded(self.fold(), x, padding, prev_actions, memory)
 
-    def shares(
-        self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
+    @override
+    def attention_weights(
+        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
-        """The size of each weight as a share of its code's, ``(B, M, N)``."""
+        """Return absolute weights, normalized to sum 1 for each code, ``(B, M, N)``."""
         folded = self.fold()
-        keys, _ = self._keys(folded, x, padding, actions, memory)
+        keys, _ = self._keys(folded, x, padding, prev_actions, memory)
         sizes = self._attend(folded, keys, padding)[:, -1].transpose(-1, -2).abs()
         least = torch.finfo(sizes.dtype).tiny
         return sizes / sizes.sum(-1, keepdim=True).clamp(min=least)
 
-    def fold(self, parameters: Mapping[str, Tensor] | None = None) -> "Folded":
-        """Compute from the weights what can be before anything is seen.
+    def fold(self, parameters: Mapping[str, Tensor] | None = None) -> "FoldedWeights":
+        """Combine weights whose products do not depend on the input.
 
         Args:
-            parameters: by name, each with a leading dimension P for a population;
-                None for the layer's own.
+            parameters: the parameters by name, each with a leading dimension P for a
+                population; None for the layer's own.
         """
         own = dict(self.named_parameters()) if parameters is None else parameters
         keys: Layer | None = None
@@ -150,27 +171,28 @@ class AttentionNeuronPooling(MemoryPooling):
         if "query.bias" in own:
             queries = queries + own["query.bias"][..., None, :]
         queries = self.scale * queries
-        # Queries are few and always the same: the keys' projection is theirs first.
+        # The queries are fixed, so Q W_q W_kᵀ is one matrix: fold the keys' projection
+        # into the queries instead of projecting each token's key.
         bias = None
         if "key.bias" in own:
             bias = (queries @ own["key.bias"][..., None])[..., 0]
-        return Folded(keys, (queries @ own["key.weight"]).mT, bias)
+        return FoldedWeights(keys, (queries @ own["key.weight"]).mT, bias)
 
-    def read(
+    def unroll_folded(
         self,
-        folded: "Folded",
+        folded: "FoldedWeights",
         x: Tensor,
         padding: Tensor | None,
-        actions: Tensor,
+        prev_actions: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Do as `unroll` with what `fold` returned.
+        """Compute `unroll` with the weights that `fold` returned.
 
         All arguments may have a leading dimension P, for a population of weights.
         """
-        keys, memory = self._keys(folded, x, padding, actions, memory)
+        keys, memory = self._keys(folded, x, padding, prev_actions, memory)
         weights = self._attend(folded, keys, padding)
-        if self.dim == 1:  # many times faster than that many products with one column
+        if self.dim == 1:  # many times faster than products with one column each
             codes = (weights * x).sum(-2)
         else:
             codes = (weights.transpose(-1, -2) @ x).flatten(-2)
@@ -179,64 +201,62 @@ class AttentionNeuronPooling(MemoryPooling):
         return tanh(codes) if self.squash else codes, memory
 
     def _factor(self, x: Tensor, padding: Tensor | None) -> Tensor | float:
-        """What ``expected_tokens`` makes of the codes, a number or ``(B, T, 1)``."""
+        """Return ``expected_tokens`` / tokens present, a number or ``(B, T, 1)``."""
         if padding is None:
             return self.expected_tokens / max(1, x.shape[-2])
         present = (~padding).sum(-1, keepdim=True).clamp(min=1)
         return self.expected_tokens / present.to(x.dtype)
 
-    def _attend(self, folded: "Folded", keys: Tensor, padding: Tensor | None) -> Tensor:
-        """σ of the scores, ``(B, T, N, M)``, zero under padding."""
+    def _attend(
+        self, folded: "FoldedWeights", keys: Tensor, padding: Tensor | None
+    ) -> Tensor:
+        """Return σ of the scores, ``(B, T, N, M)``, zero under padding."""
         scores = batched_linear(keys, folded.scores, folded.bias)
-        hidden = None if padding is None else padding[..., None]
-        if self.activation == "tanh":
-            weights = tanh(scores)
-        else:
-            if hidden is not None:
-                # Finite, so that a set without any token has no NaN in its gradient.
-                lowest = torch.finfo(scores.dtype).min
-                scores = scores.masked_fill(hidden, lowest)
-            weights = scores.softmax(-2)
-        return weights if hidden is None else weights.masked_fill(hidden, 0.0)
+        ignore = None if padding is None else padding[..., None]
+        if self.activation == "softmax":
+            return masked_softmax(scores, ignore, dim=-2)
+        weights = tanh(scores)
+        return weights if ignore is None else weights.masked_fill(ignore, 0.0)
 
     def _keys(
         self,
-        folded: "Folded",
+        folded: "FoldedWeights",
         x: Tensor,
         padding: Tensor | None,
-        actions: Tensor,
+        prev_actions: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """The keys ``(B, T, N, K)`` before their projection."""
+        """Return the keys ``(B, T, N, K)`` before their projection, and the memory."""
         num_tokens = x.shape[-2]
         if self.frames > 1:
             stacked = x.unflatten(-1, (self.frames, -1))
             x = (stacked[..., 1:, :] - stacked[..., :-1, :]).flatten(-2)
-        before = actions[..., None, :]
-        before = before.expand(*before.shape[:-2], num_tokens, -1)
-        readings = torch.cat([x, before], dim=-1)
+        # Every token reads the same previous action.
+        actions = prev_actions[..., None, :]
+        actions = actions.expand(*actions.shape[:-2], num_tokens, -1)
+        readings = torch.cat([x, actions], dim=-1)
         if folded.keys is None:
             return readings, memory
         if self.cell is None:
             return tanh(batched_linear(readings, *folded.keys)), memory
-        return _run(folded.keys, readings, padding, memory)
+        return _run_cell(folded.keys, readings, padding, memory)
 
 
-class Folded(NamedTuple):
-    """Weights of one `AttentionNeuronPooling` or a population, ready for use."""
+class FoldedWeights(NamedTuple):
+    """Combined weights of an `AttentionNeuronPooling`, or of a population of P."""
 
     keys: Layer | None
-    """Of what makes the keys, the LSTM or the hidden layer; None for neither."""
+    """The LSTM's gates or the hidden layer; None if there is neither."""
     scores: Tensor
-    """``(*P, K, M)`` from a key to its scores with all queries."""
+    """``(*P, K, M)``, from a key to its scores with all queries."""
     bias: Tensor | None
-    """``(*P, M)`` of the scores."""
+    """``(*P, M)``, the bias of the scores."""
 
 
 def sinusoids(rows: int, width: int) -> Tensor:
-    """The table ``(rows, width)``, sine and cosine taking turns along a row.
+    """Return the table of positions ``(rows, width)``, sine and cosine alternating.
 
-    Source: Vaswani et al. (2017), section 3.5.
+    Source: Vaswani et al. (2017), https://arxiv.org/abs/1706.03762, section 3.5.
     """
     column = torch.arange(width, dtype=torch.float64)
     row = torch.arange(rows, dtype=torch.float64)[:, None]
@@ -246,9 +266,10 @@ def sinusoids(rows: int, width: int) -> Tensor:
 
 
 def _fold_cell(cell: Mapping[str, Tensor]) -> Layer:
-    """One layer from input and hidden state to the gates, twice that of the update.
+    """Combine an LSTM's weights in one layer from ``[input; hidden]`` to the gates.
 
-    So one logistic function serves all gates: at 2z it makes the update's tanh of z.
+    The rows of the update gate are doubled, so that one logistic function serves all
+    gates: tanh(z) = 2 σ(2 z) - 1.
     """
     weight = torch.cat([cell["weight_ih"], cell["weight_hh"]], dim=-1)
     bias = cell["bias_ih"] + cell["bias_hh"]
@@ -257,20 +278,19 @@ def _fold_cell(cell: Mapping[str, Tensor]) -> Layer:
     return (weight * factor[:, None]).mT, bias * factor
 
 
-def _run(
+def _run_cell(
     gates: Layer, inputs: Tensor, padding: Tensor | None, memory: Memory
 ) -> tuple[Tensor, Memory]:
-    """Feed ``(B, T, N, I)`` to one LSTM a token; padded tokens keep their memory."""
+    """Run an LSTM for each token of ``(B, T, N, I)``; padded ones keep their memory."""
     if torch.is_grad_enabled() and not is_transformed() and inputs.dim() == 4:
-        return _run_to_learn(gates, inputs, padding, memory)
+        return _run_cell_with_gradient(gates, inputs, padding, memory)
     hidden, state = memory
     outputs = []
     for t in range(inputs.shape[-3]):
-        seen = torch.cat([inputs[..., t, :, :], hidden], dim=-1)
-        opened = batched_linear(seen, *gates).sigmoid()
-        let_in, forget, update, let_out = opened.chunk(4, dim=-1)
-        new_state = torch.addcmul(forget * state - let_in, let_in, update, value=2)
-        new_hidden = let_out * tanh(new_state)
+        joined = torch.cat([inputs[..., t, :, :], hidden], dim=-1)
+        i, f, u, o = batched_linear(joined, *gates).sigmoid().chunk(4, dim=-1)
+        new_state = torch.addcmul(f * state - i, i, u, value=2)  # f c + i (2 u - 1)
+        new_hidden = o * tanh(new_state)
         if padding is not None:
             held = padding[..., t, :, None]
             new_hidden = torch.where(held, hidden, new_hidden)
@@ -280,10 +300,10 @@ def _run(
     return torch.stack(outputs, dim=-3), (hidden, state)
 
 
-def _run_to_learn(
+def _run_cell_with_gradient(
     gates: Layer, inputs: Tensor, padding: Tensor | None, memory: Memory
 ) -> tuple[Tensor, Memory]:
-    """The same for one set of weights, whose gradient is wanted: three times faster."""
+    """Run one set of weights with a hand-written gradient, three times faster."""
     batch, _, num_tokens, width = inputs.shape
     weight, bias = gates[0].mT, gates[1]
     of_input, of_hidden = weight.split([width, weight.shape[1] - width], dim=1)
@@ -298,7 +318,9 @@ def _run_to_learn(
     return keys.permute(2, 0, 3, 1), (keys[-1].permute(1, 2, 0), state)
 
 
-def _check(dim: int, memory: str, key_units: int, frames: int, activation: str) -> None:
+def _validate(
+    dim: int, memory: str, key_units: int, frames: int, activation: str
+) -> None:
     for key, value, choices in (
         ("memory", memory, ("lstm", "none")),
         ("activation", activation, ("tanh", "softmax")),

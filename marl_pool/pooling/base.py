@@ -1,4 +1,4 @@
-"""The contract of a pooling head: a set of vectors in, one vector out."""
+"""Base class of pooling heads, which map a set of vectors to one vector."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -9,30 +9,45 @@ from torch import Tensor, nn
 from marl_pool.utils.errors import InputError
 
 NO_TYPE = -1
-"""The type of a head's own token inside the encoder."""
+"""The type of a head's extra tokens: they are neither the observer nor an entity."""
 
 
 class Pooling(nn.Module, ABC):
-    """Summarise N vectors of width ``dim`` by one of width ``dim_out``.
+    """Base class: summarize N vectors of width ``dim`` in one of width ``dim_out``.
 
-    A head of your own derives from this class, takes ``dim`` and keyword options,
-    calls ``super().__init__(dim)`` and writes `forward`. Calling a head checks the
-    shapes and clears what lies under padding, so `forward` holds only mathematics.
-    Inside a policy (`SetNetwork`) the weights of Linear and Embedding layers and
-    parameters named ``tokens`` or ``learned_query`` are initialized anew to
-    N(0, init_std), and the biases of Linear layers to 0, unless the class says
+    A subclass takes ``dim`` and keyword options, calls ``super().__init__(dim)`` and
+    implements `forward`. Calling a head validates the shapes and sets padded vectors to
+    zero first, so `forward` contains only the mathematics.
+
+    Inside a policy (`SetNetwork`), weights of Linear and Embedding layers and
+    parameters named ``tokens`` or ``learned_query`` are initialized again, to
+    N(0, init_std), and biases of Linear layers to 0, unless the class sets
     ``keeps_initial_weights = True``.
+
+    Example:
+        >>> class FirstFeature(Pooling):
+        ...     def __init__(self, dim: int) -> None:
+        ...         super().__init__(dim, dim_out=1)
+        ...
+        ...     def forward(self, x, padding=None, types=None):
+        ...         return x[..., :1].sum(1)
+        >>> FirstFeature(3)(torch.ones(2, 5, 3)).shape
+        torch.Size([2, 1])
 
     Args:
         dim: D, the width of the vectors.
-        dim_out: width of the result; ``dim`` if None.
-        extra_tokens: learned tokens that the head wants inside the encoder.
+        dim_out: width of the result; None means D.
+        extra_tokens: number of learned tokens that pass through the encoder with the
+            set, for heads such as `ClsPooling`.
 
     Attributes:
-        permutation_invariant: whether the result ignores the order of the vectors.
-            It belongs to the instance: options may decide it.
-        keeps_initial_weights: whether a policy leaves them as the head drew them, as
-            heads need whose result passes several layers; see `Encoder`.
+        permutation_invariant: True if the result does not depend on the order of the
+            vectors. Options may decide it, so ask the instance, not the class.
+        keeps_initial_weights: True if a policy must not initialize the weights again,
+            for heads whose signal passes through several layers; see `Encoder`.
+
+    Raises:
+        InputError: ``dim`` is below 1; when called, a wrong shape or dtype.
     """
 
     permutation_invariant: bool = True
@@ -54,7 +69,7 @@ class Pooling(nn.Module, ABC):
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool.
+        """Pool each set of a batch.
 
         Args:
             x: ``(B, N, D)``, zero under padding; the extra tokens come first.
@@ -68,9 +83,9 @@ class Pooling(nn.Module, ABC):
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor | None:
-        """Return what share each vector has, ``(B, heads, N)``, or None if undefined.
+        """Return the attention weights, ``(B, heads, N)``, or None if undefined.
 
-        The shares are those of the head's own N input vectors and zero under padding.
+        They are weights of the head's own N input vectors, and zero under padding.
         """
         return None
 
@@ -79,7 +94,7 @@ class Pooling(nn.Module, ABC):
     ) -> Tensor | None:
         """Return the scores whose softmax the weights are, or None if there are none.
 
-        ``(B, heads, N)``, scale included, the lowest number under padding.
+        ``(B, heads, N)``, scaled; the dtype's lowest number under padding.
         """
         return None
 
@@ -89,15 +104,16 @@ class Pooling(nn.Module, ABC):
         padding: Tensor | None = None,
         types: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Put the extra tokens before ``x``, for the encoder; without any, a no-op.
+        """Put the extra tokens before ``x``, as input of the encoder.
 
-        Their type is -1: 0 stands for the observer and any other for an entity.
+        They are never padded and have the type -1. Without extra tokens the arguments
+        are returned unchanged.
         """
         count = self.extra_tokens
         if not count:
             return x, padding, types
-        own = self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
-        x = torch.cat([own, x], dim=1)
+        extra = self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
+        x = torch.cat([extra, x], dim=1)
         if padding is not None:
             padding = torch.cat([padding.new_zeros(x.shape[0], count), padding], dim=1)
         if types is not None:
@@ -107,14 +123,17 @@ class Pooling(nn.Module, ABC):
         return x, padding, types
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Check, clear what lies under padding, and pool."""
+        """Validate the input, clear it under padding, and pool."""
         x, padding, types = self.prepare(x, *args, **kwargs)
         return super().__call__(x, padding, types)
 
     def prepare(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Check the shapes and zero ``x`` under ``padding``, where NaN may lie."""
+        """Validate the shapes and set ``x`` to zero under ``padding``.
+
+        What lies under padding may be NaN, so it is replaced, not multiplied by zero.
+        """
         name = type(self).__name__
         if x.dim() != 3 or x.shape[-1] != self.dim or x.shape[1] <= self.extra_tokens:
             least = self.extra_tokens + 1

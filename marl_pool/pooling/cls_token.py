@@ -1,24 +1,37 @@
-"""The class token: a learned vector that rides through the encoder."""
+"""The class token: a learned vector that passes through the encoder with the set."""
 
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 
 
 class ClsPooling(Pooling):
-    """The encoder's output at a learned extra token.
+    r"""The encoder's output at a learned extra token.
 
-    Source: Devlin et al. (2019); the AdaPool paper, section 3.6. The token is
-    prepended by `Pooling.prepend` before the encoder and read here after it. Without
-    an encoder the result would not depend on the set. In a policy the token begins as
-    N(0, init_std), as the paper's text says; its published code draws from U(0, 1).
+    .. math::
+        y = \mathrm{encoder}(t, x_1, \dots, x_N)_0
+
+    `Pooling.prepend` puts the learned token t before the set, the encoder mixes it with
+    the others, and this head returns its vector. Without an encoder the result would
+    not depend on the set.
+
+    Shapes: ``(B, 1 + N, D)`` to ``(B, D)``.
+
+    Source: Devlin et al. (2019), *BERT*, https://arxiv.org/abs/1810.04805; the AdaPool
+    paper (Brothers, 2025, https://arxiv.org/abs/2506.09215), section 3.6. In a policy
+    the token is initialized from N(0, init_std), as the AdaPool paper's text says; its
+    published code uses U(0, 1).
+
+    Args:
+        dim: D, the width of the vectors.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, extra_tokens=1)
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the first of ``(B, 1 + N, D)``; see `Pooling.forward`."""
         return x[:, 0]

@@ -1,10 +1,11 @@
-"""Convolutions over tokens on a grid: the control that needs every token's place."""
+"""A CNN on tokens laid out as a grid, a control that depends on the order."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -12,21 +13,25 @@ from marl_pool.utils.types import PositiveInt
 
 
 class CNNPooling(Pooling):
-    """Lay N vectors out in rows on the smallest square grid, and convolve it.
+    """Convolutions over N vectors in rows on the smallest square grid.
 
-    Each vector passes one ReLU layer, which for patches is a convolution whose stride
-    is the patch; then come 3 × 3 convolutions of stride 2, and one linear layer on
-    what remains. It depends on the order and on N: a control like ``flatten``, and the
-    teacher of agents that do without the order.
+    Each vector passes one ReLU layer, which for image patches is a convolution whose
+    stride is the patch; then come 3 × 3 convolutions of stride 2 and one linear layer,
+    each with ReLU. The head depends on the order and on N: a control like ``flatten``,
+    and a teacher of agents that do not know the order.
+
+    Shapes: ``(B, N, D)`` to ``(B, width)``; a set with fewer slots than N is read as
+    if the missing last ones were padding.
 
     Args:
         dim: D, the width of the vectors.
-        num_tokens: N, the only cardinality that it takes.
+        num_tokens: N, the largest number of slots.
         channels: widths of the layer on each vector and of the convolutions after it.
-        width: of the result.
+        width: width of the result.
 
     Raises:
-        InputError: there are no tokens or no channels.
+        InputError: ``num_tokens`` or a width is below 1, or there are no channels.
+        UnfitTokensError: from `forward`, more than N slots.
     """
 
     permutation_invariant = False
@@ -51,28 +56,30 @@ class CNNPooling(Pooling):
             )
         self.num_tokens = num_tokens
         self.side = side = math.isqrt(num_tokens - 1) + 1
-        self.look = nn.Linear(dim, channels[0])
+        self.embed = nn.Linear(dim, channels[0])
         self.convolutions = nn.ModuleList()
-        for before, after in pairwise(channels):
-            self.convolutions.append(nn.Conv2d(before, after, 3, stride=2, padding=1))
+        for width_in, width_out in pairwise(channels):
+            self.convolutions.append(
+                nn.Conv2d(width_in, width_out, 3, stride=2, padding=1)
+            )
             side = (side + 1) // 2
         self.project = nn.Linear(channels[-1] * side * side, width)
-        for layer in (self.look, *self.convolutions, self.project):
+        for layer in (self.embed, *self.convolutions, self.project):
             nn.init.orthogonal_(layer.weight, gain=2**0.5)
             nn.init.zeros_(layer.bias)
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, num_tokens, D)`` to ``(B, width)``; see `Pooling.forward`."""
         if x.shape[1] > self.num_tokens:
             raise UnfitTokensError(
-                f"GridCNN: expected at most {self.num_tokens} tokens, got {x.shape[1]}"
+                f"CNN: expected at most {self.num_tokens} tokens, got {x.shape[1]}"
             )
-        # A shorter set is one whose last slots are padding, and padding is zero.
+        # Fill the grid with zeros, as padded slots are.
         missing = self.side * self.side - x.shape[1]
         x = nn.functional.pad(x, (0, 0, 0, missing))
-        grid = self.look(x).relu().transpose(1, 2)
+        grid = self.embed(x).relu().transpose(1, 2)
         grid = grid.unflatten(2, (self.side, self.side))
         for convolution in self.convolutions:
             grid = convolution(grid).relu()

@@ -1,20 +1,30 @@
-"""Gated attention: a score for each vector by itself."""
+"""Gated attention: a score that depends on one vector alone."""
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.pooling.base import Pooling
 from marl_pool.utils.types import PositiveInt
 
 
 class GatedAttentionPooling(Pooling):
-    """Weighted mean by scores that a gated layer gives each vector.
+    r"""Weighted mean, with a score of each vector from a gated layer.
 
-    ``y = Σ_i softmax_i(w · (tanh(V x_i) ⊙ σ(U x_i))) x_i``. There is no query: a
-    vector's score depends on the others through the softmax only.
+    .. math::
+        y = \sum_i a_i x_i, \qquad
+        a = \mathrm{softmax}_i\left(
+            w^\top (\tanh(V x_i) \odot \sigma(U x_i))\right)
+
+    There is no query: a vector's score depends on that vector alone, and the others
+    only enter through the softmax's denominator.
+
+    Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: Ilse, Tomczak and Welling (2018), *Attention-based Deep Multiple Instance
-    Learning*, equations 7 and 9. For an empty set the result is zero.
+    Learning*, https://arxiv.org/abs/1802.04712, equations 7 and 9. V and U have biases
+    here.
 
     Args:
         dim: D, the width of the vectors.
@@ -26,27 +36,22 @@ class GatedAttentionPooling(Pooling):
         hidden = hidden or dim
         self.content = nn.Linear(dim, hidden)
         self.gate = nn.Linear(dim, hidden)
-        # A bias would shift all scores alike, which a softmax does not feel.
+        # A bias would shift all scores alike, and the softmax would cancel it.
         self.score = nn.Linear(hidden, 1, bias=False)
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, D)``; see `Pooling.forward`."""
         return (self._weights(x, padding)[:, None] @ x)[:, 0]
 
+    @override
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the softmax's weights, ``(B, 1, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         return self._weights(x, padding)[:, None]
 
     def _weights(self, x: Tensor, padding: Tensor | None) -> Tensor:
         gated = torch.tanh(self.content(x)) * torch.sigmoid(self.gate(x))
-        scores = self.score(gated)[..., 0]
-        if padding is None:
-            return scores.softmax(1)
-        lowest = torch.finfo(scores.dtype).min
-        weights = scores.masked_fill(padding, lowest).softmax(1)
-        return weights.masked_fill(padding, 0.0)
+        return masked_softmax(self.score(gated)[..., 0], padding)

@@ -1,29 +1,40 @@
-"""Hopfield pooling: a learned state falls into what the set has stored."""
+"""Hopfield pooling: a learned state retrieves a pattern that the set stores."""
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.pooling.base import Pooling
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class HopfieldPooling(Pooling):
-    """Update a learned state pattern by the vectors as stored patterns; read them.
+    r"""Retrieval from a modern Hopfield network with the vectors as stored patterns.
 
-    ``ξ ← softmax(β ξ Kᵀ) K`` for some updates, then ``y = W_O softmax(β ξ Kᵀ) V``, with
-    ``K = LN(x) W_K``, ``V = K W_V`` and ``ξ = LN(s) W_Q`` of a learned s, for each
-    head. With no update this is attention from a learned query.
+    For each head, a learned state pattern s is updated and then reads the values:
 
-    Source: Ramsauer et al. (2021), *Hopfield Networks is All You Need*, equations 3
-    and 10 and the layer `HopfieldPooling` of its section 3. Where we differ: a fixed
-    number of updates in place of their threshold, so that no row's result depends on
-    its batch; an empty set gives zero.
+    .. math::
+        \xi \leftarrow \mathrm{softmax}(\beta\, \xi K^\top) K, \qquad
+        y = W_O\, \mathrm{softmax}(\beta\, \xi K^\top) V
+
+    with :math:`K = \mathrm{LN}(x) W_K`, :math:`V = K W_V` and initially
+    :math:`\xi = \mathrm{LN}(s) W_Q`. Without updates this is attention from a learned
+    query.
+
+    Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
+
+    Source: Ramsauer et al. (2021), *Hopfield Networks is All You Need*,
+    https://arxiv.org/abs/2008.02217, equations 3 and 10 and the layer
+    ``HopfieldPooling`` of section 3. Difference from the published code: a fixed number
+    of updates instead of a threshold, so that a set's result does not depend on the
+    other sets of its batch.
 
     Args:
         dim: D, the width of the vectors.
-        num_heads: a divisor of ``dim``.
-        num_updates: of the state before the vectors are read.
+        num_heads: number of heads, a divisor of D.
+        num_updates: number of updates of the state before it reads the values.
         beta: the inverse temperature; None means 1/√(D / heads). A large one retrieves
             a single vector, a small one the mean of all.
 
@@ -56,39 +67,38 @@ class HopfieldPooling(Pooling):
         self.to_value = nn.Linear(dim, dim, bias=False)
         self.to_out = nn.Linear(dim, dim, bias=False)
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, D)``; see `Pooling.forward`."""
         stored = self.to_key(self.norm_stored(x))
         weights = self._retrieve(stored, padding)
-        values = self._split(self.to_value(stored))
+        values = self._split_heads(self.to_value(stored))
         return self.to_out((weights @ values).flatten(1))
 
+    @override
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the last retrieval's weights, ``(B, heads, N)``."""
+        """Return the weights of the last retrieval, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         stored = self.to_key(self.norm_stored(x))
         return self._retrieve(stored, padding)[:, :, 0]
 
     def _retrieve(self, stored: Tensor, padding: Tensor | None) -> Tensor:
-        """Weights ``(B, heads, 1, N)`` after all updates; zero under padding."""
-        keys = self._split(stored)
+        """Return the weights ``(B, heads, 1, N)`` after all updates."""
+        keys = self._split_heads(stored)
         state = self.to_query(self.norm_state(self.learned_query.to(stored.dtype)))
-        state = self._split(state.expand(stored.shape[0], 1, -1))
+        state = self._split_heads(state.expand(stored.shape[0], 1, -1))
         for _ in range(self.num_updates):
             state = self._attend(state, keys, padding) @ keys
         return self._attend(state, keys, padding)
 
     def _attend(self, state: Tensor, keys: Tensor, padding: Tensor | None) -> Tensor:
         scores = state @ keys.transpose(-1, -2) * self.beta
-        if padding is None:
-            return scores.softmax(-1)
-        hidden = padding[:, None, None]
-        lowest = torch.finfo(scores.dtype).min
-        return scores.masked_fill(hidden, lowest).softmax(-1).masked_fill(hidden, 0.0)
+        return masked_softmax(
+            scores, None if padding is None else padding[:, None, None]
+        )
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

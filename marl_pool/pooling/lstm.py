@@ -1,20 +1,28 @@
-"""An LSTM's last output: a control that depends on the order."""
+"""An LSTM's last hidden state, a control that depends on the order."""
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.utils.types import PositiveInt
 
 
 class LSTMPooling(Pooling):
-    """Read the vectors one after the other and return the last hidden state.
+    r"""Last hidden state of an LSTM that reads the vectors in their order.
 
-    Padded places are passed over as if they were not there. For an empty set the
-    result is zero. It depends on the order, and is here as a control.
+    .. math::
+        (i, f, o, u) = W x_t + R h_{t-1} + b, \qquad
+        c_t = \sigma(f)\, c_{t-1} + \sigma(i) \tanh(u), \qquad
+        h_t = \sigma(o) \tanh(c_t)
 
-    Source: Hochreiter and Schmidhuber (1997), with a forget gate; one bias for each
-    gate.
+    The result is :math:`h_N`. Padded slots are skipped. As it depends on the order, it
+    is a control: a shuffle must change its result.
+
+    Shapes: ``(B, N, D)`` to ``(B, hidden)``; zero for an empty set.
+
+    Source: Hochreiter and Schmidhuber (1997), *Long Short-Term Memory*, with a forget
+    gate. Difference from ``torch.nn.LSTM``: one bias for each gate instead of two.
 
     Args:
         dim: D, the width of the vectors.
@@ -29,18 +37,20 @@ class LSTMPooling(Pooling):
         self.on_input = nn.Linear(dim, 4 * self.dim_out)
         self.on_state = nn.Linear(self.dim_out, 4 * self.dim_out, bias=False)
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, hidden)``; see `Pooling.forward`."""
         hidden = cell = x.new_zeros(x.shape[0], self.dim_out)
-        for place, gates in enumerate(self.on_input(x).unbind(1)):
+        # The input's part of all gates is one product; only the state's is sequential.
+        for slot, gates in enumerate(self.on_input(x).unbind(1)):
             gates = gates + self.on_state(hidden)
-            enter, forget, leave, content = gates.chunk(4, -1)
-            new_cell = forget.sigmoid() * cell + enter.sigmoid() * content.tanh()
-            new_hidden = leave.sigmoid() * new_cell.tanh()
+            input_gate, forget_gate, output_gate, content = gates.chunk(4, -1)
+            new_cell = forget_gate.sigmoid() * cell
+            new_cell = new_cell + input_gate.sigmoid() * content.tanh()
+            new_hidden = output_gate.sigmoid() * new_cell.tanh()
             if padding is not None:
-                skip = padding[:, place, None]
+                skip = padding[:, slot, None]
                 new_cell = torch.where(skip, cell, new_cell)
                 new_hidden = torch.where(skip, hidden, new_hidden)
             cell, hidden = new_cell, new_hidden

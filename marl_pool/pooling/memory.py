@@ -1,27 +1,29 @@
-"""The contract of a pooling head that remembers."""
+"""Base class of pooling heads with a memory of earlier sets."""
 
 from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 
 Memory = Any
-"""A pytree of tensors, ``(B, …)``; () for none."""
+"""A pytree of tensors ``(B, …)``; () if there is nothing to remember."""
 
 
 class MemoryPooling(Pooling):
-    """A head whose result depends on earlier sets and on the previous action.
+    """Base class of heads that also read the previous action and may have a memory.
 
-    Calling it like any head pools the first set of an episode: no memory yet, and
-    zeros for the action. A policy calls `unroll` instead, and carries the memory.
+    Called like any head, it pools the first set of an episode, with an initial memory
+    and zeros as the previous action. A policy calls `unroll` instead, and carries the
+    memory from step to step.
 
     Args:
         dim: D, the width of the vectors.
         action_dim: A, the width of the previous action; 0 where there is none.
-        dim_out: width of the result; ``dim`` if None.
+        dim_out: width of the result; None means D.
     """
 
     def __init__(
@@ -32,46 +34,49 @@ class MemoryPooling(Pooling):
 
     @abstractmethod
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """The memory at an episode's start, ``(batch, …)``."""
+        """Return the memory at the start of an episode, ``(batch, …)``."""
 
     @abstractmethod
     def unroll(
-        self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """Pool T sets one after the other.
 
         Args:
             x: ``(B, T, N, D)``, zero under padding.
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
-            actions: ``(B, T, A)``, the actions before each set.
+            prev_actions: ``(B, T, A)``, the action taken before each set.
             memory: from `initial_memory` or an earlier call.
 
         Returns:
-            ``(B, T, dim_out)`` and the memory after the last set.
+            ``(B, T, dim_out)``, and the memory after the last set.
         """
 
     @abstractmethod
-    def shares(
-        self, x: Tensor, padding: Tensor | None, actions: Tensor, memory: Memory
+    def attention_weights(
+        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
-        """What share each vector of the last of T sets has, ``(B, heads, N)``."""
+        """Return the weights of the last of T sets, ``(B, heads, N)``; see `unroll`."""
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         """Pool ``(B, N, D)``, the first sets of B episodes, to ``(B, dim_out)``."""
-        return self.unroll(*self._first(x, padding))[0][:, 0]
+        return self.unroll(*self._first_step(x, padding))[0][:, 0]
 
+    @override
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """What share each vector of a first set has, ``(B, heads, N)``."""
+        """Return the attention weights of an episode's first set, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
-        return self.shares(*self._first(x, padding))
+        return self.attention_weights(*self._first_step(x, padding))
 
-    def _first(
+    def _first_step(
         self, x: Tensor, padding: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor, Memory]:
+        """Return the arguments of `unroll` for sequences of length one."""
         batch, num_tokens, _ = x.shape
         return (
             x[:, None],

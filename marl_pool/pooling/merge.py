@@ -1,78 +1,93 @@
-"""Token merging: the two most alike become one, until one is left."""
+"""Token merging: the two most similar vectors become one, until one is left."""
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.base import Pooling
 
 
 class MergePooling(Pooling):
-    """Merge the two vectors of largest cosine similarity into their mean, N - 1 times.
+    r"""Repeated merging of the two vectors of largest cosine similarity.
 
-    A merged vector counts as one, whatever it was made of: many distractors that look
-    alike soon weigh no more than a single vector that is like no other. (With means
-    weighted by size the last vector would be the plain average.)
+    .. math::
+        (i, j) = \arg\max_{i \ne j} \frac{x_i \cdot x_j}{|x_i|\,|x_j|}, \qquad
+        x_i \leftarrow \frac{x_i + x_j}{2}, \quad \text{drop } x_j
 
-    Source: the merging of Bolya et al. (2023), *Token Merging*, down to one vector.
-    Where we differ: theirs matches two halves of the sequence, which depends on the
-    order, and weighs by size; here any two may merge, one pair at a time. Which two
-    they are has no gradient. Cost: N - 1 rounds of O(N²) similarities. For an empty
-    set the result is zero. Of pairs that are exactly as much alike, as among vectors
-    at right angles, the content decides: first the set is sorted by its first feature,
-    ties by the second, and so on. Copies of a vector merge into themselves and do no
-    harm; its multiples are as much like it as copies are.
+    N - 1 times. A merged vector counts as one, however many it was made of: many
+    similar distractors soon weigh no more than a single unusual vector. (With means
+    weighted by size the result would be the plain average.) The choice of the pair has
+    no gradient. Cost: N - 1 rounds of O(N²) similarities.
+
+    Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
+
+    Source: the merging of Bolya et al. (2023), *Token Merging*,
+    https://arxiv.org/abs/2210.09461, down to one vector. Differences from the source:
+    it matches two halves of the sequence, which depends on the order, and weighs by
+    size; here any two vectors may merge, one pair at a time.
+
+    Among pairs of exactly equal similarity, such as orthogonal vectors, the content
+    decides: the set is sorted first, by feature 0, then feature 1, …. So the result
+    stays permutation invariant.
+
+    Args:
+        dim: D, the width of the vectors.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, D)``; see `Pooling.forward`."""
+        # Sort the set, so that ties are resolved by content and not by position.
         order = lexicographic_order(x)
         x = x.gather(1, order[..., None].expand_as(x))
         alive = torch.ones_like(x[..., 0], dtype=torch.bool)
         if padding is not None:
             alive = ~padding.gather(1, order)
-        count, places = x.shape[1], torch.arange(x.shape[1], device=x.device)
-        apart = ~torch.eye(count, dtype=torch.bool, device=x.device)
+        count, slots = x.shape[1], torch.arange(x.shape[1], device=x.device)
+        off_diagonal = ~torch.eye(count, dtype=torch.bool, device=x.device)
         for _ in range(count - 1):
-            pairs = alive[:, :, None] & alive[:, None, :] & apart
-            likeness = _cosine(x.detach()).masked_fill(~pairs, -torch.inf)
-            best = likeness.flatten(1).argmax(1, keepdim=True)
+            # Find the most similar pair among the vectors that are left.
+            allowed = alive[:, :, None] & alive[:, None, :] & off_diagonal
+            similarity = _cosine(x.detach()).masked_fill(~allowed, -torch.inf)
+            best = similarity.flatten(1).argmax(1, keepdim=True)
             first, second = best // count, best % count
-            going = alive.sum(1, keepdim=True) > 1
-            kept = (places == first) & going
-            lost = (places == second) & going
-            pair = (kept | lost).to(x.dtype)
+            # Put the mean into the first one's slot and drop the second one, in sets
+            # that have more than one vector.
+            unfinished = alive.sum(1, keepdim=True) > 1
+            kept = (slots == first) & unfinished
+            dropped = (slots == second) & unfinished
+            pair = (kept | dropped).to(x.dtype)
             mean = (pair[:, None] @ x) / 2
             x = torch.where(kept[..., None], mean, x)
-            alive = alive & ~lost
+            alive = alive & ~dropped
         return (alive.to(x.dtype)[:, None] @ x)[:, 0]
 
 
 def lexicographic_order(x: Tensor) -> Tensor:
-    """Return places ``(B, N)`` that sort ``(B, N, D)`` by feature 0, then 1, ….
+    """Return indices ``(B, N)`` that sort ``(B, N, D)`` by feature 0, then 1, ….
 
-    Whatever is computed from vectors in this order is permutation invariant, to the
-    bit: vectors that still tie are equal.
+    A function of vectors in this order is permutation invariant to the bit: vectors
+    that still tie are equal.
     """
     x = x.detach()
     order = x[..., 0].argsort(dim=1)
     if not is_transformed():
-        # Mostly one feature is enough, which a transform may not ask.
+        # One feature mostly suffices. A function transform does not allow the test.
         first = x[..., 0].gather(1, order)
         if not (first[:, 1:] == first[:, :-1]).any():
             return order
-    # Stable sorts by the least important feature first.
+    # Stable sorts, from the least to the most important feature.
     for feature in reversed(x.unbind(-1)):
         order = order.gather(1, feature.gather(1, order).argsort(dim=1, stable=True))
     return order
 
 
 def _cosine(x: Tensor) -> Tensor:
-    """Similarities ``(B, N, N)``; a zero vector is like no other."""
+    """Return cosine similarities ``(B, N, N)``, 0 for a zero vector."""
     unit = torch.nn.functional.normalize(x, dim=-1)
     return unit @ unit.transpose(1, 2)

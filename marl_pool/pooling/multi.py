@@ -1,10 +1,11 @@
-"""Several heads side by side."""
+"""Several heads on the same set."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import MemoryPooling
@@ -15,18 +16,25 @@ Part = Mapping[str, Any]
 
 
 class MultiPooling(Pooling):
-    """The results of several heads, concatenated.
+    r"""Several heads on the same set, their results concatenated.
+
+    .. math::
+        y = [\mathrm{pool}_1(X); \dots; \mathrm{pool}_H(X)]
+
+    If heads have extra tokens, all of these pass through the encoder together; each
+    head then reads its own and not the others'.
+
+    Shapes: ``(B, N, D)`` to ``(B, P_1 + … + P_H)``.
 
     Source: combined aggregators, e.g. Corso et al. (2020), *Principal Neighbourhood
-    Aggregation*. Extra tokens that heads want all go through the encoder together; each
-    head gets its own and not the others'.
+    Aggregation*, https://arxiv.org/abs/2004.05718.
 
     Args:
         dim: D, the width of the vectors.
-        heads: ``{"name": …, **options}`` each, of registered heads or of your own; none
-            that takes the previous action, for there is nowhere to keep its memory.
+        heads: ``{"name": …, **options}`` each, of registered heads or of your own;
+            heads with a memory are not supported.
         num_tokens: N, for heads that need it.
-        has_self: whether the tokens include the observer's own.
+        has_self: True if the tokens include the observer's own.
 
     Raises:
         InputError: no heads, an unknown name, a wrong option, or a head with a memory.
@@ -40,7 +48,7 @@ class MultiPooling(Pooling):
         num_tokens: int | None = None,
         has_self: bool = True,
     ) -> None:
-        parts = [self._part(part, dim, num_tokens, has_self) for part in heads]
+        parts = [self._build(part, dim, num_tokens, has_self) for part in heads]
         if not parts:
             raise InputError("pooling.heads: expected at least one head, got none")
         super().__init__(dim, dim_out=sum(part.dim_out for part in parts))
@@ -49,7 +57,7 @@ class MultiPooling(Pooling):
         self.permutation_invariant = all(part.permutation_invariant for part in parts)
 
     @staticmethod
-    def _part(part: Part, dim: int, num_tokens: int | None, has_self: bool) -> Pooling:
+    def _build(part: Part, dim: int, num_tokens: int | None, has_self: bool) -> Pooling:
         from marl_pool.pooling import POOLING
 
         options = dict(part) if isinstance(part, Mapping) else {}
@@ -69,35 +77,37 @@ class MultiPooling(Pooling):
             )
         return head
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, dim_out)``; see `Pooling.forward`."""
-        pooled = [head(*self._share(i, x, padding, types)) for i, head in self._all()]
+        pooled = [head(*self._input(i, x, padding, types)) for i, head in self._all()]
         return torch.cat(pooled, -1)
 
+    @override
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor | None:
-        """Return all heads' weights, ``(B, heads, N)``; None if one has none."""
+        """Return all heads' weights, ``(B, heads, N)``; None if a head has none."""
         x, padding, types = self.prepare(x, padding, types)
         found = []
         for i, head in self._all():
-            weights = head.weights(*self._share(i, x, padding, types))
+            weights = head.weights(*self._input(i, x, padding, types))
             if weights is None:
                 return None
+            # From the head's own input to the whole one: other heads' tokens have 0.
             own = weights[..., : head.extra_tokens]
             full = weights.new_zeros(*weights.shape[:2], x.shape[1])
-            first = self._first(i)
+            first = self._offset(i)
             full[..., first : first + head.extra_tokens] = own
             full[..., self.extra_tokens :] = weights[..., head.extra_tokens :]
             found.append(full)
         return torch.cat(found, 1)
 
+    @override
     def prepend(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Put the extra tokens of all heads before ``x``; see `Pooling.prepend`."""
         for head in reversed(list(self.heads)):
             assert isinstance(head, Pooling)
             x, padding, types = head.prepend(x, padding, types)
@@ -106,15 +116,15 @@ class MultiPooling(Pooling):
     def _all(self) -> list[tuple[int, Pooling]]:
         return [(i, head) for i, head in enumerate(self.heads)]  # type: ignore[misc]
 
-    def _first(self, number: int) -> int:
-        """Where the extra tokens of a head begin."""
+    def _offset(self, number: int) -> int:
+        """Return the index of a head's first extra token."""
         return sum(head.extra_tokens for _, head in self._all()[:number])
 
-    def _share(
+    def _input(
         self, number: int, x: Tensor, padding: Tensor | None, types: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What one head sees: its own extra tokens, and the set."""
-        head, first = self._all()[number][1], self._first(number)
+        """Select one head's input: its own extra tokens, and the set."""
+        head, first = self._all()[number][1], self._offset(number)
         own = slice(first, first + head.extra_tokens)
         rest = slice(self.extra_tokens, None)
 

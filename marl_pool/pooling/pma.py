@@ -1,7 +1,8 @@
-"""Pooling by multi-head attention: learned seeds that look at the set."""
+"""Pooling by multi-head attention (PMA), from learned seeds to the set."""
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.encoders.set_transformer import AttentionBlock
 from marl_pool.kernels.attention import AttentionScale
@@ -10,20 +11,36 @@ from marl_pool.utils.types import PositiveInt
 
 
 class PMAPooling(Pooling):
-    """Attention from k learned seeds to the set, their results side by side.
+    r"""Attention from k learned seeds to the set, their results concatenated.
 
-    ``PMA_k(X) = MAB(S, rFF(X))`` with ``MAB(S, Z) = LN(H + rFF(H))`` and
-    ``H = LN(S + Attention(S, Z, Z))``.
+    .. math::
+        \mathrm{PMA}_k(X) = \mathrm{MAB}(S, \mathrm{rFF}(X)), \qquad
+        \mathrm{MAB}(S, Z) = \mathrm{LN}(H + \mathrm{rFF}(H)), \qquad
+        H = \mathrm{LN}(S + \mathrm{Attention}(S, Z, Z))
 
-    Source: Lee et al. (2019), *Set Transformer*, equations 6, 7 and 13. As there,
-    attention scores are divided by the square root of the model's width. Where we
-    differ: an empty set gives zero.
+    S holds the seeds, ``(k, D)``; rFF is a linear layer with ReLU on each vector. The
+    seeds do not depend on the set, so the head learns what to look for in general,
+    not relative to the observing agent as `AdaPooling` with ``query="self"`` does.
+
+    Shapes: ``(B, N, D)`` to ``(B, k D)``; zero for an empty set.
+
+    Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
+    equations 6, 7 and 13, with scores divided by the square root of the model's width
+    as there. Difference from the published code: it has no LayerNorm by default.
+
+    Example:
+        >>> pool = PMAPooling(8, num_seeds=2, num_heads=4)
+        >>> x = torch.randn(3, 10, 8)
+        >>> pool(x).shape
+        torch.Size([3, 16])
+        >>> pool.weights(x).shape
+        torch.Size([3, 4, 10])
 
     Args:
         dim: D, the width of the vectors.
-        num_seeds: k; the result is k times as wide as a vector.
-        num_heads: a divisor of ``dim``.
-        layer_norm: normalise as above; the authors' code leaves it away by default.
+        num_seeds: k, the number of seeds; the result has k times the width of a vector.
+        num_heads: number of heads, a divisor of D.
+        layer_norm: normalize as above.
         attention_scale: divide scores by the square root of the model or head width.
     """
 
@@ -40,24 +57,26 @@ class PMAPooling(Pooling):
     ) -> None:
         super().__init__(dim, dim_out=num_seeds * dim)
         self.learned_query = nn.Parameter(torch.randn(num_seeds, dim))
-        self.before = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
+        self.feedforward = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
         self.block = AttentionBlock(dim, num_heads, layer_norm, attention_scale)
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, k D)``; see `Pooling.forward`."""
-        seeds = self.learned_query.to(x.dtype).expand(x.shape[0], -1, -1)
-        pooled = self.block(seeds, self.before(x), padding).flatten(1)
+        pooled = self.block(self._seeds(x), self.feedforward(x), padding).flatten(1)
         if padding is None:
             return pooled
         return pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
 
+    @override
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the attention weights, the mean over seeds, ``(B, heads, N)``."""
+        """Return the attention weights, their mean over seeds, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
-        seeds = self.learned_query.to(x.dtype).expand(x.shape[0], -1, -1)
         attention = self.block.attention
-        return attention.weights(seeds, self.before(x), padding).mean(2)
+        return attention.weights(self._seeds(x), self.feedforward(x), padding).mean(2)
+
+    def _seeds(self, x: Tensor) -> Tensor:
+        return self.learned_query.to(x.dtype).expand(x.shape[0], -1, -1)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from helpers.samples import DIM, NUM_TOKENS, make_head, random_set
 from marl_pool.pooling import make_pooling, pooling_names
-from marl_pool.pooling.aggregation import LearnedAggregationPooling
 from marl_pool.pooling.base import Pooling
+from marl_pool.pooling.generalized_mean import PowerMeanPooling, SoftmaxPooling
 from marl_pool.pooling.hopfield import HopfieldPooling
+from marl_pool.pooling.learned_aggregation import LearnedAggregationPooling
 from marl_pool.pooling.lstm import LSTMPooling
-from marl_pool.pooling.means import PowerMeanPooling, SoftmaxPooling
 from marl_pool.pooling.multi import MultiPooling
 from marl_pool.pooling.pma import PMAPooling
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -185,7 +185,7 @@ def test_pma_of_torch() -> None:
         torch_attention.out_proj.weight.copy_(own.to_out.weight)
     x, padding, _ = random_set()
     seeds = head.learned_query.expand(len(x), -1, -1)
-    stored = head.before(x.masked_fill(padding[..., None], 0))
+    stored = head.feedforward(x.masked_fill(padding[..., None], 0))
     mixed = torch_attention(seeds, stored, stored, key_padding_mask=padding)[0]
     first, second = head.block.norms
     hidden = first(seeds + mixed)

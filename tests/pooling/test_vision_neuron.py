@@ -15,10 +15,9 @@ from torch.nn.functional import one_hot
 from marl_pool.policies.population import Population, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.policies.vision import Vision
-from marl_pool.pooling import distinct as distinct_module
-from marl_pool.pooling import make_pooling
-from marl_pool.pooling.distinct import distinct
-from marl_pool.pooling.vision_neuron import Tiles, VisionNeuronPooling
+from marl_pool.pooling import make_pooling, multiset
+from marl_pool.pooling.multiset import unique_patches
+from marl_pool.pooling.vision_neuron import TileConv2d, VisionNeuronPooling
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
@@ -140,7 +139,7 @@ def test_the_codes_one_by_one(affine: bool, scale: bool) -> None:
         shares = np.exp(scores) / np.exp(scores).sum()
         seen = sum(s * value for s, value in zip(shares, values, strict=True))
         expected.append(normalized(np.maximum(seen, 0), head.code_norm))
-        given_shares = head.shares(x, None, action, ())[0, code].detach()
+        given_shares = head.attention_weights(x, None, action, ())[0, code].detach()
         np.testing.assert_allclose(given_shares, shares, atol=1e-6)
     got = got[0, 0].detach()
     # The table of sinusoids is float32.
@@ -152,8 +151,10 @@ def test_keys_are_of_what_moved_and_values_are_not() -> None:
     features, _, before = pictures()
     x = features.double() / 255
     brighter = x + torch.rand(B, T, N, 1, dtype=torch.float64)
-    shares = head.shares(x, None, before.double(), ())
-    torch.testing.assert_close(head.shares(brighter, None, before.double(), ()), shares)
+    shares = head.attention_weights(x, None, before.double(), ())
+    torch.testing.assert_close(
+        head.attention_weights(brighter, None, before.double(), ()), shares
+    )
     # A frame is normalized by itself.
     codes, _ = head.unroll(x, None, before.double(), ())
     same, _ = head.unroll(brighter, None, before.double(), ())
@@ -235,7 +236,7 @@ def test_distinct_patches_are_those_that_unique_finds(
     features = palette[torch.randint(0, kinds, (B, N), generator=generator)].byte()
     padding = torch.rand(B, N, generator=generator) < 0.4
     for hidden in (None, padding, torch.ones_like(padding)):
-        patches, counts = distinct(features, hidden)
+        patches, counts = unique_patches(features, hidden)
         assert patches.dtype == torch.uint8
         most = 1
         for row in range(B):
@@ -251,28 +252,26 @@ def test_distinct_patches_are_those_that_unique_finds(
 def test_distinct_keeps_batch_dimensions_and_the_original() -> None:
     features, padding, _ = pictures()
     original = features.clone()
-    patches, counts = distinct(features, padding)
+    patches, counts = unique_patches(features, padding)
     assert patches.shape == (B, T, counts.shape[-1], D)
     assert torch.equal(counts.sum(-1), (~padding).sum(-1))
     assert torch.equal(features, original)
-    alone = distinct(features[1, 2], padding[1, 2])
+    alone = unique_patches(features[1, 2], padding[1, 2])
     assert expand(*alone) == expand(patches[1, 2], counts[1, 2])
     view = torch.cat([features.flatten(), features.new_zeros(5)])[5:]
-    assert distinct(view.view(features.shape))[1].shape[:2] == (B, T)
+    assert unique_patches(view.view(features.shape))[1].shape[:2] == (B, T)
 
 
 @given(seed=seeds)
 def test_collisions_change_nothing_but_the_speed(seed: int) -> None:
     features, padding, _ = pictures(seed)
-    expected = distinct(features, padding)
+    expected = unique_patches(features, padding)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distinct_module, "_hash", lambda words: words[..., 0] * 0)
-        listed = distinct(features, padding)
+        patch.setattr(multiset, "_hash", lambda words: words[..., 0] * 0)
+        listed = unique_patches(features, padding)
         lowest = torch.iinfo(torch.int64).max  # like that of padding
-        patch.setattr(
-            distinct_module, "_hash", lambda words: words[..., 0] * 0 + lowest
-        )
-        mixed = distinct(features, padding)
+        patch.setattr(multiset, "_hash", lambda words: words[..., 0] * 0 + lowest)
+        mixed = unique_patches(features, padding)
     for patches, counts in (listed, mixed):
         for one in range(B):
             for other in range(T):
@@ -288,7 +287,7 @@ def test_distinct_patches_with_counts_give_what_all_give(seed: int, full: bool) 
     padding[0, 1] = full
     x = (features.double() / 255).masked_fill(padding[..., None], 0)
     all_of_them, _ = head.unroll(x, padding, before.double(), ())
-    patches, counts = distinct(features, padding)
+    patches, counts = unique_patches(features, padding)
     given_patches = patches.double() / 255
     few, _ = head.unroll(given_patches, None, before.double(), (), counts)
     torch.testing.assert_close(few, all_of_them, rtol=0, atol=1e-12)
@@ -371,7 +370,7 @@ def test_bytes_numbers_and_patches_with_counts_are_answered_alike(seed: int) -> 
     assert expected.shape == (B, T, A)
     dense, _ = player.unroll(features.double() / 255, padding, before, ())
     torch.testing.assert_close(dense, expected, rtol=0, atol=1e-12)
-    patches, counts = distinct(features, padding)
+    patches, counts = unique_patches(features, padding)
     told, _ = player.unroll(patches, None, before, (), counts)
     assert torch.equal(told, expected)
     called, _ = player(patches, None, before, (), counts)
@@ -464,7 +463,7 @@ def test_a_saved_agent_acts_the_same(tmp_path: Path) -> None:
         ),
         ({"pooling": {**SMALL["pooling"], "num_codes": 8}}, "a square number, got 8"),
         ({"pooling": {**SMALL["pooling"], "codes": 8}}, "'codes': choose from"),
-        ({"convolutions": [(5, 4, 1)]}, "no wider than the 3 that it reads, got"),
+        ({"convolutions": [(5, 4, 1)]}, "no wider than its input, 3, got"),
         ({"convolutions": [(5, 2, 0)]}, "expected numbers of at least 1 and a kernel"),
         ({"hidden": [0]}, r"policy.hidden: expected widths of at least 1, got \[0\]"),
     ],
@@ -507,10 +506,10 @@ def test_a_cnn_on_patches_in_any_order_and_with_counts() -> None:
     assert not torch.isclose(codes[0, 0], codes[0, 1]).all()
     shuffled = features[:, :, torch.randperm(N)].double() / 255
     torch.testing.assert_close(head.unroll(shuffled, None, before, ())[0], codes)
-    patches, counts = distinct(features)
+    patches, counts = unique_patches(features)
     few, _ = head.unroll(patches.double() / 255, None, before, (), counts)
     torch.testing.assert_close(few, codes)
-    assert head.shares(shuffled, None, before, ()).shape == (B, 3, N)
+    assert head.attention_weights(shuffled, None, before, ()).shape == (B, 3, N)
 
 
 def test_the_cnn_reads_frames_as_channels_and_pixels_in_rows() -> None:
@@ -540,7 +539,7 @@ def test_at_first_the_background_says_nothing() -> None:
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(4, 9))
 def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
     torch.manual_seed(side)
-    tiles = Tiles(channels, 2, size, size).double()
+    tiles = TileConv2d(channels, 2, size, size).double()
     plain = torch.nn.Conv2d(channels, 2, size, size).double()
     plain.load_state_dict(tiles.state_dict())
     x = torch.rand(2, channels, side, side, dtype=torch.float64)
@@ -553,7 +552,7 @@ def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
 
 
 def test_what_a_cnn_cannot_read() -> None:
-    with pytest.raises(InputError, match="no wider than the 2 that it reads"):
+    with pytest.raises(InputError, match="no wider than its input, 2"):
         large(patch_convolutions=[(3, 3, 2), (2, 3, 1)])
     with pytest.raises(InputError, match="expected square patches, got 3 pixels"):
         make(patch_convolutions=[(2, 1, 1)])

@@ -1,7 +1,8 @@
-"""Learned aggregation: attention across the features of a fixed number of vectors."""
+"""Learned aggregation: attention across features, over a fixed number of vectors."""
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -9,29 +10,34 @@ from marl_pool.utils.types import PositiveInt
 
 
 class LearnedAggregationPooling(Pooling):
-    """Mix the vectors by learned weights for each place, then weigh the features.
+    r"""Attention over the D features, with learned weights for each slot of the set.
 
-    ``y = softmax(q W_Q (Xᵀ W_K) / √D) (Xᵀ W_V)`` with ``Xᵀ`` of shape ``(D, N)``,
-    ``W_K (N, D)`` and ``W_V (N, P)``.
+    .. math::
+        y = \mathrm{softmax}\left(\frac{q W_Q\,(X^\top W_K)}{\sqrt{D}}\right)
+            (X^\top W_V)
 
-    What is unusual: unlike attention it turns the set on its side. The softmax runs
-    over the D features, not over the vectors, and what each place contributes is a
-    column of weights. So it depends on the order and on a fixed N, as `FlattenPooling`
-    does, with ``N (D + P)`` weights in place of ``N D P``.
+    :math:`X^\top` is ``(D, N)``, :math:`W_K` is ``(N, D)`` and :math:`W_V` is
+    ``(N, P)``: unlike usual attention, the set is transposed. The softmax runs over
+    features, and a vector contributes through the row of :math:`W_K` and :math:`W_V`
+    that belongs to its slot. So the head depends on the order and on a fixed N, as
+    `FlattenPooling` does, with N (D + P) weights instead of N D P.
 
-    Source: the post *Learned Aggregation*. It writes √d_k without saying what d_k is;
-    here it is D, over which the softmax runs. Where we differ: the batch dimension
-    stays for a batch of one, which the post's code squeezes away.
+    Shapes: ``(B, N, D)`` to ``(B, P)``; a set with fewer slots than N is read as if
+    the missing last ones were padding.
+
+    Source: the blog post *Learned Aggregation*. It divides by √d_k without defining
+    d_k; here it is D, the size that the softmax runs over. Difference from the post's
+    code: a batch of one keeps its batch dimension.
 
     Args:
         dim: D, the width of the vectors.
-        num_tokens: N, the largest number of vectors; a smaller set's last places are
-            empty.
-        query_dim: n, the width of the learned query; None means D.
+        num_tokens: N, the largest number of slots.
+        query_dim: width of the learned query q; None means D.
         dim_out: P, the width of the result; None means D.
 
     Raises:
-        UnfitTokensError: from `forward`, more vectors than N.
+        InputError: ``num_tokens`` is below 1.
+        UnfitTokensError: from `forward`, more than N slots.
     """
 
     permutation_invariant = False
@@ -56,20 +62,20 @@ class LearnedAggregationPooling(Pooling):
         self.to_key = nn.Linear(num_tokens, dim, bias=False)
         self.to_value = nn.Linear(num_tokens, self.dim_out, bias=False)
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, P)``; see `Pooling.forward`."""
         count = x.shape[1]
         if count > self.num_tokens:
             raise UnfitTokensError(
                 f"LearnedAggregation: expected at most {self.num_tokens} tokens, "
                 f"got {count}"
             )
-        # A shorter set is one whose last places are padding, and padding is zero.
-        on_side = x.transpose(1, 2)
-        keys = on_side @ self.to_key.weight[:, :count].T
-        values = on_side @ self.to_value.weight[:, :count].T
+        # Missing slots would be zero, so their columns of the weights are left out.
+        features = x.transpose(1, 2)
+        keys = features @ self.to_key.weight[:, :count].T
+        values = features @ self.to_value.weight[:, :count].T
         query = self.to_query(self.learned_query.to(x.dtype))
         scores = query @ keys / self.dim**0.5
         return (scores.softmax(-1)[:, None] @ values)[:, 0]

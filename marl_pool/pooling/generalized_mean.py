@@ -1,37 +1,44 @@
-"""Means between the average and the maximum of each feature, with a learned place."""
+"""Generalized means: between average and maximum of each feature, by a parameter."""
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
+from marl_pool.pooling.basic import uniform_weights
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveFloat
 
 EPS = 1e-6
-"""Least share of the largest distance that a distance counts as, since 0 has no
-gradient under a power; with ``shift=False`` also the least feature, as published."""
+"""Lower bound of distances, relative to the largest one: at 0 a power has no gradient.
+With ``shift=False`` also the lower bound of the features, as published."""
 
 
 class PowerMeanPooling(Pooling):
-    """Generalised mean (GeM) of each feature, above the smallest one.
+    r"""Power mean (GeM) of each feature, measured from the smallest one.
 
-    ``y = m + (1/N Σ_i (x_i - m)^p)^(1/p)`` with ``m = min_i x_i``; p = 1 is the
-    average and p → ∞ the maximum.
+    .. math::
+        y = m + \left(\frac{1}{N} \sum_{i=1}^N (x_i - m)^p\right)^{1/p}, \qquad
+        m = \min_i x_i
 
-    Source: Radenović, Tolias and Chum (2018), equation 3. Where we differ: theirs is
-    for features that are not negative, ``shift=False``, and clamps others to a small
-    number, so that at p = 1 it is an average of those alone. Counted from the smallest
-    feature of the set, it lies between average and maximum for any features. For an
-    empty set the result is zero.
+    p = 1 is the average, and p → ∞ the maximum.
+
+    Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
+
+    Source: Radenović, Tolias and Chum (2018), https://arxiv.org/abs/1711.02512,
+    equation 3. Difference from the source: the published mean is for features that are
+    not negative (``shift=False``) and clamps others to a small number, so that at p = 1
+    it is the average of the positive features alone. Measured from the smallest
+    feature of the set, it lies between average and maximum for any features.
 
     Args:
         dim: D, the width of the vectors.
-        p: the exponent, at least 1; where it is learned, its initial value, above 1.
-        learn: learn it, as ``1 + exp(·)``.
-        shift: count from the smallest feature; otherwise from 0.
+        p: the exponent, at least 1; if learned, its initial value, above 1.
+        learn: learn the exponent, as ``1 + exp(·)``.
+        shift: measure from the smallest feature; otherwise from 0.
 
     Raises:
-        InputError: an exponent below 1, or 1 to be learned.
+        InputError: ``p`` is below 1, or 1 and learned.
     """
 
     fixed: Tensor
@@ -61,11 +68,11 @@ class PowerMeanPooling(Pooling):
         """The exponent."""
         return 1 + self.log_above_one.exp() if self.learn else self.fixed
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, D)``; see `Pooling.forward`."""
-        # Half precision has too few digits and too little range for powers.
+        # Half precision has too few digits and too small a range for powers.
         wide = torch.promote_types(x.dtype, torch.float32)
         pooled = self._pool(x.to(wide), padding).to(x.dtype)
         if padding is None:
@@ -74,7 +81,7 @@ class PowerMeanPooling(Pooling):
 
     def _pool(self, x: Tensor, padding: Tensor | None) -> Tensor:
         hidden = None if padding is None else padding[..., None]
-        # In halves, so that no difference of two finite features overflows.
+        # Halve the features, so that no difference of two finite ones overflows.
         half = x / 2
         least = torch.zeros_like(half[:, :1])
         if self.shift:
@@ -86,36 +93,41 @@ class PowerMeanPooling(Pooling):
         distance = (half - least).clamp(min=tiny if self.shift else EPS / 2)
         if hidden is not None:
             distance = distance.masked_fill(hidden, 0.0)
-        # The result is the same for any unit of length. With the largest distance as
-        # the unit no power overflows, and the unit itself needs no gradient.
+        # The mean is homogeneous. In units of the largest distance no power overflows,
+        # and as the unit cancels it needs no gradient.
         unit = distance.detach().amax(1, keepdim=True).clamp(min=tiny)
         ratio = (distance / unit).clamp(min=EPS)
         p = self.p.to(x.dtype)
         # At least 1/N, except for an empty set.
-        mean = (ratio**p * _shares(x, padding)).sum(1, keepdim=True).clamp(min=tiny)
-        half_way = unit * mean ** (1 / p)
+        weights = uniform_weights(x, padding)[..., None]
+        mean = (ratio**p * weights).sum(1, keepdim=True).clamp(min=tiny)
+        rise = unit * mean ** (1 / p)
         # Twice the half, in an order in which no partial sum overflows.
-        return (least + half_way + least + half_way)[:, 0]
+        return (least + rise + least + rise)[:, 0]
 
 
 class SoftmaxPooling(Pooling):
-    """Mean of each feature, weighted by a softmax of the feature itself.
+    r"""Mean of each feature, weighted by the softmax of that feature.
 
-    ``y = Σ_i softmax_i(β x_i) x_i`` feature by feature; β = 0 is the average and
-    β → ∞ the maximum.
+    .. math::
+        y_d = \sum_{i=1}^N \mathrm{softmax}_i(\beta_d\, x_{i,d})\; x_{i,d}
 
-    Source: the Boltzmann operator; as a pooling of sets e.g. Li et al. (2020),
-    *DeeperGCN*, equation 5 (softmax aggregation), which learns β too. For an empty set
-    the result is zero.
+    β = 0 is the average, and β → ∞ the maximum.
+
+    Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
+
+    Source: the Boltzmann operator; as a pooling of sets, Li et al. (2020),
+    *DeeperGCN*, https://arxiv.org/abs/2006.07739, equation 5 (softmax aggregation),
+    which learns β too.
 
     Args:
         dim: D, the width of the vectors.
-        beta: the inverse temperature, not negative; where it is learned, its initial
-            value, above 0.
-        learn: learn one for each feature, as ``exp(·)``.
+        beta: the inverse temperature, not negative; if learned, its initial value,
+            above 0.
+        learn: learn one inverse temperature for each feature, as ``exp(·)``.
 
     Raises:
-        InputError: a negative inverse temperature, or 0 to be learned.
+        InputError: ``beta`` is negative, or 0 and learned.
     """
 
     fixed: Tensor
@@ -137,21 +149,13 @@ class SoftmaxPooling(Pooling):
         """The inverse temperatures, ``(D,)``."""
         return self.log_beta.exp() if self.learn else self.fixed
 
+    @override
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool ``(B, N, D)`` to ``(B, D)``; see `Pooling.forward`."""
         scores = x * self.beta
         if padding is not None:
             lowest = torch.finfo(x.dtype).min
             scores = scores.masked_fill(padding[..., None], lowest)
-        # What lies under padding is zero, so an empty set gives zero.
+        # Padded vectors are zero, so an empty set gives zero whatever its weights are.
         return (scores.softmax(1) * x).sum(1)
-
-
-def _shares(x: Tensor, padding: Tensor | None) -> Tensor:
-    """1/N for each token present, ``(B, N, 1)``."""
-    if padding is None:
-        return torch.full_like(x[..., :1], 1 / x.shape[1])
-    present = (~padding).to(x.dtype)
-    return (present / present.sum(1, keepdim=True).clamp(min=1))[..., None]
