@@ -1,6 +1,6 @@
-"""The one loop: observe → perturb → act → step.
+"""Rollout: the one loop observe → perturb → act → step.
 
-PPO's runner, evaluation and rendering are short callers of it.
+Training, evaluation and rendering are short callers of it.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -20,45 +20,57 @@ from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
 
 class Transition(NamedTuple):
-    """One step of the loop, by group where there are several agents."""
+    """One step of all environments; dictionaries are by group of agents."""
 
     env: BatchedEnv
-    """After the step."""
+    """The environments after the step."""
     tokens: dict[str, Tokens]
-    """What the policies saw."""
+    """Observations of the policies before the step, perturbed."""
     states: dict[str, State]
-    """What they remembered then."""
+    """States of the policies before the step."""
     decisions: dict[str, Decision]
+    """Decisions of the policies, with the next states."""
     step: Step
+    """Rewards and ends of episodes."""
 
 
 class FinalObservation(NamedTuple):
-    """What was seen last in some worlds: at an episode's or the fragment's end."""
+    """Observation after the last step of an episode or of a fragment.
+
+    No action follows it; its value completes `Trajectory.next_values`.
+    """
 
     time: int
+    """Step of the fragment, from 0, that it follows."""
     rows: Tensor
+    """``(rows,)`` int64, the environments concerned."""
     tokens: dict[str, Tokens]
+    """For each group, batch dimensions ``(rows, agents)``."""
     states: dict[str, State]
+    """States of the policies, same batch dimensions."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Steps of one group; leading dimensions ``(T, num_envs, agents)``.
+    """Steps of one group of agents; leading dimensions ``(T, num_envs, agents)``.
+
+    A row may hold the end of one episode and the start of the next.
 
     Attributes:
-        tokens: what the policy saw.
-        actions: in the policy's own units.
-        log_probs: of the actions.
-        logits: of the action distributions.
+        tokens: observations of the policy.
+        actions: in the units of the policy; see `Policy.scale`.
+        log_probs: log-probabilities of the actions.
+        logits: parameters of the action distributions, ``(…, L)``.
         values: estimated returns of the observations.
-        next_values: of the observations that followed, an episode's final one and
-            the fragment's last one included; after a termination they mean nothing.
+        next_values: estimated returns of the observations after the steps, those at
+            the end of an episode or of the fragment included. Undefined after a
+            termination.
         rewards: of the steps.
-        terminated: ``(T, num_envs)`` the world ended by itself.
-        truncated: ``(T, num_envs)`` the world ran out of time.
-        active: bool, the agent lived when it acted.
-        next_active: bool, it lived after the step.
-        states: what the policy remembered when it acted, a pytree, or ().
+        terminated: ``(T, num_envs)`` bool, the episode ended in a terminal state.
+        truncated: ``(T, num_envs)`` bool, the episode reached its time limit.
+        active: bool, the agent was alive when it acted.
+        next_active: bool, the agent was alive after the step.
+        states: states of the policy when it acted, a pytree; () without a memory.
     """
 
     tokens: Tokens
@@ -76,24 +88,47 @@ class Trajectory:
 
 
 class Episodes(NamedTuple):
-    """Finished episodes."""
+    """Returns and lengths of finished episodes."""
 
     returns: dict[str, Tensor]
-    """For each group ``(episodes, agents)``, undiscounted."""
+    """For each group ``(episodes, agents)`` float64, undiscounted."""
     lengths: Tensor
-    """``(episodes,)`` int64."""
+    """``(episodes,)`` int64, steps."""
 
 
 class Rollout:
-    """Policies in a world, and where they stand.
+    """Policies acting in a batch of environments.
+
+    Each step
+
+    1. *observes* the environments and *perturbs* the observations,
+    2. lets the policies *act* on them,
+    3. *steps* all environments, and
+    4. *ends* episodes that are over, which the methods do in different ways: `steps`
+       and `advance` reset these environments at once, `episodes` drops them.
+
+    All random numbers come from streams keyed by (seed, environment, episode), so that
+    a trajectory does not depend on the size of the batch.
+
+    Example:
+        ::
+
+            rollout = Rollout(env, {"agent": policy}, explore=True)
+            trajectory = rollout.steps(128)["agent"]
+            returns = Rollout(env, {"agent": policy}).episodes().returns["agent"]
 
     Args:
-        world: reset here; the rollout owns it from now on.
-        policies: for each group of the world.
-        perturbation: between the world and the policies.
-        explore: sample actions; otherwise take the most likely.
-        played: episodes that each world has behind it, by which the severity of a
-            perturbation with a ramp has grown.
+        env: environments, reset here and owned by the rollout from now on.
+        policies: a policy for each group of agents.
+        perturbation: change of the observations; None for none.
+        explore: sample actions; otherwise take the mode of their distribution.
+        played: episodes that each environment has played already; a perturbation with
+            a ramp continues from there.
+
+    Attributes:
+        tokens: for each group, the current observation, perturbed.
+        states: for each group, the state of its policy.
+        perturbation_states: for each group, the state of the perturbation.
 
     Raises:
         InputError: a group without a policy, or a policy without a group.
@@ -127,19 +162,21 @@ class Rollout:
             for part, (name, group) in enumerate(env.groups.items())
         }
         self.states: dict[str, State] = {}
-        self.perturbed: dict[str, PerturbationState] = {}
+        self.perturbation_states: dict[str, PerturbationState] = {}
         self.tokens: dict[str, Tokens] = {}
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
         env.reset()
-        self._begin(None)
+        self._start_episodes(None)
 
     @torch.no_grad()
     def steps(self, count: int) -> dict[str, Trajectory]:
-        """Take ``count`` steps in every world; an ended world begins anew.
+        """Take ``count`` steps in every environment; ended ones are reset.
+
+        An episode may span several calls: each continues where the last one stopped.
 
         Returns:
-            For each group, its steps. They cut no episode: the next call goes on.
+            For each group, its steps.
 
         Raises:
             InputError: ``count`` is below 1.
@@ -149,26 +186,47 @@ class Rollout:
         transitions, active, next_active = [], [], []
         finals: list[FinalObservation] = []
         for t in range(count):
+            # Act and step.
             active.append(self.env.active)
             transition = self._step()
             transitions.append(transition)
             next_active.append(self.env.active)
+            # Observe before any reset: values of final observations are needed too.
+            self._observe()
             ended = transition.step.terminated | transition.step.truncated
             if ended.any():
-                self._look()
                 rows = ended.nonzero()[:, 0]
-                finals.append(FinalObservation(t, rows, *self._seen(rows)))
-                self._finish(ended)
-                self.env.reset(ended)
-                self._begin(ended)
-            else:
-                self._look()
+                finals.append(FinalObservation(t, rows, *self._current(rows)))
+                self._restart(ended)
+        # The fragment ends here for every environment, in mid-episode or not.
         rows = torch.arange(self.env.num_envs, device=self.env.device)
-        finals.append(FinalObservation(count - 1, rows, *self._seen(rows)))
+        finals.append(FinalObservation(count - 1, rows, *self._current(rows)))
         return {
             name: self._trajectory(name, transitions, active, next_active, finals)
             for name in self.policies
         }
+
+    @torch.no_grad()
+    def advance(self, count: int) -> dict[str, Tensor]:
+        """Like `steps`, but record no trajectory and return only summed rewards.
+
+        Args:
+            count: number of steps.
+
+        Returns:
+            For each group the sum of its rewards, ``(num_envs, agents)`` float64.
+        """
+        totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
+        for _ in range(count):
+            step = self._step().step
+            for name, rewards in step.rewards.items():
+                totals[name] = totals[name] + rewards
+            self._observe()
+            ended = step.terminated | step.truncated
+            if ended.any():
+                self._restart(ended)
+                self._finished.clear()
+        return totals
 
     @torch.no_grad()
     def episodes(
@@ -177,22 +235,22 @@ class Rollout:
         *,
         idle: float = 0.0,
     ) -> Episodes:
-        """Play one episode in every world; an ended world is dropped.
+        """Play one episode in every environment; ended environments are dropped.
 
-        One episode a world is unbiased; the first n that finish would favour short
-        ones. The rollout has no worlds left afterwards.
+        One episode per environment is unbiased; the first n episodes to finish would
+        favour short ones. No environment is left in the rollout afterwards.
 
         Args:
-            on_step: called after each step with the worlds that were not yet dropped.
-            idle: share of worlds that may have ended before they are dropped, all at
-                once, which saves time where a step is cheap. Above 0 only for a world
-                that can be stepped beyond its end (`BatchedEnv.steps_past_end`).
+            on_step: called after each step with the environments not yet dropped.
+            idle: fraction of environments, in [0, 1], that may be over before they are
+                dropped, all at once, which saves time where a step is cheap. Above 0
+                only for an environment with `BatchedEnv.steps_past_end`.
 
         Returns:
-            The episodes in the order of the worlds.
+            The episodes in the order of the environments.
 
         Raises:
-            InputError: ``idle`` above 0 in a world that does not run on.
+            InputError: ``idle`` above 0 where finished environments cannot be stepped.
         """
         transitions = self.transitions(idle=idle)
         while True:
@@ -208,63 +266,44 @@ class Rollout:
     def transitions(
         self, *, idle: float = 0.0
     ) -> Generator[Transition, None, Episodes]:
-        """Do the same as `episodes`, a step whenever the next moment is asked for.
+        """Yield the transitions of `episodes` one by one, and return its result.
 
-        So several rollouts can be played side by side.
+        Several rollouts can so be played side by side.
         """
         if idle and not self.env.steps_past_end:
             raise InputError(
-                f"idle: expected 0 for {type(self.env).__name__}, which does not say "
-                f"that it steps_past_end beyond its end, got {idle}"
+                f"idle: expected 0 for {type(self.env).__name__}, whose steps_past_end "
+                f"is False, got {idle}"
             )
-        worlds = torch.arange(self.env.num_envs, device=self.env.device)
-        over = torch.zeros_like(worlds, dtype=torch.bool)
+        # Positions in the batch at the start of the environments not yet dropped.
+        positions = torch.arange(self.env.num_envs, device=self.env.device)
+        over = torch.zeros_like(positions, dtype=torch.bool)
         order, parts = [], []
-        while len(worlds):
+        while len(positions):
+            # Act and step.
             transition = self._step()
             yield transition
+            # End: record each environment's first end only, and drop what is over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
             if ended.any():
                 self._finish(ended)
-                order.append(worlds[ended])
+                order.append(positions[ended])
                 parts.append(self._finished.pop())
                 over |= ended
                 if over.sum() > idle * len(over) or over.all():
-                    worlds = worlds[~over]
-                    self._keep((~over).nonzero()[:, 0])
+                    positions = positions[~over]
+                    self._select((~over).nonzero()[:, 0])
                     over = over[~over]
-            if len(worlds):
-                self._look()
-        back = torch.cat(order).argsort()
+            if len(positions):
+                self._observe()
+        # Episodes were recorded as they ended; return them by position.
+        by_position = torch.cat(order).argsort()
         returns = {
-            name: torch.cat([part.returns[name] for part in parts])[back]
+            name: torch.cat([part.returns[name] for part in parts])[by_position]
             for name in self.policies
         }
-        return Episodes(returns, torch.cat([part.lengths for part in parts])[back])
-
-    @torch.no_grad()
-    def advance(self, count: int) -> dict[str, Tensor]:
-        """Like `steps`, but record no trajectory and return only summed rewards.
-
-        Args:
-            count: of the steps.
-
-        Returns:
-            For each group the sum of its rewards, ``(num_envs, agents)`` float64.
-        """
-        totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
-        for _ in range(count):
-            step = self._step().step
-            for name, rewards in step.rewards.items():
-                totals[name] = totals[name] + rewards
-            self._look()
-            ended = step.terminated | step.truncated
-            if ended.any():
-                self._finish(ended)
-                self._finished.clear()
-                self.env.reset(ended)
-                self._begin(ended)
-        return totals
+        lengths = torch.cat([part.lengths for part in parts])[by_position]
+        return Episodes(returns, lengths)
 
     def pop_finished(self) -> list[Episodes]:
         """Return the episodes that ended in `steps` since the last call."""
@@ -272,12 +311,12 @@ class Rollout:
         return finished
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to continue exactly."""
+        """Return all that is needed to continue exactly."""
         return {
-            "world": self.env.state_dict(),
+            "env": self.env.state_dict(),
             "noise": {name: noise.state_dict() for name, noise in self.noise.items()},
             "states": dict(self.states),
-            "perturbed": dict(self.perturbed),
+            "perturbation_states": dict(self.perturbation_states),
             "tokens": {name: tuple(tokens) for name, tokens in self.tokens.items()},
             "returns": dict(self._returns),
             "lengths": self._lengths,
@@ -286,19 +325,24 @@ class Rollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken from a rollout built alike."""
-        self.env.load_state_dict(state["world"])
+        """Continue from a `state_dict` of a rollout with the same arguments."""
+        self.env.load_state_dict(state["env"])
         for name, noise in self.noise.items():
             noise.load_state_dict(state["noise"][name])
-        # Dictionaries of its own, since a step replaces their entries.
-        self.states, self.perturbed = dict(state["states"]), dict(state["perturbed"])
+        # Copy the dictionaries, since a step replaces their entries.
+        self.states = dict(state["states"])
+        self.perturbation_states = dict(state["perturbation_states"])
         self.tokens = {name: Tokens(*parts) for name, parts in state["tokens"].items()}
         self._returns, self._lengths = dict(state["returns"]), state["lengths"]
-        # Checkpoints from before there were ramps do not say.
-        self._played = state.get("played", self._played)
+        self._played = state["played"]
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
     def _step(self) -> Transition:
+        """Act on the current observation and step the environments once.
+
+        The caller observes and ends episodes, since it decides which are still needed.
+        """
+        # Act: every policy decides from the perturbed tokens of its group.
         decisions = {
             name: policy.act(
                 self.tokens[name],
@@ -308,7 +352,8 @@ class Rollout:
             )
             for name, policy in self.policies.items()
         }
-        before = self.env.active if any(self.states.values()) else {}
+        # Step: actions are scaled from the policy's units to those of the space.
+        was_active = self.env.active if any(self.states.values()) else {}
         step = self.env.step(
             {
                 name: self.policies[name].scale(decision.action)
@@ -316,75 +361,77 @@ class Rollout:
             }
         )
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
+        # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
-        if before:
-            self._forget_newborn(before)
+        if was_active:
+            self._reset_states_of_newborn(was_active)
+        # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
 
-    def _forget_newborn(self, before: dict[str, Tensor]) -> None:
-        """Give agents that came to life in mid-episode a memory of their own."""
-        for name, living in self.env.active.items():
-            born = living & ~before[name]
-            if self.states[name] and born.any():
-                start = self._initial_state(name)
-                self.states[name] = _where(born, start, self.states[name])
-
-    def _initial_state(self, name: str) -> State:
-        group = self.env.groups[name]
-        # A perturbation may have added tokens to what the group's spec says.
-        return self.policies[name].initial_state(
-            self.env.num_envs, group.num_agents, self.tokens[name].num_tokens
-        )
-
-    def _look(self) -> None:
-        """Observe, through the perturbation."""
+    def _observe(self) -> None:
+        """Observe all environments through the perturbation."""
         tokens = self.env.observe()
         if self.perturbation is not None:
+            states = self.perturbation_states
             for name in tokens:
-                tokens[name], self.perturbed[name] = self.perturbation(
-                    tokens[name], self.perturbed[name]
+                tokens[name], states[name] = self.perturbation(
+                    tokens[name], states[name]
                 )
         self.tokens = tokens
 
-    def _begin(self, where: Tensor | None) -> None:
-        """Start the worlds ``where`` anew: memories, noise, running sums."""
-        env, tokens = self.env, self.env.observe()
-        fresh: dict[str, Tokens] = {}
+    def _restart(self, ended: Tensor) -> None:
+        """Record the episodes that ended, ``(num_envs,)`` bool, and start new ones."""
+        self._finish(ended)
+        self.env.reset(ended)
+        self._start_episodes(ended)
+
+    def _finish(self, ended: Tensor) -> None:
+        self._played = self._played + ended
+        returns = {name: total[ended] for name, total in self._returns.items()}
+        self._finished.append(Episodes(returns, self._lengths[ended]))
+
+    def _start_episodes(self, where: Tensor | None) -> None:
+        """Start episodes in the environments of the mask ``where``; None for all.
+
+        The environments have been reset; everything else that belongs to an episode is
+        reset here, and the environments not in ``where`` are left untouched.
+        """
+        env, observed = self.env, self.env.observe()
+        # Restart the random streams, and sample the perturbation of the new episodes.
         for part, name in enumerate(env.groups):
             self.noise[name].restart(env.episodes, where)
-            fresh[name] = tokens[name]
             if self.perturbation is not None:
                 keys = stream_keys(
                     env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, part
                 )
-                ramp = self.perturbation.ramp is not None
-                self.perturbed[name] = self.perturbation.start(
-                    tokens[name],
+                self.perturbation_states[name] = self.perturbation.start(
+                    observed[name],
                     keys,
-                    self.perturbed.get(name),
+                    self.perturbation_states.get(name),
                     where,
-                    **({"episodes": self._played} if ramp else {}),
+                    self._played,
                 )
-        self._zero(where)
-        self._show(where, fresh)
+        self._reset_totals(where)
+        # Observe. Running environments keep their tokens: they were already perturbed
+        # in this step, and must not be a second time.
+        for name, tokens in observed.items():
+            if self.perturbation is not None:
+                old = self.perturbation_states[name]
+                tokens, new = self.perturbation(tokens, old)
+                self.perturbation_states[name] = _choose(where, new, old)
+            if where is not None and name in self.tokens:
+                old_tokens = tuple(self.tokens[name])
+                tokens = Tokens(*_choose(where, tuple(tokens), old_tokens))
+            self.tokens = {**self.tokens, name: tokens}
+        # Reset the policies' states last: their size may depend on the tokens.
         for name in env.groups:
             start = self._initial_state(name)
-            self.states[name] = _where(where, start, self.states.get(name, start))
+            self.states[name] = _choose(where, start, self.states.get(name, start))
 
-    def _show(self, where: Tensor | None, fresh: dict[str, Tokens]) -> None:
-        # A running world was already looked at in this step: its tokens stay.
-        for name, tokens in fresh.items():
-            if self.perturbation is not None:
-                tokens, state = self.perturbation(tokens, self.perturbed[name])
-                self.perturbed[name] = _where(where, state, self.perturbed[name])
-            if where is not None and name in self.tokens:
-                tokens = Tokens(*_where(where, tuple(tokens), tuple(self.tokens[name])))
-            self.tokens = {**self.tokens, name: tokens}
-
-    def _zero(self, where: Tensor | None) -> None:
+    def _reset_totals(self, where: Tensor | None) -> None:
         env = self.env
         if where is None:
             self._lengths = torch.zeros_like(env.steps)
@@ -404,33 +451,47 @@ class Rollout:
             for name, returns in self._returns.items()
         }
 
-    def _finish(self, ended: Tensor) -> None:
-        self._played = self._played + ended
-        returns = {name: total[ended] for name, total in self._returns.items()}
-        self._finished.append(Episodes(returns, self._lengths[ended]))
+    def _reset_states_of_newborn(self, was_active: dict[str, Tensor]) -> None:
+        """Give agents that were born in mid-episode an initial state."""
+        for name, active in self.env.active.items():
+            newborn = active & ~was_active[name]
+            if self.states[name] and newborn.any():
+                start = self._initial_state(name)
+                self.states[name] = _choose(newborn, start, self.states[name])
 
-    def _keep(self, rows: Tensor) -> None:
+    def _initial_state(self, name: str) -> State:
+        group = self.env.groups[name]
+        # Count the perturbed tokens: a perturbation may have added some.
+        return self.policies[name].initial_state(
+            self.env.num_envs, group.num_agents, self.tokens[name].num_tokens
+        )
+
+    def _select(self, rows: Tensor) -> None:
+        """Keep the environments ``rows`` only."""
         self.env = self.env.select(rows)
         self.noise = {name: noise.select(rows) for name, noise in self.noise.items()}
-        self.states = _take(self.states, rows)
-        self.perturbed = _take(self.perturbed, rows)
-        self._returns = _take(self._returns, rows)
+        self.states = _index(self.states, rows)
+        self.perturbation_states = _index(self.perturbation_states, rows)
+        self._returns = _index(self._returns, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
-    def _seen(self, rows: Tensor) -> tuple[dict[str, Tokens], dict[str, State]]:
-        """What the policies of the worlds ``rows`` see now, and their memories."""
+    def _current(self, rows: Tensor) -> tuple[dict[str, Tokens], dict[str, State]]:
+        """Return tokens and policies' states of the environments ``rows``."""
         tokens = {name: tokens.at(rows) for name, tokens in self.tokens.items()}
-        return tokens, _take(self.states, rows)
+        return tokens, _index(self.states, rows)
 
     def _next_values(
         self, name: str, values: Tensor, finals: list[FinalObservation]
     ) -> Tensor:
-        # All final observations together in one pass: one by one, worlds that end at
-        # different times would cost a second pass a step.
+        """Return the values of the observations after each step, ``values``' shape."""
+        # One pass for all final observations: environments that end at different times
+        # would otherwise cost a second pass at almost every step.
         tokens = _concatenate([tuple(final.tokens[name]) for final in finals])
         states = _concatenate([final.states[name] for final in finals])
         final_values = self.policies[name].value(Tokens(*tokens), states)
+        # Within an episode the next observation's value is that of the next step.
         next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
+        # At its end, and at the fragment's, it is that of the final observation.
         *ends, last = final_values.split([len(final.rows) for final in finals])
         next_values[-1] = last
         for final, value in zip(finals, ends, strict=False):
@@ -459,8 +520,8 @@ class Rollout:
             rewards=torch.stack([step.rewards[name] for step in steps]),
             terminated=torch.stack([step.terminated for step in steps]),
             truncated=torch.stack([step.truncated for step in steps]),
-            active=torch.stack([living[name] for living in active]),
-            next_active=torch.stack([living[name] for living in next_active]),
+            active=torch.stack([alive[name] for alive in active]),
+            next_active=torch.stack([alive[name] for alive in next_active]),
             states=_stack([transition.states[name] for transition in transitions]),
         )
 
@@ -473,27 +534,27 @@ def collect(
     perturbation: Perturbation | None = None,
     explore: bool = False,
 ) -> dict[str, Trajectory]:
-    """Reset ``world``, take ``steps`` steps and return each group's trajectory.
+    """Reset ``env``, take ``steps`` steps and return each group's trajectory.
 
-    For several calls that go on where the last ended, keep a `Rollout`.
+    To continue with more steps afterwards, keep a `Rollout`; see there for arguments.
     """
     rollout = Rollout(env, policies, perturbation=perturbation, explore=explore)
     return rollout.steps(steps)
 
 
-def _where(where: Tensor | None, new: Any, old: Any) -> Any:
-    """Choose rows of pytrees of tensors: ``new`` where True, ``old`` elsewhere."""
+def _choose(where: Tensor | None, new: Any, old: Any) -> Any:
+    """Select the rows ``where`` (None: all) of ``new``, and the others of ``old``."""
     if where is None:
         return new
 
     def choose(fresh: Tensor, present: Tensor) -> Tensor:
-        rows = where.view(*where.shape, *[1] * (fresh.dim() - where.dim()))
-        return torch.where(rows, fresh, present)
+        mask = where.view(*where.shape, *[1] * (fresh.dim() - where.dim()))
+        return torch.where(mask, fresh, present)
 
     return tree_map(choose, new, old)
 
 
-def _take(tree: Any, rows: Tensor) -> Any:
+def _index(tree: Any, rows: Tensor) -> Any:
     """Index the leading dimension of every tensor of a pytree."""
     return tree_map(lambda tensor: tensor[rows], tree)
 

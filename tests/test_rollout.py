@@ -117,7 +117,12 @@ class Aging(Perturbation):
     """Add the number of earlier looks in the episode to all features."""
 
     def start(
-        self, tokens: Any, keys: Tensor, state: Any = None, where: Any = None
+        self,
+        tokens: Any,
+        keys: Tensor,
+        state: Any = None,
+        where: Any = None,
+        episodes: Any = None,
     ) -> dict[str, Tensor]:
         fresh = {"age": torch.zeros(len(keys))}
         return fresh if where is None or state is None else choose(where, fresh, state)
@@ -562,7 +567,7 @@ def test_a_ramp_counts_the_episodes_of_each_world_by_itself() -> None:
     part = together.steps(STEPS)["heron"]
     episodes = (part.terminated | part.truncated).sum(0)
     assert len(episodes.unique()) > 1
-    for state in together.perturbed.values():
+    for state in together.perturbation_states.values():
         torch.testing.assert_close(state["severity"], episodes.double() / 50)
 
 

@@ -203,12 +203,9 @@ class Lens:
 
     def _start(self, tokens: Tokens, part: int) -> PerturbationState:
         numbers = torch.tensor([[0], [self.episode], [self.played]])
-        world, episode, played = numbers
-        keys = stream_keys(self.seed, world, episode, Purpose.PERTURBATION, part)
-        if self.perturbation.ramp is None:
-            return self.perturbation.start(tokens, keys)
-        extra: dict[str, Any] = {"episodes": played}
-        return self.perturbation.start(tokens, keys, **extra)
+        env_ids, episode, played = numbers
+        keys = stream_keys(self.seed, env_ids, episode, Purpose.PERTURBATION, part)
+        return self.perturbation.start(tokens, keys, episodes=played)
 
     def _tokens(self, name: str, observations: Mapping[Any, Observation]) -> Tokens:
         """The tokens of a group, ``(1, agents, …)``; who is not there has padding."""

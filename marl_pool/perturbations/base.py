@@ -39,7 +39,7 @@ class Perturbation(ABC):
     """Whether tokens only change places, which an invariant policy must not notice."""
 
     ramp: int | None = None
-    """With a ramp, `start` also receives ``episodes``."""
+    """Episodes in which the severity grows to its full size; None: full at once."""
 
     def __init__(
         self, *, severity: Severity = 1.0, ramp: PositiveInt | None = None
@@ -63,12 +63,12 @@ class Perturbation(ABC):
         keys: Tensor,
         state: PerturbationState | None = None,
         where: Tensor | None = None,
+        episodes: Tensor | None = None,
     ) -> PerturbationState:
         """Return the state at the start of an episode.
 
         A perturbation has no access to the environment, so the keys of its random
-        streams are arguments. With a `ramp` it also receives ``episodes``,
-        ``(num_envs,)`` int64: the number of episodes that each environment has played.
+        streams are arguments.
 
         Args:
             tokens: the first observation, batch dimensions ``(num_envs, agents)``.
@@ -76,6 +76,8 @@ class Perturbation(ABC):
             state: current state of the environments that are not reset; None at the
                 first start.
             where: ``(num_envs,)`` bool, the environments that are reset; None for all.
+            episodes: ``(num_envs,)`` int64, number of episodes that each environment
+                has played, which a `ramp` follows; None: the ramp is over.
         """
 
     @abstractmethod

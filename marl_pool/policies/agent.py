@@ -54,14 +54,18 @@ class Agent(SpecifiedPolicy):
 
     @abstractmethod
     def unroll(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """Answer T sets of tokens one after the other.
 
         Args:
             features: ``(B, T, N, F)``, in the tokens' own dtype.
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
-            before: ``(B, T, A)``, the action before each set, as
+            prev_action: ``(B, T, A)``, the action before each set, as
                 `ActionSpec.to_vectors` gives it; zeros at an episode's start.
             memory: from `initial_memory` or an earlier call.
 
@@ -71,7 +75,11 @@ class Agent(SpecifiedPolicy):
         """
 
     def unroll_hidden(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Tensor, Memory]:
         """Answer as `unroll` does, and show the last hidden layer.
 
@@ -84,10 +92,14 @@ class Agent(SpecifiedPolicy):
         raise NotImplementedError(f"{type(self).__name__} shows no hidden layer")
 
     def forward(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """Call `unroll`."""
-        return self.unroll(features, padding, before, memory)
+        return self.unroll(features, padding, prev_action, memory)
 
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         """`unroll` for P members, each with parameters of its own.
@@ -172,11 +184,11 @@ class Agent(SpecifiedPolicy):
         rows = len(flat.types)
         if state:
             merged = tree_map(lambda part: part.flatten(0, dims - 1), state)
-            before, memory = merged["action"], merged["memory"]
+            prev_action, memory = merged["action"], merged["memory"]
         else:
-            before = self.low.new_zeros(rows, self.actions.dim)
+            prev_action = self.low.new_zeros(rows, self.actions.dim)
             memory = self.initial_memory(rows, flat.num_tokens)
-        return flat.features[:, None], padding, before[:, None], memory
+        return flat.features[:, None], padding, prev_action[:, None], memory
 
     def readings(
         self,

@@ -149,14 +149,18 @@ class AttentionAgent(Agent):
         return memory
 
     def unroll(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """Answer sequences; see `Agent.unroll`."""
         outputs = []
         for t in range(features.shape[1]):
             now = None if padding is None else padding[:, t : t + 1]
             looked = self._look(
-                features[:, t : t + 1], now, before[:, t : t + 1], memory
+                features[:, t : t + 1], now, prev_action[:, t : t + 1], memory
             )
             hidden, cell = self._remember(self._places(looked), memory)
             memory = {**looked.memory, "hidden": hidden, "cell": cell}
@@ -168,9 +172,9 @@ class AttentionAgent(Agent):
         """The sensory layer's codes, ``(*B, M·D)``; see `Policy.latent`."""
         if self.sensor is None:
             return None
-        features, padding, before, memory = self.arguments(tokens, state)
+        features, padding, prev_action, memory = self.arguments(tokens, state)
         x = self.readings(features, padding)
-        codes, _ = self.sensor.unroll(x, padding, before, memory["sensor"])
+        codes, _ = self.sensor.unroll(x, padding, prev_action, memory["sensor"])
         return codes[:, 0].unflatten(0, tokens.batch_shape)
 
     def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
@@ -189,26 +193,34 @@ class AttentionAgent(Agent):
             shares = shares.scatter(-1, looked.chosen, chosen)[:, None]
             shares = shares[..., : tokens.num_tokens]
         else:
-            features, padding, before, memory = arguments
+            features, padding, prev_action, memory = arguments
             x = self.readings(features, padding)
-            codes = self.sensor.attention_weights(x, padding, before, memory["sensor"])
+            codes = self.sensor.attention_weights(
+                x, padding, prev_action, memory["sensor"]
+            )
             index = looked.chosen[..., None].expand(-1, -1, codes.shape[-1])
             shares = chosen[:, None] @ codes.gather(1, index)
         return shares.unflatten(0, tokens.batch_shape)
 
     def _look(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> "Looked":
         """See one set a row and choose; the arguments have T = 1."""
         x, hidden = self.readings(features, padding), None
         if self.sensor is None:
             x, hidden = self._fill(x[:, 0], padding)
         else:
-            codes, sensed = self.sensor.unroll(x, padding, before, memory["sensor"])
+            codes, sensed = self.sensor.unroll(
+                x, padding, prev_action, memory["sensor"]
+            )
             x = codes[:, 0].unflatten(-1, (-1, self.query.in_features))
             memory = {**memory, "sensor": sensed}
         if self.gate is not None:
-            x, memory = self._hold(x, before[:, 0], memory)
+            x, memory = self._hold(x, prev_action[:, 0], memory)
         importance = self._importance(x, hidden)
         ranked = importance
         if hidden is not None:
@@ -238,10 +250,12 @@ class AttentionAgent(Agent):
             )
         return x, hidden
 
-    def _hold(self, x: Tensor, before: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def _hold(
+        self, x: Tensor, prev_action: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
         """Mix the codes ``(B, M, D)`` with those of the step before."""
         assert self.gate is not None
-        told = torch.cat([memory["hidden"], before.to(x.dtype)], dim=-1)
+        told = torch.cat([memory["hidden"], prev_action.to(x.dtype)], dim=-1)
         share = memory["begun"] * self.gate(told).sigmoid()
         x = torch.lerp(x, memory["codes"], share[..., None])
         return x, {**memory, "codes": x, "begun": torch.ones_like(memory["begun"])}

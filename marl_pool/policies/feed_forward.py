@@ -19,8 +19,8 @@ from marl_pool.utils.types import PositiveInt
 def make_layers(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequential:
     """Linear layers with tanh between them."""
     widths, layers = [dim_in, *hidden], list[nn.Module]()
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.Tanh()]
+    for dim_from, dim_to in pairwise(widths):
+        layers += [nn.Linear(dim_from, dim_to), nn.Tanh()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], dim_out))
 
 
@@ -70,7 +70,11 @@ class FeedForward(Agent):
             self.body = make_layers(inputs, hidden, self.actions.dim)
 
     def unroll(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """Answer each set by itself; see `Agent.unroll`."""
         layers = layers_of(dict(self.body.named_parameters()))
@@ -81,7 +85,10 @@ class FeedForward(Agent):
         layers = layers_of(strip_prefix("body", parameters))
 
         def unroll(
-            features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+            features: Tensor,
+            padding: Tensor | None,
+            prev_action: Tensor,
+            memory: Memory,
         ) -> tuple[Tensor, Memory]:
             return self.answer(features, padding, layers), memory
 

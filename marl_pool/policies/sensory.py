@@ -99,10 +99,14 @@ class Sensory(Agent):
         return self.sensor.initial_memory(batch, num_tokens)
 
     def unroll(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """Answer sequences; see `Agent.unroll`."""
-        codes, memory = self.codes(features, padding, before, memory)
+        codes, memory = self.codes(features, padding, prev_action, memory)
         return self.answer(codes, layers_of(dict(self.body.named_parameters()))), memory
 
     def answer(self, codes: Tensor, layers: Sequence[Layer]) -> Tensor:
@@ -119,20 +123,29 @@ class Sensory(Agent):
         layers = layers_of(strip_prefix("body", parameters))
 
         def unroll(
-            features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+            features: Tensor,
+            padding: Tensor | None,
+            prev_action: Tensor,
+            memory: Memory,
         ) -> tuple[Tensor, Memory]:
             x = self.readings(features, padding)
-            codes, memory = sensor.unroll_folded(folded, x, padding, before, memory)
+            codes, memory = sensor.unroll_folded(
+                folded, x, padding, prev_action, memory
+            )
             return self.answer(codes, layers), memory
 
         return unroll
 
     def codes(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """What the sensory layer makes of sequences, ``(B, T, M·D)``."""
         x = self.readings(features, padding)
-        return self.sensor.unroll(x, padding, before, memory)
+        return self.sensor.unroll(x, padding, prev_action, memory)
 
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
         """The codes, ``(*B, M·D)``; see `Policy.latent`."""
@@ -141,7 +154,7 @@ class Sensory(Agent):
 
     def weights(self, tokens: Tokens, state: Any = ()) -> Tensor | None:
         """The sensory layer's shares, ``(*B, M, N)``; see `Policy.weights`."""
-        features, padding, before, memory = self.arguments(tokens, state)
+        features, padding, prev_action, memory = self.arguments(tokens, state)
         x = self.readings(features, padding)
-        shares = self.sensor.attention_weights(x, padding, before, memory)
+        shares = self.sensor.attention_weights(x, padding, prev_action, memory)
         return shares.unflatten(0, tokens.batch_shape)

@@ -169,20 +169,20 @@ class TokenPolicy(SpecifiedPolicy):
         return pooled, self.value_network(tokens)
 
     def unroll(
-        self, tokens: Tokens, before: Tensor, memories: tuple[Memory, ...]
+        self, tokens: Tokens, prev_action: Tensor, memories: tuple[Memory, ...]
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
         """Pool sequences, if it remembers.
 
         Args:
             tokens: of batch ``(B, T)``.
-            before: ``(B, T, A)``, the action before each of them, as in the state.
+            prev_action: ``(B, T, A)``, the action before each set, as in the state.
             memories: before the first of them, ``(B, …)``, as in the state.
 
         Returns:
             What `pool` returns, ``(B, T, D)``, and the memories after the last one.
         """
         unrolled = [
-            network.unroll(tokens, before, memory)
+            network.unroll(tokens, prev_action, memory)
             for network, memory in zip(self._networks, memories, strict=True)
         ]
         return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
@@ -239,8 +239,8 @@ class TokenPolicy(SpecifiedPolicy):
         if not self.remembers:
             return *self.pool(flat), ()
         sequences = flat.map(lambda part: part[:, None])
-        before, memories = self._flat_state(state, tokens)
-        pooled, below_value, memories = self.unroll(sequences, before, memories)
+        prev_action, memories = self._flat_state(state, tokens)
+        pooled, below_value, memories = self.unroll(sequences, prev_action, memories)
         memories = tree_map(lambda part: part.unflatten(0, shape), memories)
         return pooled[:, 0], below_value[:, 0], memories
 
@@ -267,8 +267,10 @@ class TokenPolicy(SpecifiedPolicy):
         flat, weights = tokens.flatten_batch(), None
         if self.remembers:
             sequences = flat.map(lambda part: part[:, None])
-            before, memories = self._flat_state(state, tokens)
-            weights = self.network.attention_weights(sequences, before, memories[0])
+            prev_action, memories = self._flat_state(state, tokens)
+            weights = self.network.attention_weights(
+                sequences, prev_action, memories[0]
+            )
         else:
             weights = self.network.weights(flat)
         return None if weights is None else weights.unflatten(0, tokens.batch_shape)

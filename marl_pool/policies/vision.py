@@ -131,7 +131,7 @@ class Vision(Agent):
         self,
         features: Tensor,
         padding: Tensor | None,
-        before: Tensor,
+        prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
@@ -144,7 +144,7 @@ class Vision(Agent):
         Args:
             features: ``(B, T, N, F)``.
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
-            before: ``(B, T, A)``, the action before each set.
+            prev_action: ``(B, T, A)``, the action before each set.
             memory: of the GRU, from `initial_memory` or an earlier call; ().
             counts: ``(B, T, N)``, how many times each patch is there, 0 for a slot
                 without one; None for once.
@@ -153,7 +153,7 @@ class Vision(Agent):
             ``(B, T, L)``, see `Agent.unroll`, and the memory.
         """
         outputs, _, memory = self.unroll_hidden(
-            features, padding, before, memory, counts
+            features, padding, prev_action, memory, counts
         )
         return outputs, memory
 
@@ -161,12 +161,12 @@ class Vision(Agent):
         self,
         features: Tensor,
         padding: Tensor | None,
-        before: Tensor,
+        prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Memory]:
         """Answer and show the last hidden layer; see `unroll` and `Agent`."""
-        codes, _ = self.codes(features, padding, before, (), counts)
+        codes, _ = self.codes(features, padding, prev_action, (), counts)
         grid = codes.relu().view(-1, self.side, self.side, self.sensor.value_dim)
         # Channels are last in memory, and stay so: the faster layout on a CPU.
         picture = grid.permute(0, 3, 1, 2)
@@ -175,15 +175,15 @@ class Vision(Agent):
             outputs = self.body[-1](hidden)
         else:
             hidden = self.body(picture).unflatten(0, codes.shape[:-1])
-            states = self._remember(hidden, before, memory)
+            states = self._remember(hidden, prev_action, memory)
             memory = states[:, -1]
             hidden = self.readout(torch.cat([hidden, states.to(hidden.dtype)], -1))
             outputs = self.output(hidden)
         return outputs if self.actions.discrete else tanh(outputs), hidden, memory
 
-    def _remember(self, seen: Tensor, before: Tensor, state: Tensor) -> Tensor:
+    def _remember(self, seen: Tensor, prev_action: Tensor, state: Tensor) -> Tensor:
         """The GRU's states ``(B, T, units)``; torch's own cannot be vectorised."""
-        entering = self.on_input(torch.cat([seen, before.to(seen.dtype)], -1))
+        entering = self.on_input(torch.cat([seen, prev_action.to(seen.dtype)], -1))
         states = []
         for entered in entering.unbind(1):
             kept = self.on_state(state.to(entered.dtype))
@@ -199,7 +199,7 @@ class Vision(Agent):
         self,
         features: Tensor,
         padding: Tensor | None,
-        before: Tensor,
+        prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
@@ -208,7 +208,7 @@ class Vision(Agent):
             features, counts = unique_patches(features, padding)
             padding = None
         x = self.readings(features, padding, self._precision(features))
-        return self.sensor.unroll(x, padding, before, memory, counts)
+        return self.sensor.unroll(x, padding, prev_action, memory, counts)
 
     def _precision(self, features: Tensor) -> torch.dtype | None:
         """What a CNN on patches would be given: to cast them twice takes long."""
@@ -221,39 +221,42 @@ class Vision(Agent):
         self,
         features: Tensor,
         padding: Tensor | None,
-        before: Tensor,
+        prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
         """Call `unroll`."""
-        return self.unroll(features, padding, before, memory, counts)
+        return self.unroll(features, padding, prev_action, memory, counts)
 
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         """`unroll` for P members; see `Agent.members`."""
         each: Callable[..., tuple[Tensor, Memory]] = super().members(parameters)
 
         def unroll(
-            features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+            features: Tensor,
+            padding: Tensor | None,
+            prev_action: Tensor,
+            memory: Memory,
         ) -> tuple[Tensor, Memory]:
             if features.dtype != torch.uint8:
-                return each(features, padding, before, memory)
+                return each(features, padding, prev_action, memory)
             # How many patches differ decides a shape, so it is found before `vmap`.
             patches, counts = unique_patches(features, padding)
-            return each(patches, None, before, memory, counts)
+            return each(patches, None, prev_action, memory, counts)
 
         return unroll
 
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
         """The codes, ``(*B, M·V)``; see `Policy.latent`."""
-        features, padding, before, _ = self.arguments(tokens, state)
-        codes, _ = self.codes(features, padding, before, ())
+        features, padding, prev_action, _ = self.arguments(tokens, state)
+        codes, _ = self.codes(features, padding, prev_action, ())
         return codes[:, 0].unflatten(0, tokens.batch_shape)
 
     def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
         """Each patch's share in the mean of the codes, ``(*B, 1, N)``."""
-        features, padding, before, _ = self.arguments(tokens, state)
+        features, padding, prev_action, _ = self.arguments(tokens, state)
         x = self.readings(features, padding)
-        shares = self.sensor.attention_weights(x, padding, before, ())
+        shares = self.sensor.attention_weights(x, padding, prev_action, ())
         return shares.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
 
 
@@ -296,6 +299,6 @@ def make_cnn(
 def relu_layers(widths: Sequence[int]) -> list[nn.Module]:
     """Linear layers from each width to the next, a ReLU after each."""
     layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
+    for dim_from, dim_to in pairwise(widths):
+        layers += [nn.Linear(dim_from, dim_to), nn.ReLU()]
     return layers

@@ -105,11 +105,11 @@ class PlainStudent(nn.Module):
             nn.Linear(32, 8),
         )
 
-    def forward(self, features: Tensor, before: Tensor) -> Tensor:
+    def forward(self, features: Tensor, prev_action: Tensor) -> Tensor:
         """Answer one trajectory, ``(T, N, 1)`` and ``(T, A)``, as ``(T, A)``."""
         memory: tuple[Tensor, Tensor] | None = None
         answers = []
-        for seen, action in zip(features, before, strict=True):
+        for seen, action in zip(features, prev_action, strict=True):
             inputs = torch.cat([seen, action.expand(len(seen), -1)], dim=-1)
             memory = self.cell(inputs, memory)
             scores = self.query(self.table) @ self.key(memory[0]).T * self.scale
@@ -123,7 +123,7 @@ def _learn_plainly(
     """A gradient step on each trajectory, one after the other."""
     for row in rows:
         optimizer.zero_grad(set_to_none=True)
-        answers = plain(row.features[0], row.before[0])
+        answers = plain(row.features[0], row.prev_action[0])
         mse_loss(answers, row.label[0]).backward()
         clip_grad_norm_(plain.parameters(), 0.1)
         optimizer.step()
@@ -146,7 +146,7 @@ def cloning(size: Size) -> Iterator[Row]:
     batch = Batch(
         features=torch.randn(count, steps, 28, 1, generator=generator),
         padding=None,
-        before=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
+        prev_action=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
         label=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
         logits=None,
         valid=torch.ones(count, steps, dtype=torch.bool),

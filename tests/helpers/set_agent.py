@@ -23,7 +23,11 @@ class SetAgent(Agent):
             self.head = nn.Linear(8, self.actions.dim)
 
     def unroll(
-        self, features: Tensor, padding: Tensor | None, before: Tensor, memory: Memory
+        self,
+        features: Tensor,
+        padding: Tensor | None,
+        prev_action: Tensor,
+        memory: Memory,
     ) -> tuple[Tensor, Memory]:
         x = self.embedding(self.readings(features, padding)).flatten(0, 1)
         mask = None if padding is None else padding.flatten(0, 1)

@@ -222,7 +222,9 @@ def test_tokens_without_a_known_position_take_no_distractors() -> None:
         told = make_perturbation("inject", specs=[spec], position_features=[0])
         assert play(told, make_tokens(0))[0].num_tokens == 9 + 32
     for numbers in ([], [-1], [1, 1]):
-        with pytest.raises(InputError, match=r"perturbation.position_features: expected .* got"):
+        with pytest.raises(
+            InputError, match=r"perturbation.position_features: expected .* got"
+        ):
             build("inject", position_features=numbers)
 
 

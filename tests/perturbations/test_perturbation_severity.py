@@ -141,7 +141,7 @@ def test_who_drew_0_sees_no_change_bit_for_bit(
     tokens.features[0, :, 1] = -0.0
     perturbation = build(name, severity=0.8, ramp=4, **options)
     episodes = torch.tensor([0, 2, 4])
-    state = perturbation.start(tokens, keys(), episodes=episodes)  # type: ignore[call-arg]
+    state = perturbation.start(tokens, keys(), episodes=episodes)
     assert state["severity"].tolist() == [0.0, 0.4, 0.8]
     for time in range(5):
         now = at_time(tokens, time)
@@ -265,15 +265,22 @@ def test_what_lies_under_padding_is_never_seen(
 
 
 class Plain(Perturbation):
-    """Someone's own that knows nothing of ramps: `start` has four arguments."""
+    """An identity without a ramp that records the episodes at each start."""
 
     def __init__(self) -> None:
-        self.starts = 0
+        super().__init__()
+        self.played: list[list[int]] = []
 
     def start(
-        self, tokens: Tokens, keys: Tensor, state: Any = None, where: Any = None
+        self,
+        tokens: Tokens,
+        keys: Tensor,
+        state: Any = None,
+        where: Any = None,
+        episodes: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        self.starts += 1
+        assert episodes is not None
+        self.played.append(episodes.tolist())
         return {"keys": keys}
 
     def __call__(self, tokens: Tokens, state: Any) -> tuple[Tokens, Any]:
@@ -402,14 +409,14 @@ def test_worlds_can_be_dropped_in_mid_episode(
     rows = torch.tensor([3, 1])
     for each in (rollout, other):
         each.steps(2)
-    rollout._keep(rows)
-    rollout._look()
-    other._look()
+    rollout._select(rows)
+    rollout._observe()
+    other._observe()
     assert same(rollout.tokens["agent"], other.tokens["agent"].at(rows))
 
 
-def test_a_perturbation_that_knows_no_ramps_is_started_as_ever() -> None:
+def test_a_perturbation_without_a_ramp_receives_the_episodes_too() -> None:
     env, made = centroid(), Plain()
     policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
     Rollout(env, policy, perturbation=made).steps(12)
-    assert made.starts == 3
+    assert made.played == [[number] * 4 for number in range(3)]

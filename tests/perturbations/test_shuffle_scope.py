@@ -290,7 +290,7 @@ def test_a_world_that_stacks_its_frames_is_seen_in_mixed_orders() -> None:
 
     def hook(transition: Any) -> None:
         transitions.append(transition.tokens["agent"].features[:, 0])
-        orders.append(rollout.perturbed["agent"]["origin"][:, 0])
+        orders.append(rollout.perturbation_states["agent"]["origin"][:, 0])
 
     rollout.episodes(hook)
     assert len(transitions) == 12

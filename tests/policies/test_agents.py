@@ -82,13 +82,13 @@ def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
     parameters = population._lay_out(torch.arange(3)).parameters
     features = torch.randn(3, 4, 2, 5, 1, dtype=torch.float64)
     padding = torch.rand(3, 4, 2, 5) < 0.3
-    before = torch.randn(3, 4, 2, 1, dtype=torch.float64)
+    prev_action = torch.randn(3, 4, 2, 1, dtype=torch.float64)
     memory = agent.initial_memory(4, 5)
     memory = torch.utils._pytree.tree_map(
         lambda part: part.expand(3, -1, -1, -1), memory
     )
-    fast = agent.members(parameters)(features, padding, before, memory)
-    slow = Agent.members(agent, parameters)(features, padding, before, memory)
+    fast = agent.members(parameters)(features, padding, prev_action, memory)
+    slow = Agent.members(agent, parameters)(features, padding, prev_action, memory)
     torch.testing.assert_close(fast, slow)
 
 
@@ -152,9 +152,9 @@ def test_unrolling_is_acting_step_by_step(name: str) -> None:
         actions.append(decision.action[:, 0])
         state = decision.state
     taken = torch.stack(actions, dim=1)
-    before = torch.cat([torch.zeros_like(taken[:, :1]), taken[:, :-1]], dim=1)
+    prev_action = torch.cat([torch.zeros_like(taken[:, :1]), taken[:, :-1]], dim=1)
     memory = agent.initial_memory(2, 5)
-    outputs, _ = agent.unroll(steps, padding, before, memory)
+    outputs, _ = agent.unroll(steps, padding, prev_action, memory)
     torch.testing.assert_close(outputs, taken)
 
 

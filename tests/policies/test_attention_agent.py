@@ -168,14 +168,14 @@ def test_the_gate_holds_codes_fast() -> None:
 @pytest.mark.parametrize("space", [BOX, CHOICE], ids=["box", "choice"])
 def test_a_sequence_is_its_steps(kind: str, space: spaces.Space) -> None:
     agent, x = make(kind, space), sets()
-    state, before, single = agent.initial_state(2, 1, N), [], []
+    state, prev_action, single = agent.initial_state(2, 1, N), [], []
     for t in range(STEPS):
-        before.append(state["action"][:, 0])
+        prev_action.append(state["action"][:, 0])
         decision = agent.act(tokens(x[:, t]), state)
         state = decision.state
         single.append(decision.logits[:, 0])
     memory = agent.initial_memory(2, N)
-    outputs, _ = agent.unroll(x, None, torch.stack(before, 1), memory)
+    outputs, _ = agent.unroll(x, None, torch.stack(prev_action, 1), memory)
     torch.testing.assert_close(outputs, torch.stack(single, 1))
 
 
@@ -211,8 +211,8 @@ def test_few_or_no_tokens_leave_zeros_for_places() -> None:
     agent, x = make("alone"), sets()[:, :1]
     hidden = torch.ones(2, 1, N, dtype=torch.bool)
     hidden[0, 0, 4] = False
-    before = torch.zeros(2, 1, 2)
-    looked = agent._look(x, hidden, before, agent.initial_memory(2, N))
+    prev_action = torch.zeros(2, 1, 2)
+    looked = agent._look(x, hidden, prev_action, agent.initial_memory(2, N))
     expected = torch.zeros(2, 6, dtype=torch.float64)
     expected[0, :2] = 1 / 3
     torch.testing.assert_close(agent._places(looked), expected)

@@ -131,7 +131,7 @@ class Film:
         return attention_of(
             self.rollout.policies[self.group],
             transition.tokens[self.group],
-            self.rollout.perturbed.get(self.group, {}),
+            self.rollout.perturbation_states.get(self.group, {}),
             self.num_tokens,
             agent=self.agent,
             head=self.head,

@@ -120,7 +120,7 @@ class _Recorder:
         codes = self.rollout.policies[self.group].latent(tokens, state)
         assert codes is not None
         self.codes.append(codes[:, 0].float())
-        inputs = _in_order(tokens, self.rollout.perturbed.get(self.group, {}))
+        inputs = _in_order(tokens, self.rollout.perturbation_states.get(self.group, {}))
         self.inputs.append(inputs[:, 0].flatten(1))
         if self.keep_worlds:
             self.worlds.append(self._before)

@@ -66,7 +66,7 @@ class BehaviourPolicy(Policy):
         size = (num_envs, num_agents)
         student = self.student and self.student.initial_state(*size, num_tokens)
         return {
-            "before": torch.zeros(*size, self.actions.dim, device=self.device),
+            "prev_action": torch.zeros(*size, self.actions.dim, device=self.device),
             "teacher": self.teacher.initial_state(*size, self.spec.num_tokens),
             "student": () if student is None else student,
         }
@@ -97,16 +97,16 @@ class BehaviourPolicy(Policy):
         random = own[..., 1] < self.noise_share
         action = _where(random, self._random(own[..., 2:]), action)
         self.recorder.add(
-            env, env.active[self.group], shown, state["before"], label, answer
+            env, env.active[self.group], shown, state["prev_action"], label, answer
         )
-        before = self.actions.to_vectors(action).float()
+        prev_action = self.actions.to_vectors(action).float()
         state = {
-            "before": before,
-            "teacher": _told(answer.state, before),
-            "student": _told(student, before),
+            "prev_action": prev_action,
+            "teacher": _told(answer.state, prev_action),
+            "student": _told(student, prev_action),
         }
-        none = torch.zeros_like(before[..., 0])
-        return Decision(action, none, none, before, state)
+        none = torch.zeros_like(prev_action[..., 0])
+        return Decision(action, none, none, prev_action, state)
 
     def scale(self, action: Tensor) -> Tensor:
         """Map [-1, 1] to the bounds of the box; a choice stays as it is."""
@@ -145,8 +145,8 @@ def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(rows.view(*rows.shape, *[1] * (one.dim() - 2)), one, other)
 
 
-def _told(state: Any, before: Tensor) -> Any:
+def _told(state: Any, prev_action: Tensor) -> Any:
     """Replace the previous action in a memory by the executed one."""
     if isinstance(state, dict) and "action" in state:
-        return {**state, "action": before.to(state["action"])}
+        return {**state, "action": prev_action.to(state["action"])}
     return state

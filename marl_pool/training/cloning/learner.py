@@ -194,7 +194,7 @@ class Learner:
         self, batch: Batch, memory: Memory
     ) -> tuple[Tensor, Tensor | None, Memory]:
         """Return answers, the hidden layer for an auxiliary head, and the memory."""
-        seen = (batch.features, batch.padding, batch.before, memory)
+        seen = (batch.features, batch.padding, batch.prev_action, memory)
         device = batch.features.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.bfloat16):
             if self.auxiliary_head is not None:

@@ -73,7 +73,7 @@ class Recorder:
         env: BatchedEnv,
         active: Tensor,
         tokens: Tokens,
-        before: Tensor,
+        prev_action: Tensor,
         label: Tensor,
         answer: Answer,
     ) -> None:
@@ -83,7 +83,7 @@ class Recorder:
             env: where it stands.
             active: ``(E, A)`` bool, who lives.
             tokens: what it shows, ``(E, A)``.
-            before: ``(E, A, dim)``, what was done last, as a vector.
+            prev_action: ``(E, A, dim)``, the executed one, as a vector.
             label: ``(E, A, dim)`` or ``(E, A)``, what should be done.
             answer: of the teacher.
         """
@@ -93,8 +93,8 @@ class Recorder:
             self.rows = self.rows or Rows(features.shape[-1])
             features = self.rows.number(features)
         if self.discrete:
-            first = before.sum(-1) == 0
-            before = before.argmax(-1).masked_fill(first, NO_ACTION).short()
+            first = prev_action.sum(-1) == 0
+            prev_action = prev_action.argmax(-1).masked_fill(first, NO_ACTION).short()
             label = label.short()
         step = {
             "world": env.env_ids[:, None].expand(active.shape),
@@ -104,7 +104,7 @@ class Recorder:
             "features": features,
             "types": tokens.types.byte(),
             "padding": tokens.padding,
-            "before": before,
+            "before": prev_action,
             "label": label,
         }
         if answer.logits is not None:

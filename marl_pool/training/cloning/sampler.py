@@ -31,8 +31,8 @@ class Batch(NamedTuple):
     """``(B, T, N, F)``."""
     padding: Tensor | None
     """``(B, T, N)`` bool; None where nothing is padded."""
-    before: Tensor
-    """``(B, T, A)``, the actions before, as `ActionSpec.to_vectors` gives them."""
+    prev_action: Tensor
+    """``(B, T, A)``, the previous actions, as `ActionSpec.to_vectors` gives them."""
     label: Tensor
     """``(B, T)`` int64 choices, or ``(B, T, A)``."""
     logits: Tensor | None
@@ -106,24 +106,24 @@ class Disturbance:
         ]
         return Tokens(*(torch.cat(each) for each in zip(*seen, strict=True)))
 
-    def blur(self, actions: ActionSpec, before: Tensor, turn: int) -> Tensor:
+    def blur(self, actions: ActionSpec, prev_action: Tensor, turn: int) -> Tensor:
         """Change previous actions ``(B, T, A)``."""
         if not (self.before_noise or self.before_dropout):
-            return before
-        batch, steps, width = before.shape
+            return prev_action
+        batch, steps, width = prev_action.shape
         keys = self.keys(batch, turn, BEFORE)
         numbers = uniform(keys, steps * (width + 2)).view(batch, steps, -1)
-        present = before.abs().sum(-1, keepdim=True) > 0
+        present = prev_action.abs().sum(-1, keepdim=True) > 0
         if actions.discrete:
             other = (numbers[..., 0] * actions.n).long()
-            random = one_hot(other, actions.n).to(before)
+            random = one_hot(other, actions.n).to(prev_action)
             chosen = (numbers[..., 1:2] < self.before_noise) & present
-            before = torch.where(chosen, random, before)
+            prev_action = torch.where(chosen, random, prev_action)
         else:
-            gauss = torch.special.ndtri(numbers[..., :width]).to(before)
-            before = before + self.before_noise * gauss
+            gauss = torch.special.ndtri(numbers[..., :width]).to(prev_action)
+            prev_action = prev_action + self.before_noise * gauss
         dropped = numbers[..., -1:] < self.before_dropout
-        return before.masked_fill(dropped, 0.0)
+        return prev_action.masked_fill(dropped, 0.0)
 
 
 def _perturb(perturbation: Perturbation | None, tokens: Tokens, keys: Tensor) -> Tokens:
@@ -225,17 +225,21 @@ class Sampler:
             for name, each in self.trajectories.steps.items()
         }
         tokens = self._tokens(steps, turn, part)
-        before, label = steps["before"], steps["label"]
+        prev_action, label = steps["before"], steps["label"]
         if self.actions.discrete:
             label = label.long()
             # The choice -1, before the first one, is the last column, cut off.
-            vectors = one_hot(before.long() % (self.actions.n + 1), self.actions.n + 1)
-            before = vectors[..., : self.actions.n].float()
+            vectors = one_hot(
+                prev_action.long() % (self.actions.n + 1), self.actions.n + 1
+            )
+            prev_action = vectors[..., : self.actions.n].float()
         if part != VALIDATE:
-            before = self.disturbance.blur(self.actions, before, turn)
+            prev_action = self.disturbance.blur(self.actions, prev_action, turn)
         padding = tokens.padding if tokens.padding.any() else None
         logits, targets = (steps.get(name) for name in ("logits", "privileged_targets"))
-        return Batch(tokens.features, padding, before, label, logits, valid, targets)
+        return Batch(
+            tokens.features, padding, prev_action, label, logits, valid, targets
+        )
 
     def _rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Steps ``(B, T)``, and which of them are within their trajectory."""
@@ -252,8 +256,8 @@ class Sampler:
 
     def _begins(self, rows: Tensor) -> Tensor:
         """Whether steps ``(B,)`` are the first of an episode."""
-        before = self.trajectories.steps["before"][rows]
-        none = before == NO_ACTION if self.actions.discrete else before == 0
+        prev_action = self.trajectories.steps["before"][rows]
+        none = prev_action == NO_ACTION if self.actions.discrete else prev_action == 0
         return none.flatten(1).all(1) if none.dim() > 1 else none
 
     def _tokens(self, steps: Mapping[str, Tensor], turn: int, part: int) -> Tokens:

@@ -54,8 +54,8 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         state = tree_unflatten(leaves, structure)
         actions = self.policy.actions.to_vectors(batch[Columns.ACTIONS])
         earlier = actions[:, :-1].to(state["action"].dtype)
-        before = torch.cat([state["action"][:, None], earlier], dim=1)
-        return self.policy.unroll(tokens, before, state["memories"])[:2]
+        prev_action = torch.cat([state["action"][:, None], earlier], dim=1)
+        return self.policy.unroll(tokens, prev_action, state["memories"])[:2]
 
     def compute_values(
         self, batch: dict[str, Any], embeddings: Tensor | None = None

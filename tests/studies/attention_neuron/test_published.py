@@ -252,15 +252,15 @@ def replay(
     assert isinstance(policy, Sensory)
     dtype = policy.low.dtype
     x = torch.from_numpy(seen)[None, ..., None].to(dtype)
-    before = torch.from_numpy(actions)[None, :-1].to(dtype)
-    before = torch.nn.functional.pad(before, (0, 0, 1, 0))
+    prev_action = torch.from_numpy(actions)[None, :-1].to(dtype)
+    prev_action = torch.nn.functional.pad(prev_action, (0, 0, 1, 0))
     memory = policy.initial_memory(1, x.shape[2])
     parts: dict[str, list[Tensor]] = {k: [] for k in ("latent", "pre_action", "h", "c")}
     with torch.no_grad():
         for t in range(len(seen)):
             now = slice(t, t + 1)
-            codes, _ = policy.codes(x[:, now], None, before[:, now], memory)
-            _, memory = policy.unroll(x[:, now], None, before[:, now], memory)
+            codes, _ = policy.codes(x[:, now], None, prev_action[:, now], memory)
+            _, memory = policy.unroll(x[:, now], None, prev_action[:, now], memory)
             for key, part in zip(
                 parts, (codes[0, 0], policy.body(codes)[0, 0], *memory), strict=True
             ):

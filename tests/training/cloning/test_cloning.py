@@ -442,12 +442,12 @@ def test_validation_leaves_previous_actions_alone_and_repeats_itself(whole: bool
     noise = {"before_noise": 0.5, "before_dropout": 0.5}
     batches = sampler(played, whole=whole, perturbation={"name": "occlude"}, **noise)
     first, again = (list(batches.all(10**6)) for _ in range(2))
-    before = torch.cat([batch.before[batch.valid] for batch in first])
+    before = torch.cat([batch.prev_action[batch.valid] for batch in first])
     assert torch.equal(before, played.steps["before"])
     hidden = [[batch.padding for batch in batches] for batches in (first, again)]
     assert all(map(torch.equal, *hidden))
     blurred = batches.select(torch.arange(batches.count), 0)
-    assert not torch.equal(blurred.before[blurred.valid], before)
+    assert not torch.equal(blurred.prev_action[blurred.valid], before)
 
 
 def test_whole_trajectories_are_padded_at_their_ends():
@@ -498,7 +498,7 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
     # `Bytes` shows the time in all features.
     shown = batch.features[..., 0, 0].float()
     assert torch.equal(place[time <= 5], shown[time <= 5])
-    starts = batch.before.sum(-1) == 0
+    starts = batch.prev_action.sum(-1) == 0
     assert torch.equal(starts, time == 0)
     if whole:
         assert (time.diff() == 1)[batch.valid[:, 1:]].all()
@@ -510,7 +510,7 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
 def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
     played, rows = collected(Left(), BYTES, noise=0.5)
     batch = sampler(played, rows, whole=True).select(torch.arange(3), 0)
-    first, later = batch.before[:, 0], batch.before[:, 1:]
+    first, later = batch.prev_action[:, 0], batch.prev_action[:, 1:]
     assert (first == 0).all()
     assert (later.sum(-1) == 1).all()
     chosen = torch.stack(split(played, "before"))[:, 1:].long()
@@ -646,7 +646,7 @@ def test_a_batch_of_sequences_is_the_mean_over_their_steps():
     for row, length in enumerate((6, 3)):
         memory = agent.initial_memory(1, 5)
         for t in range(length):  # one step after the other, as it acts
-            piece = (batch.features[row, t], batch.before[row, t])
+            piece = (batch.features[row, t], batch.prev_action[row, t])
             answer, memory = agent.unroll(
                 piece[0][None, None], None, piece[1][None, None], memory
             )
@@ -746,7 +746,7 @@ def targeted(seed: int = 0) -> Batch:
 def test_targets_are_learned_beside_the_answers() -> None:
     batch, learner = targeted(), with_head(auxiliary=3.0)
     outputs, hidden, _ = learner.student.unroll_hidden(
-        batch.features, None, batch.before, learner.student.initial_memory(3, 4)
+        batch.features, None, batch.prev_action, learner.student.initial_memory(3, 4)
     )
     predicted = learner.auxiliary_head.linear(hidden)
     missed = (predicted - batch.privileged_targets).square().mean()
