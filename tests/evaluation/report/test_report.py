@@ -47,9 +47,8 @@ from marl_pool.evaluation.report.components import (
     shade,
     span,
 )
-from marl_pool.evaluation.report.loading import load
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.runs import not_evaluated, read_runs
+from marl_pool.evaluation.report.runs import load, not_evaluated, read_runs
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
