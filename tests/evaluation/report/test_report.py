@@ -501,7 +501,7 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
                 row["label"] = f"occlude {HOSTILE}"
         changed = sealed_json({**content, "commit": HOSTILE})
         document.write_text(json.dumps(changed))
-        diagnosed(run, {"group": f"fox {HOSTILE}", HOSTILE: 3.0, "gap": ""})
+        diagnosed(run, {"group": f"fox {HOSTILE}", HOSTILE: 3.0, "missing": ""})
     html = written(runs, tmp_path)
     seen = Tags()
     seen.feed(html)
