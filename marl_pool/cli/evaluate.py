@@ -139,8 +139,11 @@ def _diagnose_run(
     run: "Run", settings: dict[str, Any], plugins: list[str]
 ) -> list[Path]:
     from marl_pool.evaluation.diagnosis.run import diagnose_run
+    from marl_pool.evaluation.settings import DiagnoseSettings
 
-    return diagnose_run(run, settings, plugins=plugins)
+    own = dict(settings)
+    env = own.pop("env")
+    return diagnose_run(run, DiagnoseSettings(**own), env=env, plugins=plugins)
 
 
 def _render_run(run: "Run", settings: dict[str, Any], plugins: list[str]) -> list[Path]:

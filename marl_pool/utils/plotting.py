@@ -1,34 +1,36 @@
-"""The plotting kit: one style for figures, made without pyplot's global state.
+"""The plotting kit: one style for all figures, without pyplot's global state.
 
->>> with figure_style():
+>>> @figure_style()
+... def plot_returns(path):
 ...     figure = new_figure(6, 4)
 ...     axes = figure.subplots()
 ...     style_axes(axes)
 ...     save_png(figure, path)
 
-matplotlib is imported on the first call: it is an optional dependency.
+matplotlib is an optional dependency and imported on the first call.
 """
 
+import importlib.util
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from marl_pool.utils.atomic import new_binary_file
+from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, GRID, FAINT = "#333333", "#e4e4e0", "#8a8a84"
-OKABE_ITO = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
-    *("#E69F00", "#56B4E9", "#444444"),
-)
-"""Colours that the colour-blind tell apart (Okabe and Ito, 2008), without yellow."""
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+OKABE_ITO = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "#444444")
+"""Colour-blind-safe palette (Okabe and Ito, 2008) without yellow."""
 MARKERS = "osD^vPX*"
+INSTALL_PLOTS = 'pip install "marl-pool[plots]"'
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text, in the reader's own font
     "svg.hashsalt": "marl-pool",
@@ -48,16 +50,24 @@ class LineStyle(NamedTuple):
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """A colour and a marker for each name; colours repeat after seven."""
+    """Assign a colour and a marker to each name; colours repeat after seven."""
     return {
         name: LineStyle(OKABE_ITO[i % len(OKABE_ITO)], MARKERS[i % len(MARKERS)])
         for i, name in enumerate(names)
     }
 
 
+def has_matplotlib() -> bool:
+    """True if the optional dependency is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Make and save figures in the package's style, whatever the user's own is."""
+    """Create and save figures in the package's style, not the user's.
+
+    Usable as a context manager and as a decorator.
+    """
     import matplotlib as mpl
 
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE, "backend": "agg"}):
@@ -65,7 +75,7 @@ def figure_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure with constrained layout; sizes are in inches."""
+    """Create an empty figure with constrained layout, of a size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -74,18 +84,30 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def style_axes(axes: "Axes") -> None:
-    """Draw a light grid behind the data, and neither top nor right spine."""
-    axes.grid(color=GRID, linewidth=0.8)
+def style_axes(axes: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:
+    """Draw a light grid behind the data, and hide the top and right spines."""
+    axes.grid(axis=grid, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK, labelsize=8.5, color=FAINT)
-    axes.xaxis.set_major_formatter(short_number)
+
+
+def label_rows(axes: "Axes", names: Sequence[str]) -> None:
+    """Label rows 0, 1, … of horizontal marks, from top to bottom."""
+    axes.set_yticks(range(len(names)), [printable(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def mark_missing_row(axes: "Axes", row: int) -> None:
+    """Write "not measured" in place of the marks of a row."""
+    anchor = ("axes fraction", "data")
+    style: dict[str, Any] = {"va": "center", "color": FAINT, "fontsize": 8}
+    axes.annotate("not measured", (0.02, row), xycoords=anchor, **style)
 
 
 def short_number(value: float, _: object = None) -> str:
-    """``0.5``, ``50k`` or ``2M``; a tick formatter."""
+    """Format a number as ``0.5``, ``50k`` or ``2M``; a tick formatter."""
     for unit, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:g}{letter}"
@@ -95,7 +117,7 @@ def short_number(value: float, _: object = None) -> str:
 def legend_below(
     figure: "Figure", handles: Iterable[Any], names: Iterable[str], columns: int = 6
 ) -> None:
-    """Draw one legend for all axes below them."""
+    """Draw one legend below all axes."""
     labels = list(names)
     figure.legend(
         list(handles),
@@ -113,9 +135,9 @@ def save_png(figure: "Figure", path: Path, dpi: int = 150) -> None:
 
 
 def to_svg(figure: "Figure") -> str:
-    """The figure as an SVG element to be inlined beside others.
+    """Convert a figure to an SVG element that can be inlined in a page.
 
-    It has no prologue, no metadata, and no ids that other figures repeat.
+    The element has no prologue, no metadata and no ids that other figures repeat.
     """
     with io.StringIO() as out:
         no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -123,6 +145,6 @@ def to_svg(figure: "Figure") -> str:
         text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    # Matplotlib's other ids are needed, since they are referred to.
+    # Keep Matplotlib's other ids, which are targets of references.
     text = re.sub(r' id="[a-zA-Z0-9]+_[0-9]+"', "", text)
     return text.replace(" xmlns:xlink=", " role='img' xmlns:xlink=", 1)

@@ -1,34 +1,95 @@
-"""CSV files: written whole or not at all, and without formulas."""
+"""The table kit: tables on screen, as CSV files and as Markdown."""
 
 import csv
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from marl_pool.utils.atomic import new_file
-from marl_pool.utils.text import cell, uncell
+from marl_pool.utils.text import cell, printable, uncell
 
 
 def write_csv(
     path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write a line of names and one for each row; what a row lacks stays empty.
+    """Write a header line and a line for each row.
 
-    Text that a spreadsheet would compute is quoted; see `marl_pool.utils.text.cell`.
+    Missing keys and None are empty cells, and mappings are JSON. Text that a
+    spreadsheet would evaluate is quoted; see `marl_pool.utils.text.cell`.
 
     Raises:
-        ValueError: a row has a name that is no column.
+        ValueError: a row has a key that is no column.
     """
     with new_file(path) as out:
         writer = csv.DictWriter(out, columns, lineterminator="\n")
         writer.writerow({name: cell(name) for name in columns})
         writer.writerows(
-            {name: cell(value) for name, value in row.items()} for row in rows
+            {name: _csv_cell(value) for name, value in row.items()} for row in rows
         )
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Read the rows of what `write_csv` wrote, as text."""
+    """Read a file of `write_csv`; all values are text."""
     with path.open(newline="", encoding="utf-8") as lines:
         header, *rows = [list(map(uncell, line)) for line in csv.reader(lines)] or [[]]
     return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str,
+    caption: str = "",
+    width: int = 140,
+    num_names: int = 1,
+) -> None:
+    """Print a table with numbers aligned to the right.
+
+    Args:
+        columns: headings.
+        rows: cells; missing ones at the end of a row are empty.
+        title: line above the table.
+        caption: line below the table.
+        width: characters a line where there is no terminal.
+        num_names: number of leading columns that hold text, aligned to the left.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(printable(title)),
+        title_justify="left",
+        caption=caption or None,
+        caption_justify="left",
+    )
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < num_names else "right")
+    for row in rows:
+        table.add_row(*(Text(printable(text)) for text in row))
+    console = Console()
+    # A pipe has no width of its own, and rich's default of 80 columns breaks rows.
+    console.width = console.width if console.is_terminal else width
+    console.print(table)
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Format a Markdown table, without a newline at the end."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = ([str(text).replace("|", "\\|") for text in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace numbers that are not finite by None, for CSV and JSON files."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+    }
+
+
+def _csv_cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict) else cell(value)

@@ -1,4 +1,4 @@
-"""What a pooling head makes of the signal, observation by observation."""
+"""Signal loss, relation scores and weight bounds of a pooling head, per observation."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.observations import Observed
+from marl_pool.evaluation.diagnosis.observations import GroupObservations
 from marl_pool.networks import SetNetwork
 from marl_pool.policies.base import Policy
 from marl_pool.policies.token_policy import TokenPolicy
@@ -18,168 +18,169 @@ from marl_pool.pooling.multi import MultiPooling
 from marl_pool.tokens import SELF_TYPE
 from marl_pool.utils.errors import UnfitTokensError
 
-ROWS = 1024
-"""Observations at a time: so memory is bounded."""
+CHUNK = 1024
+"""Number of observations computed together, to bound memory."""
 
 
-class Pooled(NamedTuple):
-    """A head's result on a batch of sets, in the space of the set's own vectors."""
+class PooledSets(NamedTuple):
+    """Pooled vectors of B sets, in the space of the encoder's outputs."""
 
     vectors: Tensor
     """``(B, D)``: x_c."""
     heads: int
-    """Parts of the vectors that are pooled apart."""
+    """Number of parts of the features that are pooled separately."""
     weights: Tensor | None
-    """``(B, heads, N)``, None where the result is no sum over the tokens."""
+    """``(B, heads, N)``; None if the vector is no weighted sum of the tokens."""
     scores: Tensor | None
-    """``(B, heads, N)``, whose softmax the weights are; None without attention."""
+    """``(B, heads, N)``, logits of the weights; None without a softmax."""
 
 
-class Cases(NamedTuple):
-    """Measures of B observations; NaN where one is not defined."""
+class HeadMeasures(NamedTuple):
+    """Measures of a pooling head on B observations; undefined ones are NaN."""
 
     numbers: dict[str, Tensor]
-    """By name, each ``(B, heads)`` float64."""
-    transitions: theory.Moments
-    """Of the vectors below the head."""
+    """``(B, heads)`` float64 by name."""
+    moments: theory.Moments
+    """Moments of the encoder's outputs."""
     num_signal: Tensor
     """``(B,)``: k."""
 
 
-def pooled(
+def pool_as_in_theory(
     head: Pooling, x: Tensor, padding: Tensor | None, types: Tensor | None
-) -> Pooled:
-    """Pool with the head's weights, W_V = W_O = I and no residual.
+) -> PooledSets:
+    """Pool with the head's attention weights, W_V = W_O = I and no residual.
 
-    MaxPool's weights are 0 and 1, a head for each feature. ClsToken has none: the
-    vector that it returns is the encoder's output at a place of its own, no sum over
-    the tokens. It is taken for x_c as it is; the place belongs to no set, counts as
-    neither signal nor noise, and no weight is claimed for any token.
+    The weights of `MaxPooling` are 0 and 1 with a head for each feature. `ClsPooling`
+    has none: its result, the encoder's output at the class token, is taken as x_c. The
+    class token belongs to no set and counts as neither signal nor noise.
 
-    A head with extra tokens and with weights keeps the weights of its own places in
-    x_c, where they do the same as noise.
+    A head with extra tokens and weights keeps the weighted extra tokens in x_c, where
+    they act like noise.
 
     Args:
         head: a pooling head.
-        x: ``(B, E + N, D)``, zero under padding; the head's E extra tokens first.
-        padding: ``(B, E + N)`` bool, True = ignore; None where nothing is padded.
+        x: ``(B, E + N, D)``, zero for padded tokens; the head's E extra tokens first.
+        padding: ``(B, E + N)`` bool, True = ignore; None for no padding.
         types: ``(B, E + N)`` int64.
 
     Raises:
-        UnfitTokensError: a head without weights, one that remembers, or several heads
-            side by side.
+        UnfitTokensError: a head without weights, a recurrent one, or several heads in
+            parallel.
     """
     name, width = type(head).__name__, x.shape[-1]
     if isinstance(head, ClsPooling):
-        return Pooled(head(x, padding, types), 1, None, None)
+        return PooledSets(head(x, padding, types), 1, None, None)
     if isinstance(head, MemoryPooling):
         raise UnfitTokensError(
-            f"expected one weighted mean of a set, got {name}, whose codes depend on "
-            "earlier sets"
+            f"expected a pooling head without memory, got {name}: its weights depend "
+            "on earlier sets"
         )
     if isinstance(head, MultiPooling):
-        # Each of its parts weighs whole vectors, not a share of the features.
-        raise UnfitTokensError(f"expected one mean of a set, got {name}, several heads")
+        # Each of its heads weights whole vectors, not a part of the features.
+        raise UnfitTokensError(f"expected a single pooling head, got {name}")
     if isinstance(head, MaxPooling):
         weights: Tensor | None = theory.max_weights(x, padding)
     else:
         weights = head.weights(x, padding, types)
     if weights is None:
-        raise UnfitTokensError(f"expected a head with weights, which {name} has not")
+        raise UnfitTokensError(f"expected a head with attention weights, got {name}")
     heads = weights.shape[1]
     if width % heads:
         raise UnfitTokensError(
-            f"expected heads that divide the {width} features between them, got {heads}"
+            f"expected a number of heads that divides {width} features, got {heads}"
         )
     vectors, scores = theory.pool(x, weights), head.logits(x, padding, types)
-    own = head.extra_tokens
+    # Extra tokens contribute to x_c, but are not part of the set.
+    extra = head.extra_tokens
     if scores is not None:
-        scores = scores[..., own:]
-    return Pooled(vectors, heads, weights[..., own:], scores)
+        scores = scores[..., extra:]
+    return PooledSets(vectors, heads, weights[..., extra:], scores)
 
 
 def network_of(policy: Policy) -> SetNetwork:
-    """The network that a policy acts by.
+    """The set network of a policy.
 
     Raises:
-        UnfitTokensError: it has no encoder with a pooling head.
+        UnfitTokensError: a policy without an encoder and a pooling head.
     """
     if isinstance(policy, TokenPolicy):
         return policy.network
     raise UnfitTokensError(
-        "expected a policy that pools an encoder's outputs, got "
-        f"{type(policy).__name__}"
+        f"expected a policy with a pooling head, got {type(policy).__name__}"
     )
 
 
 @torch.no_grad()
-def measure_cases(network: SetNetwork, observed: Observed) -> Cases:
-    """Measure a network's head on observations.
+def measure_head(network: SetNetwork, observations: GroupObservations) -> HeadMeasures:
+    """Measure a network's pooling head on observations.
 
     Raises:
-        UnfitTokensError: a head without weights.
+        UnfitTokensError: a pooling head without weights.
     """
-    parts = [_measure(network, part) for part in observed.split(ROWS)]
-    return Cases(
+    chunks = [_measure(network, chunk) for chunk in observations.split(CHUNK)]
+    moments = zip(*(chunk.moments for chunk in chunks), strict=True)
+    return HeadMeasures(
         {
-            name: torch.cat([part.numbers[name] for part in parts])
-            for name in parts[0].numbers
+            name: torch.cat([chunk.numbers[name] for chunk in chunks])
+            for name in chunks[0].numbers
         },
-        theory.Moments(
-            *(torch.cat(f) for f in zip(*(p.transitions for p in parts), strict=True))
-        ),
-        torch.cat([part.num_signal for part in parts]),
+        theory.Moments(*(torch.cat(field) for field in moments)),
+        torch.cat([chunk.num_signal for chunk in chunks]),
     )
 
 
-def _measure(network: SetNetwork, observed: Observed) -> Cases:
+def _measure(network: SetNetwork, observations: GroupObservations) -> HeadMeasures:
+    # Encode and pool as the network does, then drop the head's extra tokens.
     head = network.pooling
-    x, padding, types = head.prepare(*network.encode(observed.tokens))
-    found = pooled(head, x, padding, types)
-    own = head.extra_tokens
-    x, signal = x[:, own:], observed.signal
-    padding = None if padding is None else padding[:, own:]
-    transitions = theory.transitions(x, padding)
+    x, padding, types = head.prepare(*network.encode(observations.tokens))
+    pooled = pool_as_in_theory(head, x, padding, types)
+    extra = head.extra_tokens
+    x, signal = x[:, extra:], observations.signal
+    padding = None if padding is None else padding[:, extra:]
+
+    # Losses are defined for every head, attention measures only for heads with weights.
+    moments = theory.moments(x, padding)
     numbers = {
-        "signal_loss": theory.signal_loss(x, found.vectors, signal, found.heads),
-        "excess": theory.excess_loss(x, found.vectors, signal, found.heads),
-        "mean_excess": theory.excess_loss(x, transitions.mean, signal, found.heads),
+        "signal_loss": theory.signal_loss(x, pooled.vectors, signal, pooled.heads),
+        "excess": theory.excess_loss(x, pooled.vectors, signal, pooled.heads),
+        "mean_excess": theory.excess_loss(x, moments.mean, signal, pooled.heads),
     }
-    if found.weights is not None:
-        numbers["signal_weight"] = _total(found.weights, signal)
+    if pooled.weights is not None:
+        numbers["signal_weight"] = _total(pooled.weights, signal)
         if network.spec.has_self:
-            is_self = observed.tokens.types == SELF_TYPE
-            numbers["self_weight"] = _total(found.weights, is_self)
-    if found.weights is not None and found.scores is not None:
-        numbers |= _bounded(found.weights, found.scores, signal, padding)
-    return Cases(numbers, transitions, signal.sum(-1))
+            is_self = observations.tokens.types == SELF_TYPE
+            numbers["self_weight"] = _total(pooled.weights, is_self)
+    if pooled.weights is not None and pooled.scores is not None:
+        numbers |= _score_measures(pooled.weights, pooled.scores, signal, padding)
+    return HeadMeasures(numbers, moments, signal.sum(-1))
 
 
-def _bounded(
+def _score_measures(
     weights: Tensor, scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> dict[str, Tensor]:
-    """Equations 8 and 9, and Theorem 3.12 beside the real weights."""
+    """Equations 8 and 9, and the weights against the bounds of Theorem 3.12."""
     signal = signal[:, None]
     padding = None if padding is None else padding[:, None]
-    found = theory.neighborhoods(scores, signal, padding)
-    bounds = theory.weight_bounds(found)
-    weight = _total(weights, signal[:, 0])
-    broken = theory.outside(weights, signal, bounds, padding)
+    ranges = theory.neighborhoods(scores, signal, padding)
+    bounds = theory.weight_bounds(ranges)
+    total = _total(weights, signal[:, 0])
+    violated = theory.outside(weights, signal, bounds, padding)
     return {
-        **{key: getattr(found, key) for key in theory.Neighborhoods._fields[2:]},
+        **{key: getattr(ranges, key) for key in theory.Neighborhoods._fields[2:]},
         **bounds._asdict(),
-        "signal_error": _share(1 - weight, found.num_signal),
-        "noise_error": _share(weight - 1, found.num_tokens - found.num_signal),
-        "checked": found.num_tokens,
-        "violations": broken.sum(-1).double(),
+        "signal_error": _mean(1 - total, ranges.num_signal),
+        "noise_error": _mean(total - 1, ranges.num_tokens - ranges.num_signal),
+        "checked": ranges.num_tokens,
+        "violations": violated.sum(-1).double(),
     }
 
 
-def _share(total: Tensor, count: Tensor) -> Tensor:
-    """Of each of ``count``; NaN for none."""
+def _mean(total: Tensor, count: Tensor) -> Tensor:
+    """Total over count; NaN for count 0."""
     return total / count.masked_fill(count == 0, torch.nan)
 
 
-def _total(weights: Tensor, chosen: Tensor) -> Tensor:
-    """The weight of the chosen tokens together, ``(B, heads)``."""
-    return (weights * chosen[:, None]).sum(-1).double()
+def _total(weights: Tensor, mask: Tensor) -> Tensor:
+    """Sum of the weights of the masked-in tokens, ``(B, heads)``."""
+    return (weights * mask[:, None]).sum(-1).double()

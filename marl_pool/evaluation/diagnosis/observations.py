@@ -1,4 +1,4 @@
-"""What policies see in some episodes, and which of it is signal."""
+"""Observations of trained policies in some episodes, with masks of their signal."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,83 +15,92 @@ from marl_pool.utils.errors import InputError
 
 
 @dataclass(frozen=True)
-class Observed:
-    """B observations of one group, of agents that were active.
+class GroupObservations:
+    """B observations of the active agents of one group.
 
     Attributes:
-        tokens: of batch ``(B,)``.
-        signal: ``(B, N)`` bool, the unpadded tokens that matter for the task.
-        episodes: ``(B,)`` int64, the episode of each.
+        tokens: token sets, batch shape ``(B,)``.
+        signal: ``(B, N)`` bool, True for unpadded tokens that matter for the task.
+        episodes: ``(B,)`` int64, number of each observation's episode.
     """
 
     tokens: Tokens
     signal: Tensor
     episodes: Tensor
 
-    def split(self, rows: int) -> Iterator["Observed"]:
-        """Yield parts of so many observations."""
-        for first in range(0, len(self.episodes), rows):
-            part = slice(first, first + rows)
-            yield Observed(self.tokens.at(part), self.signal[part], self.episodes[part])
+    def split(self, size: int) -> Iterator["GroupObservations"]:
+        """Yield consecutive chunks of at most ``size`` observations."""
+        for first in range(0, len(self.episodes), size):
+            chunk = slice(first, first + size)
+            yield GroupObservations(
+                self.tokens.at(chunk), self.signal[chunk], self.episodes[chunk]
+            )
 
 
-def observe(subject: EvaluationTarget, episodes: int, most: int) -> dict[str, Observed]:
-    """Let the policies play, and keep what they see.
+def record_observations(
+    target: EvaluationTarget, episodes: int, limit: int
+) -> dict[str, GroupObservations]:
+    """Play unperturbed episodes with deterministic actions and record observations.
 
-    If that is more than ``most`` observations of a group, every n-th step is kept.
+    Where every step would exceed ``limit``, only every n-th step is recorded.
 
     Args:
-        subject: plays its evaluation worlds, acting as is most likely.
-        episodes: one in each of as many worlds.
-        most: observations of each group, at most.
+        target: policies and evaluation environments.
+        episodes: number of episodes, one in each environment.
+        limit: maximal number of observations of each group.
 
     Returns:
-        By group.
+        Observations by group.
 
     Raises:
-        UnfitTokensError: the world does not know its signal.
-        InputError: ``most`` is less than one step of all episodes.
+        UnfitTokensError: the environment defines no signal.
+        InputError: ``limit`` is less than one step of all episodes.
     """
-    env = subject.worlds(1)
+    # Fail before playing if the signal is undefined or the limit is too small.
+    env = target.worlds(1)
     env.reset()
-    env.signal()  # it says at once if it knows none
+    env.signal()
     agents = max(group.num_agents for group in env.groups.values())
-    if most < episodes * agents:
+    if limit < episodes * agents:
         raise InputError(
             f"max_observations: expected at least {episodes * agents}, one of each "
-            f"agent in {episodes} episodes, got {most}"
+            f"agent in {episodes} episodes, got {limit}"
         )
-    stride = -(-episodes * agents * env.max_steps // most)
-    together = SIMULATORS if env.simulated else episodes
+    stride = -(-episodes * agents * env.max_steps // limit)
+    # Simulators are expensive: play a few at a time, other environments all together.
+    batch = SIMULATORS if env.simulated else episodes
     recorders = []
-    for first in range(0, episodes, together):
-        worlds = subject.worlds(min(together, episodes - first), first=first)
-        rollout = Rollout(worlds, subject.policies)
-        recorder = _Recorder(rollout.env, stride, first)
+    for first in range(0, episodes, batch):
+        envs = target.worlds(min(batch, episodes - first), first=first)
+        rollout = Rollout(envs, target.policies)
+        recorder = _ObservationRecorder(rollout.env, stride, first)
         rollout.episodes(on_step=recorder)
         recorders.append(recorder)
-    return {name: _joined(name, recorders) for name in env.groups}
+    return {name: _concatenate(name, recorders) for name in env.groups}
 
 
-class _Recorder:
-    """A hook for `Rollout.episodes`.
+class _ObservationRecorder:
+    """Hook of `Rollout.episodes` that records every n-th step.
 
     Args:
-        world: as it stands before the first step.
-        stride: every so many steps one is kept.
+        env: the environments in their initial state.
+        stride: n.
         first: number of the first episode.
     """
 
     def __init__(self, env: BatchedEnv, stride: int, first: int) -> None:
         self.stride, self.first, self.time = stride, first, 0
-        self.number = int(env.env_ids[0])
-        self.kept: dict[str, list[Observed]] = {name: [] for name in env.groups}
-        # Before the coming step, of all worlds, also of those that are dropped later.
+        self.first_env = int(env.env_ids[0])
+        self.kept: dict[str, list[GroupObservations]] = {
+            name: [] for name in env.groups
+        }
+        # A transition holds the environment after the step, but its tokens are from
+        # before: keep masks from before, for all environments, finished ones included.
         self.active = {name: own.clone() for name, own in env.active.items()}
         self.signal = {name: own.clone() for name, own in env.signal().items()}
 
     def __call__(self, transition: Transition) -> None:
-        rows = transition.env.env_ids - self.number
+        rows = transition.env.env_ids - self.first_env
         if self.time % self.stride == 0:
             for name, tokens in transition.tokens.items():
                 self._keep(name, tokens, rows)
@@ -102,19 +111,19 @@ class _Recorder:
         self.time += 1
 
     def _keep(self, name: str, tokens: Tokens, rows: Tensor) -> None:
-        living = self.active[name][rows]
-        episodes = (rows + self.first)[:, None].expand_as(living)
+        active = self.active[name][rows]
+        episodes = (rows + self.first)[:, None].expand_as(active)
         signal = self.signal[name][rows]
         self.kept[name].append(
-            Observed(tokens.at(living), signal[living], episodes[living])
+            GroupObservations(tokens.at(active), signal[active], episodes[active])
         )
 
 
-def _joined(name: str, recorders: list[_Recorder]) -> Observed:
-    parts = [part for recorder in recorders for part in recorder.kept[name]]
-    tokens = zip(*(part.tokens for part in parts), strict=True)
-    return Observed(
+def _concatenate(name: str, recorders: list[_ObservationRecorder]) -> GroupObservations:
+    chunks = [chunk for recorder in recorders for chunk in recorder.kept[name]]
+    tokens = zip(*(chunk.tokens for chunk in chunks), strict=True)
+    return GroupObservations(
         Tokens(*(torch.cat(tensors) for tensors in tokens)),
-        torch.cat([part.signal for part in parts]),
-        torch.cat([part.episodes for part in parts]),
+        torch.cat([chunk.signal for chunk in chunks]),
+        torch.cat([chunk.episodes for chunk in chunks]),
     )

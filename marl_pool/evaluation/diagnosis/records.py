@@ -1,4 +1,4 @@
-"""The numbers of a diagnosis: one record for a group of agents and each head."""
+"""Records of a diagnosis: one per group and attention head."""
 
 import math
 from collections.abc import Mapping
@@ -10,55 +10,57 @@ import torch
 from torch import Tensor
 
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.measures import Cases
-from marl_pool.evaluation.diagnosis.observations import Observed
+from marl_pool.evaluation.diagnosis.measures import HeadMeasures
+from marl_pool.evaluation.diagnosis.observations import GroupObservations
 from marl_pool.evaluation.statistics.intervals import bootstrap
 
 ALL = "all"
-"""The row of all attention heads of a pooling head together."""
+"""``head`` of the record of all attention heads together."""
 NAN = math.nan
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Signal loss, relation scores and bounds: means over observations and heads.
+    """Signal loss, relation scores and weight bounds of one attention head.
 
-    Losses are divided by ``variance``. What a head or a world has not is NaN: of a
-    head without relation scores all from ``signal_width`` on; of a set without noise
-    what compares it with the signal.
+    Numbers are means over observations (and heads). Losses are divided by
+    ``variance``. Undefined numbers are NaN: those from ``signal_width`` on for heads
+    without relation scores, and comparisons of signal and noise for sets without noise.
+
+    Source: Brothers (2025), https://arxiv.org/abs/2506.09215; see `theory`.
     """
 
     group: str
     pooling: str
     head: str
-    """A number, or "all"; heads of MaxPool are single features."""
+    """Number of an attention head, or `ALL`; heads of MaxPooling are features."""
     heads: int = 0
     episodes: int = 0
     observations: int = 0
     num_tokens: float = NAN
-    """Mean of N."""
+    """N."""
     num_signal: float = NAN
-    """Mean of k."""
+    """k."""
     variance: float = NAN
-    """Of a feature of the vectors below the head, of all sets together."""
+    """Variance of the encoder's outputs over all sets, averaged over features."""
     within: float = NAN
-    """Share of the variance that is within the sets, not between their means."""
+    """Fraction of the variance within sets; the rest is between the sets' means."""
     signal_loss: float = NAN
     """Definition 3.2."""
     excess: float = NAN
-    """‖x_c - mean(X_s)‖²/d: what of the signal loss is the head's."""
+    """‖x_c - mean(X_s)‖²/d, the avoidable part of the signal loss."""
     excess_low: float = NAN
-    """95 % percentile bootstrap interval over episodes: this policy only. NaN, as
-    `excess_high`, for fewer than two episodes."""
+    """95 % percentile bootstrap interval over episodes, for this policy only; NaN for
+    fewer than two episodes."""
     excess_high: float = NAN
     mean_excess: float = NAN
-    """The excess that the mean of all tokens would have on the same vectors."""
+    """Excess of average pooling on the same vectors."""
     signal_weight: float = NAN
-    """Weight of all signal tokens together."""
+    """Total attention weight of the signal tokens."""
     uniform_weight: float = NAN
-    """What it would be if all tokens weighed the same: k/N."""
+    """k/N, the signal's weight under equal weights."""
     self_weight: float = NAN
-    """Weight of the observer's own token, which is signal."""
+    """Weight of the agent's own token, which is signal."""
     signal_width: float = NAN
     """ε_s, equation 8."""
     noise_width: float = NAN
@@ -68,7 +70,7 @@ class Diagnosis:
     distance: float = NAN
     """D, equation 9."""
     margin_positive: float = NAN
-    """Share of the cases with M > 0, of those in which M is defined."""
+    """Fraction of defined margins with M > 0."""
     signal_low: float = NAN
     """L_s of Theorem 3.12."""
     signal_error: float = NAN
@@ -82,49 +84,53 @@ class Diagnosis:
     noise_high: float = NAN
     """U_η."""
     signal_bound_width: float = NAN
-    """U_s - L_s; 1 says nothing about a weight."""
+    """U_s - L_s; vacuous from 1 on."""
     noise_bound_width: float = NAN
-    """U_η - L_η; 1 says nothing about a weight."""
+    """U_η - L_η; vacuous from 1 on."""
     checked: int = 0
-    """How many weights were held against their bounds."""
+    """Number of weights compared with their bounds."""
     violations: int = 0
-    """How many of them were outside."""
-    gap: str = ""
-    """Why there are no numbers; empty where there are."""
+    """Number of weights outside their bounds."""
+    missing: str = ""
+    """Reason why there are no numbers; empty otherwise."""
 
 
-def diagnoses(
-    group: str, pooling: str, observed: Observed, cases: Cases, seed: int = 0
+def summarize(
+    group: str,
+    pooling: str,
+    observations: GroupObservations,
+    measures: HeadMeasures,
+    seed: int = 0,
 ) -> list[Diagnosis]:
-    """Summarise cases: all heads together, then each head if there are several.
+    """Summarize measures over all heads, and over each head if there are several.
 
     Args:
-        group: of the agents.
-        pooling: name of the head.
-        observed: what was measured.
-        cases: the measures.
+        group: name of the agents' group.
+        pooling: name of the pooling head.
+        observations: the measured observations.
+        measures: from `measure_head`.
         seed: of the bootstrap.
     """
-    variance, within = theory.variance(cases.transitions)
+    variance, within = theory.variance(measures.moments)
     known: dict[str, Any] = {
         "group": group,
         "pooling": pooling,
-        "heads": cases.numbers["excess"].shape[1],
-        "episodes": len(observed.episodes.unique()),
-        "observations": len(observed.episodes),
-        "num_tokens": _mean(cases.transitions.num_tokens),
-        "num_signal": _mean(cases.num_signal.double()),
-        "uniform_weight": _mean(cases.num_signal / cases.transitions.num_tokens),
+        "heads": measures.numbers["excess"].shape[1],
+        "episodes": len(observations.episodes.unique()),
+        "observations": len(observations.episodes),
+        "num_tokens": _mean(measures.moments.num_tokens),
+        "num_signal": _mean(measures.num_signal.double()),
+        "uniform_weight": _mean(measures.num_signal / measures.moments.num_tokens),
         "variance": float(variance),
         "within": float(within),
     }
     rows = []
     for head in (None, *range(known["heads"] if known["heads"] > 1 else 0)):
-        chosen = slice(None) if head is None else slice(head, head + 1)
-        numbers = {key: value[:, chosen] for key, value in cases.numbers.items()}
+        columns = slice(None) if head is None else slice(head, head + 1)
+        numbers = {key: value[:, columns] for key, value in measures.numbers.items()}
         for key in ("signal_loss", "excess", "mean_excess"):
             numbers[key] = numbers[key] / variance
-        summary = _summary(numbers, observed.episodes, seed)
+        summary = _summary(numbers, observations.episodes, seed)
         name = ALL if head is None else str(head)
         rows.append(Diagnosis(head=name, **known, **summary))
     return rows
@@ -155,24 +161,25 @@ def _summary(
 
 
 def _mean(values: Tensor) -> float:
-    """Of those that are defined; NaN if none is."""
+    """Mean of the defined values; NaN without any."""
     return float(values.double().nanmean())
 
 
 def _interval(values: Tensor, episodes: Tensor, seed: int) -> tuple[float, float]:
-    """Of the mean of ``(B,)`` values, if whole episodes are drawn anew."""
+    """Bootstrap interval of the mean of ``(B,)`` values, resampling whole episodes."""
     defined = ~values.isnan()
     if not defined.any():
         return NAN, NAN
-    _, place = episodes[defined].unique(return_inverse=True)
-    count = place.bincount()
-    summed = torch.zeros_like(count, dtype=torch.float64)
-    total = summed.index_add(0, place, values[defined]).cpu().numpy()
+    # Sum and count per episode determine the mean of any resample of episodes.
+    _, index = episodes[defined].unique(return_inverse=True)
+    count = index.bincount()
+    zeros = torch.zeros_like(count, dtype=torch.float64)
+    totals = zeros.index_add(0, index, values[defined]).cpu().numpy()
     counts = count.cpu().numpy()
 
-    def mean(drawn: np.ndarray) -> np.ndarray:
-        chosen = drawn.astype(int)
-        means: np.ndarray = total[chosen].sum(-1) / counts[chosen].sum(-1)
+    def mean(samples: np.ndarray) -> np.ndarray:
+        rows = samples.astype(int)
+        means: np.ndarray = totals[rows].sum(-1) / counts[rows].sum(-1)
         return means
 
     _, low, high = bootstrap(np.arange(len(counts)), mean, seed=seed)

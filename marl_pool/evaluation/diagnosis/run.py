@@ -1,8 +1,8 @@
-"""The AdaPool paper's theory on a trained policy: how much signal its head keeps."""
+"""Diagnosis of trained policies by the AdaPool paper's theory."""
 
-import importlib.util
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,107 +12,119 @@ from marl_pool.evaluation.diagnosis.files import (
     NAMES,
     PLOT,
     TABLE,
+    Named,
     from_plain,
-    plain,
     print_table,
-    write_csv,
+    to_plain,
     write_json,
 )
-from marl_pool.evaluation.diagnosis.measures import measure_cases, network_of
-from marl_pool.evaluation.diagnosis.observations import Observed, observe
-from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, diagnoses
+from marl_pool.evaluation.diagnosis.measures import measure_head, network_of
+from marl_pool.evaluation.diagnosis.observations import (
+    GroupObservations,
+    record_observations,
+)
+from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, summarize
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import Files
 from marl_pool.evaluation.run import about
+from marl_pool.evaluation.settings import DiagnoseSettings
 from marl_pool.policies.base import Policy
 from marl_pool.pooling import POOLING
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import name_of
+from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
+from marl_pool.utils.tables import write_csv
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 
 def diagnose_run(
-    run: "Run", settings: Mapping[str, Any], *, plugins: Collection[str] = ()
+    run: "Run",
+    settings: DiagnoseSettings,
+    *,
+    env: Mapping[str, Any] | None = None,
+    plugins: Collection[str] = (),
 ) -> list[Path]:
-    """Measure what a run's pooling heads do with the signal that its world knows.
+    """Diagnose a run's trained policies in unperturbed episodes.
 
-    The policy plays, unperturbed; see `Diagnosis` for what is measured. The files go
-    to the run's ``evaluation/``; earlier ones stay (`Files`).
+    The files are added to the run's ``evaluation/``; see `Diagnosis` for the numbers.
 
     Args:
         run: an earlier run.
-        settings: of `DiagnoseSettings` and ``env``, as plain data.
-        plugins: ``package.module:Class`` names that the run may use.
+        settings: of the diagnosis.
+        env: ``{"name": …, **options}``; None for the environment of the training.
+        plugins: ``package.module:Class`` names that files of the run may name.
 
     Returns:
         The files written.
 
     Raises:
-        InputError: no policy in the run, no such device, or a world that does not know
-            its signal.
+        InputError: a run without such a policy, an unavailable device, or an
+            environment that defines no signal.
     """
-    episodes = settings["episodes"]
-    subject = EvaluationTarget.load(run, settings, plugins)
-    with cpu_threads(settings["threads"]):
-        observed = observe(subject, episodes, settings["max_observations"])
+    target = EvaluationTarget.load(run, {**asdict(settings), "env": env}, plugins)
+    with cpu_threads(settings.threads):
+        observations = record_observations(
+            target, settings.episodes, settings.max_observations
+        )
         rows = [
             row
-            for group, seen in observed.items()
-            if group not in subject.fixed
-            for row in diagnose(group, subject.policies[group], seen, subject.seed)
+            for group, own in observations.items()
+            if group not in target.fixed
+            for row in diagnose(group, target.policies[group], own, target.seed)
         ]
     named = [(_name(row, rows), row) for row in rows if _is_shown(row)]
     title = (
-        f"{run.path.name}: {subject.env['name']}, {episodes} episodes, "
-        f"checkpoint {subject.name}"
+        f"{run.path.name}: {target.env['name']}, {settings.episodes} episodes, "
+        f"checkpoint {target.name}"
     )
     print_table(named, title)
     files = Files(run.evaluation_dir, NAMES)
-    told = {
-        **about(subject, episodes, run=run.path.name),
+    common = {
+        **about(target, settings.episodes, run=run.path.name),
         "config_digest": run.config_digest,
         "training_seed": run.config.get("seed"),
     }
-    lines = [plain(row) for row in rows]
-    write_csv(files.path(TABLE), [{**line, **told} for line in lines])
-    write_json(files.path(DOCUMENT), lines, told)
+    lines = [to_plain(row) for row in rows]
+    columns = [*lines[0], *common]
+    write_csv(files.path(TABLE), columns, ({**line, **common} for line in lines))
+    write_json(files.path(DOCUMENT), lines, common)
     written = [files.path(TABLE), files.path(DOCUMENT)]
-    return written + _draw(files.path(PLOT), named, title)
+    return written + _plot(files.path(PLOT), named, title)
 
 
 def diagnose(
-    group: str, policy: Policy, observed: Observed, seed: int = 0
+    group: str, policy: Policy, observations: GroupObservations, seed: int = 0
 ) -> list[Diagnosis]:
-    """Measure one policy's head on observations.
+    """Diagnose the pooling head of one policy.
 
     Args:
-        group: of the agents.
-        policy: in eval mode, and in float64 if its scores are to be exact.
-        observed: what its agents saw.
+        group: name of the agents' group.
+        policy: a policy in eval mode; in float64 for exact relation scores.
+        observations: of the group's agents.
         seed: of the bootstrap.
 
     Returns:
-        A row for all heads together and one for each; one that is a gap if there is
-        nothing to measure.
+        One record of all heads and, if there are several, one of each; for a policy
+        that cannot be diagnosed one record with the reason as `Diagnosis.missing`.
     """
     name = type(policy).__name__
     try:
         network = network_of(policy)
         name = name_of(type(network.pooling), POOLING)
-        cases = measure_cases(network, observed)
+        measures = measure_head(network, observations)
     except UnfitTokensError as error:
-        return [Diagnosis(group, name, ALL, gap=str(error))]
-    return diagnoses(group, name, observed, cases, seed)
+        return [Diagnosis(group, name, ALL, missing=str(error))]
+    return summarize(group, name, observations, measures, seed)
 
 
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
-    """Show several runs' diagnoses in one table, and write it.
+    """Print and write one table of several runs' diagnoses.
 
     Args:
-        documents: their ``diagnosis.json``.
+        documents: the runs' ``diagnosis.json``.
         out: a new folder; None for one in ``evaluations/``.
 
     Returns:
@@ -140,15 +152,15 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     title = f"Diagnoses of {len(contents)} runs"
     print_table(named, title)
     make_folder(folder)
-    write_csv(folder / TABLE, lines)
-    origins = [{k: v for k, v in c.items() if k != "rows"} for c in contents]
-    write_json(folder / DOCUMENT, lines, {"runs": origins})
+    write_csv(folder / TABLE, list(lines[0]), lines)
+    runs = [{k: v for k, v in c.items() if k != "rows"} for c in contents]
+    write_json(folder / DOCUMENT, lines, {"runs": runs})
     written = [folder / TABLE, folder / DOCUMENT]
-    return written + _draw(folder / PLOT, named, title)
+    return written + _plot(folder / PLOT, named, title)
 
 
 def _is_shown(row: Diagnosis) -> bool:
-    """Whether it is of interest by itself: a single feature of MaxPool is not."""
+    # Single heads of MaxPooling are features, too many to show.
     return row.head == ALL or row.checked > 0
 
 
@@ -161,15 +173,15 @@ def _name(row: Diagnosis, rows: Sequence[Diagnosis]) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _draw(path: Path, named: Sequence[tuple[str, Diagnosis]], title: str) -> list[Path]:
-    if importlib.util.find_spec("matplotlib") is None:
-        print('no plot: pip install "marl-pool[plots]"')
+def _plot(path: Path, named: Named, title: str) -> list[Path]:
+    if not has_matplotlib():
+        print(f"no plot: {INSTALL_PLOTS}")
         return []
     from marl_pool.evaluation.diagnosis.plot import plot_diagnoses
 
     try:
         plot_diagnoses(named, path, title)
-    except Exception as error:  # what was measured is written, and worth more
+    except Exception as error:  # the numbers are written; a figure must not fail them
         print(f"no plot: {type(error).__name__}: {' '.join(str(error).split())}")
         return []
     return [path]

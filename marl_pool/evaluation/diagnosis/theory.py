@@ -1,9 +1,11 @@
-"""How much signal a pooling head keeps: the AdaPool paper's theory, on tensors.
+"""Signal-to-noise theory of pooling heads, from the AdaPool paper, on tensors.
 
-A set has N tokens that are there, of which k are signal and the others noise. Masks
-follow the package: ``signal`` is True for signal, ``padding`` True where no token is.
-All is computed in float64. Where a set has no signal, or no noise, what depends on it
-is NaN.
+Source: Brothers (2025), https://arxiv.org/abs/2506.09215.
+
+A set has N present tokens, of which k are signal and N - k are noise. Masks follow the
+package: ``signal`` is True for signal tokens, ``padding`` True for absent ones. All
+computation is in float64. Quantities that depend on the signal are NaN for k = 0, those
+that depend on the noise are NaN for k = N.
 """
 
 from typing import NamedTuple
@@ -12,13 +14,13 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-9
-"""By how much rounding may put a weight outside its bounds."""
+"""Largest rounding error of a weight relative to its bounds."""
 
 
 class Neighborhoods(NamedTuple):
-    """Where the relation scores of signal and of noise lie, each ``(*B,)`` float64.
+    """Ranges of the relation scores of signal and noise, each ``(*B,)`` float64.
 
-    Source: the AdaPool paper, equations 8 and 9.
+    Source: equations 8 and 9.
     """
 
     num_signal: Tensor
@@ -30,16 +32,16 @@ class Neighborhoods(NamedTuple):
     noise_width: Tensor
     """ε_η = max r_η - min r_η; NaN for k = N."""
     margin: Tensor
-    """M = min r_s - max r_η, negative where they overlap; NaN for k = 0 or N."""
+    """M = min r_s - max r_η, negative if the ranges overlap; NaN for k = 0 or N."""
     distance: Tensor
     """D = max r_s - min r_η = M + ε_s + ε_η; NaN for k = 0 or N."""
 
 
-class Bounds(NamedTuple):
-    """Bounds of w* - w, the optimal minus the real weight, each ``(*B,)``.
+class WeightBounds(NamedTuple):
+    """Bounds of w* - w, the optimal minus the actual attention weight, each ``(*B,)``.
 
-    The optimal weight w* is 1/k for signal and 0 for noise. Bounds of a weight in
-    [0, 1] that are 1 apart say nothing.
+    The optimal weight w* is 1/k for signal and 0 for noise. Weights lie in [0, 1], so
+    bounds with a distance of 1 or more are vacuous.
     """
 
     signal_low: Tensor
@@ -53,32 +55,32 @@ class Bounds(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Number, mean and spread of the vectors of each set."""
+    """Count, mean and spread of the vectors of each set."""
 
     num_tokens: Tensor
     """``(B,)``: N."""
     mean: Tensor
     """``(B, D)``; zero for an empty set."""
     squares: Tensor
-    """``(B,)``: sum of the squared distances from the mean."""
+    """``(B,)``: sum of squared distances from the mean."""
 
 
 def neighborhoods(
     scores: Tensor, signal: Tensor, padding: Tensor | None = None
 ) -> Neighborhoods:
-    """Measure the neighborhoods of relation scores.
+    """Measure the ranges of the relation scores.
 
     Args:
-        scores: ``(*B, N)``, the softmax's arguments: scaled, of one head. What they
-            are under padding does not matter.
-        signal: ``(*B, N)`` bool, or of a shape that broadcasts to it.
-        padding: the same, True = ignore; None where nothing is padded.
+        scores: ``(*B, N)``, the scaled arguments of one head's softmax; those of
+            padded tokens are ignored.
+        signal: bool, broadcastable to ``(*B, N)``.
+        padding: the same, True = ignore; None for no padding.
     """
-    of_signal, of_noise = _split(scores, signal, padding)
-    num_signal = of_signal.sum(-1).double()
-    num_tokens = num_signal + of_noise.sum(-1)
-    low_signal, high_signal = _extremes(scores, of_signal)
-    low_noise, high_noise = _extremes(scores, of_noise)
+    is_signal, is_noise = _split(scores, signal, padding)
+    num_signal = is_signal.sum(-1).double()
+    num_tokens = num_signal + is_noise.sum(-1)
+    low_signal, high_signal = _extremes(scores, is_signal)
+    low_noise, high_noise = _extremes(scores, is_noise)
     return Neighborhoods(
         num_signal,
         num_tokens,
@@ -89,20 +91,26 @@ def neighborhoods(
     )
 
 
-def weight_bounds(found: Neighborhoods) -> Bounds:
-    """Bound how far the softmax's weights are from the signal-optimal ones.
+def weight_bounds(ranges: Neighborhoods) -> WeightBounds:
+    """Bound the distance of softmax weights from the signal-optimal weights.
 
-    Source: the AdaPool paper, Theorem 3.12, as printed. It holds for M < 0 too. (The
-    prose of its proof, A.5, calls -ε_s a bound on the distance of two *noise* scores
-    and ε_s the largest one; the formulas have ε_η there, which is right.) A set
-    without noise has no M and no D, nor has one without signal: the terms that count
-    what is not there are dropped.
+    For signal (w* = 1/k)
 
-    Args:
-        found: of `neighborhoods`.
+        L_s = 1/k - 1/(1 + (k-1) e^-ε_s + (N-k) e^-D)
+        U_s = 1/k - 1/(1 + (k-1) e^ε_s + (N-k) e^-M)
+
+    and for noise (w* = 0)
+
+        L_η = -1/(k e^M + 1 + (N-k-1) e^-ε_η)
+        U_η = -1/(k e^D + 1 + (N-k-1) e^ε_η)
+
+    Source: Theorem 3.12 as printed, which also holds for M < 0. (The prose of its
+    proof, A.5, writes ε_s for ε_η in the noise case; the printed formulas are right.)
+    M and D are undefined for k = 0 and k = N; their terms have a count of 0 there and
+    are dropped.
     """
-    k, n, signal_width, noise_width, margin, distance = found
-    return Bounds(
+    k, n, signal_width, noise_width, margin, distance = ranges
+    return WeightBounds(
         1 / k - 1 / (1 + (k - 1) * (-signal_width).exp() + _times(n - k, -distance)),
         1 / k - 1 / (1 + (k - 1) * signal_width.exp() + _times(n - k, -margin)),
         -1 / (_times(k, margin) + 1 + (n - k - 1) * (-noise_width).exp()),
@@ -113,45 +121,41 @@ def weight_bounds(found: Neighborhoods) -> Bounds:
 def outside(
     weights: Tensor,
     signal: Tensor,
-    bounds: Bounds,
+    bounds: WeightBounds,
     padding: Tensor | None = None,
     tolerance: float = TOLERANCE,
 ) -> Tensor:
-    """Find the weights that are not within their bounds.
+    """Mark the weights outside their bounds.
 
     Args:
-        weights: ``(*B, N)`` of one head.
-        signal: ``(*B, N)`` bool, or of a shape that broadcasts to it.
-        bounds: of `weight_bounds`.
-        padding: the same, True = ignore; None where nothing is padded.
-        tolerance: by how much they may be out.
+        weights: ``(*B, N)``, attention weights of one head.
+        signal: bool, broadcastable to ``(*B, N)``.
+        bounds: from `weight_bounds`.
+        padding: as ``signal``, True = ignore; None for no padding.
+        tolerance: tolerated distance from the bounds.
 
     Returns:
-        ``(*B, N)`` bool, False under padding. A NaN is outside.
+        ``(*B, N)`` bool, False for padded tokens and True for NaN.
     """
-    of_signal, of_noise = _split(weights, signal, padding)
-    optimal = of_signal.double() / of_signal.sum(-1, keepdim=True).clamp(min=1)
+    is_signal, is_noise = _split(weights, signal, padding)
+    optimal = is_signal.double() / is_signal.sum(-1, keepdim=True).clamp(min=1)
     error = optimal - weights.double()
-    low, high = (
-        torch.where(of_signal, of_a_signal[..., None], of_a_noise[..., None])
-        for of_a_signal, of_a_noise in (
-            (bounds.signal_low, bounds.noise_low),
-            (bounds.signal_high, bounds.noise_high),
-        )
-    )
+    signal_low, signal_high, noise_low, noise_high = (b[..., None] for b in bounds)
+    low = torch.where(is_signal, signal_low, noise_low)
+    high = torch.where(is_signal, signal_high, noise_high)
     within = (low - tolerance <= error) & (error <= high + tolerance)
-    return ~within & (of_signal | of_noise)
+    return ~within & (is_signal | is_noise)
 
 
 def pool(x: Tensor, weights: Tensor) -> Tensor:
-    """Σ_i w_i ⊙ x_i, each head weighing its own part of the vectors.
+    """Weighted sum Σ_i w_i ⊙ x_i; head h weights the h-th part of the features.
 
-    Source: the AdaPool paper, Definition 3.1 and, for several heads, B.2: attention
-    with the identity for W_V and W_O, and without a residual.
+    Source: Definition 3.1 and, for several heads, B.2: attention with W_V = W_O = I
+    and without a residual connection.
 
     Args:
-        x: ``(B, N, D)``, zero under padding.
-        weights: ``(B, heads, N)``, where ``heads`` divides D.
+        x: ``(B, N, D)``, zero for padded tokens.
+        weights: ``(B, heads, N)``; ``heads`` divides D.
 
     Returns:
         ``(B, D)``.
@@ -161,14 +165,16 @@ def pool(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def max_weights(x: Tensor, padding: Tensor | None = None) -> Tensor:
-    """The weights with which `pool` gives the maximum of each feature.
+    """Weights with which `pool` returns the maximum of each feature.
 
-    Source: the AdaPool paper, equation 5: 1 for the largest of a feature, 1/m for m
-    of them, and 0 for the others. Each feature is a head of its own, as in A.7.
+    They are 1/m for the m tokens that share a feature's maximum and 0 for the others;
+    each feature is a head, as in A.7.
+
+    Source: equation 5.
 
     Args:
         x: ``(B, N, D)``.
-        padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
+        padding: ``(B, N)`` bool, True = ignore; None for no padding.
 
     Returns:
         ``(B, D, N)``.
@@ -177,22 +183,23 @@ def max_weights(x: Tensor, padding: Tensor | None = None) -> Tensor:
     if padding is not None:
         features = features.masked_fill(padding[:, None], -torch.inf)
     largest = (features == features.amax(-1, keepdim=True)) & (features > -torch.inf)
-    shares = largest.to(x.dtype)
-    return shares / shares.sum(-1, keepdim=True).clamp(min=1)
+    weights = largest.to(x.dtype)
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1)
 
 
 def signal_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Tensor:
     """Mean squared error between the pooled vector and the signal vectors.
 
-    Source: the AdaPool paper, Definition 3.2, with the mean over features. It is the
-    spread of the signal around its own mean, which no pooled vector can avoid
-    (Corollary 3.3), plus `excess_loss`.
+    It is the sum of the signal's variance around its own mean, a lower bound for any
+    pooled vector (Corollary 3.3), and of `excess_loss`.
+
+    Source: Definition 3.2, averaged over features.
 
     Args:
         x: ``(B, N, D)``.
         pooled: ``(B, D)``, x_c.
-        signal: ``(B, N)`` bool, False under padding.
-        heads: into how many parts, of equal width, the features are divided.
+        signal: ``(B, N)`` bool, False for padded tokens.
+        heads: number of equal parts of the features, averaged separately.
 
     Returns:
         ``(B, heads)``; NaN without signal.
@@ -202,37 +209,35 @@ def signal_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
 
 
 def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Tensor:
-    """How far the pooled vector is from the mean of the signal: ‖x_c - mean(X_s)‖²/d.
+    """Distance of the pooled vector from the signal's mean, ‖x_c - mean(X_s)‖²/d.
 
-    This is what the paper's Table 3 prints as signal loss, and 0 for the signal-optimal
-    pool. Arguments and result as of `signal_loss`.
+    It is 0 for signal-optimal weights, and is printed as signal loss in the paper's
+    Table 3. Arguments and result are those of `signal_loss`.
     """
     best = _mean(x.double(), signal)
     return _by_head((pooled.double() - best).square(), heads)
 
 
-def transitions(x: Tensor, padding: Tensor | None = None) -> Moments:
-    """Number, mean and spread of the vectors ``(B, N, D)`` of each set."""
+def moments(x: Tensor, padding: Tensor | None = None) -> Moments:
+    """Count, mean and spread of the vectors ``(B, N, D)`` of each set."""
     present = torch.ones_like(x[..., 0], dtype=torch.bool)
     if padding is not None:
         present = ~padding
     mean = _mean(x.double(), present).nan_to_num(0.0)
-    away = (x.double() - mean[:, None]).square().sum(-1)
+    squares = (x.double() - mean[:, None]).square().sum(-1)
     return Moments(
-        present.sum(-1).double(), mean, away.masked_fill(~present, 0.0).sum(-1)
+        present.sum(-1).double(), mean, squares.masked_fill(~present, 0.0).sum(-1)
     )
 
 
-def variance(found: Moments) -> tuple[Tensor, Tensor]:
-    """The variance of a feature of the vectors of all sets, on average over features.
-
-    Args:
-        found: of `moments`.
+def variance(sets: Moments) -> tuple[Tensor, Tensor]:
+    """Variance of the vectors of all sets, averaged over features.
 
     Returns:
-        It, and which share of it is within the sets; the rest is between their means.
+        The variance, and its fraction within the sets; the rest is between their means.
     """
-    count, mean, squares = found
+    count, mean, squares = sets
+    # Law of total variance: squares within sets plus those of the sets' means.
     common = (count[:, None] * mean).sum(0) / count.sum()
     within = squares.sum()
     total = within + (count * (mean - common).square().sum(-1)).sum()
@@ -242,30 +247,30 @@ def variance(found: Moments) -> tuple[Tensor, Tensor]:
 def _split(
     scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Which tokens are signal and which are noise, in the shape of ``scores``."""
+    """Masks of the present signal and noise tokens, in the shape of ``scores``."""
     present = torch.ones_like(scores, dtype=torch.bool)
     if padding is not None:
         present = present & ~padding
     return present & signal, present & ~signal
 
 
-def _extremes(scores: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest of the chosen scores; NaN where none is."""
-    numbers, none = scores.double(), ~chosen.any(-1)
-    low = numbers.masked_fill(~chosen, torch.inf).amin(-1)
-    high = numbers.masked_fill(~chosen, -torch.inf).amax(-1)
-    return low.masked_fill(none, torch.nan), high.masked_fill(none, torch.nan)
+def _extremes(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of the masked-in scores; NaN for an empty mask."""
+    scores, empty = scores.double(), ~mask.any(-1)
+    low = scores.masked_fill(~mask, torch.inf).amin(-1)
+    high = scores.masked_fill(~mask, -torch.inf).amax(-1)
+    return low.masked_fill(empty, torch.nan), high.masked_fill(empty, torch.nan)
 
 
 def _times(count: Tensor, exponent: Tensor) -> Tensor:
-    """Count · e^exponent, and 0 for none, whose exponent is undefined."""
+    """Product count · e^exponent; 0 for count 0, whose exponent may be NaN."""
     return torch.where(count > 0, count * exponent.exp(), 0.0)
 
 
-def _mean(x: Tensor, chosen: Tensor) -> Tensor:
-    """Mean of the chosen of N vectors, ``(B, D)``; NaN where none is."""
-    total = x.masked_fill(~chosen[..., None], 0.0).sum(-2)
-    return total / chosen.sum(-1, keepdim=True)
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the masked-in vectors, ``(B, D)``; NaN for an empty mask."""
+    total = x.masked_fill(~mask[..., None], 0.0).sum(-2)
+    return total / mask.sum(-1, keepdim=True)
 
 
 def _by_head(features: Tensor, heads: int) -> Tensor:

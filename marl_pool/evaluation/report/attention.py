@@ -17,8 +17,8 @@ from marl_pool.evaluation.report.components import (
     missing,
     number,
 )
-from marl_pool.evaluation.report.loading import Loaded, load_problem
 from marl_pool.evaluation.report.methods import Method
+from marl_pool.evaluation.report.runs import Loaded, load_problem
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
 

@@ -59,7 +59,7 @@ class Diagnosed:
         if not own:
             return f"its diagnosis has no group {group!r}"
         rows = [row for row in own if row.get("head") == ALL] or own
-        if reason := next((row["gap"] for row in rows if row.get("gap")), ""):
+        if reason := next((row["missing"] for row in rows if row.get("missing")), ""):
             return str(reason)
         found: dict[str, list[float]] = {}
         for row in rows:

@@ -21,7 +21,6 @@ from marl_pool.evaluation.report.components import (
 )
 from marl_pool.evaluation.report.group_scores import group_scores
 from marl_pool.evaluation.report.learning_curves import learning_curves
-from marl_pool.evaluation.report.loading import load_policies, trained_groups
 from marl_pool.evaluation.report.methods import Method, methods_of
 from marl_pool.evaluation.report.provenance import (
     files_of,
@@ -29,7 +28,12 @@ from marl_pool.evaluation.report.provenance import (
     recorded,
 )
 from marl_pool.evaluation.report.robustness import areas, profiles
-from marl_pool.evaluation.report.runs import read_runs, validate_envs
+from marl_pool.evaluation.report.runs import (
+    load_policies,
+    read_runs,
+    trained_groups,
+    validate_envs,
+)
 from marl_pool.evaluation.report.summary import overview, summary
 from marl_pool.evaluation.report.theory import theory
 from marl_pool.evaluation.report.transfer import transfer

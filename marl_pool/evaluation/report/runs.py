@@ -1,7 +1,7 @@
-"""The runs of a report, each with its evaluation and diagnosis, if comparable."""
+"""The runs of a report: their comparable evaluations and diagnoses, their policies."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from marl_pool.evaluation.comparable import require_comparable
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report.diagnoses import Diagnosed, diagnosis_of
 from marl_pool.evaluation.report.evaluations import (
     AS_TRAINED,
@@ -19,9 +20,15 @@ from marl_pool.evaluation.report.evaluations import (
 )
 from marl_pool.evaluation.report.folders import short_folders
 from marl_pool.runs import Run
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.progress import Progress
 
 BEST = "best"
+DEFAULTS = {"checkpoint": BEST, "seed": 0, "device": "cpu", "env": None}
+"""Settings for loading the policies of a run without an evaluation."""
 Protocol = Mapping[str, Any]
+Loaded = Mapping[Path, EvaluationTarget | str]
+"""The policies of each run by its folder, or the reason why they cannot be loaded."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,43 @@ def validate_envs(runs: Sequence[Run]) -> None:
     """
     for run in runs:
         _ = run.env
+
+
+def load_policies(runs: Sequence[ReportedRun], plugins: Collection[str]) -> Loaded:
+    """Load the policies of all runs."""
+    loaded = {}
+    with Progress(len(runs), unit="runs") as progress:
+        for done, one in enumerate(runs, start=1):
+            loaded[one.run.path] = load(one, plugins)
+            progress.update(done)
+    return loaded
+
+
+def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
+    """Load the evaluated policies of a run; without an evaluation, the best ones."""
+    settings: dict[str, Any] = dict(DEFAULTS)
+    if one.evaluation is not None:
+        about = one.evaluation.about
+        settings |= {key: about[key] for key in ("checkpoint", "seed", "rescale_codes")}
+        settings["env"] = about["env"] if about["changed"] else None
+    try:
+        return EvaluationTarget.load(one.run, settings, plugins)
+    except InputError as error:
+        return one.without_folders(error)
+
+
+def trained_groups(subject: EvaluationTarget) -> list[str]:
+    """The groups of agents whose policies were trained."""
+    return [name for name in subject.policies if name not in subject.fixed]
+
+
+def load_problem(subject: EvaluationTarget | str, group: str) -> str:
+    """The reason to leave out the policy of a group; empty if there is none."""
+    if isinstance(subject, str):
+        return subject
+    if group not in trained_groups(subject):
+        return f"the group {group!r} did not learn in this run"
+    return ""
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -14,8 +14,8 @@ from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report.components import Component, Note, PageSection, Video
 from marl_pool.evaluation.report.group_scores import GroupScores
-from marl_pool.evaluation.report.loading import Loaded, load_problem
 from marl_pool.evaluation.report.methods import Method
+from marl_pool.evaluation.report.runs import Loaded, load_problem
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.video.render import Film

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from dataclasses import asdict, replace
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,12 @@ from helpers.toy import FoxAndHens
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.files import from_plain, plain, print_table
-from marl_pool.evaluation.diagnosis.measures import ROWS, measure_cases
-from marl_pool.evaluation.diagnosis.observations import Observed, observe
+from marl_pool.evaluation.diagnosis.files import from_plain, print_table, to_plain
+from marl_pool.evaluation.diagnosis.measures import CHUNK, measure_head
+from marl_pool.evaluation.diagnosis.observations import (
+    GroupObservations,
+    record_observations,
+)
 from marl_pool.evaluation.diagnosis.plot import plot_diagnoses
 from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis
 from marl_pool.evaluation.diagnosis.run import compare, diagnose, diagnose_run
@@ -36,7 +40,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 6}
-SETTINGS = {**asdict(DiagnoseSettings()), "env": None, "episodes": 3, "threads": 1}
+SETTINGS = DiagnoseSettings(episodes=3, threads=1)
 SPEC = TokenSpec(6, 4, ("self", "friend", "noise"))
 ENCODER = {"name": "transformer", "dim": 8, "num_layers": 1, "num_heads": 2}
 
@@ -50,7 +54,7 @@ def network(pooling: Any, **encoder: Any) -> SetNetwork:
     return made.double().eval()
 
 
-def seen(rows: int = 40, *, padded: bool = True, agents: int = 2) -> Observed:
+def seen(rows: int = 40, *, padded: bool = True, agents: int = 2) -> GroupObservations:
     """Random sets: self and friends are signal, most others noise."""
     generator = torch.Generator().manual_seed(5)
     features = torch.randn(rows, 6, 4, generator=generator)
@@ -60,7 +64,7 @@ def seen(rows: int = 40, *, padded: bool = True, agents: int = 2) -> Observed:
     padding[:, 0] = False
     features[padding] = torch.nan
     signal = (types < 2) & ~padding
-    return Observed(
+    return GroupObservations(
         Tokens(features, types, padding), signal, torch.arange(rows) // agents
     )
 
@@ -99,7 +103,7 @@ class Slow(Changing):
 
 
 def subject(world: type[FoxAndHens], **options: Any) -> Any:
-    """What `observe` needs of a subject: policies that show steps by their actions."""
+    """A target of random policies in toy environments."""
 
     def worlds(count: int, first: int = 0) -> FoxAndHens:
         return world(count, first_env=first, seed=1, **options)
@@ -113,7 +117,7 @@ def subject(world: type[FoxAndHens], **options: Any) -> Any:
 
 def test_signal_and_tokens_are_of_the_same_moment() -> None:
     """Also where worlds end at other times: the mask tells the step."""
-    observed = observe(subject(Changing, end_chance=0.2), 7, 1000)["fox"]
+    observed = record_observations(subject(Changing, end_chance=0.2), 7, 1000)["fox"]
     world = Changing(7, seed=1, end_chance=0.2)
     world.reset()
     start = world.observe()["fox"].features[:, 0]
@@ -128,7 +132,7 @@ def test_signal_and_tokens_are_of_the_same_moment() -> None:
 
 
 def test_only_agents_that_live_are_observed() -> None:
-    observed = observe(subject(Changing, end_chance=0.0), 5, 1000)
+    observed = record_observations(subject(Changing, end_chance=0.0), 5, 1000)
     assert len(observed["fox"].episodes) == 5 * 12
     assert len(observed["hen"].episodes) == 5 * (12 * 2 + 4)
     assert observed["hen"].episodes.unique().tolist() == list(range(5))
@@ -136,7 +140,7 @@ def test_only_agents_that_live_are_observed() -> None:
 
 @pytest.mark.parametrize(("most", "steps"), [(60, 4), (45, 3), (15, 1), (10**9, 12)])
 def test_of_too_much_every_nth_step_is_kept(most: int, steps: int) -> None:
-    observed = observe(subject(Changing, end_chance=0.0), 5, most)["fox"]
+    observed = record_observations(subject(Changing, end_chance=0.0), 5, most)["fox"]
     assert observed.episodes.bincount().tolist() == [steps] * 5
 
 
@@ -144,12 +148,12 @@ def test_fewer_than_one_step_of_all_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"max_observations: expected at least 15, .*14"
     ):
-        observe(subject(Changing), 5, 14)
+        record_observations(subject(Changing), 5, 14)
 
 
 def test_simulators_play_a_few_at_a_time() -> None:
-    together = observe(subject(Changing), 40, 10**6)["hen"]
-    apart = observe(subject(Slow), 40, 10**6)["hen"]
+    together = record_observations(subject(Changing), 40, 10**6)["hen"]
+    apart = record_observations(subject(Slow), 40, 10**6)["hen"]
     order = apart.episodes.argsort(stable=True)
     back = together.episodes.argsort(stable=True)
     torch.testing.assert_close(apart.episodes[order], together.episodes[back])
@@ -158,7 +162,7 @@ def test_simulators_play_a_few_at_a_time() -> None:
 
 def test_a_world_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
     with pytest.raises(UnfitTokensError, match="does not say which tokens of 'fox'"):
-        observe(subject(FoxAndHens), 2, 100)
+        record_observations(subject(FoxAndHens), 2, 100)
 
 
 # What is measured
@@ -167,7 +171,7 @@ def test_a_world_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize("padded", [False, True])
 def test_numbers_are_those_of_the_formulas_one_by_one(padded: bool) -> None:
     made, observed = network({"name": "ada", "num_heads": 4}), seen(padded=padded)
-    numbers = measure_cases(made, observed).numbers
+    numbers = measure_head(made, observed).numbers
     x, _, _ = made.encode(observed.tokens)
     weights, query = made.weights(observed.tokens), x[:, 0]
     assert weights is not None
@@ -207,19 +211,19 @@ def test_nothing_under_padding_matters() -> None:
     made, observed = network("ada"), seen()
     features = observed.tokens.features.nan_to_num(7.0)
     other = replace(observed, tokens=observed.tokens._replace(features=features))
-    found, same = (measure_cases(made, case) for case in (observed, other))
+    found, same = (measure_head(made, case) for case in (observed, other))
     for name, values in found.numbers.items():
         torch.testing.assert_close(values, same.numbers[name], equal_nan=True)
     assert found.numbers["excess"].isfinite().all()
 
 
 def test_parts_of_many_observations_are_put_together() -> None:
-    made, observed = network("ada"), seen(2 * ROWS + 3)
-    whole, last = measure_cases(made, observed), list(observed.split(ROWS))[2]
-    assert whole.numbers["excess"].shape == (2 * ROWS + 3, 1)
+    made, observed = network("ada"), seen(2 * CHUNK + 3)
+    whole, last = measure_head(made, observed), list(observed.split(CHUNK))[2]
+    assert whole.numbers["excess"].shape == (2 * CHUNK + 3, 1)
     torch.testing.assert_close(
-        whole.numbers["margin"][2 * ROWS :],
-        measure_cases(made, last).numbers["margin"],
+        whole.numbers["margin"][2 * CHUNK :],
+        measure_head(made, last).numbers["margin"],
         equal_nan=True,
     )
 
@@ -227,7 +231,7 @@ def test_parts_of_many_observations_are_put_together() -> None:
 def test_all_signal_leaves_no_margin_and_no_violation() -> None:
     observed = seen()
     observed = replace(observed, signal=~observed.tokens.padding)
-    numbers = measure_cases(network("ada"), observed).numbers
+    numbers = measure_head(network("ada"), observed).numbers
     for name in ("margin", "distance", "noise_width", "noise_error", "noise_low"):
         assert numbers[name].isnan().all(), name
     for name in ("signal_low", "signal_error", "signal_high", "excess"):
@@ -236,13 +240,13 @@ def test_all_signal_leaves_no_margin_and_no_violation() -> None:
 
 
 def test_the_mean_of_all_has_the_excess_of_average_pooling() -> None:
-    numbers = measure_cases(network("avg"), seen()).numbers
+    numbers = measure_head(network("avg"), seen()).numbers
     torch.testing.assert_close(numbers["excess"], numbers["mean_excess"])
 
 
 def test_max_pooling_is_measured_by_its_own_vector() -> None:
     made, observed = network("max"), seen()
-    numbers = measure_cases(made, observed).numbers
+    numbers = measure_head(made, observed).numbers
     x, padding, types = made.encode(observed.tokens)
     pooled = made.pooling(x, padding, types)
     x = x.masked_fill(observed.tokens.padding[..., None], 0.0)
@@ -253,7 +257,7 @@ def test_max_pooling_is_measured_by_its_own_vector() -> None:
 
 def test_a_class_token_is_no_token_of_the_set() -> None:
     made, observed = network("cls"), seen()
-    cases = measure_cases(made, observed)
+    cases = measure_head(made, observed)
     x, _, _ = made.encode(observed.tokens)
     assert x.shape[1] == 7
     best = torch.stack(
@@ -267,9 +271,9 @@ def test_a_class_token_is_no_token_of_the_set() -> None:
     )
     assert "signal_weight" not in cases.numbers
     present = ~observed.tokens.padding
-    torch.testing.assert_close(cases.transitions.num_tokens, present.sum(1).double())
+    torch.testing.assert_close(cases.moments.num_tokens, present.sum(1).double())
     variance = x[:, 1:][present].var(0, correction=0).mean()
-    torch.testing.assert_close(theory.variance(cases.transitions)[0], variance)
+    torch.testing.assert_close(theory.variance(cases.moments)[0], variance)
 
 
 class OwnPlace(Pooling):
@@ -301,7 +305,7 @@ class ThreeHeads(OwnPlace):
 def test_the_weight_of_an_extra_token_stays_in_the_result() -> None:
     made = network(f"{__name__}:OwnPlace", num_layers=1)
     observed = seen(padded=False)
-    numbers = measure_cases(made, observed).numbers
+    numbers = measure_head(made, observed).numbers
     x, _, _ = made.encode(observed.tokens)
     expected = theory.excess_loss(x[:, 1:], made(observed.tokens), observed.signal)
     torch.testing.assert_close(numbers["excess"], expected)
@@ -318,11 +322,13 @@ def test_a_summary_holds_means_over_heads_and_observations() -> None:
     world = make_batched_env(num_envs=20, **ENV)
     world.reset()
     tokens = world.observe()["agent"].flatten_batch()
-    observed = Observed(tokens, world.signal()["agent"][:, 0], torch.arange(20) // 4)
+    observed = GroupObservations(
+        tokens, world.signal()["agent"][:, 0], torch.arange(20) // 4
+    )
     rows = diagnose("agent", played, observed)
     assert [row.head for row in rows] == [ALL, "0", "1", "2", "3"]
     whole, parts = rows[0], rows[1:]
-    cases = measure_cases(made, observed)
+    cases = measure_head(made, observed)
     x = made.encode(tokens)[0].detach()
     variance = x.flatten(0, 1).var(0, correction=0).mean()
     assert whole.variance == pytest.approx(float(variance))
@@ -347,9 +353,9 @@ def test_the_interval_draws_whole_episodes() -> None:
     world = make_batched_env(num_envs=12, **ENV)
     world.reset()
     tokens = world.observe()["agent"].flatten_batch()
-    once = Observed(tokens, world.signal()["agent"][:, 0], torch.arange(12))
+    once = GroupObservations(tokens, world.signal()["agent"][:, 0], torch.arange(12))
     rows = torch.arange(12).repeat(10)
-    often = Observed(tokens.at(rows), once.signal[rows], once.episodes[rows])
+    often = GroupObservations(tokens.at(rows), once.signal[rows], once.episodes[rows])
     apart = replace(often, episodes=torch.arange(120))
     (one,), (many,), (other,) = (
         diagnose("agent", played, case) for case in (once, often, apart)
@@ -366,25 +372,25 @@ def diagnosed(pooling: Any) -> list[Diagnosis]:
     world = make_batched_env(num_envs=2, **ENV)
     world.reset()
     tokens = world.observe()["agent"].flatten_batch()
-    observed = Observed(tokens, world.signal()["agent"][:, 0], torch.arange(2))
+    observed = GroupObservations(tokens, world.signal()["agent"][:, 0], torch.arange(2))
     return diagnose("agent", to_float64({"a": policy(pooling)})["a"], observed)
 
 
 def test_the_heads_that_are_measured_are_those_of_the_document() -> None:
-    measured = {name for name in POOLING if not diagnosed(name)[0].gap}
+    measured = {name for name in POOLING if not diagnosed(name)[0].missing}
     assert measured == {"ada", "avg", "cls", "gated", "hopfield", "max", "pma"}
 
 
 @pytest.mark.parametrize(
     ("pooling", "reason"),
     [
-        ("flatten", "expected a head with weights, which Flatten has not"),
-        ("attention_neuron", "AttentionNeuron, whose codes depend on earlier sets"),
+        ("flatten", "expected .*attention weights, got Flatten"),
+        ("attention_neuron", "without memory, got AttentionNeuron.*"),
         (
             {"name": "multi", "heads": [{"name": "avg"}, {"name": "ada"}]},
-            "expected one mean of a set, got Multi, several heads",
+            "expected a single pooling head, got Multi.*",
         ),
-        (f"{__name__}:ThreeHeads", "heads that divide the 8 features .*, got 3"),
+        (f"{__name__}:ThreeHeads", "divides 8 features, got 3"),
     ],
 )
 def test_a_head_without_weights_of_one_vector_is_a_gap(
@@ -392,7 +398,7 @@ def test_a_head_without_weights_of_one_vector_is_a_gap(
 ) -> None:
     (row,) = diagnosed(pooling)
     with pytest.raises(UnfitTokensError, match=reason):
-        raise UnfitTokensError(row.gap)
+        raise UnfitTokensError(row.missing)
     assert np.isnan([row.excess, row.margin, row.signal_loss]).all()
     assert row.checked == 0
 
@@ -400,9 +406,9 @@ def test_a_head_without_weights_of_one_vector_is_a_gap(
 def test_a_policy_that_pools_nothing_is_a_gap() -> None:
     group = make_batched_env(num_envs=1, **ENV).groups["agent"]
     (row,) = diagnose("agent", RandomPolicy(group.action_space), seen())
-    assert (row.pooling, row.gap) == (
+    assert (row.pooling, row.missing) == (
         "RandomPolicy",
-        "expected a policy that pools an encoder's outputs, got RandomPolicy",
+        "expected a policy with a pooling head, got RandomPolicy",
     )
 
 
@@ -455,7 +461,7 @@ def test_an_earlier_diagnosis_stays_and_an_evaluation_does_not_number_it(
     (run.path / "evaluation" / "results.csv").touch()
     first = diagnose_run(run, SETTINGS)
     before = [path.read_bytes() for path in first]
-    second = diagnose_run(run, {**SETTINGS, "seed": 1})
+    second = diagnose_run(run, replace(SETTINGS, seed=1))
     assert [path.name for path in second] == [
         "diagnosis-2.csv",
         "diagnosis-2.json",
@@ -472,7 +478,7 @@ def test_the_same_seed_gives_the_same_numbers(run: Run) -> None:
 
 def test_another_world_has_another_ratio(run: Run) -> None:
     other = {**ENV, "num_noise": 12}
-    (whole, *_) = content_of(diagnose_run(run, {**SETTINGS, "env": other}))["rows"]
+    (whole, *_) = content_of(diagnose_run(run, SETTINGS, env=other))["rows"]
     assert (whole["num_signal"], whole["num_tokens"]) == (4, 16)
 
 
@@ -481,11 +487,11 @@ def test_a_gap_is_written_shown_and_drawn(
 ) -> None:
     paths = diagnose_run(make_run(tmp_path / "run", "flatten"), SETTINGS)
     (row,) = content_of(paths)["rows"]
-    assert row["gap"] == "expected a head with weights, which Flatten has not"
+    assert re.match("expected .*attention weights, got Flatten", row["missing"])
     assert row["excess"] is None
     assert all(path.is_file() for path in paths)
     shown = capsys.readouterr().out
-    assert "not measured: flatten: expected a head with weights" in shown
+    assert "not measured: flatten: expected" in shown
 
 
 def test_groups_that_did_not_learn_are_left_out(tmp_path: Path) -> None:
@@ -526,7 +532,7 @@ def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None
     world = make_batched_env(num_envs=9, **ENV)
     world.reset()
     tokens = world.observe()["agent"].flatten_batch()
-    observed = Observed(tokens, world.signal()["agent"][:, 0], torch.arange(9))
+    observed = GroupObservations(tokens, world.signal()["agent"][:, 0], torch.arange(9))
     (row,) = diagnose("agent", made, observed)
     assert row.margin_positive == 1.0
     assert row.margin == pytest.approx(100 / 8**0.5)
@@ -564,8 +570,8 @@ def test_several_runs_are_compared(
 
 def test_rows_survive_being_written() -> None:
     row = Diagnosis("a", "ada", ALL, heads=2, excess=0.5, margin=-1.0, checked=3)
-    read = from_plain(json.loads(json.dumps(plain(row))))
-    assert plain(read) == plain(row)
+    read = from_plain(json.loads(json.dumps(to_plain(row))))
+    assert to_plain(read) == to_plain(row)
     assert np.isnan(read.signal_loss)
     assert (read.excess, read.checked) == (0.5, 3)
 
@@ -597,7 +603,7 @@ def test_a_bound_beyond_the_mean_by_rounding_is_drawn(tmp_path: Path) -> None:
 def test_one_episode_has_no_interval(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = diagnose_run(run, {**SETTINGS, "episodes": 1})
+    paths = diagnose_run(run, replace(SETTINGS, episodes=1))
     assert [path.suffix for path in paths] == [".csv", ".json", ".png"]
     for row in content_of(paths)["rows"]:
         assert row["excess"] > 0
@@ -623,7 +629,7 @@ def test_numbers_outlive_a_picture_that_fails(
 
 
 def test_a_picture_of_gaps_alone_is_drawn(tmp_path: Path) -> None:
-    row = Diagnosis("a", "flatten", ALL, gap="no weights")
+    row = Diagnosis("a", "flatten", ALL, missing="no weights")
     plot_diagnoses([("flatten", row)], tmp_path / "p.png", "a title")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 

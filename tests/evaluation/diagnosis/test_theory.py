@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from helpers.samples import DIM, NUM_TOKENS, heads, make_head, random_set
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.theory import Bounds, Neighborhoods
+from marl_pool.evaluation.diagnosis.theory import Neighborhoods, WeightBounds
 from marl_pool.pooling import make_pooling
 
 seeds = st.integers(0, 2**31)
@@ -56,7 +56,7 @@ def weights_of(scores: Tensor, padding: Tensor) -> Tensor:
 def violations(
     case: tuple[Tensor, Tensor, Tensor],
     change: Callable[[Neighborhoods], Neighborhoods] = lambda found: found,
-    swap: Callable[[Bounds], Bounds] = lambda bounds: bounds,
+    swap: Callable[[WeightBounds], WeightBounds] = lambda bounds: bounds,
 ) -> int:
     scores, signal, padding = case
     found = theory.neighborhoods(scores, signal, padding)
@@ -97,14 +97,14 @@ def test_such_sets_are_among_those_tried(
     assert violations(case) == 0
 
 
-WRONG: dict[str, Callable[[Bounds], Bounds]] = {
+WRONG: dict[str, Callable[[WeightBounds], WeightBounds]] = {
     "L_s and U_s": lambda b: b._replace(
         signal_low=b.signal_high, signal_high=b.signal_low
     ),
     "L_eta and U_eta": lambda b: b._replace(
         noise_low=b.noise_high, noise_high=b.noise_low
     ),
-    "signal and noise": lambda b: Bounds(*b[2:], *b[:2]),
+    "signal and noise": lambda b: WeightBounds(*b[2:], *b[:2]),
 }
 MIXED: dict[str, Callable[[Neighborhoods], Neighborhoods]] = {
     "M and D": lambda f: f._replace(margin=f.distance, distance=f.margin),
@@ -116,7 +116,9 @@ MIXED: dict[str, Callable[[Neighborhoods], Neighborhoods]] = {
 
 
 @pytest.mark.parametrize("swap", WRONG.values(), ids=WRONG)
-def test_swapped_bounds_are_caught(swap: Callable[[Bounds], Bounds]) -> None:
+def test_swapped_bounds_are_caught(
+    swap: Callable[[WeightBounds], WeightBounds],
+) -> None:
     find(scored_sets(), lambda case: violations(case, swap=swap) > 0)
 
 
@@ -346,7 +348,7 @@ def test_variance_is_that_of_all_vectors_that_are_there(seed: int) -> None:
     x, padding, _ = sets(seed)
     padding[2] = True
     x = x.masked_fill(padding[..., None], 0.0)
-    variance, within = theory.variance(theory.transitions(x, padding))
+    variance, within = theory.variance(theory.moments(x, padding))
     present = x[~padding]
     expected = present.var(0, correction=0).mean()
     torch.testing.assert_close(variance, expected)
@@ -354,7 +356,7 @@ def test_variance_is_that_of_all_vectors_that_are_there(seed: int) -> None:
     apart = torch.cat([part - part.mean(0) for part in own if len(part)])
     share = apart.square().mean() / expected
     torch.testing.assert_close(within, share)
-    whole = theory.variance(theory.transitions(x))[0]
+    whole = theory.variance(theory.moments(x))[0]
     torch.testing.assert_close(whole, x.flatten(0, 1).var(0, correction=0).mean())
 
 
@@ -365,7 +367,7 @@ def test_the_excess_of_the_mean_has_a_limit(seed: int) -> None:
     signal = (torch.arange(9) < 1 + seed % 9).expand(5, -1)
     x = x + 3.0 * signal[..., None]
     k = float(signal[0].sum())
-    found = theory.transitions(x)
+    found = theory.moments(x)
     excess = theory.excess_loss(x, found.mean, signal).mean()
     assert excess / theory.variance(found)[0] <= (9 - k) / k + 1e-9
 
@@ -374,5 +376,5 @@ def test_sets_of_one_mean_differ_only_within() -> None:
     x = torch.randn(6, NUM_TOKENS, DIM, generator=torch.Generator().manual_seed(0))
     same = x - x.mean(1, keepdim=True)
     alike = same[:, :1].expand(-1, NUM_TOKENS, -1)
-    assert theory.variance(theory.transitions(same))[1] == pytest.approx(1.0)
-    assert theory.variance(theory.transitions(alike))[1] == pytest.approx(0.0)
+    assert theory.variance(theory.moments(same))[1] == pytest.approx(1.0)
+    assert theory.variance(theory.moments(alike))[1] == pytest.approx(0.0)

@@ -47,9 +47,8 @@ from marl_pool.evaluation.report.components import (
     shade,
     span,
 )
-from marl_pool.evaluation.report.loading import load
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.runs import not_evaluated, read_runs
+from marl_pool.evaluation.report.runs import load, not_evaluated, read_runs
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
@@ -502,7 +501,7 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
                 row["label"] = f"occlude {HOSTILE}"
         changed = sealed_json({**content, "commit": HOSTILE})
         document.write_text(json.dumps(changed))
-        diagnosed(run, {"group": f"fox {HOSTILE}", HOSTILE: 3.0, "gap": ""})
+        diagnosed(run, {"group": f"fox {HOSTILE}", HOSTILE: 3.0, "missing": ""})
     html = written(runs, tmp_path)
     seen = Tags()
     seen.feed(html)

@@ -371,7 +371,7 @@ def test_a_diagnosis_is_shown_over_seeds_with_its_origins(tmp_path: Path) -> Non
     for seed, run in enumerate(runs[:2]):
         known = {"excess": 0.25 + seed, "excess_low": seed, "excess_high": 1.5 + seed}
         known |= {"checked": 1000, "violations": seed, "heads": 2, "observations": 9}
-        known |= {"signal_low": -0.5, "ok": True, "margin": None, "gap": ""}
+        known |= {"signal_low": -0.5, "ok": True, "margin": None, "missing": ""}
         whole = {**known, "width": 0.5} if seed else known
         diagnosed(run, whole, {"head": "0", "excess": 9.0, "checked": 5})
     html = written(runs, tmp_path)
@@ -406,7 +406,7 @@ def test_heads_without_a_row_of_all_are_joined(tmp_path: Path) -> None:
 
 def test_each_group_has_a_diagnosis_of_its_own(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
-    gap = {"group": "hen", "gap": "a world that does not know"}
+    gap = {"group": "hen", "missing": "a world that does not know"}
     html = written([diagnosed(run, {"group": "fox", "excess": 3.0}, gap)], tmp_path)
     assert "Theory on these policies (fox)" in html
     assert [text for text, _, _ in cells(html, "theory-group0")] == ["3.00"]
