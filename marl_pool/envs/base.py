@@ -47,7 +47,7 @@ INTEGERS = (torch.int64, torch.int32)
 """What may be a discrete action: torch reads others, as an index, otherwise."""
 
 
-class WorldOptions(TypedDict, total=False):
+class EnvOptions(TypedDict, total=False):
     """The options of `BatchedEnv` that all worlds share and pass on to it."""
 
     seed: NonNegativeInt
@@ -247,7 +247,7 @@ class BatchedEnv(ABC):
         worlds, episodes = self.env_ids[rows], self.episodes[rows]
         return stream_keys(self.seed, worlds, episodes, Purpose.RESET)
 
-    def draw(self, keys: Tensor, count: int, start: int = 0) -> Tensor:
+    def sample_uniform(self, keys: Tensor, count: int, start: int = 0) -> Tensor:
         """``(len(keys), count)`` uniform numbers of the reset streams ``keys``."""
         return uniform(keys, count, start).to(self.dtype)
 
