@@ -15,8 +15,9 @@ from pathlib import Path
 from gymnasium import spaces
 
 from marl_pool.config.sections import GROUPS, files_of
-from marl_pool.envs import ENVS, HEURISTICS, env_names, make_batched_env
+from marl_pool.envs import ENVS, HEURISTICS, env_names
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.description import describe_env
 from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, registered_id
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError
@@ -139,7 +140,7 @@ def page(name: str) -> str:
     """
     try:
         cls = resolve(name, ENVS, "env", BatchedEnv)
-        groups = make_batched_env(name, 1, **NEEDED.get(name, {})).groups
+        groups = describe_env({"name": name, **NEEDED.get(name, {})}).groups
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error)) from error
     except InputError as error:
