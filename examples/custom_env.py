@@ -43,7 +43,7 @@ class Reach(BatchedEnv):
         return {"agent": Tokens(relative, types, torch.zeros_like(types) > 0)}
 
     def _place(self, rows, keys):
-        uniform = self.draw(keys, self.points[0].numel())
+        uniform = self.sample_uniform(keys, self.points[0].numel())
         self.points = self.points.clone()
         self.points[rows] = 2 * uniform.unflatten(1, (-1, 2)) - 1
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from gymnasium import spaces
 
 from marl_pool.config.sections import GROUPS, files_of
-from marl_pool.envs import ENVS, HEURISTICS, env_names, make_batched_env
+from marl_pool.envs import ENVS, HEURISTICS, env_names
 from marl_pool.envs.base import AgentGroup, BatchedEnv
-from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, env_id
+from marl_pool.envs.description import describe_env
+from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, registered_id
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve
@@ -139,7 +140,7 @@ def page(name: str) -> str:
     """
     try:
         cls = resolve(name, ENVS, "env", BatchedEnv)
-        groups = make_batched_env(name, 1, **NEEDED.get(name, {})).groups
+        groups = describe_env({"name": name, **NEEDED.get(name, {})}).groups
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error)) from error
     except InputError as error:
@@ -150,7 +151,7 @@ def page(name: str) -> str:
     called = f"Name: `env={name}`."
     if name in VERSIONS:
         with_ = "PettingZoo and Gymnasium" if name in ONE_LEARNER else "PettingZoo"
-        called += f" Id with {with_}: `{env_id(name)}`."
+        called += f" Id with {with_}: `{registered_id(name)}`."
     parts = [NOTE, f"# {name}", markdown(document.partition("\n")[0]), called]
     parts += [prose(document), "## Options", table(option_rows(cls))]
     given = "".join(f", with `env.{k}={v}`" for k, v in NEEDED.get(name, {}).items())

@@ -68,7 +68,7 @@ class Pond(BatchedEnv):
         }
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        drawn = self.draw(keys, 5)
+        drawn = self.sample_uniform(keys, 5)
         self.places = self.places.index_put((rows,), drawn[:, :3])
         self.life = self.life.index_put((rows,), (2 + 7 * drawn[:, 3]).long())
         self.death = self.death.index_put((rows,), (1 + 6 * drawn[:, 4]).long())

@@ -156,20 +156,17 @@ def _subject(
     device: str,
 ) -> EvaluationTarget:
     bare = EvaluationTarget({}, dict(env), dict(env), seed, device, "", None)
-    world = bare.worlds(1)
+    groups = bare.describe().groups
     given = policy
     if not isinstance(policy, Mapping):
-        given = dict.fromkeys(world.groups, policy)
+        given = dict.fromkeys(groups, policy)
     assert isinstance(given, Mapping)
-    if set(given) != set(world.groups):
+    if set(given) != set(groups):
         raise InputError(
-            f"policy: expected one for each group {sorted(world.groups)}, "
-            f"got {sorted(given)}"
+            f"policy: expected one for each group {sorted(groups)}, got {sorted(given)}"
         )
-    policies = {
-        name: as_policy(given[name], group) for name, group in world.groups.items()
-    }
-    reason = misfit(policies, world)
+    policies = {name: as_policy(given[name], group) for name, group in groups.items()}
+    reason = misfit(policies, groups)
     if reason:
         raise InputError(f"policy does not fit the env {env['name']}: {reason}")
     return replace(bare, policies=to_float64(policies, device))

@@ -281,7 +281,7 @@ def _spec(agent: Any, space: spaces.Space[Any], known: TokenSpec | None) -> Toke
 def _specs(env: Any) -> dict[str, TokenSpec]:
     """The specs of the groups, if the env is a view of a world."""
     view = getattr(env.unwrapped, "view", env.unwrapped)
-    world = getattr(view, "world", None)
-    if not isinstance(world, BatchedEnv):
+    batched = getattr(view, "env", None)
+    if not isinstance(batched, BatchedEnv):
         return {}
-    return {name: group.tokens for name, group in world.groups.items()}
+    return {name: group.tokens for name, group in batched.groups.items()}

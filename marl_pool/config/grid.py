@@ -18,7 +18,7 @@ from marl_pool.config.compose import (
     resolve,
 )
 from marl_pool.config.sections import VERBS
-from marl_pool.envs.options import counted
+from marl_pool.envs.options import expand_counts
 from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
@@ -139,7 +139,11 @@ def differences(
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checked configuration in a form that is the same for all spellings."""
-    return {**config, "env": counted(config["env"])} if "env" in config else {**config}
+    return (
+        {**config, "env": expand_counts(config["env"])}
+        if "env" in config
+        else {**config}
+    )
 
 
 class _Compositions(dict[tuple[str, ...], DictConfig]):

@@ -1,4 +1,4 @@
-"""Worlds: multi-agent environments written once, for a batch, in torch."""
+"""The contract of an environment: a batch of episodes that advance together."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 @dataclass(frozen=True)
 class AgentGroup:
-    """Agents that share their spaces and hence may share a policy.
+    """Agents with equal observation and action spaces, which may share a policy.
 
     Attributes:
-        num_agents: A, how many of them live in one world.
-        tokens: what each of them observes.
-        action_space: of one agent.
+        num_agents: A, the number of these agents in one environment.
+        tokens: shape and type names of one agent's observation.
+        action_space: actions of one agent.
     """
 
     num_agents: int
@@ -33,22 +33,22 @@ class AgentGroup:
 
 
 class Step(NamedTuple):
-    """What a step of all worlds returns."""
+    """Result of one step of all environments."""
 
     rewards: dict[str, Tensor]
     """For each group, ``(num_envs, agents)`` float."""
     terminated: Tensor
-    """``(num_envs,)`` bool: the task ended; nothing comes after."""
+    """``(num_envs,)`` bool: the episode reached a final state; its value is 0."""
     truncated: Tensor
-    """``(num_envs,)`` bool: the time was up; the task would go on."""
+    """``(num_envs,)`` bool: the time limit cut the episode; bootstrap its value."""
 
 
-INTEGERS = (torch.int64, torch.int32)
-"""What may be a discrete action: torch reads others, as an index, otherwise."""
+DISCRETE_DTYPES = (torch.int64, torch.int32)
+"""Valid dtypes of discrete actions; torch would read a bool or uint8 as a mask."""
 
 
-class WorldOptions(TypedDict, total=False):
-    """The options of `BatchedEnv` that all worlds share and pass on to it."""
+class EnvOptions(TypedDict, total=False):
+    """Options of `BatchedEnv` that every environment passes on to it."""
 
     seed: NonNegativeInt
     first_env: NonNegativeInt
@@ -58,36 +58,80 @@ class WorldOptions(TypedDict, total=False):
 
 
 class BatchedEnv(ABC):
-    """A batch of independent worlds that step together.
+    """A batch of independent multi-agent environments that advance together.
 
-    `step` never resets; the caller decides what an ended world means. A world's
-    random numbers depend on (seed, world number, episode number, purpose) alone.
+    The state is held in tensors whose first dimension is the environment. A subclass
+    writes `groups`, `observe` and three hooks: ``_place`` starts episodes,
+    ``_advance`` moves every environment by one step, and ``_tensors`` names the state,
+    which makes `select`, `state_dict` and `load_state_dict` work. An agent on a line
+    that has to reach the origin::
+
+        class Line(BatchedEnv):
+            def __init__(self, num_envs, *, max_steps=20, **common):
+                super().__init__(num_envs, max_steps=max_steps, **common)
+                self.x = torch.zeros(num_envs, 1)
+
+            @property
+            def groups(self):
+                spec, space = TokenSpec(1, 1, ("self",)), spaces.Box(-1, 1, (1,))
+                return {"agent": AgentGroup(1, spec, space)}
+
+            def observe(self):
+                types = torch.zeros(self.num_envs, 1, 1, dtype=torch.int64)
+                return {"agent": Tokens(self.x[..., None, None], types, types.bool())}
+
+            def _place(self, rows, keys):
+                start = 2 * self.sample_uniform(keys, 1) - 1
+                self.x = self.x.index_copy(0, rows, start)
+
+            def _advance(self, actions):
+                self.x = self.x + 0.1 * actions["agent"][..., 0].clamp(-1, 1)
+                return {"agent": -self.x.abs()}, self.x[:, 0].abs() < 0.05
+
+            def _tensors(self):
+                return {"x": self.x}
+
+    ``env=my_module:Line`` trains on it. Options of its own are keyword arguments of
+    the constructor with an annotation and a line under ``Args``.
+
+    Two rules keep experiments comparable. `step` never resets: the caller decides when
+    an ended environment begins its next episode. And all random numbers come from
+    streams that are keyed by (seed, environment number, episode number, purpose), so
+    an environment plays the same episode alone and in a batch of thousands; take them
+    from `sample_uniform` in ``_place`` and from ``self.dynamics.next()`` in
+    ``_advance``.
 
     Args:
-        num_envs: how many worlds, at least 1.
+        num_envs: number of environments, at least 1.
         max_steps: steps after which an episode is truncated, at least 1.
-        seed: of the run, not negative.
-        first_env: number of the first world; the others count on from there.
-        first_episode: episode number of the first reset.
-        device: where the tensors live.
-        dtype: of positions, rewards and features.
-        dynamics_size: random numbers that `step` takes for each world.
+        seed: seed of all random streams, at least 0.
+        first_env: number of the first environment; the others follow it.
+        first_episode: number of the episode that the first reset begins.
+        device: device of all tensors.
+        dtype: dtype of positions, rewards and features.
+        dynamics_size: random numbers that one step of one environment uses.
+
+    Attributes:
+        env_ids: ``(num_envs,)`` int64 environment numbers.
+        episodes: ``(num_envs,)`` int64 numbers of the present episodes.
+        steps: ``(num_envs,)`` int64 steps taken in them.
 
     Raises:
-        InputError: a number out of range, or a device that is not here.
+        InputError: a number out of range, or a CUDA device that this machine lacks.
     """
 
     version: ClassVar[int] = 0
-    """Raised when the dynamics change; part of the registered id."""
+    """Part of the registered id; raised when the dynamics change."""
 
     steps_past_end: ClassVar[bool] = False
-    """Whether a world may be stepped beyond its end, at no cost worth saving."""
+    """True if finished environments may keep being stepped; set it where a step is too
+    cheap to skip."""
 
     simulated: ClassVar[bool] = False
-    """Whether each world is a simulator of its own, of which few fit a machine."""
+    """True if each environment is a simulator of its own; a machine holds few."""
 
     patch_grid: PatchGrid | None = None
-    """Where on its `frame` the tokens are, if they are the patches of a picture."""
+    """Position of the tokens in a `frame`, if they are patches of an image."""
 
     def __init__(
         self,
@@ -104,9 +148,11 @@ class BatchedEnv(ABC):
         self.num_envs, self.max_steps, self.seed = num_envs, max_steps, seed
         self.device, self.dtype = torch.device(device), dtype
         if self.device.type == "cuda":
-            there = torch.cuda.device_count()
-            if (self.device.index or 0) >= there:
-                raise InputError(f"device: {device} is not here: {there} CUDA devices")
+            count = torch.cuda.device_count()
+            if (self.device.index or 0) >= count:
+                raise InputError(
+                    f"device: expected one of {count} CUDA devices, got {device}"
+                )
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)
@@ -121,7 +167,10 @@ class BatchedEnv(ABC):
 
     @property
     def active(self) -> dict[str, Tensor]:
-        """For each group, ``(num_envs, agents)`` bool: who lives; all by default."""
+        """For each group, ``(num_envs, agents)`` bool, True for living agents.
+
+        By default all live all the time.
+        """
         return {
             name: torch.ones(
                 self.num_envs, group.num_agents, dtype=torch.bool, device=self.device
@@ -130,24 +179,25 @@ class BatchedEnv(ABC):
         }
 
     def signal(self) -> dict[str, Tensor]:
-        """Which tokens matter for the task now, as their types say.
+        """Return masks of the tokens that matter for the task.
 
-        For analyses only: no policy and no perturbation may see it.
+        By default these are the types in `TokenSpec.signal_types`. The masks are
+        ground truth for analyses; policies and perturbations must not use them.
 
         Returns:
-            For each group ``(num_envs, agents, N)`` bool, True for unpadded tokens that
-            are signal; the observer's own counts as signal.
+            For each group ``(num_envs, agents, N)`` bool, True for unpadded signal
+            tokens; an agent's own token is signal.
 
         Raises:
-            UnfitTokensError: the world does not know.
+            UnfitTokensError: the environment does not define signal.
         """
         masks = {}
         for name, tokens in self.observe().items():
             spec = self.groups[name].tokens
             if not spec.signal_types:
                 raise UnfitTokensError(
-                    f"{type(self).__name__} does not say which tokens of {name!r} are "
-                    "signal"
+                    f"{type(self).__name__} does not define the signal tokens of "
+                    f"{name!r}: it has no signal_types"
                 )
             numbers = [spec.type_names.index(kind) for kind in spec.signal_types]
             kinds = torch.tensor(numbers, device=self.device)
@@ -155,7 +205,11 @@ class BatchedEnv(ABC):
         return masks
 
     def reset(self, where: Tensor | None = None) -> None:
-        """Begin a new episode in the worlds of the bool mask ``where``, or in all."""
+        """Begin the next episode.
+
+        Args:
+            where: ``(num_envs,)`` bool, environments to reset; None for all.
+        """
         if where is None:
             rows = torch.arange(self.num_envs, device=self.device)
             self.episodes = self.episodes + 1
@@ -163,19 +217,21 @@ class BatchedEnv(ABC):
             rows = where.nonzero()[:, 0]
             self.episodes = self.episodes + where
         self.steps[rows] = 0
+        # The new episode numbers key the random streams of its start and its steps.
         self.dynamics.restart(self.episodes, where)
         self._place(rows, self._reset_keys(rows))
 
-    def renumber(self, worlds: Tensor, episode: int) -> None:
-        """Give the worlds other numbers; the next `reset` of all begins ``episode``.
+    def renumber(self, env_ids: Tensor, episode: int) -> None:
+        """Replace the environment numbers; the next full `reset` begins ``episode``.
 
-        Worlds of one number play the same episode, whoever acts in them.
+        Environments of equal number play the same episode, whatever policy acts. So
+        the members of a population can be compared on equal episodes.
 
         Args:
-            worlds: ``(num_envs,)`` int64 world numbers, which may repeat.
+            env_ids: ``(num_envs,)`` int64 numbers; they may repeat.
             episode: number of the episode.
         """
-        self.env_ids = worlds.to(self.device)
+        self.env_ids = env_ids.to(self.device)
         self.episodes = torch.full_like(self.env_ids, episode - 1)
         self.dynamics = Stream(
             self.seed,
@@ -186,21 +242,21 @@ class BatchedEnv(ABC):
         )
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
-        """Advance every world by one step.
+        """Advance every environment by one step, also those whose episode has ended.
 
         Args:
             actions: for each group ``(num_envs, agents, A)`` float in the units of
                 the action space (clipped to it), or ``(num_envs, agents)`` int64.
 
         Raises:
-            InputError: other groups, shapes or dtypes.
+            InputError: wrong groups, shapes or dtypes.
         """
-        self._check(actions)
+        self._validate_actions(actions)
         rewards, terminated = self._advance(actions)
         self.steps += 1
         return Step(rewards, terminated, self.steps >= self.max_steps)
 
-    def _check(self, actions: Mapping[str, Tensor]) -> None:
+    def _validate_actions(self, actions: Mapping[str, Tensor]) -> None:
         groups = self.groups
         if actions.keys() != groups.keys():
             raise InputError(
@@ -215,55 +271,79 @@ class BatchedEnv(ABC):
                     f"actions of {name!r}: expected the shape {shape}, "
                     f"got {tuple(action.shape)}"
                 )
-            if isinstance(space, spaces.Discrete) and action.dtype not in INTEGERS:
+            if (
+                isinstance(space, spaces.Discrete)
+                and action.dtype not in DISCRETE_DTYPES
+            ):
                 raise InputError(
                     f"actions of {name!r}: expected int64, got {action.dtype}"
                 )
 
     @abstractmethod
     def observe(self) -> dict[str, Tokens]:
-        """For each group, tokens with batch dimensions ``(num_envs, agents)``."""
+        """Return, for each group, tokens with batch dimensions ``(num_envs, agents)``.
+
+        A caller may keep the features, so a later step must not write into them.
+        """
 
     @abstractmethod
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        """Place the worlds ``rows`` at a start drawn from the streams ``keys``."""
+        """Begin an episode in some environments.
+
+        Args:
+            rows: ``(k,)`` int64 indices of the environments.
+            keys: ``(k,)`` keys of their reset streams, for `sample_uniform`.
+        """
 
     @abstractmethod
     def _advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Move every world; return the groups' rewards and ``terminated``."""
+        """Move every environment by one step.
+
+        Returns:
+            Rewards of each group ``(num_envs, agents)``, and ``terminated``
+            ``(num_envs,)`` bool. The base class counts steps and truncates.
+        """
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors, batch dimension first, that hold the worlds' own state."""
+        """Return the state: the tensors by attribute name, batch dimension first."""
 
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
 
     def _reset_keys(self, rows: Tensor) -> Tensor:
-        """The keys of the reset streams of the worlds ``rows``, in this episode."""
-        worlds, episodes = self.env_ids[rows], self.episodes[rows]
-        return stream_keys(self.seed, worlds, episodes, Purpose.RESET)
+        env_ids, episodes = self.env_ids[rows], self.episodes[rows]
+        return stream_keys(self.seed, env_ids, episodes, Purpose.RESET)
 
-    def draw(self, keys: Tensor, count: int, start: int = 0) -> Tensor:
-        """``(len(keys), count)`` uniform numbers of the reset streams ``keys``."""
+    def sample_uniform(self, keys: Tensor, count: int, start: int = 0) -> Tensor:
+        """Sample uniform numbers in (0, 1), each row from the stream of its key.
+
+        Args:
+            keys: ``(k,)`` keys that ``_place`` receives.
+            count: numbers of each stream.
+            start: position of the first number in the stream.
+
+        Returns:
+            ``(k, count)`` in the environment's dtype.
+        """
         return uniform(keys, count, start).to(self.dtype)
 
     def select(self, indices: Tensor) -> Self:
-        """Return a world of the rows ``indices``, where they stand now."""
-        taken = object.__new__(type(self))
-        taken.__dict__.update(self.__dict__)
-        taken.num_envs = len(indices)
+        """Copy the environments at ``indices``, in their present state."""
+        selected = object.__new__(type(self))
+        selected.__dict__.update(self.__dict__)
+        selected.num_envs = len(indices)
         for name in ("env_ids", "episodes", "steps"):
-            setattr(taken, name, getattr(self, name)[indices])
-        taken.dynamics = self.dynamics.select(indices)
-        taken._set_tensors({k: v[indices] for k, v in self._tensors().items()})
-        return taken
+            setattr(selected, name, getattr(self, name)[indices])
+        selected.dynamics = self.dynamics.select(indices)
+        selected._set_tensors({k: v[indices] for k, v in self._tensors().items()})
+        return selected
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to continue exactly."""
+        """Return the state from which an equal environment continues exactly."""
         own = {name: tensor.clone() for name, tensor in self._tensors().items()}
         return {
             "episodes": self.episodes.clone(),
@@ -273,7 +353,7 @@ class BatchedEnv(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken from a world of the same options."""
+        """Continue from ``state`` of an environment with the same options."""
         # Copies, since a step writes into these tensors and the state may be reused.
         self.episodes = state["episodes"].clone().to(self.device)
         self.steps = state["steps"].clone().to(self.device)
@@ -290,17 +370,17 @@ class BatchedEnv(ABC):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index``.
+        """Render one environment as an image.
 
         Args:
-            index: which world.
-            attention: ``(N,)`` weights in [0, 1] of the tokens of one agent, drawn
-                as lines from it to what each token shows.
-            group: the group of that agent; None for the first.
-            agent: its number in the group.
+            index: index of the environment in the batch.
+            attention: ``(N,)`` attention weights in [0, 1] of one agent, shown at the
+                entities of its tokens; None shows none.
+            group: group of that agent; None for the first group.
+            agent: index of that agent in its group.
             size: height and width in pixels.
 
         Returns:
             ``(size, size, 3)`` uint8 RGB.
         """
-        raise InputError(f"{type(self).__name__} cannot be drawn")
+        raise InputError(f"{type(self).__name__} cannot be rendered")

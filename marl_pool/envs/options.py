@@ -7,7 +7,7 @@ from typing import Any
 from marl_pool.utils.errors import InputError
 
 
-def require(key: str, value: float, fits: bool, expected: str) -> None:
+def validate_number(key: str, value: float, fits: bool, expected: str) -> None:
     """Refuse a number that does not fit, infinity or NaN.
 
     Args:
@@ -58,7 +58,7 @@ def entity_counts(
     return tuple(numbers)
 
 
-def counted(env: Mapping[str, Any]) -> dict[str, Any]:
+def expand_counts(env: Mapping[str, Any]) -> dict[str, Any]:
     """An env's options with each number of entities in place of ``counts``.
 
     ``counts`` and the numbers that it stands for say the same.

@@ -35,7 +35,7 @@ ONE_LEARNER = (
 """The worlds that have one learning agent by default."""
 
 
-def env_id(name: str) -> str:
+def registered_id(name: str) -> str:
     """The id of the world ``name``."""
     return f"{NAMESPACE}/{name}-v{VERSIONS[name]}"
 
@@ -43,7 +43,7 @@ def env_id(name: str) -> str:
 def register_ids() -> None:
     """Register every world with PettingZoo, and one-learner worlds with Gymnasium."""
     for name in VERSIONS:
-        id_, options = env_id(name), {"name": name}
+        id_, options = registered_id(name), {"name": name}
         if id_ not in pettingzoo.parallel_registry:
             entry = "marl_pool.envs:make_env"
             pettingzoo.register("parallel", id_, entry_point=entry, kwargs=options)

@@ -12,6 +12,7 @@ import torch
 
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.description import EnvDescription, describe_env
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.policies.base import Policy, SpecifiedPolicy
@@ -85,7 +86,7 @@ class EvaluationTarget:
         check_device(device)
         trained_env = dict(run.env)
         env = dict(settings.get("env") or trained_env)
-        groups = make_batched_env(num_envs=1, **env).groups
+        groups = describe_env(env).groups
         fixed = _fixed(run, groups)
         folder = run.policy_path(which)
         scripted = {
@@ -107,7 +108,7 @@ class EvaluationTarget:
             frozenset(fixed),
             frozenset(plugins),
         )
-        reason = misfit(subject.policies, subject.worlds(1))
+        reason = misfit(subject.policies, groups)
         if reason:
             raise InputError(f"{run.path} does not fit the env {env['name']}: {reason}")
         if settings.get("rescale_codes"):
@@ -138,6 +139,11 @@ class EvaluationTarget:
                 **{**self.env, **changes},
             )
 
+    def describe(self, **changes: Any) -> EnvDescription:
+        """Describe the evaluation environments, with some options changed."""
+        with nullcontext() if self.plugins is None else trust(self.plugins):
+            return describe_env({**self.env, **changes})
+
     def others(
         self, changes: Sequence[Mapping[str, Any]], count: int
     ) -> list[TransferEnv]:
@@ -159,12 +165,12 @@ class EvaluationTarget:
         lacking = self._lacks(env)
         gap = f"env {self.env['name']} has no {lacking}" if lacking else ""
         if not gap:
-            gap = misfit(policies, self.worlds(1, **env))
+            gap = misfit(policies, self.describe(**env).groups)
         if change["rescale_codes"]:
             policies = rescaled(policies)
         make = partial(self.worlds, count, **env)
         baselines: dict[str, Policies] = {}
-        if not gap and not self.worlds(1, **env).simulated:
+        if not gap and not self.describe(**env).simulated:
             baselines = self.baselines(**env)
         return TransferEnv(change["label"], dict(env), make, policies, baselines, gap)
 
@@ -181,7 +187,7 @@ class EvaluationTarget:
         Args:
             **changes: options of the env that differ.
         """
-        groups = self.worlds(1, **changes).groups
+        groups = self.describe(**changes).groups
         found: dict[str, Policies] = {
             "random": {
                 name: RandomPolicy(group.action_space) for name, group in groups.items()
@@ -241,12 +247,12 @@ def changed(trained: Mapping[str, Any], played: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def misfit(policies: Mapping[str, Policy], world: BatchedEnv) -> str:
+def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> str:
     """Why policies cannot play in a world; empty if they can.
 
     Those of other groups than the world's are no misfit of this kind.
     """
-    for name, group in world.groups.items():
+    for name, group in groups.items():
         policy = policies.get(name)
         if isinstance(policy, SpecifiedPolicy):
             reason = policy.misfit(group.tokens, group.action_space)

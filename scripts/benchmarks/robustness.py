@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import marl_pool
 from benchmarks.common import Row, Size, seconds
 from marl_pool.config import compose
-from marl_pool.envs import make_batched_env
+from marl_pool.envs.description import describe_env
 from marl_pool.policies import make_policy
 
 THREADS = 2
@@ -15,7 +15,7 @@ THREADS = 2
 def standard_suite(size: Size) -> Iterator[Row]:
     """`marl_pool.evaluate` with ``suite=standard``, beside the clean episodes alone."""
     env = compose("train", ["experiment=simple_centroid"])["env"]
-    (group,) = make_batched_env(num_envs=1, **env).groups.values()
+    (group,) = describe_env(env).groups.values()
     policy = make_policy(group.tokens, group.action_space, pooling="ada", seed=0)
     played: list[int] = []
 

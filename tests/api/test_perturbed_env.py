@@ -17,7 +17,7 @@ import marl_pool
 from helpers.crowd import Crowd
 from marl_pool.api.perturb import PerturbedEnv, PerturbedParallelEnv, perturb_env
 from marl_pool.envs import make_batched_env, make_env
-from marl_pool.envs.registration import env_id
+from marl_pool.envs.registration import registered_id
 from marl_pool.envs.views.gymnasium import OneAgentView
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.policies.base import Decision, Policy
@@ -157,8 +157,8 @@ def test_the_space_grows_with_the_tokens() -> None:
 def test_registered_ids_and_made_perturbations() -> None:
     made = make_perturbation("occlude", severity=1.0)
     for env in (
-        gymnasium.make(env_id("simple_centroid")),
-        pettingzoo.make("parallel", env_id("simple_centroid")),
+        gymnasium.make(registered_id("simple_centroid")),
+        pettingzoo.make("parallel", registered_id("simple_centroid")),
     ):
         seen, _ = marl_pool.perturb_env(env, made, seed=3).reset(seed=3)
         seen = seen.get("agent_0", seen)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.options import entity_counts, require
+from marl_pool.envs.options import entity_counts, validate_number
 from marl_pool.envs.particles.actions import Steering
 from marl_pool.utils.errors import InputError
 
@@ -79,9 +79,9 @@ def test_numbers_that_are_too_small_are_refused(given: Any, message: str) -> Non
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_number_must_fit_and_be_finite(value: float) -> None:
-    require("size", 1.0, fits=True, expected="a positive number")
+    validate_number("size", 1.0, fits=True, expected="a positive number")
     with pytest.raises(InputError, match=r"env\.size: expected a positive number, got"):
-        require("size", value, fits=value > 0, expected="a positive number")
+        validate_number("size", value, fits=value > 0, expected="a positive number")
 
 
 forces = st.lists(

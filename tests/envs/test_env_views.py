@@ -16,7 +16,7 @@ from helpers.worlds import CASES
 from marl_pool.envs import env_names, make_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
-from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, env_id
+from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, registered_id
 from marl_pool.envs.views.gymnasium import OneAgentView
 from marl_pool.envs.views.pettingzoo import ParallelView
 from marl_pool.utils.errors import InputError
@@ -86,7 +86,7 @@ def test_pettingzoo_checkers_accept_its_aec_form(
 def test_gymnasium_checker_accepts_the_one_agent_view(
     name: str, options: dict[str, Any]
 ) -> None:
-    env = gymnasium.make(env_id(name), render_mode="rgb_array", **options)
+    env = gymnasium.make(registered_id(name), render_mode="rgb_array", **options)
     check_env(env.unwrapped)
 
 
@@ -156,7 +156,7 @@ def test_fresh_views_without_a_seed_differ() -> None:
     assert np.array_equal(start(seed=0), start(seed=0))
     view = make_env("simple_centroid")
     first, second = (view.reset()[0]["agent_0"]["features"] for _ in range(2))
-    assert view.world.episodes.tolist() == [1]
+    assert view.env.episodes.tolist() == [1]
     assert not np.array_equal(first, second)
 
 

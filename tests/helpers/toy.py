@@ -66,7 +66,7 @@ class FoxAndHens(BatchedEnv):
 
     def _place(self, rows, keys):
         self.places = self.places.clone()
-        self.places[rows] = 2 * self.draw(keys, 4) - 1
+        self.places[rows] = 2 * self.sample_uniform(keys, 4) - 1
 
     def _advance(self, actions):
         chance = self.dynamics.next()

@@ -61,7 +61,7 @@ class Valley(BatchedEnv):
 
     def _place(self, rows, keys):
         self.place = self.place.index_copy(
-            0, rows, self.width * (2 * self.draw(keys, 1)[:, 0] - 1)
+            0, rows, self.width * (2 * self.sample_uniform(keys, 1)[:, 0] - 1)
         )
 
     def _advance(self, actions):

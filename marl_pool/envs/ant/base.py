@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from marl_pool.envs.ant.drawing import NUM_PARTS, draw
-from marl_pool.envs.base import AgentGroup, WorldOptions
+from marl_pool.envs.base import AgentGroup, EnvOptions
 from marl_pool.envs.simulation.world import Batch, SimulatedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import PositiveInt
@@ -44,7 +44,7 @@ class AntEnv(SimulatedEnv):
         num_frames: PositiveInt,
         channel_ids: bool,
         max_steps: PositiveInt,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         count = len(channels)
         super().__init__(

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from typing import Unpack
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv
-from marl_pool.envs.base import WorldOptions
+from marl_pool.envs.base import EnvOptions
 from marl_pool.envs.simulation.process import SimulatorProcess
 from marl_pool.utils.types import PositiveInt
 
@@ -73,7 +73,7 @@ class AntBullet(AntEnv):
         num_frames: PositiveInt = 1,
         channel_ids: bool = False,
         max_steps: PositiveInt = 1000,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         # Missed now, not when the process starts; importing it here would disturb.
         if find_spec("pybullet") is None:

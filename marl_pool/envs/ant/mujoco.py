@@ -3,7 +3,7 @@
 from typing import Unpack
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv
-from marl_pool.envs.base import WorldOptions
+from marl_pool.envs.base import EnvOptions
 from marl_pool.envs.simulation.simulator import Simulators, extra
 from marl_pool.utils.types import PositiveInt
 
@@ -78,7 +78,7 @@ class Ant(AntEnv):
         num_frames: PositiveInt = 1,
         channel_ids: bool = False,
         max_steps: PositiveInt = 1000,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(
             num_envs,

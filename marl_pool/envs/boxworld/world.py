@@ -10,7 +10,7 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, WorldOptions
+from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.boxworld.codes import (
     AGENT,
     CODES,
@@ -141,7 +141,7 @@ class BoxWorld(BatchedEnv):
         random_distractors: bool = False,
         observation: Literal["entities", "pixels"] = "entities",
         max_steps: PositiveInt = 30,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(
             num_envs,
@@ -213,9 +213,9 @@ class BoxWorld(BatchedEnv):
             return torch.arange(self.n**2 + 1, device=self.device)
         return self.places[index]
 
-    def renumber(self, worlds: Tensor, episode: int) -> None:
+    def renumber(self, env_ids: Tensor, episode: int) -> None:
         """Give the worlds other numbers; see `BatchedEnv.renumber`."""
-        super().renumber(worlds, episode)
+        super().renumber(env_ids, episode)
         self._stock = None
 
     def frame(
@@ -253,7 +253,9 @@ class BoxWorld(BatchedEnv):
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if self._stock is None:
-            self._stock = LevelStock(self.generator, self.draw, self.seed, self.env_ids)
+            self._stock = LevelStock(
+                self.generator, self.sample_uniform, self.seed, self.env_ids
+            )
         levels = self._stock.select(rows, self.episodes)
         self.codes[rows] = levels.codes
         self.places[rows, 0] = levels.agent

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import AgentGroup, WorldOptions
+from marl_pool.envs.base import AgentGroup, EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.drawing.patches import PatchGrid, draw
 from marl_pool.envs.simulation.simulator import Simulators, extra
@@ -114,7 +114,7 @@ class CarRacing(SimulatedEnv):
         no_reward_limit: NonNegativeInt = 0,
         lap_complete_percent: UnitInterval = 0.95,
         max_steps: PositiveInt = 1000,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(
             num_envs,

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, WorldOptions
+from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.cartpole.drawing import draw
 from marl_pool.envs.cartpole.physics import DT, MAX_FORCE, TRACK, accelerations
 from marl_pool.tokens import Tokens, TokenSpec
@@ -96,7 +96,7 @@ class CartPole(BatchedEnv):
         start_speed: NonNegativeFloat = 10.0,
         start_angle: Angle = math.pi / 2,
         max_steps: PositiveInt = 1000,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(
             num_envs,
@@ -190,7 +190,7 @@ class CartPole(BatchedEnv):
         )
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        drawn = self.draw(keys, len(self._scale) + self.noise_channels)
+        drawn = self.sample_uniform(keys, len(self._scale) + self.noise_channels)
         start, noise = drawn.split([len(self._scale), self.noise_channels], 1)
         self.state[rows, len(CHANNELS) : -1] = self._gaussian(noise)
         start = (2 * start - 1) * self._scale

@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import AgentGroup, WorldOptions
+from marl_pool.envs.base import AgentGroup, EnvOptions
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.actions import Steering
 from marl_pool.envs.particles.physics import POSITION, Entities, ParticleEnv
@@ -85,7 +85,7 @@ class SimpleCentroid(ParticleEnv):
         noise_offset: NonNegativeFloat = 1.0,
         spread: PositiveFloat | None = None,
         max_steps: PositiveInt = 128,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         num_agents, num_signal, num_noise = entity_counts(
             counts,
@@ -153,7 +153,7 @@ class SimpleCentroid(ParticleEnv):
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
-        drawn = self.draw(keys, 4 * moving + 2 + 2 * self.num_noise)
+        drawn = self.sample_uniform(keys, 4 * moving + 2 + 2 * self.num_noise)
         parts = [4 * moving, 2, 2 * self.num_noise]
         start, offset, noise = torch.split(drawn, parts, 1)
         scale = self._constant([self.spread, self.spread, START_SPEED, START_SPEED])

@@ -7,7 +7,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import AgentGroup, WorldOptions
+from marl_pool.envs.base import AgentGroup, EnvOptions
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.actions import DIRECTIONS, Steering
 from marl_pool.envs.particles.physics import POSITION, Entities, ParticleEnv
@@ -100,7 +100,7 @@ class SimpleTag(ParticleEnv):
         shared_reward: bool = False,
         obstacle_spread: PositiveFloat | None = None,
         max_steps: PositiveInt = 128,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         given = {
             "num_predators": num_predators,
@@ -152,7 +152,9 @@ class SimpleTag(ParticleEnv):
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
         parts = [1, 4 * moving, 2 * self.num_obstacles]
-        share, start, still = torch.split(self.draw(keys, sum(parts)), parts, 1)
+        share, start, still = torch.split(
+            self.sample_uniform(keys, sum(parts)), parts, 1
+        )
         widest = math.log(moving, 4)
         spread = LEAST_SPREAD + (widest - LEAST_SPREAD) * share[..., None]
         start = 2 * start.view(len(rows), moving, 4) - 1

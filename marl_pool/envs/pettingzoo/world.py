@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.envs.base import AgentGroup, Step, WorldOptions
+from marl_pool.envs.base import AgentGroup, EnvOptions, Step
 from marl_pool.envs.pettingzoo.agents import teams
 from marl_pool.envs.pettingzoo.batch import Batch
 from marl_pool.envs.pettingzoo.env_copy import Copy, Outcome, build_env
@@ -78,7 +78,7 @@ class PettingZooEnv(ReplayedEnv):
         tokenizer: str | None = None,
         groups: dict[str, list[str]] | None = None,
         max_steps: PositiveInt = 1000,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(
             num_envs,

@@ -9,9 +9,9 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, WorldOptions
+from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.drawing.patches import PatchGrid, draw
-from marl_pool.envs.options import require
+from marl_pool.envs.options import validate_number
 from marl_pool.envs.pong.emulator import (
     NOOP,
     SCREEN,
@@ -121,10 +121,10 @@ class Pong(BatchedEnv):
         actions: Literal["minimal", "moves"] = "minimal",
         threads: NonNegativeInt = 0,
         max_steps: PositiveInt = 27_000,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         divides = SCREEN % patch == 0
-        require("patch", patch, divides, f"a divisor of {SCREEN}")
+        validate_number("patch", patch, divides, f"a divisor of {SCREEN}")
         vector_env()  # fail here if ale-py is missing
         super().__init__(
             num_envs,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.envs.base import WorldOptions
+from marl_pool.envs.base import EnvOptions
 from marl_pool.envs.simulation.replay import History, Place, ReplayedEnv
 from marl_pool.envs.simulation.simulator import Played
 from marl_pool.utils.errors import InputError
@@ -98,7 +98,7 @@ class SimulatedEnv(ReplayedEnv):
         shape: tuple[int, ...],
         observed: torch.dtype,
         max_steps: PositiveInt,
-        **common: Unpack[WorldOptions],
+        **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(
             num_envs,

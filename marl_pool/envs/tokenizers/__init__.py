@@ -9,10 +9,12 @@ if TYPE_CHECKING:
 
 TOKENIZERS: dict[str, str] = {
     "features": "marl_pool.envs.tokenizers.features:FeatureTokenizer",
-    "simple_adversary": "marl_pool.envs.tokenizers.simple_adversary:SimpleAdversary",
-    "simple_push": "marl_pool.envs.tokenizers.simple_push:SimplePush",
-    "simple_spread": "marl_pool.envs.tokenizers.simple_spread:SimpleSpread",
-    "simple_tag": "marl_pool.envs.tokenizers.simple_tag:SimpleTag",
+    "simple_adversary": (
+        "marl_pool.envs.tokenizers.simple_adversary:SimpleAdversaryTokenizer"
+    ),
+    "simple_push": "marl_pool.envs.tokenizers.simple_push:SimplePushTokenizer",
+    "simple_spread": "marl_pool.envs.tokenizers.simple_spread:SimpleSpreadTokenizer",
+    "simple_tag": "marl_pool.envs.tokenizers.simple_tag:SimpleTagTokenizer",
 }
 
 FITTING: dict[str, str] = {

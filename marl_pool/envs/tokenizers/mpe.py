@@ -10,7 +10,7 @@ Places = tuple[int, ...]
 """Where the numbers of a vector stand in the observation."""
 
 
-class Layout:
+class ObservationLayout:
     """Reads an observation of mpe2 from left to right, and collects tokens.
 
     Args:
@@ -120,7 +120,7 @@ class MpeTokenizer(SlotTokenizer):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: ObservationLayout,
         type_names: tuple[str, ...],
         signal_types: tuple[str, ...] = (),
     ) -> None:

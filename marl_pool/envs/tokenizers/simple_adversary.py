@@ -1,12 +1,12 @@
 """mpe2's simple_adversary_v3."""
 
 from marl_pool.envs.tokenizers.base import Observer
-from marl_pool.envs.tokenizers.mpe import Layout, MpeTokenizer
+from marl_pool.envs.tokenizers.mpe import MpeTokenizer, ObservationLayout
 
 PARTS = {"position": 2}
 
 
-class SimpleAdversary(MpeTokenizer):
+class SimpleAdversaryTokenizer(MpeTokenizer):
     """Self, goal, landmarks and other agents of mpe2's simple_adversary_v3.
 
     Every token is a relative position. The observer's own is zero: the observation
@@ -25,7 +25,7 @@ class SimpleAdversary(MpeTokenizer):
     """
 
     def __init__(self, observer: Observer) -> None:
-        layout = Layout("simple_adversary", observer, PARTS)
+        layout = ObservationLayout("simple_adversary", observer, PARTS)
         layout.refuse_neighbors()
         counts = {name: layout.count(name) for name in ("adversary", "agent")}
         landmarks, good = counts["agent"], layout.kind() == "agent"

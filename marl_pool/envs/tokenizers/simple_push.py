@@ -1,13 +1,13 @@
 """mpe2's simple_push_v3."""
 
 from marl_pool.envs.tokenizers.base import Observer
-from marl_pool.envs.tokenizers.mpe import Layout, MpeTokenizer
+from marl_pool.envs.tokenizers.mpe import MpeTokenizer, ObservationLayout
 
 PARTS = {"position": 2, "velocity": 2, "color": 3}
 LANDMARKS = 2
 
 
-class SimplePush(MpeTokenizer):
+class SimplePushTokenizer(MpeTokenizer):
     """Self, goal, landmarks and the other agent of mpe2's simple_push_v3.
 
     =========  =============  ========  =================
@@ -34,7 +34,7 @@ class SimplePush(MpeTokenizer):
     """
 
     def __init__(self, observer: Observer) -> None:
-        layout = Layout("simple_push", observer, PARTS)
+        layout = ObservationLayout("simple_push", observer, PARTS)
         counts = {name: layout.count(name) for name in ("adversary", "agent")}
         good = layout.kind() == "agent"
         counts[layout.kind()] -= 1

@@ -1,12 +1,12 @@
 """mpe2's simple_spread_v3."""
 
 from marl_pool.envs.tokenizers.base import Observer
-from marl_pool.envs.tokenizers.mpe import Layout, MpeTokenizer
+from marl_pool.envs.tokenizers.mpe import MpeTokenizer, ObservationLayout
 
 PARTS = {"position": 2, "velocity": 2, "communication": 2}
 
 
-class SimpleSpread(MpeTokenizer):
+class SimpleSpreadTokenizer(MpeTokenizer):
     """Self, landmarks and other agents of mpe2's simple_spread_v3.
 
     =========  =============  ========  ====================
@@ -33,7 +33,7 @@ class SimpleSpread(MpeTokenizer):
     """
 
     def __init__(self, observer: Observer) -> None:
-        layout = Layout("simple_spread", observer, PARTS)
+        layout = ObservationLayout("simple_spread", observer, PARTS)
         agents = layout.count("agent")
         landmarks = layout.visible("num_landmark_neighbors", agents)
         others = layout.visible("num_agent_neighbors", agents - 1)

@@ -1,12 +1,12 @@
 """mpe2's simple_tag_v3."""
 
 from marl_pool.envs.tokenizers.base import Observer
-from marl_pool.envs.tokenizers.mpe import Layout, MpeTokenizer
+from marl_pool.envs.tokenizers.mpe import MpeTokenizer, ObservationLayout
 
 PARTS = {"position": 2, "velocity": 2}
 
 
-class SimpleTag(MpeTokenizer):
+class SimpleTagTokenizer(MpeTokenizer):
     """Self, obstacles, adversaries and good agents of mpe2's simple_tag_v3.
 
     =========  =============  ========
@@ -34,7 +34,7 @@ class SimpleTag(MpeTokenizer):
     """
 
     def __init__(self, observer: Observer) -> None:
-        layout = Layout("simple_tag", observer, PARTS)
+        layout = ObservationLayout("simple_tag", observer, PARTS)
         layout.refuse_neighbors()
         counts = {name: layout.count(name) for name in ("adversary", "agent")}
         counts[layout.kind()] -= 1

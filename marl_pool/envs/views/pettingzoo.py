@@ -54,21 +54,21 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self._name, self._options = name, options
         self._seeded = "seed" in options
         self.render_mode = render_mode
-        self.world = make_batched_env(name, 1, **options)
+        self.env = make_batched_env(name, 1, **options)
         self.metadata = {
-            "name": f"{name.rpartition(':')[2]}_v{self.world.version}",
+            "name": f"{name.rpartition(':')[2]}_v{self.env.version}",
             "render_modes": list(RENDER_MODES),
             "render_fps": FRAMES_PER_SECOND,
             "is_parallelizable": True,
         }
         self._places = {
             f"{group}_{number}": (group, number)
-            for group, about in self.world.groups.items()
+            for group, about in self.env.groups.items()
             for number in range(about.num_agents)
         }
         self.possible_agents = list(self._places)
         self.agents: list[str] = []
-        groups = {agent: self.world.groups[g] for agent, (g, _) in self._places.items()}
+        groups = {agent: self.env.groups[g] for agent, (g, _) in self._places.items()}
         # Each agent its own space, since samplers are seeded one by one.
         self.observation_spaces = {a: g.tokens.space() for a, g in groups.items()}
         self.action_spaces = {a: deepcopy(g.action_space) for a, g in groups.items()}
@@ -90,8 +90,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         if seed is not None:
             self._seeded = True
             seeded = {**self._options, "seed": int(seed)}
-            self.world = make_batched_env(self._name, 1, **seeded)
-        self.world.reset()
+            self.env = make_batched_env(self._name, 1, **seeded)
+        self.env.reset()
         self.agents = self._living()
         return self._observe(), {agent: {} for agent in self.agents}
 
@@ -109,7 +109,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         Raises:
             InputError: no action of a living agent, or one that is none of its own.
         """
-        step = self.world.step(self._batch(actions))
+        step = self.env.step(self._batch(actions))
         ended, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         living = self._living()
         # Those who acted, and those who were born of it.
@@ -124,18 +124,18 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     def render(self) -> np.ndarray | None:
         """Draw the world, ``(height, width, 3)`` uint8, if ``render_mode`` says so."""
-        return None if self.render_mode is None else self.world.frame()
+        return None if self.render_mode is None else self.env.frame()
 
     def _where(self, agents: list[str]) -> list[tuple[str, str, int]]:
         return [(agent, *self._places[agent]) for agent in agents]
 
     def _living(self) -> list[str]:
-        active = self.world.active
+        active = self.env.active
         agents = self._where(self.possible_agents)
         return [agent for agent, group, i in agents if active[group][0, i]]
 
     def _observe(self) -> dict[str, Observation]:
-        groups = self.world.observe()
+        groups = self.env.observe()
         return {
             agent: self._arrays(agent, groups[group].at((0, i)))
             for agent, group, i in self._where(self.agents)
@@ -152,13 +152,13 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     def _batch(self, actions: dict[str, Any]) -> dict[str, Tensor]:
         """The worlds' form of ``actions``; an agent that is no more gets zeros."""
         batch: dict[str, np.ndarray] = {}
-        for name, group in self.world.groups.items():
+        for name, group in self.env.groups.items():
             space = group.action_space
             shape = (1, group.num_agents, *(space.shape or ()))
             batch[name] = np.zeros(shape, space.dtype)
         for agent, group_name, i in self._where(self.agents):
             batch[group_name][0, i] = self._checked(agent, actions)
-        device = self.world.device
+        device = self.env.device
         return {name: torch.from_numpy(a).to(device) for name, a in batch.items()}
 
     def _checked(self, agent: str, actions: dict[str, Any]) -> np.ndarray:

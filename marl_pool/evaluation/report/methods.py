@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marl_pool.envs.options import counted
+from marl_pool.envs.options import expand_counts
 from marl_pool.evaluation.report.folders import short_folders, with_short_folders
 from marl_pool.evaluation.report.runs import ReportedRun
 from marl_pool.utils.errors import InputError
@@ -79,7 +79,7 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
 
 def _relevant(config: Config) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
-    return {**kept, ENV: counted(config[ENV])}
+    return {**kept, ENV: expand_counts(config[ENV])}
 
 
 def _is_optional(key: str, configs: Sequence[Config]) -> bool:

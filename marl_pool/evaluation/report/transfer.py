@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from marl_pool.envs.options import counted
+from marl_pool.envs.options import expand_counts
 from marl_pool.evaluation.plots.heat_map import OCCLUDE, occluded_in_training
 from marl_pool.evaluation.report.components import (
     Component,
@@ -80,9 +80,9 @@ def _training_env(
 ) -> Condition | None:
     """The test environment that equals the training environment of a method."""
     env = method.runs[0].run.config[ENV]
-    trained = counted(env)
+    trained = expand_counts(env)
     for one in conditions:
-        if counted({**env, **group.row(one)["world"]}) == trained:
+        if expand_counts({**env, **group.row(one)["world"]}) == trained:
             return one
     return None
 

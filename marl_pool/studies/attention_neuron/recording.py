@@ -75,7 +75,7 @@ def longest(subject: EvaluationTarget, max_steps: int) -> int:
 
 def is_picture(subject: EvaluationTarget) -> bool:
     """Whether tokens are patches of a picture, not readings."""
-    (group,) = subject.worlds(1).groups.values()
+    (group,) = subject.describe().groups.values()
     return group.tokens.dtype == "uint8"
 
 
@@ -97,7 +97,7 @@ def require_codes(subject: EvaluationTarget) -> None:
 
 def blank_tokens(subject: EvaluationTarget, group: str) -> Tokens:
     """Zeros in the form of what one agent sees, without playing anything."""
-    spec = subject.worlds(1).groups[group].tokens
+    spec = subject.describe().groups[group].tokens
     shape = (1, 1, spec.num_tokens)
     types = torch.zeros(shape, dtype=torch.int64, device=subject.device)
     features = types.new_zeros(*shape, spec.num_features)

@@ -67,7 +67,7 @@ def regress(subject: EvaluationTarget, episodes: int) -> list[Fit]:
             "expected readings, of which each is a number, got bytes"
         )
     numbers = range(min(episodes, EPISODES))
-    limit = subject.worlds(1).max_steps
+    limit = subject.describe().max_steps
     played = record(subject, numbers, shuffled=True, max_steps=limit)
     codes, inputs = played.codes.double(), played.inputs.double()
     known = REGRESSION if subject.env["name"] == "cartpole" else {}

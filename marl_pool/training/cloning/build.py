@@ -1,10 +1,11 @@
 """Building the teacher, the student and the policies of the other groups."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch.utils._pytree import tree_leaves
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.networks import seeded
 from marl_pool.policies import AGENTS
@@ -30,7 +31,7 @@ NAMED = (
 )
 
 
-def cloned_group(config: CloneConfig, world: BatchedEnv) -> str:
+def cloned_group(config: CloneConfig, groups: Mapping[str, AgentGroup]) -> str:
     """Return the one group that is not in ``fixed``.
 
     Raises:
@@ -38,35 +39,38 @@ def cloned_group(config: CloneConfig, world: BatchedEnv) -> str:
     """
     fixed = config.fixed or {}
     for name in fixed:
-        if name not in world.groups:
+        if name not in groups:
             raise InputError(
-                f"fixed: expected groups among {', '.join(world.groups)}, got {name!r}"
+                f"fixed: expected groups among {', '.join(groups)}, got {name!r}"
             )
-    left = [name for name in world.groups if name not in fixed]
+    left = [name for name in groups if name not in fixed]
     if len(left) != 1:
         raise InputError(
             f"fixed: expected all groups but one, that is cloned, got "
-            f"{', '.join(fixed) or 'none'} of {', '.join(world.groups)}"
+            f"{', '.join(fixed) or 'none'} of {', '.join(groups)}"
         )
     return left[0]
 
 
 def build_roles(
-    config: CloneConfig, world: BatchedEnv, kept: Path, saved: Path | None
+    config: CloneConfig,
+    groups: Mapping[str, AgentGroup],
+    kept: Path,
+    saved: Path | None,
 ) -> Roles:
     """Build the teacher and the policies of the other groups.
 
     Args:
         config: of the run.
-        world: with the run's options.
+        groups: all groups of the environment.
         kept: where the run keeps its teacher; read if it is there.
         saved: a policy folder of the run, which keeps the other groups' policies.
 
     Raises:
         InputError: no such policy, or one that cannot play its group.
     """
-    group = cloned_group(config, world)
-    env, groups = config.env["name"], world.groups
+    group = cloned_group(config, groups)
+    env = config.env["name"]
     fixed = load_fixed(
         config.fixed, groups, env=env, plugins=config.plugins, saved=saved
     )
@@ -77,16 +81,16 @@ def build_roles(
     teacher = None
     if config.teacher is not None:
         try:
-            teacher = _teacher(config, config.teacher, world, group, kept)
+            teacher = _teacher(config, config.teacher, group, groups[group], kept)
         except InputError as error:
             raise InputError(f"teacher: {error}") from error
     return Roles(group, teacher, others)
 
 
 def _teacher(
-    config: CloneConfig, what: str, world: BatchedEnv, group: str, kept: Path
+    config: CloneConfig, what: str, group: str, own: AgentGroup, kept: Path
 ) -> Teacher:
-    env, own = config.env["name"], world.groups[group]
+    env = config.env["name"]
     if what == VALUE_TABLE:
         return _value_table(env)
     if what == HEURISTIC or is_plug_in(what):

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from marl_pool.envs import make_batched_env
+from marl_pool.envs.description import describe_env
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
@@ -91,9 +91,9 @@ class CloningMethod(TrainingMethod):
         self.config, self.settings = config, config.clone
         settings = config.clone
         check_fit_together(config)
-        env = make_batched_env(num_envs=1, seed=config.seed, **config.env)
+        groups = describe_env(config.env).groups
         saved = checkpoint and checkpoint / "policy"
-        self.roles = build_roles(config, env, run.path / TEACHER, saved)
+        self.roles = build_roles(config, groups, run.path / TEACHER, saved)
         teacher = self.roles.teacher
         self.loss = Loss(
             settings.soft, settings.margin_weighting, settings.expected_regret
@@ -102,7 +102,7 @@ class CloningMethod(TrainingMethod):
             raise InputError(
                 f"{logits_option(settings)}: the teacher {config.teacher} has no logits"
             )
-        group = env.groups[self.roles.group]
+        group = groups[self.roles.group]
         self.student = make_student(config, group)
         self.whole = has_memory(self.student, group.tokens.num_tokens)
         if settings.chunk_length is not None and not self.whole:

@@ -10,6 +10,7 @@ import torch
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.description import describe_env
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
@@ -62,8 +63,7 @@ class Rounds:
     ) -> None:
         self.config, self.settings, self.roles = config, config.clone, roles
         self.folder, self.disturbance = folder, disturbance
-        world = self.world(1, 0)
-        group = world.groups[roles.group]
+        group = describe_env(config.env).groups[roles.group]
         about = {
             "group": roles.group,
             "spec": group.tokens.to_json(),
@@ -91,9 +91,10 @@ class Rounds:
         if not self.settings.rollout_env:
             return
         try:
-            world = self.world(1, 0, student=True)
-            group = world.groups.get(self.roles.group)
-            if group is None or group != self.world(1, 0).groups[self.roles.group]:
+            changed = {**self.config.env, **self.settings.rollout_env}
+            group = describe_env(changed).groups.get(self.roles.group)
+            own = describe_env(self.config.env).groups[self.roles.group]
+            if group != own:
                 raise InputError(
                     "expected options that change neither tokens nor actions"
                 )

@@ -16,8 +16,8 @@ from ray.rllib.core.rl_module import (
 )
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.base import AgentGroup
+from marl_pool.envs.description import describe_env
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
@@ -145,18 +145,18 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         InputError: parts that don't fit each other; raised before a process starts.
     """
     settings, resources = config.ppo, config.resources
-    world = make_batched_env(**config.env, num_envs=1, seed=config.seed)
-    modules = assign_modules(world.groups, config.modules, config.fixed or ())
+    groups = describe_env(config.env).groups
+    modules = assign_modules(groups, config.modules, config.fixed or ())
     own = (config.encoder["name"], config.pooling["name"])
     fixed = load_fixed(
         config.fixed,
-        world.groups,
+        groups,
         env=config.env["name"],
         plugins=(*own, *config.plugins),
         saved=saved,
     )
     _reject_frozen_names(modules, fixed)
-    agents = sum(world.groups[name].num_agents for name in modules)
+    agents = sum(groups[name].num_agents for name in modules)
     fragment = fragment_length(settings, resources.num_env_runners, agents)
     steps = fragment * settings.num_envs * max(1, resources.num_env_runners)
     learners = max(1, resources.num_learners)
@@ -169,7 +169,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             "world": dict(config.env),
             "modules": modules,
             "fixed": fixed,
-            "perturbation": _perturbation(config, world),
+            "perturbation": _perturbation(config, groups),
             "device": config.device,
             "seed": config.seed,
             "threads": 1,
@@ -204,11 +204,11 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             agent.rpartition("_")[0]
         ],
     )
-    result.rl_module(rl_module_spec=_module_spec(config, world.groups, modules))
+    result.rl_module(rl_module_spec=_module_spec(config, groups, modules))
     _set_ppo(result, settings, batch=steps // learners)
     sharing: dict[str, int] = defaultdict(int)
     for name, module in modules.items():
-        sharing[module] += world.groups[name].num_agents
+        sharing[module] += groups[name].num_agents
     rows = steps * max(sharing.values())
     size = settings.minibatch_size or rows
     result.learners(learner_config_dict={NUM_MINIBATCHES: -(-rows // size)})
@@ -321,11 +321,13 @@ def _try(policy: TokenPolicy, group: AgentGroup) -> None:
         ) from error
 
 
-def _perturbation(config: TrainConfig, world: BatchedEnv) -> dict[str, Any] | None:
+def _perturbation(
+    config: TrainConfig, groups: Mapping[str, AgentGroup]
+) -> dict[str, Any] | None:
     options = dict(config.perturbation)
     if options["name"] == "none":
         return None
     # What does not fit is refused here, not in a runner.
-    specs = [group.tokens for group in world.groups.values()]
+    specs = [group.tokens for group in groups.values()]
     make_perturbation(specs=specs, **options)
     return options

@@ -158,9 +158,9 @@ def test_a_level_without_room_begins_anew_in_its_own_stream() -> None:
 
     def draw(keys: Tensor, count: int, start: int = 0) -> Tensor:
         asked.append((len(keys), start))
-        return BoxWorld.draw(env, keys, count, start)
+        return BoxWorld.sample_uniform(env, keys, count, start)
 
-    env.draw = draw  # type: ignore[method-assign]
+    env.sample_uniform = draw  # type: ignore[method-assign]
     env.reset()
     numbers = env.generator.numbers
     assert [start for _, start in asked] == [numbers * i for i in range(len(asked))]

@@ -425,7 +425,9 @@ def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
 def test_a_device_that_is_not_here_is_refused() -> None:
-    with pytest.raises(InputError, match="device: cuda is not here: 0 CUDA devices"):
+    with pytest.raises(
+        InputError, match="device: expected one of 0 CUDA devices, got cuda"
+    ):
         make_batched_env("cartpole", 2, device="cuda")
 
 

@@ -161,7 +161,7 @@ def test_simulators_play_a_few_at_a_time() -> None:
 
 
 def test_a_world_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
-    with pytest.raises(UnfitTokensError, match="does not say which tokens of 'fox'"):
+    with pytest.raises(UnfitTokensError, match="does not define .* of 'fox'"):
         record_observations(subject(FoxAndHens), 2, 100)
 
 
@@ -723,5 +723,6 @@ def test_a_world_without_signal_is_one_line(
     arguments = ["diagnose", str(run.path), "--plugin", "helpers.toy:FoxAndHens"]
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err == (
-        "marl-pool: FoxAndHens does not say which tokens of 'fox' are signal\n"
+        "marl-pool: FoxAndHens does not define the signal tokens of 'fox': it has no "
+        "signal_types\n"
     )

@@ -333,5 +333,5 @@ def test_a_world_that_cannot_be_drawn() -> None:
         name: RandomPolicy(group.action_space) for name, group in env.groups.items()
     }
     rollout = Rollout(env, random)
-    with pytest.raises(InputError, match="FoxAndHens cannot be drawn"):
+    with pytest.raises(InputError, match="FoxAndHens cannot be rendered"):
         rollout.episodes(on_step=Film(rollout, lambda image: None))

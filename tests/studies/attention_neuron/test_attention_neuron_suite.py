@@ -323,8 +323,10 @@ def test_a_world_that_the_policy_cannot_see_is_refused(tmp_path: Path) -> None:
 
 def test_actions_of_another_kind_are_a_misfit() -> None:
     world = make_batched_env("simple_centroid", num_envs=1)
-    assert misfit({"agent": sensory()}, cartpole(1)) == ""
-    assert "'agent': expected num_features" in misfit({"agent": sensory()}, world)
+    assert misfit({"agent": sensory()}, cartpole(1).groups) == ""
+    assert "'agent': expected num_features" in misfit(
+        {"agent": sensory()}, world.groups
+    )
 
 
 # Analyses

@@ -30,7 +30,7 @@ def test_a_world_knows_its_signal_or_says_so(name: str, options: Any) -> None:
     env = make_batched_env(name, 2, **options)
     env.reset()
     if name not in KNOWN:
-        with pytest.raises(UnfitTokensError, match="does not say which tokens"):
+        with pytest.raises(UnfitTokensError, match="does not define the signal tokens"):
             env.signal()
         return
     signal, seen = env.signal(), env.observe()

@@ -201,7 +201,7 @@ class Walk(FoxAndHens):
     def _place(self, rows, keys):
         super()._place(rows, keys)
         self.places[rows] = torch.tensor([0.0, 0.3, 0.6, 0.9])
-        self.places[rows, 0] = (self.draw(keys, 1)[:, 0] * 3).floor()
+        self.places[rows, 0] = (self.sample_uniform(keys, 1)[:, 0] * 3).floor()
 
     def _advance(self, actions):
         step = actions["walker"].to(self.dtype) - 0.5

@@ -1,0 +1,62 @@
+"""Metadata of environments, for callers that do not play in them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from marl_pool.envs import ENVS, make_batched_env
+from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.utils.names import allowed, is_restricted, resolve
+
+
+@dataclass(frozen=True)
+class EnvDescription:
+    """Properties of an environment that its options determine.
+
+    Attributes:
+        groups: the groups of agents, by name.
+        max_steps: steps after which an episode is truncated.
+        simulated: see `BatchedEnv.simulated`.
+        patch_grid: see `BatchedEnv.patch_grid`.
+    """
+
+    groups: Mapping[str, AgentGroup]
+    max_steps: int
+    simulated: bool
+    patch_grid: PatchGrid | None
+
+
+_descriptions: dict[object, EnvDescription] = {}
+
+
+def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
+    """Describe the environment of some options.
+
+    One environment is built for each distinct set of options and discarded; the
+    description is kept as long as the process lives.
+
+    Args:
+        env_config: ``{"name": …, **options}``, as for `make_batched_env`.
+
+    Raises:
+        InputError: an unknown name, a wrong option or a number out of range.
+        UntrustedError: a class or module that the present `trust` does not allow.
+    """
+    # Import rules apply to every call: the class is resolved again, and modules that
+    # its options name were allowed if they were allowed for this key.
+    cls = resolve(env_config["name"], ENVS, "env", BatchedEnv)
+    trusted = allowed() if is_restricted() else None
+    try:
+        key = cls, trusted, json.dumps(env_config, sort_keys=True)
+    except TypeError:  # an option without a JSON form, as a torch.dtype
+        return _describe(env_config)
+    if key not in _descriptions:
+        _descriptions[key] = _describe(env_config)
+    return _descriptions[key]
+
+
+def _describe(env_config: Mapping[str, Any]) -> EnvDescription:
+    env = make_batched_env(**env_config, num_envs=1)
+    return EnvDescription(env.groups, env.max_steps, env.simulated, env.patch_grid)

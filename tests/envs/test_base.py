@@ -1,0 +1,136 @@
+"""The base class: its example runs, and descriptions replace built environments."""
+
+import inspect
+import textwrap
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import marl_pool.envs.description as description
+from helpers.toy import FoxAndHens
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.description import describe_env
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import UntrustedError, trust
+
+PLUGIN = "helpers.toy:FoxAndHens"
+
+
+def docstring_example() -> type[BatchedEnv]:
+    text = inspect.getdoc(BatchedEnv) or ""
+    block = text.partition("::\n\n")[2].partition("\n``env=")[0]
+    names = {
+        "BatchedEnv": BatchedEnv,
+        "AgentGroup": AgentGroup,
+        "TokenSpec": TokenSpec,
+        "Tokens": Tokens,
+        "spaces": spaces,
+        "torch": torch,
+    }
+    exec(textwrap.dedent(block), names)
+    cls: type[BatchedEnv] = names["Line"]  # type: ignore[assignment]
+    return cls
+
+
+def play(env: BatchedEnv, steps: int) -> torch.Tensor:
+    """Observations ``(steps, num_envs)`` while every agent moves right."""
+    seen = []
+    for _ in range(steps):
+        seen.append(env.observe()["agent"].features[:, 0, 0, 0])
+        env.step({"agent": torch.ones(env.num_envs, 1, 1)})
+    return torch.stack(seen)
+
+
+def test_the_example_of_the_docstring_is_an_environment() -> None:
+    line = docstring_example()
+    env = line(5, seed=3, max_steps=2)
+    env.reset()
+    start = env.observe()["agent"]
+    group = env.groups["agent"]
+    assert start.features.shape == (5, 1, 1, 1)
+    assert group.tokens.space().contains(
+        {k: v[0, 0].numpy() for k, v in start._asdict().items()}
+    )
+    first = start.features.flatten()
+    assert len(first.unique()) == 5
+    assert (first.abs() < 1).all()
+
+    # An action of +1 moves by 0.1, the reward is the new distance, two steps truncate.
+    step = env.step({"agent": torch.ones(5, 1, 1)})
+    moved = env.observe()["agent"].features.flatten()
+    torch.testing.assert_close(moved, first + 0.1)
+    torch.testing.assert_close(step.rewards["agent"][:, 0], -moved.abs())
+    assert not step.truncated.any()
+    assert env.step({"agent": torch.ones(5, 1, 1)}).truncated.all()
+
+
+def test_the_example_keeps_the_rules_of_random_streams_and_states() -> None:
+    line = docstring_example()
+    batch, alone = line(5, seed=3), line(1, seed=3, first_env=4)
+    for env in (batch, alone):
+        env.reset()
+    # Environment 4 plays the same episode alone and in the batch.
+    assert torch.equal(play(batch, 3)[:, 4:], play(alone, 3))
+
+    # A saved state and a selection both continue exactly.
+    again = line(5, seed=3)
+    again.load_state_dict(batch.state_dict())
+    part = batch.select(torch.tensor([2, 0]))
+    expected = play(batch, 3)
+    assert torch.equal(play(again, 3), expected)
+    assert torch.equal(play(part, 3), expected[:, [2, 0]])
+
+
+@pytest.mark.parametrize("name", ["simple_tag", "boxworld", PLUGIN])
+def test_a_description_is_that_of_the_environment(name: str) -> None:
+    env = make_batched_env(name, 2, max_steps=7)
+    found = describe_env({"name": name, "max_steps": 7})
+    assert found.groups == env.groups
+    assert found.max_steps == 7
+    assert (found.simulated, found.patch_grid) == (env.simulated, env.patch_grid)
+
+
+def test_each_set_of_options_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(description, "_descriptions", {})
+    built = []
+    constructor = FoxAndHens.__init__
+
+    def counting(self: FoxAndHens, *args: object, **options: object) -> None:
+        built.append(options)
+        constructor(self, *args, **options)
+
+    monkeypatch.setattr(FoxAndHens, "__init__", counting)
+    for max_steps in (5, 6, 5):
+        env = {"name": PLUGIN, "max_steps": max_steps}
+        assert describe_env(env).max_steps == max_steps
+        assert describe_env(dict(reversed(env.items()))).max_steps == max_steps
+    assert [options["max_steps"] for options in built] == [5, 6]
+
+    # A dtype has no JSON form: described, but not kept.
+    exotic = {"name": PLUGIN, "dtype": torch.float64}
+    assert describe_env(exotic) == describe_env(exotic)
+    assert len(built) == 4
+
+
+def test_a_description_that_is_kept_passes_no_trust_check() -> None:
+    pytest.importorskip("mpe2")
+    env = {"name": PLUGIN}
+    module = {"name": "pettingzoo", "module": "mpe2.simple_spread_v3"}
+    described = [describe_env(env), describe_env(module)]
+    with trust(["mpe2.simple_spread_v3"], "a file"):
+        with pytest.raises(UntrustedError, match=PLUGIN):
+            describe_env(env)
+        assert describe_env(module) == described[1]
+    with trust([PLUGIN], "a file"):
+        assert describe_env(env) == described[0]
+        with pytest.raises(UntrustedError, match=r"mpe2\.simple_spread_v3"):
+            describe_env(module)
+
+
+def test_wrong_options_are_refused_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"env\.max_steps: .*got 0"):
+            describe_env({"name": "cartpole", "max_steps": 0})
