@@ -1,4 +1,4 @@
-"""PPO on RLlib's new API stack, with a runner for batched worlds."""
+"""PPO on RLlib's new API stack, with a runner for batched environments."""
 
 from marl_pool.training.ppo.train import train
 

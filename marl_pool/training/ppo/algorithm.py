@@ -1,11 +1,10 @@
-"""From a run's configuration to an RLlib algorithm."""
+"""Translation of a run's configuration into an RLlib algorithm."""
 
 import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
@@ -26,25 +25,32 @@ from marl_pool.training.fixed_policies import frozen_module, load_fixed
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.learner import NUM_MINIBATCHES, BatchedPPOLearner
-from marl_pool.training.ppo.module import TokenRLModule, build_policy
-from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
-from marl_pool.training.settings import PPOSettings, TrainConfig
+from marl_pool.training.ppo.module import POLICY, TokenRLModule, build_policy
+from marl_pool.training.ppo.runner import (
+    RESTARTS,
+    RUNNER,
+    BatchedEnvRunner,
+    RunnerSettings,
+)
+from marl_pool.training.settings import Options, PPOSettings, TrainConfig
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import unknown
 
 MAX_RESTARTS = 3
-"""Number of times that RLlib restarts a failed runner before the run ends."""
+"""Restarts of a failed runner by RLlib before the run ends."""
 RESTART_SECONDS = 120.0
-"""Seconds that a run without any runner waits for a restart."""
+"""Longest wait for a restarted runner when all runners have died, in seconds."""
 RETURN_WINDOW = 128
-"""Episodes over which the logged mean return is taken."""
+"""Number of episodes averaged in the logged mean return."""
 
 
 class BatchedPPO(PPO):
-    """PPO that tells restarted runners so, and leaves no folder in the home directory.
+    """RLlib's PPO, with restarted runners that continue with new episodes.
+
+    In contrast to RLlib, it makes no folder in ``~/ray_results``.
 
     Attributes:
-        restarts: of runners, in this session.
+        restarts: number of restarted runners in this session.
     """
 
     restarts = 0
@@ -57,7 +63,7 @@ class BatchedPPO(PPO):
         return self.restarts + missing - runners.num_healthy_remote_env_runners()
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Bring runners back that died; each goes on with episodes of its own."""
+        """Restart dead runners; each continues with episodes of its own."""
         wait_for_runner(env_runner_group, RESTART_SECONDS)
         restored: list[int] = super().restore_env_runners(env_runner_group)
         if restored:
@@ -80,12 +86,15 @@ def assign_modules(
     modules: Mapping[str, str] | None,
     fixed: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return which module drives each group that learns; by default one for each.
+    """Assign a module to each group that learns; by default one for each.
 
     Args:
-        groups: of the world.
-        modules: group to module name.
-        fixed: groups that do not learn.
+        groups: groups of the environment, by name.
+        modules: group → module name; None for the default.
+        fixed: names of the groups that do not learn.
+
+    Returns:
+        Group that learns → module name.
 
     Raises:
         InputError: no such group, no group that learns, a group without a module, a
@@ -138,13 +147,14 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     """Translate a run's configuration for RLlib.
 
     Args:
-        config: of the run.
-        saved: the policy folder of the checkpoint that the run is resumed from.
+        config: checked configuration of the run.
+        saved: policy folder of the checkpoint to resume from; None for a new run.
 
     Raises:
-        InputError: parts that don't fit each other; raised before a process starts.
+        InputError: parts that do not fit each other; raised before a process starts.
     """
     settings, resources = config.ppo, config.resources
+    # Divide the agents into learning modules and fixed policies.
     groups = describe_env(config.env).groups
     modules = assign_modules(groups, config.modules, config.fixed or ())
     own = (config.encoder["name"], config.pooling["name"])
@@ -156,6 +166,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         saved=saved,
     )
     _reject_frozen_names(modules, fixed)
+    # One iteration: every environment takes `fragment` steps.
     agents = sum(groups[name].num_agents for name in modules)
     fragment = fragment_length(settings, resources.num_env_runners, agents)
     steps = fragment * settings.num_envs * max(1, resources.num_env_runners)
@@ -166,13 +177,14 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     )
     result.environment(
         env_config={
-            "world": dict(config.env),
-            "modules": modules,
-            "fixed": fixed,
-            "perturbation": _perturbation(config, groups),
-            "device": config.device,
-            "seed": config.seed,
-            "threads": 1,
+            RUNNER: RunnerSettings(
+                env=config.env,
+                modules=modules,
+                fixed=fixed,
+                perturbation=_perturbation(config, groups),
+                seed=config.seed,
+                device=config.device,
+            )
         }
     )
     result.env_runners(
@@ -181,7 +193,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         num_envs_per_env_runner=settings.num_envs,
         num_gpus_per_env_runner=resources.num_gpus_per_env_runner,
         rollout_fragment_length=fragment,
-        # A slow world takes its time: RLlib would drop what comes after a minute.
+        # By default RLlib drops the samples of environments slower than a minute.
         sample_timeout_s=None,
     )
     result.fault_tolerance(
@@ -206,6 +218,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     )
     result.rl_module(rl_module_spec=_module_spec(config, groups, modules))
     _set_ppo(result, settings, batch=steps // learners)
+    # Count minibatches for the module with the most rows; see `EpochIterator`.
     sharing: dict[str, int] = defaultdict(int)
     for name, module in modules.items():
         sharing[module] += groups[name].num_agents
@@ -217,27 +230,33 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         min_time_s_per_iteration=0,
         min_sample_timesteps_per_iteration=0,
     )
-    # RLlib's seed goes to numpy, which takes 32 bits, and RLlib adds to it.
+    # RLlib adds to its seed and passes it to numpy, which takes 32 bits.
     seed = zlib.crc32(str(config.seed).encode()) % (1 << 31)
     result.debugging(seed=seed, log_level="ERROR")
     return result
 
 
 def _reject_frozen_names(modules: Mapping[str, str], fixed: Collection[str]) -> None:
-    """Reject modules named as frozen policies are when they are saved with the run."""
+    """Reject module names reserved for the frozen policies that a run saves."""
     for group in fixed:
         if frozen_module(group) in modules.values():
             raise InputError(
-                f"modules: the name {frozen_module(group)!r} is kept for the frozen "
-                f"policy of the group {group!r}"
+                f"modules: the name {frozen_module(group)!r} is reserved for the "
+                f"frozen policy of the group {group!r}"
             )
 
 
 def fragment_length(settings: PPOSettings, num_env_runners: int, agents: int) -> int:
-    """Steps of every world in one iteration.
+    """Compute the steps of every environment in one iteration.
+
+    Args:
+        settings: batch size and environments of a runner.
+        num_env_runners: number of remote runners; 0 for a local one.
+        agents: number of agents that learn, in one environment.
 
     Raises:
-        InputError: the batch is no multiple of what one step of all worlds gives.
+        InputError: the batch size is no multiple of the agent steps of one step of all
+            environments.
     """
     each = settings.num_envs * max(1, num_env_runners) * agents
     if settings.batch_size % each:
@@ -255,7 +274,7 @@ def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
         lambda_=settings.gae_lambda,
         use_gae=True,
         train_batch_size_per_learner=batch,
-        minibatch_size=batch,  # not used: see NUM_MINIBATCHES
+        minibatch_size=batch,  # unused: see NUM_MINIBATCHES
         num_epochs=settings.num_epochs,
         shuffle_batch_per_epoch=True,
         clip_param=settings.clip,
@@ -270,7 +289,7 @@ def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
         grad_clip=settings.grad_clip,
         grad_clip_by="global_norm",
     )
-    # The learner refuses a step that is not finite before it gets so far.
+    # The learner skips a non-finite step before RLlib would check for one.
     result.torch_skip_nan_gradients = True
 
 
@@ -289,18 +308,18 @@ def _module_spec(
             "dropout": config.ppo.dropout,
             "seed": config.seed,
         }
-        _try(build_policy({"policy": policy}), group)
+        _check_forward(build_policy({POLICY: policy}), group)
         specs[module] = RLModuleSpec(
             module_class=TokenRLModule,
             observation_space=group.tokens.space(),
             action_space=group.action_space,
-            model_config={"policy": policy},
+            model_config={POLICY: policy},
         )
     return MultiRLModuleSpec(rl_module_specs=specs)
 
 
-def _try(policy: TokenPolicy, group: AgentGroup) -> None:
-    """Let a policy see empty tokens: what does not fit is refused here."""
+def _check_forward(policy: TokenPolicy, group: AgentGroup) -> None:
+    """Reject parts that fail on the group's tokens, before a process starts."""
     spec = group.tokens
     shape = (2, spec.num_tokens)
     tokens = Tokens(
@@ -313,21 +332,21 @@ def _try(policy: TokenPolicy, group: AgentGroup) -> None:
             policy(tokens)
     except InputError as error:
         raise InputError(f"pooling or encoder: {error}") from error
-    except Exception as error:  # a user's own head may raise anything
+    except Exception as error:  # a plug-in may raise anything
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"pooling or encoder: {type(error).__name__} on tokens of shape "
-            f"{(*shape, spec.num_features)}: {reason}; a head gives (B, dim_out)"
+            f"{(*shape, spec.num_features)}: {reason}; a head returns (B, dim_out)"
         ) from error
 
 
 def _perturbation(
     config: TrainConfig, groups: Mapping[str, AgentGroup]
-) -> dict[str, Any] | None:
-    options = dict(config.perturbation)
+) -> Options | None:
+    options = config.perturbation
     if options["name"] == "none":
         return None
-    # What does not fit is refused here, not in a runner.
+    # Build it once to reject options that do not fit here, not in a runner.
     specs = [group.tokens for group in groups.values()]
     make_perturbation(specs=specs, **options)
     return options

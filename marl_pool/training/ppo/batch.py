@@ -1,4 +1,4 @@
-"""The learner connector and the minibatch iterator."""
+"""Learner connector and minibatch iterator."""
 
 import functools
 import operator
@@ -16,29 +16,30 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from marl_pool.training.ppo.episodes import STATE
 
 Rows = dict[str, Any]
-"""A module's batch: columns of tensors; the observations are a dict of tensors. A row
-is a step, or a sequence of steps for a policy that remembers."""
-
+"""Batch of a module: tensors by column; the observations are a dict of tensors. A row
+is a step or, for a recurrent policy, a sequence of steps."""
 
 VALUE_SCALE = "value_scale"
 """Column: factor of the values and value targets in the loss."""
 
 
 class TrainBatch(ConnectorV2):
-    """Concatenate episode chunks by module, standardise advantages, move to device.
+    """Concatenate episode chunks by module and standardize their advantages.
 
-    It takes the place of RLlib's whole default pipeline, which loops over single
-    steps, adds a phantom step to each chunk and runs the value function again.
+    It replaces RLlib's default pipeline, which loops over single steps, appends an
+    extra step to each chunk and runs the value function again.
 
     A recurrent policy is trained on sequences: its rows are ``(B, T)`` steps, with the
-    state before the first of them and a mask of the steps that exist. Every step of an
-    episode chunk carries its state, because RLlib may cut a chunk anywhere to share it
-    among learners.
+    state before the first step and a mask of the steps that exist. Every step of a
+    chunk has its state, because RLlib may cut a chunk anywhere to distribute it over
+    learners.
 
     Args:
-        normalize_value_loss: scale values and targets in the loss, so that it starts
-            at 1 at most and comes to the share of the variance left unexplained.
-        max_seq_len: T, at most, for a policy with more memory than its last action.
+        normalize_value_loss: divide the value loss by the variance of the targets plus
+            the mean squared error of the recorded values. It is then at most 1 before
+            the first step, and tends to the fraction of unexplained variance.
+        max_seq_len: upper limit of T, in steps. Policies whose only memory is the
+            previous action always have T = 1.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class TrainBatch(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, episodes: list[SingleAgentEpisode], **kwargs: Any
     ) -> dict[str, Rows]:
-        """Return for each module its rows, on the module's device."""
+        """Return the rows of each module, on the module's device."""
         by_module: dict[str, list[SingleAgentEpisode]] = {}
         for episode in episodes:
             by_module.setdefault(episode.module_id, []).append(episode)
         batch = {}
-        # In one order on every learner: they wait for each other, module by module.
+        # Use one order of modules on all learners: they synchronize at each module.
         for module_id, chunks in sorted(by_module.items()):
             device = next(rl_module[module_id].parameters()).device
             move = functools.partial(torch.as_tensor, device=device)
@@ -66,11 +67,11 @@ class TrainBatch(ConnectorV2):
             rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
             if self.normalize_value_loss:
                 _normalize_values(rows)
-            remembered = sum(key.startswith(STATE) for key in rows)
-            if remembered:
+            state_leaves = sum(key.startswith(STATE) for key in rows)
+            if state_leaves:
                 lengths = [len(chunk) for chunk in chunks]
-                # The previous action alone is known for each step, without the others.
-                limit = self.max_seq_len if remembered > 1 else 1
+                # A state that is only the previous action needs no earlier steps.
+                limit = self.max_seq_len if state_leaves > 1 else 1
                 rows = to_sequences(rows, lengths, limit)
             batch[module_id] = rows
         return batch
@@ -79,18 +80,18 @@ class TrainBatch(ConnectorV2):
 class EpochIterator:
     """Minibatches in which every module passes over its own rows ``num_epochs`` times.
 
-    RLlib's own iterator goes on until the largest module has had its epochs, so a
-    module with fewer rows is trained more often than asked. Here every module splits
-    its rows evenly into the same number of minibatches.
+    RLlib's iterator continues until the largest module has finished its epochs, so a
+    module with fewer rows is trained for more epochs than configured. Here every
+    module splits its rows evenly into the same number of minibatches.
 
     Args:
         batch: rows of each module.
         num_epochs: passes over the rows.
-        num_minibatches: of one epoch.
-        generator: draws the order of the rows; None keeps their order.
-        in_step: take exactly so many minibatches, with rows of every module in each,
-            as several learners must, which wait for each other. A module with fewer
-            rows than minibatches then passes over some of them again.
+        num_minibatches: minibatches in one epoch.
+        generator: source of the rows' random order; None keeps their order.
+        in_step: yield exactly ``num_minibatches`` an epoch, each with rows of every
+            module, because several learners synchronize at every minibatch. A module
+            with fewer rows than minibatches then repeats some of them.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class EpochIterator:
                 yield self._minibatch({m: part[index] for m, part in parts.items()})
 
     def _order(self, count: int) -> torch.Tensor:
-        # Drawn on the CPU everywhere, so that one seed gives one order.
+        # Sample on the CPU on all machines, so that a seed always gives one order.
         if self.generator is None or self.per_epoch == 1:
             order = torch.arange(count, device="cpu")
         else:
@@ -165,12 +166,12 @@ def to_sequences(rows: Rows, lengths: Sequence[int], limit: int) -> Rows:
 
     Args:
         rows: columns of ``(steps, …)``, chunk after chunk.
-        lengths: of the chunks.
-        limit: T, how long a sequence may be.
+        lengths: steps of each chunk.
+        limit: largest length of a sequence, in steps.
 
     Returns:
-        Columns of ``(B, T, …)`` that begin with what the step had, the states of the
-        first steps, ``(B, …)``, and a mask of the steps that are there.
+        Columns of ``(B, T, …)``, the states before the first steps, ``(B, …)``, and
+        under ``Columns.LOSS_MASK`` the mask of the existing steps, ``(B, T)``.
     """
     device = rows[Columns.ACTIONS].device
     ends = np.cumsum(lengths)
@@ -184,7 +185,7 @@ def to_sequences(rows: Rows, lengths: Sequence[int], limit: int) -> Rows:
     longest = min(limit, max(lengths))
     index = starts[:, None] + torch.arange(longest, device=device)
     exists = index < stops[:, None]
-    # What stands in the place of a step that does not exist is masked out later.
+    # Pad short sequences with their first step; the mask excludes it from the loss.
     index = torch.where(exists, index, starts[:, None])
     states = {key: column for key, column in rows.items() if key.startswith(STATE)}
     steps = {key: column for key, column in rows.items() if key not in states}
@@ -196,14 +197,14 @@ def to_sequences(rows: Rows, lengths: Sequence[int], limit: int) -> Rows:
 
 
 def num_steps(rows: Mapping[str, Any]) -> int:
-    """Count the steps of a module's batch, or of a part of it."""
+    """Count the steps in rows, without padding."""
     if Columns.LOSS_MASK in rows:
         return int(rows[Columns.LOSS_MASK].sum())
     return len(rows[Columns.ACTIONS])
 
 
-def existing(mask: torch.Tensor, rows: Mapping[str, Any]) -> Rows:
-    """From ``(B, T, …)`` to the steps that exist, ``(steps, …)``."""
+def select_steps(mask: torch.Tensor, rows: Mapping[str, Any]) -> Rows:
+    """Select the steps of a mask ``(B, T)`` from columns ``(B, T, …)``."""
     return map_rows(operator.itemgetter(mask), rows)
 
 

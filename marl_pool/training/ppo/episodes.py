@@ -1,4 +1,4 @@
-"""From trajectories to RLlib's episodes, as slices of whole arrays."""
+"""Conversion of trajectories into RLlib episodes, as slices of whole arrays."""
 
 import itertools
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ RECORDED = (
     Postprocessing.ADVANTAGES,
     Postprocessing.VALUE_TARGETS,
 )
-"""Columns that travel as an episode's extra model outputs."""
+"""Columns stored as the extra model outputs of an episode."""
 STATE = "state"
-"""Prefix of the columns with the leaves of what a policy remembered."""
+"""Prefix of the columns with the leaves of a recurrent state."""
 
 
 def to_episodes(
@@ -37,21 +37,21 @@ def to_episodes(
     """Cut a trajectory into one episode chunk for each life of each agent.
 
     Args:
-        trajectory: of one group, ``(T, num_envs, agents)``.
-        advantages: of the same shape.
-        value_targets: of the same shape.
-        group: name of the group; agents are called ``group_0``, ….
-        module_id: of the module that acted.
-        prefix: makes the chunks' ids unique.
-        first_steps: ``(num_envs,)`` steps that each world's episode had before.
+        trajectory: fragment of one group, ``(T, num_envs, agents)``.
+        advantages: ``(T, num_envs, agents)``.
+        value_targets: ``(T, num_envs, agents)``.
+        group: name of the group; its agents are named ``group_0``, ….
+        module_id: name of the module that acted.
+        prefix: start of the chunks' ids, which makes them unique.
+        first_steps: ``(num_envs,)`` steps of each current episode before the fragment.
     """
     observations = {
-        # RLlib wants T + 1 observations; nothing reads the last one, because the
-        # values are recorded, so the one before stands in for it.
+        # RLlib expects T + 1 observations. The last one is never read, because values
+        # are recorded, so the one before it is repeated.
         name: _by_agent(tensor, repeat_last=True)
         for name, tensor in trajectory.tokens._asdict().items()
     }
-    # At every step, since RLlib cuts episodes anywhere to share them among learners.
+    # Store the state of every step: RLlib may cut a chunk anywhere between learners.
     states = {
         f"{STATE}/{number}": _by_agent(leaf)
         for number, leaf in enumerate(tree_leaves(trajectory.states))
@@ -70,6 +70,7 @@ def to_episodes(
     terminated, truncated = (
         flag.cpu().numpy() for flag in (trajectory.terminated, trajectory.truncated)
     )
+    # Slice each agent's life out of the arrays; the chunks are views, not copies.
     active = _by_agent(trajectory.active)
     steps, num_envs, num_agents = trajectory.rewards.shape
     infos: list[dict] = [{} for _ in range(steps + 1)]
@@ -81,11 +82,11 @@ def to_episodes(
                 earlier = ends[ends < start]
                 began = earlier[-1] + 1 if len(earlier) else -int(first_steps[env])
                 index = (env, agent, slice(start, stop))
-                seen = (env, agent, slice(start, stop + 1))
+                observed = (env, agent, slice(start, stop + 1))
                 episodes.append(
                     SingleAgentEpisode(
                         id_=f"{prefix}-{env}-{group}-{agent}-{start}",
-                        observations={k: v[seen] for k, v in observations.items()},
+                        observations={k: v[observed] for k, v in observations.items()},
                         infos=infos[: stop - start + 1],
                         actions=actions[index],
                         rewards=rewards[index],
@@ -102,7 +103,7 @@ def to_episodes(
 
 
 def _by_agent(tensor: Tensor, repeat_last: bool = False) -> np.ndarray:
-    """From ``(T, num_envs, agents, …)`` to a ``(num_envs, agents, T, …)`` array."""
+    """Transpose ``(T, num_envs, agents, …)`` to ``(num_envs, agents, T, …)``."""
     array = tensor.detach().cpu().numpy()
     if repeat_last:
         array = np.concatenate([array, array[-1:]])
@@ -110,7 +111,7 @@ def _by_agent(tensor: Tensor, repeat_last: bool = False) -> np.ndarray:
 
 
 def _lives(active: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield ``(start, stop)`` of the stretches in which an agent lived."""
+    """Yield ``(start, stop)`` of each life of an agent; episode ends cut lives."""
     changes = (active[1:] != active[:-1]).nonzero()[0] + 1
     cuts = np.unique(np.concatenate([[0], changes, ends + 1, [len(active)]]))
     for start, stop in itertools.pairwise(cuts):

@@ -21,11 +21,12 @@ from marl_pool.training.ppo.learner import NON_FINITE_LOSS
 from marl_pool.utils.atomic import appended
 
 NON_FINITE = "non_finite"
-"""Metrics: how many numbers of a sample were NaN or infinite, by kind."""
+"""Metrics: count of NaN and infinite numbers in a sample, by kind."""
 NON_FINITE_PLACE = "non_finite_place"
-"""Metric: where one of them was seen, the world's number times 2^20 plus the step. A
-runner that raised would be restarted by RLlib without a word; so it reports, and the
-driver stops the run."""
+"""Metric: place of one of them, the environment's number times 2^20 plus the step.
+
+RLlib would silently restart a runner that raised. So the runner reports a metric, and
+the driver stops the run."""
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
 """Loggers to which RLlib writes the tracebacks of its processes."""
 
@@ -33,26 +34,31 @@ LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
 class Failure(NamedTuple):
     """An exception that was raised while sampling."""
 
-    world: str
-    """Name of the world's class."""
+    env: str
+    """Name of the environment's class."""
     error: str
-    """The exception and its message, one line."""
+    """The exception and its message, in one line."""
     traceback: str
-    """For whoever debugs it."""
+    """The formatted traceback."""
 
     @classmethod
-    def of(cls, error: Exception, world: str) -> "Failure":
-        """Describe ``error``, which came from sampling ``world``."""
+    def of(cls, error: Exception, env: str) -> "Failure":
+        """Describe an exception.
+
+        Args:
+            error: exception raised while sampling.
+            env: name of the environment's class.
+        """
         message = " ".join(str(error).split())[:200]
         return cls(
-            world,
+            env,
             f"{type(error).__name__}: {message}".removesuffix(": "),
             "".join(traceback.format_exception(error)),
         )
 
 
 def failure_of(runner: Any) -> Failure | None:
-    """Return the exception that a runner keeps; a function, so that it can be sent."""
+    """Return the failure of a runner; a module's function, so that ray can send it."""
     failure: Failure | None = runner.failure
     return failure
 
@@ -62,21 +68,21 @@ def errors_to(file: Path) -> Iterator[None]:
     """Append what RLlib logs about dying processes to ``file``, not to the screen."""
     handler = _Appending(file, delay=True, encoding="utf-8")
     loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [logger.propagate for logger in loggers]
+    propagating = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
     try:
         yield
     finally:
-        for logger, propagates in zip(loggers, before, strict=True):
+        for logger, propagates in zip(loggers, propagating, strict=True):
             logger.removeHandler(handler)
             logger.propagate = propagates
         handler.close()
 
 
 class _Appending(logging.FileHandler):
-    """A handler that follows no link."""
+    """File handler that follows no symbolic link."""
 
     def _open(self) -> Any:
         self._opened = contextlib.ExitStack()
@@ -84,7 +90,7 @@ class _Appending(logging.FileHandler):
 
 
 def last_line(text: str) -> str:
-    """The exception and its message at the end of a traceback, on one line."""
+    """Extract the exception and its message from a traceback, as one line."""
     lines: list[str] = []
     for line in reversed(text.strip().splitlines()):
         if line.startswith(" "):
@@ -94,19 +100,19 @@ def last_line(text: str) -> str:
 
 
 def first_failure(runners: EnvRunnerGroup) -> Failure | None:
-    """The exception that a runner kept, if any did."""
+    """Return the failure of one of the runners, or None."""
     return next(filter(None, runners.foreach_env_runner(failure_of)), None)
 
 
 def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
-    """Wait, if all runners died, until one of them is there again.
+    """Wait until a runner is restarted, if all of them have died.
 
-    Ray starts a process anew, which takes it some seconds. RLlib would not wait, but go
-    on without data. A runner that was started as often as it may be does not come back.
+    Ray needs some seconds to restart a process; RLlib would continue without data. A
+    runner that has used up its restarts is not waited for.
 
     Args:
-        runners: of the algorithm.
-        seconds: to wait at most.
+        runners: runners of the algorithm.
+        seconds: longest wait.
     """
     deadline = time.monotonic() + seconds
     waiting = list(runners._worker_manager.actors().values())
@@ -124,30 +130,30 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
 
 
 def all_learners_live(algo: PPO) -> bool:
-    """Return True if no learner died; RLlib restarts none, and may not notice."""
+    """Return True if no learner died; RLlib never restarts one and may not notice."""
     answers = algo.learner_group.foreach_learner(_answer)
     return sum(answer.ok for answer in answers) >= (algo.config.num_learners or 1)
 
 
 def _answer(learner: Any) -> bool:
-    # A function of the module, so that it can be sent to another process.
+    # A module's function, so that ray can send it to another process.
     return True
 
 
 def bad_numbers(result: Mapping[str, Any]) -> str | None:
-    """Say which numbers of an iteration are NaN or infinite, if any.
+    """Describe the NaN or infinite numbers of an iteration; None if there are none.
 
     Args:
-        result: of RLlib's ``Algorithm.train``.
+        result: result of RLlib's ``Algorithm.train``.
     """
     sampled = result[ENV_RUNNER_RESULTS]
     bad = {kind: n for kind, n in sampled.get(NON_FINITE, {}).items() if n > 0}
     if bad:
-        world, step = divmod(int(sampled[NON_FINITE_PLACE]), 1 << 20)
+        env_id, step = divmod(int(sampled[NON_FINITE_PLACE]), 1 << 20)
         seen = ", ".join(f"{int(n)} {kind}" for kind, n in sorted(bad.items()))
         return (
-            f"NaN or infinite: {seen}; one in world {world} at step {step} of the "
-            "fragment"
+            f"NaN or infinite: {seen}; one in environment {env_id} at step {step} of "
+            "the fragment"
         )
     for module, metrics in result[LEARNER_RESULTS].items():
         if metrics.get(NON_FINITE_LOSS, 0) > 0:
@@ -160,16 +166,16 @@ def bad_numbers(result: Mapping[str, Any]) -> str | None:
 
 
 def non_finite(trajectory: Trajectory) -> dict[str, Tensor]:
-    """Mark numbers of each kind that are not finite; kinds without any are left out."""
+    """Return the masks of NaN and infinite numbers by kind, for kinds that have any."""
     features, _, padding = trajectory.tokens
     kinds = {"rewards": trajectory.rewards, "action logits": trajectory.logits}
-    # Bytes are finite, and their sum as float64 would copy a batch at eight times
-    # its size.
+    # Bytes are always finite, and their sum in float64 would copy the batch at eight
+    # times its size.
     if features.is_floating_point():
         kinds["observations"] = features.masked_fill(padding[..., None], 0)
     return {
         kind: ~torch.isfinite(tensor)
         for kind, tensor in kinds.items()
-        # One sum is far cheaper than a test of each number, and as telling.
+        # One sum detects them as surely as a test of each number, and is far cheaper.
         if not torch.isfinite(tensor.sum(dtype=torch.float64))
     }

@@ -1,4 +1,4 @@
-"""The PPO learner: RLlib's loss, our minibatches, gradients in cache-sized pieces."""
+"""PPO learner: RLlib's loss, and gradients accumulated over microbatches."""
 
 import operator
 import time
@@ -20,35 +20,36 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.metrics import ALL_MODULES
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
     EpochIterator,
     Rows,
-    existing,
     map_rows,
     num_steps,
+    select_steps,
 )
 from marl_pool.training.ppo.episodes import RECORDED
 
-PIECE = 1024
-"""Steps of one piece of a minibatch on a CPU: their activations stay in the cache."""
+MICROBATCH_STEPS = 1024
+"""Steps of a microbatch on a CPU, few enough that activations stay in the cache."""
 
 STEP_COLUMNS = (Columns.ACTIONS, VALUE_SCALE, *RECORDED)
-"""What the loss of a step needs, beside the module's outputs."""
+"""Columns that the loss of a step needs, besides the module's outputs."""
 
 NUM_MINIBATCHES = "num_minibatches"
-"""Key of ``learner_config_dict``: minibatches of one epoch."""
+"""Key of ``learner_config_dict``: minibatches in one epoch."""
 
 FIRST_RATIO_ERROR = "first_ratio_error"
-"""Metric: largest |ratio - 1| in an update's first pass, before any step."""
+"""Metric: largest |ratio - 1| in an update's first minibatch, before any step."""
 FIRST_KL = "first_kl"
-"""Metric: mean KL divergence from the sampling policy in an update's first pass."""
+"""Metric: mean KL divergence from the sampling policy in the first minibatch."""
 KL_COEFFICIENTS = "kl_coefficients"
 """Component of the learner's state."""
 LEARN_SECONDS = "learn_seconds"
-"""Metric: of one update, all its epochs."""
-PIECEWISE = (
+"""Metric: seconds of one update, over all its epochs."""
+AVERAGED = (
     POLICY_LOSS_KEY,
     VF_LOSS_KEY,
     LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
@@ -56,25 +57,30 @@ PIECEWISE = (
     ENTROPY_KEY,
     LEARNER_RESULTS_KL_KEY,
 )
-"""RLlib's metrics of a loss; ours are means over the pieces of a minibatch."""
+"""RLlib's metrics of a loss, here averaged over the microbatches of a minibatch."""
 NON_FINITE_LOSS = "non_finite_loss"
-"""Metric: 1 if a loss or gradient was NaN or infinite; that step was not taken."""
+"""Metric: 1 if a loss or gradient was NaN or infinite, so that its step was skipped."""
 
 
 class BatchedPPOLearner(PPOTorchLearner):
-    """PPO as RLlib computes it, with these differences.
+    """Proximal policy optimization with RLlib's loss and our own minibatches.
+
+    Source: Schulman et al., Proximal policy optimization algorithms (2017),
+    https://arxiv.org/abs/1707.06347, with the loss of RLlib's ``PPOTorchLearner``.
+    Differences from RLlib:
 
     - Every module passes over its own rows exactly ``num_epochs`` times.
-    - On a CPU the gradient of a minibatch is summed over pieces that fit the cache;
-      the sum is that of the whole minibatch.
-    - The order of the rows and dropout depend on the seed and the number of the
-      update alone, and the state holds the KL coefficients, so that a resumed run
-      goes on as if it had not stopped.
-    - A loss or gradient that is not finite skips its step and is reported.
+    - On a CPU the gradient of a minibatch is accumulated over microbatches that fit
+      the cache. It equals the gradient of the whole minibatch.
+    - The order of the rows and dropout depend only on the seed and the number of the
+      update, and the state includes the KL coefficients, so that a resumed run
+      continues exactly.
+    - A loss or gradient that is not finite skips the optimizer step and is reported.
     """
 
+    @override
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
-        """Register Adam in its fused form: small networks are all overhead."""
+        # Fused Adam: the overhead of many small kernels dominates small networks.
         parameters = self.get_parameters(self._module[module_id])
         self.register_optimizer(
             module_id=module_id,
@@ -83,27 +89,27 @@ class BatchedPPOLearner(PPOTorchLearner):
             lr_or_lr_schedule=config.lr,
         )
 
+    @override
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Start the clock of the update."""
         super().before_gradient_based_update(timesteps=timesteps)
         self._began = time.perf_counter()
 
+    @override
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Stop the clock of the update."""
         super().after_gradient_based_update(timesteps=timesteps)
         seconds = time.perf_counter() - self._began
         self.metrics.log_value((ALL_MODULES, LEARN_SECONDS), seconds, reduce="max")
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, and the KL coefficients, which it forgets."""
+        """Return RLlib's state and the KL coefficients, which RLlib leaves out."""
         coefficients = {
             module_id: float(coefficient)
             for module_id, coefficient in self.curr_kl_coeffs_per_module.items()
         }
         return {**super().get_state(*args, **kwargs), KL_COEFFICIENTS: coefficients}
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over a state of `get_state`."""
         super().set_state(state)
         for module_id, coefficient in state.get(KL_COEFFICIENTS, {}).items():
             self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
@@ -116,15 +122,16 @@ class BatchedPPOLearner(PPOTorchLearner):
         shuffle_batch_per_epoch: bool = False,
         **kwargs: Any,
     ) -> EpochIterator:
-        # RLlib counts minibatches in env steps, and shares of them for several
-        # learners; ours are counted in rows, once, in `algorithm_config`.
+        # RLlib counts minibatches in environment steps and divides them among learners;
+        # `algorithm_config` counts them in rows.
         batch = self._make_batch_if_necessary(training_data=training_data)
         for module_id in list(batch.policy_batches):
             if not self.should_module_be_updated(module_id, batch):
                 del batch.policy_batches[module_id]
+        # Seed every update by its own number, so that a resumed run repeats it exactly.
         seed = zlib.crc32(f"{self.config.seed} {self._weights_seq_no}".encode())
         torch.manual_seed(seed)
-        self._first_pass = True
+        self._is_first = True
         generator = torch.Generator("cpu").manual_seed(seed)
         return EpochIterator(
             batch,
@@ -142,71 +149,88 @@ class BatchedPPOLearner(PPOTorchLearner):
         losses: dict[str, Tensor] = {}
         fwd_out: Any = {}
         self._sums: dict[tuple[str, str], Any] = {}
-        pieces = list(self._pieces(batch))
-        for number, (piece, shares) in enumerate(pieces, 1):
-            self._shares = shares
-            with self._apart(piece) if number < len(pieces) else nullcontext():
-                fwd_out = self.module.forward_train(piece)
-                parts = self.compute_losses(fwd_out=fwd_out, batch=piece)
-                weighted = {mid: loss * shares[mid] for mid, loss in parts.items()}
+        # Accumulate the gradient of the minibatch over microbatches. Each loss is a
+        # mean over its steps, so it is weighted by its fraction of the minibatch.
+        microbatches = list(self._microbatches(batch))
+        for number, (part, weights) in enumerate(microbatches, 1):
+            self._weights = weights
+            # Learners average their gradients once, in the last backward pass.
+            last = number == len(microbatches)
+            with nullcontext() if last else self._no_sync(part):
+                fwd_out = self.module.forward_train(part)
+                own = self.compute_losses(fwd_out=fwd_out, batch=part)
+                weighted = {mid: loss * weights[mid] for mid, loss in own.items()}
                 sum(weighted.values()).backward()
             for mid, loss in weighted.items():
                 losses[mid] = losses.get(mid, 0.0) + loss.detach()
-        self._first_pass = False
+        self._is_first = False
+        # Log averages over the minibatch in place of those of its last microbatch;
+        # RLlib adapts the KL coefficient to them.
         for key, value in self._sums.items():
             self.metrics.log_value(key, value, window=1)
+        # Clip the gradients and update the weights, unless a number is not finite.
         self._step(losses)
         return fwd_out, losses, {}
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: Rows, fwd_out: dict[str, Tensor]
     ) -> Tensor:
-        """RLlib's PPO loss; the first pass also logs how far it is off policy."""
+        r"""Compute RLlib's PPO loss of a microbatch.
+
+        .. math::
+            L = -\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)
+                + c_v (V - V^*)^2 - c_e H + c_{kl} KL
+
+        :math:`\rho` is the ratio of the action's probability to that while sampling.
+        The first minibatch of an update also logs the distance from the sampling policy.
+        """
         if Columns.LOSS_MASK in batch:
-            # Steps that exist, one after the other: a loss as of any other policy.
+            # Drop the padding of sequences; the loss is then that of any other policy.
             mask = batch[Columns.LOSS_MASK]
             steps = {key: batch[key] for key in STEP_COLUMNS if key in batch}
-            batch, fwd_out = existing(mask, steps), existing(mask, fwd_out)
-        if self._first_pass:
-            self._log_first_pass(module_id, batch, fwd_out)
+            batch, fwd_out = select_steps(mask, steps), select_steps(mask, fwd_out)
+        if self._is_first:
+            self._log_off_policy(module_id, batch, fwd_out)
         loss = super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
-        # RLlib logs what this piece gave, and adapts the KL coefficient to it.
-        for name in PIECEWISE:
+        # RLlib has just logged the metrics of this microbatch alone.
+        for name in AVERAGED:
             key = (module_id, name)
-            part = self._shares[module_id] * self.metrics.peek(key)
+            part = self._weights[module_id] * self.metrics.peek(key)
             self._sums[key] = self._sums.get(key, 0.0) + part
         return loss
 
-    def _pieces(
+    def _microbatches(
         self, batch: dict[str, Any]
     ) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+        """Yield microbatches, with the fraction of each module's steps in them."""
         counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
         steps = {mid: num_steps(rows) for mid, rows in batch.items()}
         on_cpu = torch.device(self._device).type == "cpu"
         if not on_cpu:
             yield batch, dict.fromkeys(counts, 1.0)
             return
-        number = min(-(-max(steps.values()) // PIECE), max(counts.values()))
+        number = -(-max(steps.values()) // MICROBATCH_STEPS)
+        number = min(number, max(counts.values()))
         bounds = {
             mid: [count * i // number for i in range(number + 1)]
             for mid, count in counts.items()
         }
         for i in range(number):
-            piece, shares = {}, {}
+            part, weights = {}, {}
             for mid, rows in batch.items():
                 start, stop = bounds[mid][i : i + 2]
                 if stop > start:
-                    piece[mid] = SampleBatch(
+                    part[mid] = SampleBatch(
                         map_rows(operator.itemgetter(slice(start, stop)), dict(rows))
                     )
-                    shares[mid] = num_steps(piece[mid]) / steps[mid]
-            yield piece, shares
+                    weights[mid] = num_steps(part[mid]) / steps[mid]
+            yield part, weights
 
     @contextmanager
-    def _apart(self, modules: Iterable[str]) -> Iterator[None]:
-        """Let several learners average gradients when they are whole, not before."""
+    def _no_sync(self, modules: Iterable[str]) -> Iterator[None]:
+        """Accumulate gradients without averaging them over learners."""
         with ExitStack() as stack:
             for module_id in modules:
                 module = self.module[module_id]
@@ -228,7 +252,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         norm = torch.nn.utils.get_total_norm(gradients)
         return bool(torch.isfinite(norm + loss))
 
-    def _log_first_pass(
+    def _log_off_policy(
         self, module_id: str, batch: Rows, fwd_out: dict[str, Tensor]
     ) -> None:
         module = self.module[module_id].unwrapped()

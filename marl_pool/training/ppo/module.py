@@ -1,4 +1,4 @@
-"""A TokenPolicy as RLlib sees it."""
+"""RLlib module around a `TokenPolicy`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +9,7 @@ from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 from torch.utils._pytree import tree_structure, tree_unflatten
+from typing_extensions import override
 
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
@@ -16,25 +17,28 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.ppo.batch import VALUE_SCALE
 from marl_pool.training.ppo.episodes import STATE
 
+POLICY = "policy"
+"""Key of a module's ``model_config``: the JSON-ready arguments of a `TokenPolicy`."""
+
 
 def build_policy(model_config: Mapping[str, Any]) -> TokenPolicy:
-    """Build the policy that ``model_config["policy"]`` describes."""
-    options = dict(model_config["policy"])
+    """Build the policy of a module from its ``model_config``."""
+    options = dict(model_config[POLICY])
     spec = TokenSpec(**options.pop("spec"))
     action_space = ActionSpec(**options.pop("action_space"))
     return TokenPolicy(spec, action_space, **options)
 
 
 class TokenRLModule(TorchRLModule, ValueFunctionAPI):
-    """The module of a learner and, in the same form, of a runner.
+    """RLlib module of a `TokenPolicy`, the same in learners and runners.
 
-    It does not implement ``InferenceOnlyAPI``: runners need the value head, since
-    they record the values. ``model_config["policy"]`` holds the arguments of
-    `TokenPolicy`, with ``spec`` and ``action_space`` in their JSON form.
+    It does not implement ``InferenceOnlyAPI``: runners need the value head, because
+    they record values while they sample. ``model_config`` holds the policy's arguments
+    under the key `POLICY`, with ``spec`` and ``action_space`` in their JSON form.
     """
 
+    @override
     def setup(self) -> None:
-        """Build the policy."""
         self.policy = build_policy(self.model_config)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
@@ -52,19 +56,21 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         structure = tree_structure(self.policy.initial_state(1, 1, 1))
         leaves = [batch[f"{STATE}/{i}"] for i in range(structure.num_leaves)]
         state = tree_unflatten(leaves, structure)
+        # Shift the recorded actions by one step: each step sees the action before it.
         actions = self.policy.actions.to_vectors(batch[Columns.ACTIONS])
         earlier = actions[:, :-1].to(state["action"].dtype)
-        prev_action = torch.cat([state["action"][:, None], earlier], dim=1)
-        return self.policy.unroll(tokens, prev_action, state["memories"])[:2]
+        prev_actions = torch.cat([state["action"][:, None], earlier], dim=1)
+        return self.policy.unroll(tokens, prev_actions, state["memories"])[:2]
 
     def compute_values(
         self, batch: dict[str, Any], embeddings: Tensor | None = None
     ) -> Tensor:
-        """Values ``(B,)``, scaled if the batch says so.
+        """Compute values ``(B,)``, scaled if the value loss is normalized.
 
         Args:
-            batch: observations, and `VALUE_SCALE` if the loss is normalised.
-            embeddings: what is below the value head; it spares a second pass.
+            batch: observations, and `VALUE_SCALE` if the value loss is normalized.
+            embeddings: inputs of the value head, which save a second forward pass;
+                None computes them from the observations.
         """
         if embeddings is None:
             embeddings = self._forward(batch)[Columns.EMBEDDINGS]

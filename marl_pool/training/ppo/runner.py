@@ -1,10 +1,11 @@
-"""BatchedEnvRunner: RLlib's interface around the one rollout loop."""
+"""RLlib's env runner around `Rollout`, which steps a batch of environments."""
 
 import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -36,7 +37,7 @@ from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Episodes, Rollout, Trajectory
-from marl_pool.training.fixed_policies import build_fixed
+from marl_pool.training.fixed_policies import Fixed, build_fixed
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.episodes import to_episodes
 from marl_pool.training.ppo.faults import (
@@ -46,45 +47,69 @@ from marl_pool.training.ppo.faults import (
     non_finite,
 )
 
+RUNNER = "runner"
+"""Key of ``config.env_config``: the `RunnerSettings`."""
 ROLLOUT = "rollout"
-"""Component of a checkpoint: worlds, memories and random streams."""
+"""Component of a checkpoint: environments, recurrent states and random streams."""
 
 RESTARTS = "restarts"
-"""Part of a state: how many runners have died before this one was started."""
-EPISODES_OF_A_RESTART = 1 << 32
-"""Episode numbers that a restarted runner skips, more than any could have played."""
+"""Key of a runner's state: number of runners that died before this one started."""
+EPISODES_PER_RESTART = 1 << 32
+"""Episode numbers skipped after each restart, more than a runner can have used."""
 
 EPISODE_RETURNS = "episode_returns"
-"""Metrics: by group, the return of each episode that ended, summed over its agents."""
+"""Metrics: by group, the return of each finished episode, summed over its agents."""
 SAMPLE_SECONDS = "sample_seconds"
-"""Metric: of the slowest runner; RLlib's own timers are smoothed."""
+"""Metric: sampling time of the slowest runner; RLlib smooths its own timers."""
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """Settings of a `BatchedEnvRunner`, the same for all runners of a run.
+
+    Attributes:
+        env: ``{"name": …, **options}`` of the environment.
+        modules: group that learns → name of its module.
+        fixed: policies of the groups that do not learn.
+        perturbation: ``{"name": …, **options}``; None leaves observations as they are.
+        seed: random seed of the run.
+        device: device of a local runner; a remote one uses its GPU, if it has one.
+        threads: CPU threads of torch in a remote runner.
+    """
+
+    env: Mapping[str, Any]
+    modules: Mapping[str, str]
+    fixed: Fixed
+    perturbation: Mapping[str, Any] | None
+    seed: int
+    device: str
+    threads: int = 1
 
 
 class BatchedEnvRunner(EnvRunner, Checkpointable):
-    """Sample from many worlds at once, for one module or several.
+    """Sample from a batch of environments, for one module or several.
 
-    No gym env, no connectors: `Rollout` steps all worlds of this runner together and
-    whole arrays become episode chunks. Values, advantages and value targets are
-    computed here, with the weights that sampled. Groups that do not learn act too, but
-    nothing of them leaves the runner except their returns.
+    It uses neither gymnasium environments nor RLlib's connectors: `Rollout` steps all
+    ``E`` environments of the runner together, and its ``(T, E, agents, …)`` arrays are
+    cut into episode chunks. Values, advantages and value targets are computed here,
+    with the weights that sampled. Of groups that do not learn only the returns are
+    reported.
 
-    An exception is kept as `failure`, and `sample` returns nothing: RLlib would restart
-    a remote runner that raised, without a word, so the driver asks and stops the run.
+    An exception is stored as `failure`, and `sample` returns no episodes. RLlib would
+    silently restart a remote runner that raised; instead the driver reads `failure`
+    and stops the run.
 
-    ``config.env_config`` holds ``world`` (arguments of `make_batched_env`),
-    ``modules`` (group → module id), ``fixed`` (`Fixed`), ``perturbation`` (None, or
-    arguments of `make_perturbation`), ``seed``, ``device`` (of a local runner; a remote
-    one takes its GPU, if it has one) and ``threads`` (of a remote runner).
+    ``config.env_config`` holds the `RunnerSettings` under the key `RUNNER`.
     """
 
     failure: Failure | None = None
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        self.options = self.config.env_config
-        self.device = self.options["device"]
+        self.settings: RunnerSettings = self.config.env_config[RUNNER]
+        self.device = self.settings.device
         if self.worker_index:
-            torch.set_num_threads(self.options["threads"])
+            torch.set_num_threads(self.settings.threads)
             gpus = self.config.num_gpus_per_env_runner
             self.device = "cuda" if gpus > 0 else "cpu"
         self.rollout: Rollout | None = None
@@ -93,9 +118,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         self.make_module()
 
     def make_env(self) -> None:
-        """Build this runner's worlds; they begin at the first `sample`."""
+        """Build the environments; the first `sample` resets them."""
         self.rollout = None
-        self.env = self._world(first_episode=0)
+        self.env = self._build_env(first_episode=0)
 
     def make_module(self) -> None:
         """Build the modules, in evaluation mode: no dropout while sampling."""
@@ -103,18 +128,18 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         self.module = spec.build()
         for _, module in self.module.items():
             module.to(self.device).eval()
-        env = self.options["world"]["name"]
+        env = self.settings.env["name"]
         self.fixed = {
-            name: build_fixed(what, env, name, self.env.groups[name]).to(self.device)
-            for name, what in self.options["fixed"].items()
+            name: build_fixed(policy, env, name, self.env.groups[name]).to(self.device)
+            for name, policy in self.settings.fixed.items()
         }
 
     def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
-        """Observation and action space of each module, and of the env for RLlib."""
+        """Return the observation and action space of each module, as RLlib asks."""
         groups = self.env.groups
         spaces = {
             module: (groups[name].tokens.space(), groups[name].action_space)
-            for name, module in self.options["modules"].items()
+            for name, module in self.settings.modules.items()
         }
         first = next(iter(spaces.values()))
         return {INPUT_ENV_SPACES: first, INPUT_ENV_SINGLE_SPACES: first, **spaces}
@@ -128,14 +153,18 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         random_actions: bool = False,
         force_reset: bool = False,
     ) -> list[SingleAgentEpisode]:
-        """Sample a fragment, or until enough steps or episodes are there.
+        """Sample a fragment, or more until the episodes asked for have finished.
 
         Args:
-            num_timesteps: at least this many steps, summed over the worlds.
-            num_episodes: at least this many finished episodes.
-            explore: sample actions; None takes the config's word.
-            random_actions: act uniformly at random instead.
-            force_reset: begin all worlds anew.
+            num_timesteps: smallest number of steps, summed over the environments; None
+                uses the fragment length of the configuration.
+            num_episodes: smallest number of finished episodes; None for no minimum.
+            explore: sample actions; None uses the configuration's ``explore``.
+            random_actions: act uniformly at random instead of with the modules.
+            force_reset: restart all environments first.
+
+        Returns:
+            One chunk for each part of an episode that an agent lived through.
         """
         began = time.perf_counter()
         steps = self.config.get_rollout_fragment_length(self.worker_index)
@@ -156,15 +185,15 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         return chunks
 
     def get_metrics(self) -> Any:
-        """Metrics of the episodes finished and the steps taken since the last call."""
+        """Return the metrics of steps and finished episodes since the last call."""
         return self.metrics.reduce()
 
     def get_state(
         self, components: Any = None, *, not_components: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """What a checkpoint or another runner needs.
+        """Return the state for a checkpoint or another runner.
 
-        The worlds are a component of their own, so that weight syncs, which name
+        The environments are a component of their own, so that weight syncs, which name
         their components, do not copy them.
         """
         state: dict[str, Any] = {
@@ -185,7 +214,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over a state; older weights than the present ones are ignored."""
+        """Load a state, except for weights older than the present ones."""
         if COMPONENT_RL_MODULE in state:
             number = state.get(WEIGHTS_SEQ_NO, 0)
             if number == 0 or self._weights_seq_no < number:
@@ -198,9 +227,10 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in state:
             self.num_env_steps_sampled_lifetime = state[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         self._restarts = state.get(RESTARTS, self._restarts)
-        # Several runners cannot all go on where one of them stood.
+        # Only a single local runner can continue its environments; the state of one of
+        # several runners would make all of them repeat the same episodes.
         if ROLLOUT in state and not self.config.num_env_runners:
-            self.rollout = self._begin()
+            self.rollout = self._new_rollout()
             self.rollout.load_state_dict(state[ROLLOUT])
 
     def assert_healthy(self) -> None:
@@ -208,11 +238,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         assert self.module is not None
 
     def stop(self) -> None:
-        """Let go of the worlds."""
+        """Release the environments."""
         self.rollout = None
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
-        """Arguments that rebuild this runner from a checkpoint."""
+        """Return the arguments that rebuild this runner from a checkpoint."""
         return (), {
             "config": self.config,
             "worker_index": self.worker_index,
@@ -220,54 +250,52 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         }
 
     def get_checkpointable_components(self) -> list[tuple[str, Any]]:
-        """The parts that save themselves."""
+        """Return the components with checkpoints of their own."""
         return [(COMPONENT_RL_MODULE, self.module)]
 
-    def _world(self, first_episode: int) -> Any:
+    def _build_env(self, first_episode: int) -> BatchedEnv:
         num_envs = self.config.num_envs_per_env_runner
         index = max(self.worker_index or 0, 1) - 1
         return make_batched_env(
-            **self.options["world"],
+            **self.settings.env,
             num_envs=num_envs,
-            seed=self.options["seed"],
+            seed=self.settings.seed,
             first_env=index * num_envs,
             first_episode=first_episode,
             device=self.device,
         )
 
-    def _begin(self) -> Rollout:
-        # Episodes are numbered from the steps taken so far, which are at least as many.
-        # What a runner that died had played last was never counted, so the one that
-        # takes its place begins far beyond: it meets episodes that nobody has played.
-        skipped = self._restarts * EPISODES_OF_A_RESTART
-        world = self._world(self.num_env_steps_sampled_lifetime + skipped)
-        self.env = world
+    def _new_rollout(self) -> Rollout:
+        # Start the episode numbers at the steps so far, which no episode count exceeds.
+        # The last episodes of a dead runner were never counted, so its successor skips
+        # far ahead: no episode is sampled twice.
+        skipped = self._restarts * EPISODES_PER_RESTART
+        self.env = self._build_env(self.num_env_steps_sampled_lifetime + skipped)
         return Rollout(
-            world,
+            self.env,
             self._policies(),
             perturbation=self._perturbation(),
-            played=self._played(world),
+            played=self._episodes_so_far(),
         )
 
-    def _played(self, world: BatchedEnv) -> int:
-        """Episodes that each world has behind it, if all of them had full length.
+    def _episodes_so_far(self) -> int:
+        """Estimate the earlier episodes of each environment, all of full length.
 
-        A runner that starts in mid-training has only the steps of all runners together
-        to go by.
+        A runner that starts in mid-training knows only the steps of all runners.
         """
         runners = max(self.config.num_env_runners, 1)
-        steps = self.num_env_steps_sampled_lifetime // (runners * world.num_envs)
-        return steps // world.max_steps
+        steps = self.num_env_steps_sampled_lifetime // (runners * self.env.num_envs)
+        return steps // self.env.max_steps
 
     def _perturbation(self) -> Perturbation | None:
-        options = self.options["perturbation"]
+        options = self.settings.perturbation
         if not options:
             return None
         specs = [group.tokens for group in self.env.groups.values()]
         return make_perturbation(specs=specs, **options)
 
     def _policies(self) -> dict[str, Policy]:
-        modules = self.options["modules"]
+        modules = self.settings.modules
         learning = {name: self.module[modules[name]].policy for name in modules}
         return {**learning, **self.fixed}
 
@@ -275,20 +303,20 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         self, explore: bool | None, random_actions: bool, force_reset: bool
     ) -> Rollout:
         if self.rollout is None or force_reset:
-            self.rollout = self._begin()
+            self.rollout = self._new_rollout()
         rollout = self.rollout
         rollout.explore = self.config.explore if explore is None else explore
         rollout.policies = self._policies()
         if random_actions:
             rollout.policies |= {
                 name: RandomPolicy(self.env.groups[name].action_space)
-                for name in self.options["modules"]
+                for name in self.settings.modules
             }
         return rollout
 
     def _fail(self, error: Exception, steps: int) -> list[SingleAgentEpisode]:
         self.failure = Failure.of(error, type(self.env).__name__)
-        # RLlib would ask again and again until it has so many steps.
+        # Report the steps as taken: RLlib samples again until it has that many.
         taken = steps * self.env.num_envs
         self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
         return []
@@ -296,15 +324,22 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     def _fragment(
         self, rollout: Rollout, steps: int
     ) -> tuple[list[SingleAgentEpisode], int]:
-        before = rollout.env.steps.cpu().numpy().copy()
+        """Sample a fragment; return its chunks and the count of finished episodes."""
+        # Episodes continue across fragments: note how far each environment has come,
+        # and make the chunks' ids unique over runners and fragments.
+        first_steps = rollout.env.steps.cpu().numpy().copy()
         prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
+        # Step all environments together; tensors are (T, num_envs, agents, …).
         trajectories = rollout.steps(steps)
         chunks: list[SingleAgentEpisode] = []
-        for name, module_id in self.options["modules"].items():
+        for name, module_id in self.settings.modules.items():
+            # Estimate advantages from the values recorded while sampling. Learners
+            # then need neither whole episodes nor a second pass of the value head.
             trajectory = trajectories[name]
             advantages, targets = estimate_advantages(
                 trajectory, self.config.gamma, self.config.lambda_
             )
+            # Cut at episode ends and deaths into the chunks that RLlib expects.
             chunks += to_episodes(
                 trajectory,
                 advantages,
@@ -312,8 +347,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 group=name,
                 module_id=module_id,
                 prefix=prefix,
-                first_steps=before,
+                first_steps=first_steps,
             )
+        # Log the returns of all groups, also of those that do not learn.
         finished = rollout.pop_finished()
         self._log(trajectories, finished, chunks, steps)
         return chunks, sum(len(part.lengths) for part in finished)
@@ -357,11 +393,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             for kind, bad in non_finite(trajectory).items():
                 if not bad.any():
                     continue
-                step, env = bad.nonzero()[0, :2].tolist()
-                world = int(self.env.env_ids[env])
+                step, index = bad.nonzero()[0, :2].tolist()
+                env_id = int(self.env.env_ids[index])
                 log = self.metrics.log_value
                 log((NON_FINITE, kind), int(bad.sum()), reduce="sum")
-                log(NON_FINITE_PLACE, (world << 20) + step, reduce="max")
+                log(NON_FINITE_PLACE, (env_id << 20) + step, reduce="max")
 
     def _log_episodes(self, finished: Episodes) -> None:
         smoothing = self.config.metrics_num_episodes_for_smoothing
@@ -369,14 +405,14 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         for length in finished.lengths.tolist():
             self.metrics.log_value(EPISODE_LEN_MEAN, length, window=window)
         by_module: dict[str, Any] = defaultdict(list)
-        for name, module in self.options["modules"].items():
+        for name, module in self.settings.modules.items():
             by_module[module].append(finished.returns[name].mean(1))
         for module, parts in by_module.items():
             for value in torch.stack(parts).mean(0).tolist():
                 key = ("module_episode_return_mean", module)
                 self.metrics.log_value(key, value, window=window)
         totals = {name: part.sum(1) for name, part in finished.returns.items()}
-        learned = torch.stack([totals[name] for name in self.options["modules"]])
+        learned = torch.stack([totals[name] for name in self.settings.modules])
         for value in learned.sum(0).tolist():
             self.metrics.log_value(EPISODE_RETURN_MEAN, value, window=window)
         for name, total in totals.items():
@@ -387,11 +423,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread.
+    """Limit torch to one thread.
 
-    A step of some dozen worlds is many small operations. More threads make it a little
-    faster on an idle machine, and many times slower where another process holds a
-    core, since they wait for each other at every operation.
+    A step of a few dozen environments is many small operations. More threads make it
+    slightly faster on an idle machine, and many times slower when another process uses
+    a core, because they synchronize at every operation.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

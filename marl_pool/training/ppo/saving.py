@@ -1,4 +1,4 @@
-"""Saving an algorithm: its whole state, and its policies."""
+"""Checkpoints of an algorithm: its complete state, and its policies."""
 
 import pickle
 from collections.abc import Mapping
@@ -26,24 +26,24 @@ from marl_pool.utils.atomic import new_binary_file
 ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pkl", "env_runner/state.pkl"
 LEARNER_STATE = "learner_group/learner/state.pkl"
 MODULES, MODULE_STATE = "learner_group/learner/rl_module", "module_state.pkl"
-"""Paths that RLlib gives them."""
+"""Paths in a checkpoint, as RLlib names them."""
 
 
 def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
-    """Write all that is needed to go on.
+    """Write the complete state of an algorithm, for an exact resume.
 
-    RLlib lets a remote learner write its own part, onto the disk of its own machine,
-    and reads it there. Here all state comes to the driver, which alone writes and
-    reads. The files have the names and contents that RLlib gives them.
+    RLlib lets a remote learner write its own part to the disk of its own machine. Here
+    the driver collects and writes everything. The files have the names and contents
+    that RLlib gives them.
 
     Args:
-        algo: whose learners live.
-        folder: made here.
+        algo: algorithm of which all learners are alive.
+        folder: folder of the files; it is created.
 
     Raises:
         OSError: a learner died, or the files cannot be written.
     """
-    # RLlib would leave out what does not answer.
+    # RLlib would silently leave out the state of a dead learner.
     if not all_learners_live(algo):
         raise OSError("a learner died")
     state = dict(algo.get_state())
@@ -57,10 +57,12 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
 
 
 def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
-    """Go on from what `save_algorithm` wrote, which must be one's own: it is unpickled.
+    """Restore the state that `save_algorithm` wrote.
+
+    The files are unpickled, so they must come from a trusted source.
 
     Raises:
-        OSError, KeyError: a part is missing, so that RLlib would begin it anew.
+        OSError, KeyError: a part is missing, which RLlib would silently reinitialize.
     """
     modules = {
         name: _load(folder / MODULES / name / MODULE_STATE)
@@ -92,13 +94,13 @@ def _load(file: Path) -> Any:
 def save_modules(
     algo: BatchedPPO, modules: Mapping[str, str], fixed: Fixed, folder: Path
 ) -> None:
-    """Write the policies of all groups but those that are scripted.
+    """Write the policies of all groups except scripted ones.
 
     Args:
-        algo: has the weights.
-        modules: the module of each group that learns.
-        fixed: what plays the other groups.
-        folder: see `save_policies`.
+        algo: algorithm with the weights.
+        modules: group that learns → name of its module.
+        fixed: policies of the other groups.
+        folder: folder of the policies; see `save_policies`.
     """
     weights = algo.learner_group.get_weights()
     policies: dict[str, SpecifiedPolicy] = {

@@ -8,6 +8,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from typing_extensions import override
 from marl_pool.runs import LEARNER, Run
 from marl_pool.training.cluster import quiet, ray_session, validate_device
 from marl_pool.training.errors import StepError
-from marl_pool.training.fixed_policies import Fixed, with_absolute_folders
+from marl_pool.training.fixed_policies import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
@@ -48,7 +49,9 @@ from marl_pool.training.ppo.learner import (
 )
 from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
+    RUNNER,
     SAMPLE_SECONDS,
+    RunnerSettings,
 )
 from marl_pool.training.ppo.saving import (
     load_algorithm,
@@ -71,7 +74,7 @@ LOSSES = {
     FIRST_RATIO_ERROR: FIRST_RATIO_ERROR,
     FIRST_KL: FIRST_KL,
 }
-"""RLlib's name of a learner metric → ours, written ``MODULE/name``."""
+"""RLlib's name of a learner metric → name in the log, after ``MODULE/``."""
 
 
 def train(
@@ -79,21 +82,24 @@ def train(
     config: Mapping[str, Any],
     should_stop: Callable[[], bool] = never,
 ) -> None:
-    """Train until the steps or the seconds are used up, from the last checkpoint on.
+    """Train by PPO until the steps or the time limit are used up.
+
+    A run with a checkpoint continues from it.
 
     Args:
-        run: takes the metrics, the checkpoints and the best policy.
-        config: composed and checked, as in ``run.config``.
-        should_stop: asked before each iteration; True saves the run and ends it.
+        run: run that receives the metrics, checkpoints and best policy.
+        config: composed and checked configuration, as in ``run.config``.
+        should_stop: called before each iteration; True saves the run and ends it.
 
     Raises:
-        InputError: parts of the configuration that don't fit each other.
+        InputError: parts of the configuration that do not fit each other.
         StoppedError: a number was not finite, the environment raised, processes died
-            for good, or the disk is full; the last good checkpoint stays.
+            for good, or the disk is full; the last good checkpoint remains.
     """
-    # A run may be resumed from another working directory.
-    plain = {**config, "fixed": with_absolute_folders(config["fixed"])}
-    typed = TrainConfig.from_plain(plain)
+    typed = TrainConfig.from_plain(config)
+    # Store absolute paths: a run may be resumed from another working directory.
+    typed = replace(typed, fixed=with_absolute_folders(typed.fixed))
+    plain = {**config, "fixed": typed.fixed}
     validate_device(typed)
     with quiet():
         TrainingLoop(run, typed, plain, should_stop).train(
@@ -105,12 +111,12 @@ class PPOMethod(TrainingMethod):
     """PPO on RLlib: each iteration samples a batch and learns from it.
 
     Args:
-        run: takes the results.
-        config: of the run.
-        checkpoint: that the run is resumed from; None: it begins.
+        run: run that receives the results.
+        config: configuration of the run.
+        checkpoint: checkpoint to resume from; None for a new run.
 
     Raises:
-        InputError: parts of the configuration that don't fit each other.
+        InputError: parts of the configuration that do not fit each other.
     """
 
     unit = "steps"
@@ -119,9 +125,8 @@ class PPOMethod(TrainingMethod):
         super().__init__(run, config.total_steps)
         self.config = config
         self.algorithm = algorithm_config(config, checkpoint and checkpoint / "policy")
-        options = self.algorithm.env_config
-        self.modules: dict[str, str] = options["modules"]
-        self.fixed: Fixed = options["fixed"]
+        settings: RunnerSettings = self.algorithm.env_config[RUNNER]
+        self.modules, self.fixed = settings.modules, settings.fixed
         self.steps = self.empty = self.deaths = 0
         self.seconds = 0.0
         self.logged = dict(LOSSES)
@@ -156,7 +161,7 @@ class PPOMethod(TrainingMethod):
         try:
             algo: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
         except Exception as error:
-            # What the main process builds was tried before; others may lack something.
+            # Without other processes it is a fault of this package or a plug-in.
             if not algorithm.num_env_runners + algorithm.num_learners:
                 raise
             logged = isinstance(error, RayError) or not self.run.error_path.is_file()
@@ -176,21 +181,23 @@ class PPOMethod(TrainingMethod):
 
     @override
     def step(self, iteration: int) -> Iteration | None:
+        # Sample and learn: one iteration of RLlib's algorithm.
         began = time.monotonic()
         result = self._train(iteration)
         sampled = result.get(ENV_RUNNER_RESULTS, {})
         steps = int(sampled.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.steps))
-        # All runners may have died; RLlib starts them again.
+        # All runners may have died; RLlib restarts them.
         if steps == self.steps:
             self._count_empty()
             return None
         if bad := bad_numbers(result):
             raise StepError(bad)
+        # Count the steps, and keep the last returns for the logged mean.
         seconds = time.monotonic() - began
         taken, self.steps, self.empty = steps - self.steps, steps, 0
         self.seconds += seconds
         for group, returns in sampled.get(EPISODE_RETURNS, {}).items():
-            if isinstance(returns, list):  # of no episodes RLlib makes a NaN
+            if isinstance(returns, list):  # without episodes RLlib returns a NaN
                 self.returns[group].extend(returns)
         row = {
             "env_steps": steps,
@@ -211,7 +218,7 @@ class PPOMethod(TrainingMethod):
         return Iteration(row, {"return_mean": row["return_mean"]})
 
     def _train(self, iteration: int) -> Mapping[str, Any]:
-        """Run one iteration of RLlib's algorithm."""
+        """Run one iteration of RLlib's algorithm, and check that no process failed."""
         try:
             result: Mapping[str, Any] = self.algo.train()
         except Exception as error:
@@ -222,14 +229,14 @@ class PPOMethod(TrainingMethod):
         if failure := first_failure(self.algo.env_runner_group):
             file = self.run.write_error(failure.traceback)
             raise StepError(
-                f"{failure.error}, raised while sampling from {failure.world}; "
+                f"{failure.error}, raised while sampling from {failure.env}; "
                 f"traceback in {file}"
             )
         if self.algo.losses > self.deaths:
             self.deaths = self.algo.losses
             print(
-                f"iteration {iteration}: a runner died ({self.deaths} so far) and is "
-                f"started again, if it may be; see {self.run.error_path}",
+                f"iteration {iteration}: a runner died ({self.deaths} so far); it is "
+                f"restarted at most {MAX_RESTARTS} times; see {self.run.error_path}",
                 file=sys.stderr,
             )
         return result
@@ -238,14 +245,15 @@ class PPOMethod(TrainingMethod):
         self.empty += 1
         if self.empty >= MAX_RESTARTS:
             raise StepError(
-                f"no steps came from the runners in {self.empty} iterations: they keep "
+                f"the runners returned no steps in {self.empty} iterations: they keep "
                 f"failing; see {self.run.error_path}"
             )
 
     def _return_mean(self, groups: Iterable[str]) -> float:
-        """Average the last episodes' returns, summed over the agents of ``groups``.
+        """Average the returns of the last episodes, summed over the agents of groups.
 
-        NaN before the first episode has ended.
+        Returns:
+            The mean; NaN before the first episode has ended.
         """
         parts = [self.returns[group] for group in groups]
         totals = [sum(each) for each in zip(*parts, strict=True)]
@@ -282,16 +290,16 @@ class PPOMethod(TrainingMethod):
 
     @override
     def score(self, iteration: int) -> float:
-        """Rate the policy by its mean return, or by its age where returns mislead.
+        """Return the mean return, or the iteration where returns are not comparable.
 
-        Several modules may learn at each other's cost, and a perturbation that grows
-        makes the task harder: then the newest checkpoint counts as the best.
+        Modules may learn at each other's expense, and a ramped perturbation makes the
+        task harder. The newest checkpoint is then the best.
         """
-        grows = self.config.perturbation.get("ramp") is not None
-        if grows or len(set(self.modules.values())) > 1:
+        is_ramped = self.config.perturbation.get("ramp") is not None
+        if is_ramped or len(set(self.modules.values())) > 1:
             return iteration
         score = self._return_mean(self.modules)
-        # Before the first episode has ended any later checkpoint is better.
+        # Without a finished episode, any later checkpoint is better.
         return -math.inf if math.isnan(score) else score
 
     @override
@@ -300,11 +308,11 @@ class PPOMethod(TrainingMethod):
 
 
 def _check_gpus(resources: ResourceSettings) -> None:
-    """Reject processes that would wait forever for their GPUs."""
+    """Reject processes that would wait forever for GPUs."""
     wanted = (
         resources.num_env_runners * resources.num_gpus_per_env_runner
         + resources.num_learners * resources.num_gpus_per_learner
     )
     there = ray.cluster_resources().get("GPU", 0)
     if wanted > there:
-        raise InputError(f"resources: {wanted:g} GPUs are asked for, ray has {there:g}")
+        raise InputError(f"resources: expected at most {there:g} GPUs, got {wanted:g}")

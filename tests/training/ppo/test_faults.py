@@ -1,4 +1,4 @@
-"""What happens on a cluster: worlds that raise, killed processes, full disks.
+"""What happens on a cluster: environments that raise, killed processes, full disks.
 
 NaN is in test_ppo_training.py, Ctrl-C in test_interrupt.py, damaged files in
 test_runs.py and test_policy_storage.py.
@@ -52,7 +52,7 @@ SMALL = [
     "checkpoint.every=1",
     "threads=1",
 ]
-"""128 agent steps are 8 steps of 4 worlds of a fox and three hens."""
+"""128 agent steps are 8 steps of 4 environments of a fox and three hens."""
 BATCH = 32
 """Environment steps of an iteration."""
 FAULTY = ["env=helpers.faulty:Faulty", *SMALL]
@@ -102,12 +102,12 @@ def assert_gapless(run: Run, iterations: int) -> None:
     ]
 
 
-# A world that raises
+# An environment that raises
 
 
 # With two runners one raises and the other gives its part of the batch.
 @pytest.mark.parametrize(("runners", "step"), [(0, 12), (2, 6)])
-def test_a_world_that_raises_stops_the_run_with_one_line(
+def test_an_environment_that_raises_stops_the_run_with_one_line(
     tmp_path, capsys, runners, step
 ):
     path = tmp_path / "run"
@@ -143,7 +143,7 @@ def test_a_runner_that_cannot_be_built_is_one_line(tmp_path):
 
 
 def episodes_of(diary: Path) -> dict[str, set[tuple[str, str]]]:
-    """The (world, episode) pairs that each process played."""
+    """The (environment, episode) pairs that each process played."""
     played: dict[str, set[tuple[str, str]]] = {}
     for line in diary.read_text().splitlines():
         process, env, episode = line.split()
@@ -197,7 +197,7 @@ def test_training_survives_a_killed_runner_and_repeats_nothing(
 def test_runners_that_keep_dying_end_the_run(tmp_path, monkeypatch):
     module = sys.modules["marl_pool.training.ppo.train"]
     monkeypatch.setattr(module, "MAX_RESTARTS", 2)
-    with pytest.raises(StoppedError, match="no steps came from the runners in 2 iter"):
+    with pytest.raises(StoppedError, match="returned no steps in 2 iter"):
         trained(
             tmp_path / "run",
             *FAULTY,
@@ -237,7 +237,7 @@ def test_every_incarnation_of_a_runner_has_episodes_of_its_own():
         runner = BatchedEnvRunner(config=config, worker_index=1, num_workers=1)
         runner.set_state({RESTARTS: restarts, "num_env_steps_sampled_lifetime": steps})
         runner.sample(num_timesteps=400)
-        first = int(runner._world(steps + restarts * (1 << 32)).episodes[0]) + 1
+        first = int(runner._build_env(steps + restarts * (1 << 32)).episodes[0]) + 1
         last = int(runner.rollout.env.episodes[0])
         assert last - first == 100
         return set(range(first, last + 1))

@@ -1,6 +1,6 @@
 """Several groups of agents: modules of their own or shared, and groups that are fixed.
 
-Whole trainings of small worlds; the parts are in test_ppo_parts.py.
+Whole trainings in small environments; the parts are in test_ppo_parts.py.
 """
 
 import csv
@@ -33,6 +33,7 @@ from marl_pool.runs import Run
 from marl_pool.training.fixed_policies import with_absolute_folders
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import algorithm_config, assign_modules
+from marl_pool.training.ppo.runner import RUNNER
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
 
@@ -50,7 +51,7 @@ TOY = [
     "checkpoint.every=1",
     "threads=1",
 ]
-"""48 agent steps are 12 steps of 4 worlds for a fox alone, 4 for hens alone."""
+"""48 agent steps are 12 steps of 4 environments for a fox alone, 4 for hens alone."""
 STILL = "helpers.toy:StillHens"
 SETTINGS = {"checkpoint": "best", "seed": 0, "device": "cpu"}
 
@@ -249,7 +250,7 @@ def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     made = algorithm_config(
         TrainConfig.from_plain(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
     )
-    found = made.env_config["fixed"]["hen"].state_dict()
+    found = made.env_config[RUNNER].fixed["hen"].state_dict()
     assert all(torch.equal(found[k], v) for k, v in right["dog"].state_dict().items())
 
 
@@ -264,7 +265,7 @@ def test_a_run_without_a_policy_and_a_damaged_one_are_refused(tmp_path):
 def test_a_module_cannot_take_the_name_of_a_frozen_policy(tmp_path):
     save_policy(token_policy("hen"), tmp_path / "hen")
     overrides = [f"fixed={{hen: {tmp_path / 'hen'}}}", "modules={fox: frozen-hen}"]
-    with pytest.raises(InputError, match="the name 'frozen-hen' is kept for the fr"):
+    with pytest.raises(InputError, match="the name 'frozen-hen' is reserved for the"):
         algorithm_config(TrainConfig.from_plain(config_of(*overrides)))
 
 

@@ -29,7 +29,7 @@ from marl_pool.training.ppo.episodes import to_episodes
 
 def trajectory(steps=9, num_envs=3, seed=0, **options):
     torch.manual_seed(seed)
-    world = FoxAndHens(num_envs, seed=seed, end_chance=0.15, max_steps=5, **options)
+    env = FoxAndHens(num_envs, seed=seed, end_chance=0.15, max_steps=5, **options)
     policies = {
         name: make_policy(
             group.tokens,
@@ -37,9 +37,9 @@ def trajectory(steps=9, num_envs=3, seed=0, **options):
             encoder={"name": "transformer", "num_layers": 1},
             seed=seed,
         )
-        for name, group in world.groups.items()
+        for name, group in env.groups.items()
     }
-    rollout = Rollout(world, policies, explore=True)
+    rollout = Rollout(env, policies, explore=True)
     return rollout.steps(steps), rollout
 
 
@@ -144,7 +144,7 @@ def test_episodes_hold_every_row_once_and_rllib_accepts_them():
         assert len(episode.get_observations()["types"]) == len(episode) + 1
 
 
-def test_episodes_end_where_worlds_ended_and_count_their_steps():
+def test_episodes_end_where_environments_ended_and_count_their_steps():
     parts, _ = trajectory()
     hens = [e for e in episodes_of(parts) if e.agent_id == "hen_1"]
     part = parts["hen"]

@@ -153,7 +153,7 @@ def test_gradient_steps_and_rows_of_modules_of_unequal_size(build):
 
     learner._update = count
     algo.train()
-    # 128 agent steps are 8 steps of 4 worlds: 32 rows of the fox, 96 of the hens.
+    # 128 agent steps are 8 steps of 4 environments: 32 rows of the fox, 96 of the hens.
     assert len(counted["fox"]) == len(counted["hen"]) == 3 * 4
     assert sum(counted["fox"]) == 3 * 32
     assert sum(counted["hen"]) == 3 * 96
@@ -163,7 +163,7 @@ def test_gradient_steps_and_rows_of_modules_of_unequal_size(build):
 
 def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch):
     def gradients(piece):
-        monkeypatch.setattr(learner_module, "PIECE", piece)
+        monkeypatch.setattr(learner_module, "MICROBATCH_STEPS", piece)
         algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
         algo.train()
         learner = algo.learner_group._learner
@@ -211,7 +211,7 @@ def test_a_minibatch_counts_agent_steps(build, size, steps):
 
 def test_logged_losses_are_those_of_the_whole_minibatch(build, monkeypatch):
     def losses(piece):
-        monkeypatch.setattr(learner_module, "PIECE", piece)
+        monkeypatch.setattr(learner_module, "MICROBATCH_STEPS", piece)
         algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
         metrics = algo.train()[LEARNER_RESULTS]["agent"]
         return [float(metrics[key]) for key in ("policy_loss", "vf_loss", "entropy")]
@@ -221,13 +221,13 @@ def test_logged_losses_are_those_of_the_whole_minibatch(build, monkeypatch):
 
 def test_runners_that_give_no_steps_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(BatchedPPO, "train", lambda self: {})
-    with pytest.raises(StoppedError, match="no steps came from the runners in 3"):
+    with pytest.raises(StoppedError, match="returned no steps in 3"):
         trained(tmp_path / "run")
     assert Run.open(tmp_path / "run").rows() == []
 
 
 def test_gpus_that_are_not_there_are_refused(tmp_path):
-    with pytest.raises(InputError, match="2 GPUs are asked for, ray has 0"):
+    with pytest.raises(InputError, match="resources: expected at most 0 GPUs, got 2"):
         trained(
             tmp_path / "run",
             "resources.num_learners=2",
@@ -352,7 +352,9 @@ def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
 @pytest.mark.parametrize("poison", ["observations", "rewards"])
 def test_non_finite_data_stop_the_run_with_what_was_seen(tmp_path, poison):
     overrides = [f"env.poison={poison}", "env.poison_step=11", "env.end_chance=0.0"]
-    with pytest.raises(StoppedError, match=rf"NaN or infinite: .*{poison}.* world \d"):
+    with pytest.raises(
+        StoppedError, match=rf"NaN or infinite: .*{poison}.* environment \d"
+    ):
         trained(tmp_path / "run", *overrides, base=TOY)
     run = Run.open(tmp_path / "run")
     assert [path.name for path in run.checkpoints()] == ["iter_000001"]
@@ -430,7 +432,7 @@ def test_the_runner_obeys_rllibs_interface(build):
     assert not runner.module["agent"].policy.value_head[0].weight.any()
 
 
-def test_a_restarted_runner_does_not_replay_its_worlds(build):
+def test_a_restarted_runner_does_not_replay_its_environments(build):
     config = algorithm_config(TrainConfig.from_plain(config_of()))
     fresh = config.env_runner_cls(config=config, worker_index=1, num_workers=2)
     other = config.env_runner_cls(config=config, worker_index=2, num_workers=2)
@@ -443,7 +445,7 @@ def test_a_restarted_runner_does_not_replay_its_worlds(build):
 
 
 def test_a_runner_that_starts_late_knows_how_far_a_ramp_is(build):
-    """Of 2 * 8 worlds of 8 steps an episode, 256 steps are two episodes each."""
+    """Of 2 * 8 environments of 8 steps an episode, 256 steps are two episodes each."""
     ramp = ["perturbation=occlude", "perturbation.severity=1", "perturbation.ramp=4"]
     config = algorithm_config(TrainConfig.from_plain(config_of(*ramp))).copy(
         copy_frozen=False

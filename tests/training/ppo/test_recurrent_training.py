@@ -109,7 +109,7 @@ def test_every_step_is_passed_as_often_as_asked(build):
 
     learner._update = count
     algo.train()
-    # 192 agent steps are 12 steps of 4 worlds: 48 of the fox, 144 of the hens.
+    # 192 agent steps are 12 steps of 4 environments: 48 of the fox, 144 of the hens.
     assert sum(steps["fox"]) == 2 * 48
     assert sum(steps["hen"]) == 2 * 144
     assert len(rows["fox"]) == len(rows["hen"]) == 2 * 3
@@ -118,7 +118,7 @@ def test_every_step_is_passed_as_often_as_asked(build):
 
 def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch):
     def gradients(piece):
-        monkeypatch.setattr(learner_module, "PIECE", piece)
+        monkeypatch.setattr(learner_module, "MICROBATCH_STEPS", piece)
         algo = build("ppo.minibatch_size=null", "ppo.num_epochs=1")
         algo.train()
         learner = algo.learner_group._learner
