@@ -40,7 +40,7 @@ class PPOSettings:
     """Passes over each batch."""
     max_seq_len: PositiveInt = 32
     """Steps of a recurrent policy's training sequences, at most."""
-    lr: PositiveFloat = 5e-3
+    lr: PositiveFloat = 3.5e-3
     """Learning rate of Adam."""
     gamma: UnitInterval = 0.9
     """Discount of a later reward, for each step."""

@@ -386,7 +386,7 @@ def test_finished_trials_are_not_trained_again(plan, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ppo": {"lr": 0.25}}, "ppo.lr: expected 0.005, got 0.25"),
+        ({"ppo": {"lr": 0.25}}, "ppo.lr: expected 0.0035, got 0.25"),
         ({"seed": 9}, "seed: expected 0, got 9"),
         ({"pooling": {"name": "cls"}}, "pooling.name: expected 'max', got 'cls'"),
         ({"ppo": {"fragment_steps": 3}}, "ppo.fragment_steps: expected null, got 3"),
