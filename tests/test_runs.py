@@ -292,7 +292,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(tmp_path, capsys, 
     # Killed before its first checkpoint: that is logged, then saved.
     assert checkpoint_to_resume(run) is None
     trim_log(run, 0)
-    assert "starts over" in capsys.readouterr().err
+    assert "starts again" in capsys.readouterr().err
     for iteration in (1, 2, 3):
         run.log({"iteration": iteration})
     with pytest.raises(StoppedError, match=r"no checkpoint, but .* has 3 iterations"):

@@ -1,1 +1,4 @@
-"""Training: PPO on RLlib. Nothing here loads until it is asked for."""
+"""Training: PPO on RLlib, evolution, cloning, supervised fits, and sweeps.
+
+Importing this package loads neither torch nor ray.
+"""

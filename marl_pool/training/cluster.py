@@ -1,4 +1,4 @@
-"""Starting ray, or joining a cluster, and leaving it."""
+"""Sessions of ray, on this machine or on a cluster."""
 
 import contextlib
 import logging
@@ -22,13 +22,13 @@ def ray_session(
     env: Mapping[str, str] | None = None,
     key: str = "resources.address",
 ) -> Iterator[None]:
-    """Start ray, or join a cluster, and leave it; one that runs already is kept.
+    """Start ray or join a cluster, and leave it; a running session is kept.
 
     Args:
-        address: of a cluster; None starts ray on this machine.
-        num_cpus: CPUs of which a local ray disposes, whatever the machine has.
+        address: address of a cluster; None starts ray on this machine.
+        num_cpus: CPUs of a local ray, independent of those of the machine.
         env: environment variables of the workers.
-        key: what a refusal names.
+        key: configuration key of the address, for messages.
 
     Raises:
         InputError: ray cannot be started or joined.
@@ -36,7 +36,7 @@ def ray_session(
     if ray.is_initialized():
         yield
         return
-    # Workers find a user's own classes where the driver does, and import no others.
+    # Let workers import plug-ins from where the driver does, and trust the same ones.
     own = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
     path = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")])
     variables = {
@@ -54,7 +54,7 @@ def ray_session(
             **(local if address is None else {}),
         )
     except Exception as error:
-        # Ray raises bare exceptions too, as when its processes start too slowly.
+        # Ray also raises bare exceptions, for example if processes start too slowly.
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{key}: cannot join or start ray: {reason}") from error
     try:
@@ -64,10 +64,12 @@ def ray_session(
 
 
 def validate_device(config: TrainConfig) -> None:
-    """Reject a CUDA device that this process lacks and its runner or learner needs.
+    """Reject GPUs that a local runner or learner needs and this process lacks.
+
+    Otherwise they would fail deep inside torch or RLlib.
 
     Raises:
-        InputError: it would fail deep inside torch or RLlib.
+        InputError: a missing device, or several GPUs for a process that can use one.
     """
     resources, wanted = config.resources, {}
     if not resources.num_env_runners and config.device != "cpu":
@@ -86,12 +88,15 @@ def validate_device(config: TrainConfig) -> None:
     there = torch.cuda.device_count()
     for key, device in wanted.items():
         if (device.index or 0) >= there:
-            raise InputError(f"{key}: {device} is not here: {there} CUDA devices")
+            raise InputError(
+                f"{key}: expected one of the {there} CUDA devices of this process, "
+                f"got {device}"
+            )
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep RLlib's notes about its own migration from the screen."""
+    """Hide RLlib's warnings about its own migration."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     for name in ("ray", "ray.rllib", "ray.tune"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""One-line errors of runs that cannot continue, and checks of what they resume from."""
+"""One-line errors of runs that cannot continue, and checks of their checkpoints."""
 
 import sys
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ START_ANOTHER = "there is nothing to resume, start another run"
 
 
 class StepError(Exception):
-    """An iteration that training cannot continue after; the message says why."""
+    """Failure of an iteration after which training cannot continue."""
 
 
 def stopped(run: Run, where: str, reason: str) -> StoppedError:
-    """Build the error that ends a run.
+    """Build the error that ends a run, with the checkpoint to resume from.
 
     Args:
-        run: that ends.
-        where: ``iteration 3``, say.
-        reason: why.
+        run: the run.
+        where: place of the failure, such as ``iteration 3``.
+        reason: cause of the failure.
     """
     checkpoint = run.latest_checkpoint()
     kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
@@ -32,7 +32,7 @@ def stopped(run: Run, where: str, reason: str) -> StoppedError:
 
 @contextmanager
 def writing(run: Run, where: str, what: str) -> Iterator[None]:
-    """Stop with one line if the disk is full or gone; see `stopped`."""
+    """Raise `stopped` if the disk is full or missing."""
     try:
         yield
     except OSError as error:
@@ -40,16 +40,16 @@ def writing(run: Run, where: str, what: str) -> Iterator[None]:
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:
-    """Find the checkpoint to resume a run from: the newest that is whole.
+    """Find the newest intact checkpoint, from which a run is resumed.
 
-    Newer ones that are damaged are named on stderr, with what is wrong.
+    Newer damaged checkpoints are reported on stderr, with their damage.
 
     Returns:
-        None for a run that was stopped before its first checkpoint.
+        The checkpoint; None for a run that was stopped before its first one.
 
     Raises:
-        StoppedError: all of them are damaged or gone; a run never starts over by
-            itself.
+        StoppedError: all checkpoints are damaged or missing; a run never restarts
+            from scratch on its own.
     """
     found = run.latest_checkpoint()
     newer = run.checkpoints()
@@ -64,42 +64,42 @@ def checkpoint_to_resume(run: Run) -> Path | None:
             f"{run.path} has no checkpoint, but {trace}; {START_ANOTHER}"
         )
     if damaged:
-        say(f"{damaged}; going on from {found}")
+        print_warning(f"{damaged}; continuing from {found}")
     if found and (lost := run.policy_damage()):
-        say(f"{run.policy_dir} is damaged: {lost}")
+        print_warning(f"{run.policy_dir} is damaged: {lost}")
     if not damaged and found and not (found / MANIFEST).is_file():
-        say(f"{found} has no {MANIFEST}, so its integrity cannot be checked")
+        print_warning(f"{found} has no {MANIFEST}, so its integrity cannot be checked")
     return found
 
 
 def trim_log(run: Run, iteration: int) -> None:
-    """Drop what was logged after an iteration, and report damage in the rest."""
+    """Remove the rows logged after an iteration, and report damage in the others."""
     if not iteration and run.metrics_path.is_file():
-        say(f"{run.path} has no checkpoint yet: it starts over, and its metrics too")
+        print_warning(f"{run.path} has no checkpoint yet: it starts again from scratch")
     if lost := run.resume_at(iteration):
-        say(lost)
+        print_warning(lost)
 
 
-def say(line: str) -> None:
+def print_warning(line: str) -> None:
     """Print a warning that does not stop a run."""
     print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def reading(run: Run, checkpoint: Path) -> Iterator[None]:
-    """Stop with one line if a checkpoint that is whole cannot be read.
+    """Raise `StoppedError` for any failure to read an intact checkpoint.
 
-    It may be written by another version of this package or of a dependency, which
-    fails in its own way; all of these errors mean the same to a user.
+    It may come from another version of this package or of a dependency, which can
+    fail in any way.
     """
     try:
         yield
     except Exception as error:
-        way = "remove it to go on from the checkpoint before"
+        advice = "remove it to continue from the previous checkpoint"
         if len(run.checkpoints()) == 1:
-            way = START_ANOTHER
+            advice = START_ANOTHER
         raise StoppedError(
-            f"{checkpoint} cannot be read: {_line(error)}; {way}"
+            f"{checkpoint} cannot be read: {_line(error)}; {advice}"
         ) from error
 
 

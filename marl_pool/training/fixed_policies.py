@@ -1,4 +1,4 @@
-"""Groups of agents that do not learn: scripted ones, and frozen policies."""
+"""Policies of the groups that do not learn: scripted or frozen."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 Fixed = dict[str, str | SpecifiedPolicy]
-"""Policy of each fixed group: the name of a scripted policy, or a frozen one."""
+"""Fixed group → name of a scripted policy, or a frozen policy."""
 
 
 def with_absolute_folders(fixed: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Turn folders into absolute paths: a run may be resumed from elsewhere."""
+    """Make the folders of frozen policies absolute, to resume from any folder."""
     if fixed is None:
         return None
     return {
@@ -29,7 +29,7 @@ def with_absolute_folders(fixed: Mapping[str, str] | None) -> dict[str, str] | N
 
 
 def frozen_module(group: str) -> str:
-    """The name under which a group's frozen policy is saved with the run."""
+    """Return the name under which a group's frozen policy is saved with the run."""
     return f"frozen-{group}"
 
 
@@ -44,28 +44,30 @@ def load_fixed(
     """Load the policy of each fixed group.
 
     Args:
-        fixed: group → name of a scripted policy, or a folder; None: no group is fixed.
-        groups: of the environment, those of ``fixed`` among them.
+        fixed: group → name of a scripted policy, or a folder; None: all groups learn.
+        groups: groups of the environment, by name.
         env: name of the environment.
         plugins: ``package.module:Class`` names that the folders may use.
-        saved: a policy folder of this run. Its frozen policies are taken: the folders
-            that they came from may have moved, or hold others by now.
+        saved: policy folder of this run; None for a new run. A resumed run takes its
+            frozen policies from there, because their original folders may have moved
+            or changed.
 
     Raises:
-        InputError: no such policy, or one that does not fit its group.
+        InputError: an unknown policy, or one that does not fit its group.
     """
     found: Fixed = {}
-    for name, what in (fixed or {}).items():
+    for name, source in (fixed or {}).items():
         try:
-            if is_scripted(what):
-                build_fixed(what, env, name, groups[name])
-                found[name] = what
+            if is_scripted(source):
+                # Build it once to check its name; each runner builds its own.
+                build_fixed(source, env, name, groups[name])
+                found[name] = source
             elif saved is not None:
                 modules, _ = load_modules(saved, plugins=plugins)
                 found[name] = modules[frozen_module(name)].requires_grad_(False)
             else:
-                policy = load_frozen(Path(what), name, plugins)
-                check_fit(policy, groups[name], what)
+                policy = load_frozen(Path(source), name, plugins)
+                validate_fit(policy, groups[name], source)
                 found[name] = policy
         except InputError as error:
             raise InputError(f"fixed.{name}: {error}") from error
@@ -73,16 +75,18 @@ def load_fixed(
 
 
 def build_fixed(
-    what: str | SpecifiedPolicy, env: str, role: str, group: AgentGroup
+    policy: str | SpecifiedPolicy, env: str, role: str, group: AgentGroup
 ) -> Policy:
-    """The policy of a fixed group, in evaluation mode."""
-    if isinstance(what, SpecifiedPolicy):
-        return what
-    return scripted_policy(what, env=env, role=role, group=group).eval()
+    """Build a scripted policy by its name, in evaluation mode; return a frozen one."""
+    if isinstance(policy, SpecifiedPolicy):
+        return policy
+    return scripted_policy(policy, env=env, role=role, group=group).eval()
 
 
 def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPolicy:
-    """Read a group's policy, or the only one, from the folder of a policy or run.
+    """Read a group's policy from the folder of a policy or run.
+
+    The only policy of a folder is taken whatever its group.
 
     Raises:
         InputError: no such folder, or no policy for this group in it.
@@ -93,8 +97,8 @@ def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPoli
         folder = Run.open(path).policy_path("best")
     else:
         raise InputError(
-            f"{path} is no folder of a policy or a run; choose heuristic, random, "
-            "package.module:Class or such a folder"
+            f"expected heuristic, random, package.module:Class or the folder of a "
+            f"policy or run, got {path}"
         )
     modules, groups = load_modules(folder, plugins=plugins)
     if group not in groups and len(modules) > 1:
@@ -106,13 +110,13 @@ def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPoli
     return policy.requires_grad_(False)
 
 
-def check_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
-    """Refuse a policy that cannot read what the group sees or act as it does.
+def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
+    """Reject a policy whose tokens or actions are not those of the group.
 
-    The number of tokens may differ from what it was trained on, if its head allows.
+    The number of tokens may differ from that in training, if its pooling head allows.
 
     Raises:
-        InputError: it does not fit.
+        InputError: the policy does not fit.
     """
     spec = group.tokens
     reason = policy.misfit(spec, group.action_space)

@@ -1,4 +1,4 @@
-"""The loop that all training runs through: resume, step, log, checkpoint, stop."""
+"""Training loop of all methods: resume, step, log, checkpoint, stop."""
 
 import time
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ from marl_pool.utils.progress import Progress
 
 
 def never() -> bool:
-    """Return False: the ``should_stop`` of a run that nobody stops from outside."""
+    """Return False: the default ``should_stop``."""
     return False
 
 
@@ -33,7 +33,7 @@ class Iteration(NamedTuple):
 
     Attributes:
         metrics: numbers to log, by name; the same names in every iteration.
-        shown: numbers beside the progress bar.
+        shown: numbers displayed by the progress bar, by name.
     """
 
     metrics: Mapping[str, float]
@@ -41,14 +41,14 @@ class Iteration(NamedTuple):
 
 
 class TrainingMethod(ABC):
-    """Method of training, such as PPO, as `TrainingLoop` drives it.
+    """Base of training methods such as PPO, which `TrainingLoop` runs.
 
     Args:
-        run: takes the results.
-        total: amount of training of the whole run, in `unit`.
+        run: run that receives the results.
+        total: amount of training in the whole run, in `unit`.
 
     Attributes:
-        unit: name of what `done` and `total` count.
+        unit: name of the amount of training, such as steps.
     """
 
     unit: ClassVar[str]
@@ -57,7 +57,7 @@ class TrainingMethod(ABC):
         self.run, self.total = run, total
 
     def session(self) -> AbstractContextManager[object]:
-        """Hold processes and the like while the loop runs."""
+        """Hold resources such as processes while the loop runs."""
         return nullcontext()
 
     @property
@@ -66,24 +66,24 @@ class TrainingMethod(ABC):
         """Amount of training so far, in `unit`."""
 
     def rounds(self) -> Iterator[None]:
-        """Yield before each round of steps.
+        """Yield before each round of iterations.
 
-        Code before a yield may collect data; code after the last one completes the
-        run, and is not reached by a run that stops before its end.
+        Code before a yield may collect data. Code after the last one finishes the run;
+        a run that stops early does not reach it.
         """
         yield
 
     @property
     def round_is_over(self) -> bool:
-        """True once the round has no step left."""
+        """True after the last iteration of the round."""
         return self.done >= self.total
 
     @abstractmethod
     def step(self, iteration: int) -> Iteration | None:
-        """Run one iteration; return None if nothing could be learned in it.
+        """Run one iteration; return None if it had no data to learn from.
 
         Args:
-            iteration: its number, from 1.
+            iteration: number of the iteration, from 1.
 
         Raises:
             StepError: training cannot continue.
@@ -91,33 +91,33 @@ class TrainingMethod(ABC):
 
     @abstractmethod
     def save(self, checkpoint: Path) -> None:
-        """Write all that `restore` needs for an exact resume."""
+        """Write the state that `restore` needs for an exact resume."""
 
     @abstractmethod
     def restore(self, checkpoint: Path) -> None:
-        """Continue from what `save` wrote."""
+        """Restore the state that `save` wrote."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Files without which a checkpoint is not whole; a star is any name."""
+        """Files that an intact checkpoint has; ``*`` matches any name."""
         return PARTS[self.run.verb]
 
     @property
     def is_due(self) -> bool:
-        """True to save this iteration, even out of turn."""
+        """True to save this iteration in addition to the regular checkpoints."""
         return False
 
     def score(self, iteration: int) -> float | None:
-        """Rate the policy of a checkpoint; None where checkpoints are not compared."""
+        """Return the score of the policy; None if checkpoints are not compared."""
         return None
 
     def accept(self, score: float) -> bool:
-        """Accept the rated policy as the best so far, or return False."""
+        """Return True to keep the policy with this score as the best so far."""
         return self.run.best is None or score > self.run.best.score
 
     def save_policy(self, folder: Path) -> None:
-        """Write the policy that `score` rated."""
-        raise NotImplementedError(f"{type(self).__name__} rates no policy")
+        """Write the policy that `score` refers to."""
+        raise NotImplementedError(f"{type(self).__name__} has no score")
 
     def where(self, iteration: int) -> str:
         """Describe an iteration in a message."""
@@ -125,16 +125,16 @@ class TrainingMethod(ABC):
 
 
 class TrainingLoop:
-    """Drive a method through a run, from the last checkpoint to the end.
+    """Run a training method from the last checkpoint to the end.
 
-    Ctrl-C, ``should_stop`` and the time limit let the iteration end and save the run.
-    What cannot continue stops in one line that names the checkpoint to resume from.
+    After Ctrl-C, ``should_stop`` or the time limit, the current iteration ends and the
+    run is saved. A failure is an error of one line, with the checkpoint to resume from.
 
     Args:
-        run: takes metrics, checkpoints and the best policy.
-        config: of the run.
-        plain: the same as plain data, stored in ``config.yaml``.
-        should_stop: asked before each iteration; True saves the run and ends it.
+        run: run that receives metrics, checkpoints and the best policy.
+        config: typed configuration of the run.
+        plain: the same configuration as plain data, stored in ``config.yaml``.
+        should_stop: called before each iteration; True saves the run and ends it.
     """
 
     def __init__(
@@ -153,19 +153,19 @@ class TrainingLoop:
         """Build a method and run its iterations.
 
         Args:
-            build: makes the method, given the checkpoint that it will be restored
-                from; the loop calls `TrainingMethod.restore` itself.
+            build: constructs the method, given the checkpoint to resume from or None;
+                the loop calls `TrainingMethod.restore` itself.
 
         Raises:
-            InputError: parts of the configuration that don't fit each other.
-            StoppedError: training cannot continue; the last good checkpoint stays.
+            InputError: parts of the configuration that do not fit each other.
+            StoppedError: training cannot continue; the last good checkpoint remains.
             KeyboardInterrupt: Ctrl-C, after the run was saved.
         """
         torch.set_num_threads(self.config.threads)
-        # Find the newest intact checkpoint; a run never starts over by itself.
+        # Find the newest intact checkpoint; a run never restarts on its own.
         checkpoint = checkpoint_to_resume(self.run)
         method = build(checkpoint)
-        # The parts fit each other, so the configuration of this session is stored.
+        # The parts fit each other, so store the configuration of this session.
         if self.plain != self.run.config:
             self.run.write_config(self.plain)
 
@@ -186,7 +186,7 @@ class TrainingLoop:
                             self._save(method)
                 # A round ends with a checkpoint, and so does a stopped run.
                 self._save(method)
-                if self.ctrl_c.asked:
+                if self.ctrl_c.requested:
                     raise KeyboardInterrupt
                 if self._must_stop():
                     return
@@ -240,10 +240,10 @@ class TrainingLoop:
         return writing(self.run, method.where(self.iteration), what)
 
     def _must_stop(self) -> bool:
-        # At least one step a session, however short the time limit.
+        # Take at least one step in a session, however short the time limit.
         late = self.has_stepped and self._is_late()
-        asked = self.stopping or late or self.ctrl_c.asked
-        self.stopping = asked or self.should_stop()
+        stopping = self.stopping or late or self.ctrl_c.requested
+        self.stopping = stopping or self.should_stop()
         return self.stopping
 
     def _is_late(self) -> bool:

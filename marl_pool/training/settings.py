@@ -17,54 +17,58 @@ from marl_pool.utils.types import (
 )
 
 Options = Mapping[str, Any]
-"""``{"name": …, **options}`` of a registered class."""
+"""``{"name": …, **options}`` of a registered class.
+
+A section whose ``name`` chooses a class stays a mapping. It is passed whole to a
+function such as `make_batched_env`, which checks it against that class's signature."""
 
 
 @dataclass(frozen=True)
 class PPOSettings:
-    """Settings of PPO; the defaults are ``ppo=fast``, tuned for time on a CPU.
+    """Settings of PPO; the defaults, ``ppo=fast``, are tuned for speed on a CPU.
 
-    The AdaPool paper's (Table 11) are ``ppo=paper``.
+    ``ppo=paper`` has the values of the AdaPool paper (Table 11).
 
     Raises:
         InputError: a minibatch larger than the batch.
     """
 
     num_envs: PositiveInt = 64
-    """Worlds that each runner steps together."""
+    """Environments that each runner steps together."""
     batch_size: PositiveInt = 2048
-    """Agent steps of one iteration, over all runners."""
+    """Agent steps in one iteration, over all runners."""
     minibatch_size: PositiveInt | None = 512
-    """Agent steps of one gradient step; None: the whole batch."""
+    """Agent steps in one gradient step; None: the whole batch."""
     num_epochs: PositiveInt = 3
     """Passes over each batch."""
     max_seq_len: PositiveInt = 32
-    """Steps of a recurrent policy's training sequences, at most."""
+    """Longest training sequence of a recurrent policy, in steps."""
     lr: PositiveFloat = 3.5e-3
     """Learning rate of Adam."""
     gamma: UnitInterval = 0.9
-    """Discount of a later reward, for each step."""
+    """Discount of rewards, per step."""
     gae_lambda: UnitInterval = 0.9
-    """λ of the generalised advantage estimate."""
+    """λ of the generalized advantage estimate."""
     clip: PositiveFloat = 0.2
-    """Distance that the probability ratio may leave 1 before its gradient stops."""
+    """Distance of the probability ratio from 1 at which it is clipped."""
     value_coeff: NonNegativeFloat = 0.3
     """Weight of the value loss."""
     normalize_value_loss: bool = True
-    """Divide the value loss by its scale, so that the weight means the same whatever
-    the rewards' units: by the targets' variance plus the recorded values' error."""
+    """Divide the value loss by the variance of the targets plus the mean squared error
+    of the recorded values, so that its weight is independent of the rewards' units."""
     entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     kl_coeff: NonNegativeFloat = 0.0
-    """Initial weight of the KL penalty; 0 leaves it out."""
+    """Initial weight of the KL penalty; 0 for none."""
     kl_target: PositiveFloat = 0.01
-    """KL divergence that the penalty's weight is adapted to."""
+    """Target of the KL divergence, to which the penalty's weight adapts."""
     grad_clip: PositiveFloat | None = 10.0
     """Largest global norm of the gradient; None: no limit."""
     dropout: Probability = 0.0
-    """Dropout of the encoder, in the learner only; above 0 the ratio starts off 1."""
+    """Dropout of the encoder, in the learner only. Above 0 the probability ratio of an
+    update does not start at 1."""
     value_clip: PositiveFloat | None = None
-    """Largest squared error of a value that is counted; None: no limit."""
+    """Upper limit of a value's squared error in the loss; None: no limit."""
 
     def __post_init__(self) -> None:
         if self.minibatch_size is not None and self.minibatch_size > self.batch_size:
@@ -76,25 +80,25 @@ class PPOSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """When a run saves itself, and how often it keeps what it saved."""
+    """Interval and number of a run's checkpoints."""
 
     every: PositiveInt = 20
-    """Iterations between two checkpoints."""
+    """Iterations from one checkpoint to the next."""
     keep: PositiveInt = 3
-    """The newest so many are kept, and the best one."""
+    """Number of newest checkpoints that are kept, besides the best one."""
 
 
 class RunConfig:
-    """Base of the typed configurations that training receives.
+    """Base of the typed configurations of runs.
 
-    The plain data of ``config.yaml``, once checked, become one of these where a run
-    begins. A section whose ``name`` chooses a class stays a mapping, `Options`.
+    A run converts the checked plain data of its ``config.yaml`` once, at its start. A
+    section whose ``name`` chooses a class stays a mapping: see `Options`.
 
     Attributes:
         seed: random seed of the run.
-        time_limit: seconds after which training ends; None: no limit.
+        time_limit: seconds after which training ends; None for no limit.
         threads: CPU threads of torch.
-        checkpoint: when the run saves itself.
+        checkpoint: interval and number of checkpoints.
     """
 
     seed: int
@@ -104,18 +108,14 @@ class RunConfig:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Build from checked plain data, as in ``run.config``."""
+        """Convert checked plain data, as in ``run.config``."""
         values = {}
-        for name, hint in _hints(cls).items():
+        hints = get_type_hints(cls)
+        for name, hint in ((each.name, hints[each.name]) for each in fields(cls)):
             if name in plain:
                 typed = is_dataclass(hint)
                 values[name] = hint(**plain[name]) if typed else plain[name]
         return cls(**values)
-
-
-def _hints(config: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(config)
-    return {each.name: hints[each.name] for each in fields(config)}
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ class ResourceSettings:
     """Processes and GPUs of a run, in RLlib's terms."""
 
     num_env_runners: NonNegativeInt = 0
-    """Processes that sample; 0: the main process does."""
+    """Processes that sample; 0: the main process samples."""
     num_learners: NonNegativeInt = 0
-    """Processes that learn; 0: the main process does."""
+    """Processes that learn; 0: the main process learns."""
     num_gpus_per_env_runner: NonNegativeFloat = 0
-    """GPUs of each runner; a share is allowed."""
+    """GPUs of each runner; fractions are allowed."""
     num_gpus_per_learner: NonNegativeFloat = 0
-    """GPUs of each learner; a share is allowed."""
+    """GPUs of each learner; fractions are allowed."""
     address: str | None = None
     """Address of a Ray cluster ("auto", "host:port"); None starts a local one."""
 
@@ -139,16 +139,16 @@ class TrainSettings:
     """Settings of the run itself, not of one of its parts."""
 
     modules: dict[str, str] | None = None
-    """Group that learns → name of the module that plays it; None: one for each."""
+    """Group that learns → name of its module; None: one module for each group."""
     fixed: dict[str, str] | None = None
     """Group that does not learn → heuristic, random, package.module:Class of a
-    policy, or the folder of a policy or run, frozen. None: all groups learn."""
+    policy, or the folder of a policy or run to freeze. None: all groups learn."""
     plugins: list[str] = field(default_factory=list)
     """``package.module:Class`` names that the folder of a frozen policy may use."""
     seed: Seed = 0
     """Seed of environments, initial weights, exploration and minibatches."""
     total_steps: PositiveInt = 1_000_000
-    """Environment steps, summed over all worlds, after which training ends."""
+    """Environment steps after which training ends, summed over all environments."""
     time_limit: PositiveFloat | None = None
     """Seconds after which training ends; None: no limit."""
     threads: PositiveInt = 2
@@ -156,17 +156,17 @@ class TrainSettings:
     device: Device = "cpu"
     """Device of a local runner's environments and policy."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """When a run saves itself."""
+    """Interval and number of checkpoints."""
     resources: ResourceSettings = field(default_factory=ResourceSettings)
     """Processes and GPUs."""
 
     def __post_init__(self) -> None:
-        check_plugins(self.plugins)
+        validate_plugins(self.plugins)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(TrainSettings, RunConfig):
-    """Configuration of a run of PPO."""
+    """Configuration of a PPO run."""
 
     env: Options
     encoder: Options
@@ -178,77 +178,77 @@ class TrainConfig(TrainSettings, RunConfig):
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """Validation, which finds the solution that a run of evolution keeps."""
+    """Settings of validation, which selects the best solution of an evolution run."""
 
     every: PositiveInt = 10
-    """Generations between two validations."""
+    """Generations from one validation to the next."""
     episodes: PositiveInt = 512
-    """Episodes of each, always the same ones."""
+    """Episodes of a validation, the same ones every time."""
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Processes that play the episodes of a generation."""
+    """Processes that sample the episodes of a generation."""
 
     num_workers: NonNegativeInt = 0
-    """Processes that play; 0: the main process does, in batches, without ray."""
+    """Processes that sample; 0: the main process samples in batches, without ray."""
     num_gpus_per_worker: NonNegativeFloat = 0
-    """GPUs of each worker; a share is allowed."""
+    """GPUs of each worker; fractions are allowed."""
     address: str | None = None
     """Address of a Ray cluster ("auto", "host:port"); None starts a local one."""
 
 
 @dataclass(frozen=True)
 class EvolveSettings:
-    """Settings of a run of evolution itself, not of one of its parts.
+    """Settings of an evolution run itself, not of one of its parts.
 
     Raises:
         InputError: a plug-in that is no ``package.module:Class``.
     """
 
     init: str = "policy"
-    """Start of the search: policy (the agent's own initial weights), zeros, or the
-    folder of a policy or run."""
+    """Start of the search: policy (the agent's initial weights), zeros, or the folder
+    of a policy or run."""
     plugins: list[str] = field(default_factory=list)
     """``package.module:Class`` names that the folder ``init`` may use."""
     seed: Seed = 0
     """Seed of environments, initial weights and the strategy."""
     repetitions: PositiveInt = 16
-    """Episodes over which a member's fitness is the mean: the same for all members of
-    a generation, new ones in the next."""
+    """Episodes that a member's fitness averages: the same for all members of a
+    generation, and new ones in the next generation."""
     total_generations: PositiveInt = 1000
     """Generations after which the search ends."""
     time_limit: PositiveFloat | None = None
     """Seconds after which the search ends; None: no limit."""
     fitness_env: dict[str, Any] = field(default_factory=dict)
-    """Options of the env that differ where fitness is measured: another reward, say.
-    Validation, and so the choice of the best, keeps the env as it is."""
+    """Options of the environment that differ where fitness is measured, such as another
+    reward. Validation, which selects the best solution, uses the unchanged ``env``."""
     curriculum: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Option of the env → its values at the start and from the end of the curriculum
-    on, in training; linear in between."""
+    """Option of the environment → its values in training at the start of the curriculum
+    and from its end on; linear in between."""
     curriculum_generations: PositiveInt = 300
-    """Generations that the curriculum takes."""
+    """Length of the curriculum, in generations."""
     validation: ValidationSettings = field(default_factory=ValidationSettings)
-    """Validation, which finds the best solution."""
-    max_worlds: PositiveInt | None = None
-    """Worlds that one process steps together at most; members beyond take turns.
-    None: 8192, or of a simulator as many as ``repetitions``."""
+    """Validation, which selects the best solution."""
+    max_envs: PositiveInt | None = None
+    """Largest number of environments that a process steps together; larger populations
+    are split. None: 8192 or, for simulators, ``repetitions``."""
     threads: PositiveInt = 2
     """CPU threads of torch in the main process."""
     device: Device = "cpu"
     """Device of environments and agents."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """When a run saves itself."""
+    """Interval and number of checkpoints."""
     resources: WorkerSettings = field(default_factory=WorkerSettings)
-    """Processes that play."""
+    """Processes and GPUs."""
 
     def __post_init__(self) -> None:
-        check_plugins(self.plugins)
+        validate_plugins(self.plugins)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvolveConfig(EvolveSettings, RunConfig):
-    """Configuration of a run of evolution."""
+    """Configuration of an evolution run."""
 
     env: Options
     policy: Options
@@ -258,14 +258,14 @@ class EvolveConfig(EvolveSettings, RunConfig):
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """Settings of running the trials of a sweep, which change no result."""
+    """Settings of the execution of a sweep, which do not affect its results."""
 
     concurrency: PositiveInt | None = None
-    """Trials at a time; None: as many as the CPUs allow."""
+    """Simultaneous trials; None: as many as the CPUs allow."""
     cpus_per_trial: PositiveInt = 1
     """CPUs, and threads of torch, of each trial's main process."""
     gpus_per_trial: NonNegativeFloat = 0
-    """GPUs of each trial's main process; a share is allowed."""
+    """GPUs of each trial's main process; fractions are allowed."""
     seed_sd: PositiveFloat | None = None
     """Standard deviation of the return between seeds, if known from earlier runs."""
     address: str | None = None
@@ -274,16 +274,16 @@ class SweepSettings:
 
 @dataclass(frozen=True)
 class StudySettings(TrainSettings):
-    """Settings of a study of many runs, beside those of each run."""
+    """Settings of a study of many runs, and of each of its runs."""
 
     grid: dict[str, list[Any]] = field(default_factory=dict)
-    """Key → the values that it takes, each combined with those of the other keys."""
+    """Key → its values; every combination of values is a trial."""
     sweep: SweepSettings = field(default_factory=SweepSettings)
-    """Settings of running the trials."""
+    """Settings of the execution."""
 
 
-def check_plugins(plugins: list[str]) -> None:
-    """Refuse what is no ``package.module:Class``."""
+def validate_plugins(plugins: list[str]) -> None:
+    """Reject names that are no ``package.module:Class``."""
     for name in plugins:
         if ":" not in name:
             raise InputError(f"plugins: expected package.module:Class, got {name!r}")

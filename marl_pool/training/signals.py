@@ -1,30 +1,32 @@
-"""Ctrl-C that lets an iteration end before the run stops."""
+"""Handling of Ctrl-C that lets an iteration finish before the run stops."""
 
 import os
 import signal
 from types import FrameType, TracebackType
 
 STDERR = 2
-"""File descriptor of the process, whatever `sys.stderr` was replaced by."""
-STOPPING = b"\nmarl-pool: stopping where it can go on; Ctrl-C again stops at once\n"
+"""File descriptor of standard error, even if `sys.stderr` is replaced."""
+STOPPING = (
+    b"\nmarl-pool: stopping after this iteration; press Ctrl-C again to stop at once\n"
+)
 
 
 class Interruptible:
-    """While it is entered, the first Ctrl-C only sets `asked`; a second one stops.
+    """Context in which the first Ctrl-C only sets a flag; the second one interrupts.
 
     Attributes:
-        asked: whether Ctrl-C was pressed.
+        requested: True after the first Ctrl-C.
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: signal._HANDLER = None
+        self.requested = False
+        self._previous: signal._HANDLER = None
         self._ours = False
 
     def __enter__(self) -> "Interruptible":
         try:
-            self._before = signal.signal(signal.SIGINT, self._stop)
-        except ValueError:  # signals reach the main thread only
+            self._previous = signal.signal(signal.SIGINT, self._stop)
+        except ValueError:  # only the main thread may handle signals
             return self
         self._ours = True
         return self
@@ -36,11 +38,11 @@ class Interruptible:
         traceback: TracebackType | None,
     ) -> None:
         if self._ours:
-            signal.signal(signal.SIGINT, self._before)
+            signal.signal(signal.SIGINT, self._previous)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
-        # No print: the interrupted code may hold the lock of the stream.
+        self.requested = True
+        # Do not print: the interrupted code may hold the lock of the stream.
         os.write(STDERR, STOPPING)

@@ -74,8 +74,8 @@ def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: PopulationTask) -
     agent, steps, spent = evaluator.agent, 0, 0.0
     for number in range(min(ALONE, len(vectors))):
         load_vector(agent, vectors[number].to(agent.low))
-        env = make_batched_env(num_envs=1, device=evaluator.device, **task.env)
-        env.renumber(task.worlds[:1], task.episode)
+        env = make_batched_env(num_envs=1, device=evaluator.device, **task.env_config)
+        env.renumber(task.env_ids[:1], task.episode)
         rollout = Rollout(env, {evaluator.group: agent})
         lengths: list[Tensor] = []
         spent += seconds(lambda: lengths.append(rollout.episodes().lengths))  # noqa: B023

@@ -71,5 +71,5 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
 def test_the_first_press_says_what_happens(capfd):
     with Interruptible() as ctrl_c:
         signal.raise_signal(signal.SIGINT)
-        assert ctrl_c.asked
-    assert "stopping where it can go on; Ctrl-C again stops" in capfd.readouterr().err
+        assert ctrl_c.requested
+    assert "stopping after this iteration" in capfd.readouterr().err

@@ -17,9 +17,9 @@ from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PolicyTeacher, PrivilegedTeacher, Teacher
 from marl_pool.training.fixed_policies import (
     build_fixed,
-    check_fit,
     load_fixed,
     load_frozen,
+    validate_fit,
 )
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
@@ -119,7 +119,7 @@ def _load(
     if not path.is_dir():
         raise InputError(f"expected {NAMED}, got {what!r}")
     policy = load_frozen(path, name, config.plugins)
-    check_fit(policy, group, str(path))
+    validate_fit(policy, group, str(path))
     return policy
 
 

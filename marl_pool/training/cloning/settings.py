@@ -8,7 +8,7 @@ from marl_pool.training.settings import (
     CheckpointSettings,
     Options,
     RunConfig,
-    check_plugins,
+    validate_plugins,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
@@ -173,7 +173,7 @@ class CloneRunSettings:
     """When a run saves itself."""
 
     def __post_init__(self) -> None:
-        check_plugins(self.plugins)
+        validate_plugins(self.plugins)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Evolution: agents found by the returns of whole populations, without a gradient."""
+"""Evolution strategies: search for policies by the returns of whole populations."""
 
 STRATEGIES: dict[str, str] = {
     "cma": "marl_pool.training.evolution.cma_es:CMAES",
     "pgpe": "marl_pool.training.evolution.pgpe:PGPE",
 }
-"""Strategies, which sample populations and learn from their returns."""
+"""Search strategies by short name."""

@@ -1,4 +1,4 @@
-"""CMA-ES, by the package `cma`."""
+"""CMA-ES, on top of the package `cma`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.training.evolution.strategy import State, Strategy
 from marl_pool.utils.errors import InputError
@@ -17,44 +18,49 @@ from marl_pool.utils.types import (
 )
 
 FULL_UP_TO = 3000
-"""Parameters up to which ``diagonal="auto"`` learns a full covariance: ask and tell
-take a second with 2500, and time and memory grow with the square and more."""
+"""Largest number of parameters for which ``diagonal="auto"`` learns a full covariance.
+A generation takes a second with 2500; time and memory grow at least quadratically."""
 PARTS = ("sm", "sigma_vec", "adapt_sigma")
-"""Parts of cma's strategy whose numbers are its state: covariance, scaling, step."""
-OWN = (
+"""Stateful attributes of cma's strategy: covariance, scaling, step-size adaptation."""
+OWN_STATE = (
     *("sigma", "mean", "mean_after_tell", "mean_old", "pc", "pc2", "pc_neg"),
     *("countiter", "countevals"),
     *("_isotropic_mean_shift", "_isotropic_mean_shift_iteration"),
 )
-"""Its own numbers that the next generation depends on."""
-MARKS = ("_lam", "_mueff")
-"""Numbers that say for which population a sampler has computed its constants."""
+"""Attributes of the strategy itself on which the next generation depends."""
+CACHE_KEYS = ("_lam", "_mueff")
+"""Attributes that identify the population for which a sampler has cached constants."""
 INJECTED = "pop_injection_directions"
-"""Directions that it will try next, as two-point step-size adaptation does."""
+"""Directions to try next, of two-point step-size adaptation."""
 MIRRORS = "_indices_of_selective_mirrors"
-"""Which of them are mirrors, as tiny populations have them; they are not mirrored back.
-"""
+"""Indices of those that are mirrors, in tiny populations, and not mirrored again."""
 
 
 class CMAES(Strategy):
-    """Covariance matrix adaptation.
+    r"""Covariance matrix adaptation evolution strategy (CMA-ES).
 
-    Source: Hansen, The CMA evolution strategy: a tutorial (2016), as the package
-    ``cma`` has it, with its own defaults. Random numbers are ours: they depend on the
-    seed and the generation alone.
+    A generation is sampled from :math:`\mathcal{N}(m, \sigma^2 C)`. The mean moves to a
+    weighted average of the fittest vectors; the step size :math:`\sigma` and the
+    covariance :math:`C` adapt to the steps that succeeded.
+
+    Source: Hansen, The CMA evolution strategy: a tutorial (2016),
+    https://arxiv.org/abs/1604.00772, as implemented by the package ``cma`` with its
+    defaults. In contrast to ``cma``, random numbers depend only on the seed and the
+    generation.
 
     Args:
-        start: ``(n,)``, the first mean.
-        population: P, vectors of a generation, at least 2.
-        sigma0: the first step size, a standard deviation.
-        sigma_floor: the smallest step size; a search that is let converge on a noisy
-            fitness stops too early.
-        diagonal: learn only the covariance's diagonal; auto: for many parameters
-            (`FULL_UP_TO`).
-        mean_lr: learning rate of the mean (``CMA_cmean``), in (0, 1]: below 1 for a
+        start: ``(n,)``, the initial mean.
+        population: P, vectors in a generation, at least 2.
+        sigma0: initial step size, a standard deviation.
+        sigma_floor: smallest step size; with a noisy fitness the search would otherwise
+            converge too early.
+        diagonal: learn only the diagonal of the covariance; auto: for more than 3000
+            parameters.
+        mean_lr: learning rate of the mean (``CMA_cmean``), in (0, 1]; below 1 for a
             noisy fitness.
-        mean_decay: share of the mean that is lost in each generation: weight decay.
-        seed: of the run.
+        mean_decay: fraction of the mean subtracted in each generation, in [0, 1):
+            weight decay.
+        seed: random seed of the run.
 
     Raises:
         InputError: a population below 2, or too small for so many parameters, or a
@@ -79,12 +85,12 @@ class CMAES(Strategy):
         super().__init__(start, population=population, seed=seed)
         self.sigma_floor, self.mean_decay = sigma_floor, mean_decay
         self.diagonal = self.size > FULL_UP_TO if diagonal == "auto" else diagonal
-        self._generation = self._drawn = 0
+        self._generation = self._sampled = 0
         options = {
             "popsize": population,
             "CMA_diagonal": self.diagonal,
             "CMA_cmean": mean_lr,
-            # Not a number: neither a seed nor numpy's generator is touched.
+            # NaN leaves the global seed and generator of numpy alone.
             "seed": float("nan"),
             "randn": self._randn,
             "verbose": -9,
@@ -102,46 +108,47 @@ class CMAES(Strategy):
                 f"many parameters is learned, got {population}"
             )
         if isinstance(self.search.adapt_sigma, CMAAdaptSigmaTPA):
-            # Otherwise done by the first `tell`, which would undo what is loaded.
+            # The first `tell` would do this, and overwrite a loaded state.
             self.search.adapt_sigma.initialize(self.size, self.search.opts)
 
+    @override
     def ask(self, generation: int) -> Tensor:
-        """Draw a generation; see `Strategy.ask`."""
-        self._generation, self._drawn = generation, 0
+        self._generation, self._sampled = generation, 0
         return torch.from_numpy(np.array(self.search.ask()))
 
+    @override
     def tell(self, vectors: Tensor, fitness: Tensor) -> None:
-        """Adapt mean, step size and covariance; see `Strategy.tell`."""
-        # It minimises.
+        # The package minimizes.
         self.search.tell(list(vectors.numpy()), (-fitness).tolist())
         self.search.sigma = max(self.search.sigma, self.sigma_floor)
         self.search.mean *= 1 - self.mean_decay
 
     @property
+    @override
     def favourite(self) -> Tensor:
-        """The mean."""
         return torch.from_numpy(np.array(self.search.mean))
 
     @property
     def step_size(self) -> float:
-        """Sigma; the covariance comes on top of it."""
+        """Sigma, without the scale of the covariance."""
         return float(self.search.sigma)
 
     def state_dict(self) -> State:
-        """Mean, step size, covariance, paths, and what will be injected."""
+        """Return mean, step size, covariance, paths, and the directions to try."""
         state = {
             f"{part}.{name}": np.array(value)
             for part, holder in self._holders()
             for name, value in vars(holder).items()
-            if _is_number(value) and (name not in MARKS if part else name in OWN)
+            if _is_number(value)
+            and (name not in CACHE_KEYS if part else name in OWN_STATE)
         }
         for i, direction in enumerate(getattr(self.search, INJECTED)):
             state[f"{INJECTED}.{i}"] = np.array(direction)
-        mirrors = getattr(self.search, MIRRORS, ())  # made by the first `tell`
+        mirrors = getattr(self.search, MIRRORS, ())  # set by the first `tell`
         return {**state, MIRRORS: np.array(mirrors, np.int64)}
 
+    @override
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue where ``state`` was taken."""
         from cma.utilities.utils import ElapsedWCTime
 
         holders, injected = dict(self._holders()), []
@@ -157,7 +164,7 @@ class CMAES(Strategy):
             array = value.ndim or isinstance(getattr(holder, name, None), np.ndarray)
             setattr(holder, name, np.array(value) if array else value.item())
         setattr(self.search, INJECTED, injected)
-        # Only the very first `ask` makes one.
+        # Only the first `ask` of a search creates the timer.
         self.search.timer = ElapsedWCTime()
 
     def _holders(self) -> Iterator[tuple[str, Any]]:
@@ -166,10 +173,10 @@ class CMAES(Strategy):
             yield part, getattr(self.search, part)
 
     def _randn(self, rows: int, size: int) -> np.ndarray:
-        """Normal numbers for cma: those of this generation, in turn."""
-        drawn = self.gaussian(self._generation, rows, self._drawn).numpy()
-        self._drawn += rows
-        return drawn[:, :size]
+        """Sample the next normal numbers of this generation, ``(rows, size)``."""
+        numbers = self.gaussian(self._generation, rows, self._sampled).numpy()
+        self._sampled += rows
+        return numbers[:, :size]
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Worlds that become harder while evolution goes on."""
+"""Curriculum: environment options that change during evolution."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 
 Curriculum = Mapping[str, Sequence[float]]
-"""Option of the env → its values at the start and at the end."""
+"""Option of the environment → its values at the start and at the end."""
 
 
 def check_options(
@@ -15,12 +15,12 @@ def check_options(
     curriculum: Curriculum,
     fitness_env: Mapping[str, Any] | None = None,
 ) -> None:
-    """Reject a key that is no numeric option of the env, or that has a value already.
+    """Reject keys that are no numeric options, or that ``fitness_env`` sets as well.
 
     Args:
-        env: ``{"name": …, **options}``.
-        curriculum: the options that change.
-        fitness_env: options that training sets to one value.
+        env: ``{"name": …, **options}`` of the environment.
+        curriculum: options that change.
+        fitness_env: options with a constant value in training.
 
     Raises:
         InputError: there is such a key.
@@ -41,19 +41,19 @@ def check_options(
 
 
 def env_at(
-    env: Mapping[str, Any], curriculum: Curriculum, share: float
+    env: Mapping[str, Any], curriculum: Curriculum, progress: float
 ) -> dict[str, Any]:
-    """The options of training's worlds; whole numbers stay whole.
+    """Return the options at a point of the curriculum; integers are rounded.
 
     Args:
-        env: ``{"name": …, **options}``.
-        curriculum: which of them change.
-        share: of the curriculum that is done; from 1 on, all of it.
+        env: ``{"name": …, **options}`` of the environment.
+        curriculum: options that change.
+        progress: completed fraction of the curriculum; larger values count as 1.
     """
-    share = min(share, 1.0)
+    progress = min(progress, 1.0)
     changed = dict(env)
     for key, (start, end) in curriculum.items():
-        # Not start + share · (end - start), which would miss the end by a rounding.
-        value = (1 - share) * start + share * end
+        # Not start + progress · (end - start), which may miss the end by rounding.
+        value = (1 - progress) * start + progress * end
         changed[key] = round(value) if isinstance(env[key], int) else value
     return changed

@@ -1,4 +1,4 @@
-"""Returns of the members of a population, all in the same worlds."""
+"""Returns of the members of a population, all in the same environments."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,100 +19,104 @@ from marl_pool.rollout import Rollout
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import InputError
 
-MAX_WORLDS = 8192
-"""Worlds that are stepped together at most, where nothing else is said."""
+MAX_ENVS = 8192
+"""Default of the largest number of environments that are stepped together."""
 IDLE = 0.25
-"""Share of ended worlds that are still stepped, in worlds that run on."""
+"""Fraction of finished environments up to which they are stepped with the others."""
 
 
 class PopulationTask(NamedTuple):
-    """Episodes that every member plays."""
+    """Episodes on which every member is evaluated."""
 
-    worlds: Tensor
-    """``(R,)`` int64 world numbers."""
+    env_ids: Tensor
+    """Numbers of the environments, ``(R,)`` int64."""
     episode: int
-    """Its number, in each of these worlds."""
-    env: dict[str, Any]
-    """``{"name": …, **options}``."""
+    """Number of the episode, in each of these environments."""
+    env_config: dict[str, Any]
+    """``{"name": …, **options}`` of the environments."""
 
 
 class PopulationReturns(NamedTuple):
-    """Finished episodes, ``(members, R)``."""
+    """Results of the episodes, ``(members, R)``."""
 
     returns: Tensor
-    """float64, the mean over a world's agents."""
+    """Returns averaged over an environment's agents, float64."""
     lengths: Tensor
-    """int64, in steps."""
+    """Lengths in steps, int64."""
 
 
 class Chunk(NamedTuple):
-    """Members and worlds that are played in one batch."""
+    """Members and episodes that are evaluated in one batch."""
 
     members: slice
-    worlds: slice
+    episodes: slice
 
 
 class Evaluator:
-    """Plays members of a population, as many at a time as fit one batch.
+    """Evaluate the members of a population, as many at a time as fit one batch.
 
-    Member by member gives the same episodes, and the same returns up to rounding.
+    The split into batches does not change the episodes, and changes returns only by
+    rounding.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
 
     Raises:
-        InputError: parts of the configuration that don't fit each other.
+        InputError: parts of the configuration that do not fit each other.
     """
 
     def __init__(self, config: EvolveConfig) -> None:
         self.seed, self.device = config.seed, config.device
-        self.options = config.perturbation
-        world = self._build(1, config.env)
-        if len(world.groups) != 1:
+        self.perturbation = config.perturbation
+        env = self._build_env(1, config.env)
+        if len(env.groups) != 1:
             raise InputError(
-                f"env: evolution finds one policy, {config.env['name']} has the "
-                f"groups {', '.join(world.groups)}"
+                f"env: expected one group of agents for evolution, got "
+                f"{', '.join(env.groups)}"
             )
-        ((self.group, group),) = world.groups.items()
+        ((self.group, group),) = env.groups.items()
         self.agent: Agent = make_agent(
             group.tokens, group.action_space, **config.policy, seed=self.seed
         ).to(self.device)
         self.agent.eval()
-        self._perturbation()
-        # A simulator for each member and repetition would be thousands of them.
-        most = config.repetitions if world.simulated else MAX_WORLDS
-        self.max_worlds: int = config.max_worlds or most
-        self._kept: tuple[Any, BatchedEnv] | None = None
+        # Build the perturbation once, to reject options that do not fit.
+        self._make_perturbation()
+        # One simulator for each member and repetition would be thousands of processes.
+        default = config.repetitions if env.simulated else MAX_ENVS
+        self.max_envs: int = config.max_envs or default
+        self._cached: tuple[Any, BatchedEnv] | None = None
 
-    def chunks(self, members: int, worlds: int, shares: int = 1) -> Iterator[Chunk]:
-        """Cut the episodes into batches.
+    def chunks(
+        self, members: int, episodes: int, processes: int = 1
+    ) -> Iterator[Chunk]:
+        """Split the evaluation of a population into batches.
 
         Args:
-            members: how many.
-            worlds: R, that each of them plays.
-            shares: number of processes, each of which should get a chunk.
+            members: number of members.
+            episodes: R, episodes of each member.
+            processes: number of processes, each of which should get a batch.
         """
-        columns = min(worlds, self.max_worlds)
-        rows = max(1, min(self.max_worlds // columns, members // shares))
+        columns = min(episodes, self.max_envs)
+        rows = max(1, min(self.max_envs // columns, members // processes))
         for row in range(0, members, rows):
-            for column in range(0, worlds, columns):
+            for column in range(0, episodes, columns):
                 yield Chunk(
                     slice(row, min(row + rows, members)),
-                    slice(column, min(column + columns, worlds)),
+                    slice(column, min(column + columns, episodes)),
                 )
 
     def check(self, env: Mapping[str, Any], where: str) -> None:
-        """Reject options that worlds cannot be made of, or the agent cannot act in.
+        """Reject environment options that are wrong, or do not fit the agent.
 
         Args:
-            env: ``{"name": …, **options}``.
-            where: the key that changed them, for the message.
+            env: ``{"name": …, **options}`` of the environment.
+            where: configuration key of the options, for messages.
 
         Raises:
             InputError: an unknown option, a number out of range, or other tokens.
         """
         try:
-            groups = self._build(1, env).groups
+            groups = self._build_env(1, env).groups
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         if list(groups) != [self.group]:
@@ -123,35 +127,36 @@ class Evaluator:
         group = groups[self.group]
         misfit = self.agent.misfit(group.tokens, group.action_space)
         if misfit:
-            raise InputError(f"{where}: the policy does not fit its worlds: {misfit}")
+            raise InputError(f"{where}: the policy does not fit the env: {misfit}")
 
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
-        """Play one episode for each member and world.
+        """Run the episodes of a task for every member.
 
         Args:
             vectors: ``(members, n)`` parameters in the order of `to_vector`.
-            task: what is played; the same for all of them.
+            task: episodes, the same for all members.
         """
-        shape = (len(vectors), len(task.worlds))
+        shape = (len(vectors), len(task.env_ids))
         returns = torch.zeros(shape, dtype=torch.float64)
         lengths = torch.zeros(shape, dtype=torch.int64)
         for chunk in self.chunks(*shape):
-            worlds = task.worlds[chunk.worlds]
-            part = self._play(vectors[chunk.members], task._replace(worlds=worlds))
-            returns[chunk], lengths[chunk] = part
+            env_ids = task.env_ids[chunk.episodes]
+            part = task._replace(env_ids=env_ids)
+            returns[chunk], lengths[chunk] = self._play(vectors[chunk.members], part)
         return PopulationReturns(returns, lengths)
 
     def _play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
-        """Play what fits one batch."""
-        shape = (len(vectors), len(task.worlds))
-        world = self._world(len(vectors) * len(task.worlds), task.env)
-        world.renumber(task.worlds.repeat(len(vectors)), task.episode)
+        """Run the episodes of one batch."""
+        shape = (len(vectors), len(task.env_ids))
+        # Give each member its own copies of the same environments.
+        env = self._get_env(len(vectors) * len(task.env_ids), task.env_config)
+        env.renumber(task.env_ids.repeat(len(vectors)), task.episode)
         rollout = Rollout(
-            world,
+            env,
             {self.group: self._policy(vectors)},
-            perturbation=self._perturbation(),
+            perturbation=self._make_perturbation(),
         )
-        episodes = rollout.episodes(idle=IDLE if world.steps_past_end else 0.0)
+        episodes = rollout.episodes(idle=IDLE if env.steps_past_end else 0.0)
         returns = episodes.returns[self.group].mean(1).cpu().view(shape)
         return PopulationReturns(returns, episodes.lengths.cpu().view(shape))
 
@@ -161,22 +166,22 @@ class Evaluator:
         load_vector(self.agent, vectors[0].to(self.agent.low))
         return self.agent
 
-    def _perturbation(self) -> Perturbation | None:
-        if self.options["name"] == "none":
+    def _make_perturbation(self) -> Perturbation | None:
+        if self.perturbation["name"] == "none":
             return None
-        refuse_ramp(self.options, "every generation begins with new worlds")
-        return make_perturbation(specs=[self.agent.spec], **self.options)
+        refuse_ramp(self.perturbation, "every generation begins with new environments")
+        return make_perturbation(specs=[self.agent.spec], **self.perturbation)
 
-    def _world(self, num_envs: int, env: dict[str, Any]) -> BatchedEnv:
-        """A world of these options: that of the last call, if it was like this."""
-        wanted = (num_envs, env)
-        if self._kept is None or self._kept[0] != wanted:
-            # First let go of the old one, and of the processes that it may have.
-            self._kept = None
-            self._kept = (wanted, self._build(num_envs, env))
-        return self._kept[1]
+    def _get_env(self, num_envs: int, env_config: dict[str, Any]) -> BatchedEnv:
+        """Build environments, or reuse those of the last call if they are the same."""
+        key = (num_envs, env_config)
+        if self._cached is None or self._cached[0] != key:
+            # Release the old environments first, and the processes that they may have.
+            self._cached = None
+            self._cached = (key, self._build_env(num_envs, env_config))
+        return self._cached[1]
 
-    def _build(self, num_envs: int, env: Mapping[str, Any]) -> BatchedEnv:
+    def _build_env(self, num_envs: int, env_config: Mapping[str, Any]) -> BatchedEnv:
         return make_batched_env(
-            num_envs=num_envs, seed=self.seed, device=self.device, **env
+            num_envs=num_envs, seed=self.seed, device=self.device, **env_config
         )

@@ -1,4 +1,4 @@
-"""Evolution, one generation at a time: ask, play, tell, validate."""
+"""Evolution, one generation at a time: sample, evaluate, update, validate."""
 
 import json
 import time
@@ -38,19 +38,19 @@ def evolve(
     config: Mapping[str, Any],
     should_stop: Callable[[], bool] = never,
 ) -> None:
-    """Evolve until the generations or the seconds are used up.
+    """Evolve until the generations or the time limit are used up.
 
-    A run that has a checkpoint continues from it.
+    A run with a checkpoint continues from it.
 
     Args:
-        run: takes the metrics, the checkpoints and the best policy.
-        config: composed and checked, as in ``run.config``.
-        should_stop: asked before each generation; True saves the run and ends it.
+        run: run that receives the metrics, checkpoints and best policy.
+        config: composed and checked configuration, as in ``run.config``.
+        should_stop: called before each generation; True saves the run and ends it.
 
     Raises:
-        InputError: parts of the configuration that don't fit each other.
+        InputError: parts of the configuration that do not fit each other.
         StoppedError: a return was not finite, a worker failed for good, or the disk is
-            full; the last good checkpoint stays.
+            full; the last good checkpoint remains.
     """
     typed = EvolveConfig.from_plain(config)
     TrainingLoop(run, typed, config, should_stop).train(
@@ -59,7 +59,12 @@ def evolve(
 
 
 class Validation(NamedTuple):
-    """Mean returns in the environments by which solutions are chosen."""
+    """Mean returns of two solutions in the validation environments.
+
+    Attributes:
+        favourite: mean of the search distribution.
+        best_sample: fittest member of the generation.
+    """
 
     favourite: float
     best_sample: float
@@ -69,12 +74,12 @@ class EvolutionMethod(TrainingMethod):
     """Search for the parameters of a policy by the returns of whole populations.
 
     Args:
-        run: takes the results.
-        config: of the run.
-        checkpoint: that the run is resumed from; None: it begins.
+        run: run that receives the results.
+        config: configuration of the run.
+        checkpoint: checkpoint to resume from; None for a new run.
 
     Raises:
-        InputError: parts of the configuration that don't fit each other.
+        InputError: parts of the configuration that do not fit each other.
     """
 
     unit = "generations"
@@ -85,7 +90,7 @@ class EvolutionMethod(TrainingMethod):
         self.evaluator = Evaluator(config)
         self._check_training_env()
         agent, options = self.evaluator.agent, dict(config.evolution)
-        # A resumed run needs no start: its folder may be gone by then.
+        # A resumed run needs no start, and the folder of it may be gone.
         init = config.init if checkpoint is None else OWN
         start = start_vector(init, agent, config.plugins)
         self.strategy: Strategy = build(
@@ -107,8 +112,8 @@ class EvolutionMethod(TrainingMethod):
         if not config.curriculum:
             return
         check_options(config.env, config.curriculum, config.fitness_env)
-        for share in (0.0, 1.0):
-            self.evaluator.check(self._env(share), "curriculum")
+        for progress in (0.0, 1.0):
+            self.evaluator.check(self._env_config(progress), "curriculum")
 
     @override
     @contextmanager
@@ -133,10 +138,10 @@ class EvolutionMethod(TrainingMethod):
         config, began = self.config, time.monotonic()
         # Sample members and measure each one's fitness in the same environments.
         vectors = self.strategy.ask(iteration)
-        share = (iteration - 1) / config.curriculum_generations
-        worlds = torch.arange(config.repetitions)
+        progress = (iteration - 1) / config.curriculum_generations
+        env_ids = torch.arange(config.repetitions)
         played = self.runner.play(
-            vectors, PopulationTask(worlds, iteration, self._env(share))
+            vectors, PopulationTask(env_ids, iteration, self._env_config(progress))
         )
         fitness = played.returns.mean(1)
         if not fitness.isfinite().all():
@@ -150,7 +155,7 @@ class EvolutionMethod(TrainingMethod):
             "env_steps": self.steps,
             "episodes": self.episodes,
             "seconds": self.seconds,
-            # In `fitness_env`; validation is in the run's own env.
+            # Fitness is measured in `fitness_env`, validation in the run's `env`.
             "fitness_mean": float(fitness.mean()),
             "fitness_max": float(fitness.max()),
             "fitness_min": float(fitness.min()),
@@ -173,17 +178,17 @@ class EvolutionMethod(TrainingMethod):
         }
         return Iteration(row, shown)
 
-    def _env(self, share: float) -> dict[str, Any]:
-        """Return the env of training when ``share`` of the curriculum is done."""
+    def _env_config(self, progress: float) -> dict[str, Any]:
+        """Return the training environment at a fraction of the curriculum."""
         env = {**self.config.env, **self.config.fitness_env}
-        return env_at(env, self.config.curriculum, share)
+        return env_at(env, self.config.curriculum, progress)
 
     def _validate(self, best_sample: Tensor) -> Validation:
-        """Measure the favourite and a member; the best so far is the run's policy."""
-        worlds = torch.arange(self.config.validation.episodes) + VALIDATION_WORLDS
+        """Evaluate the favourite and the fittest member; save the best one so far."""
+        env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_WORLDS
         vectors = torch.stack((self.strategy.favourite, best_sample))
         played = self.runner.play(
-            vectors, PopulationTask(worlds, 0, dict(self.config.env))
+            vectors, PopulationTask(env_ids, 0, dict(self.config.env))
         )
         returns = played.returns.mean(1)
         if not returns.isfinite().all():
@@ -195,8 +200,8 @@ class EvolutionMethod(TrainingMethod):
 
     @override
     def accept(self, score: float) -> bool:
-        # A generation that is played again, since the run was killed after it had
-        # marked its best and before its checkpoint, finds what it found.
+        # A run that was killed after it saved its best policy and before its
+        # checkpoint repeats the generation, and must find the same policy again.
         best = self.run.best
         again = best is not None and best.iteration == self.generation
         return again or super().accept(score)

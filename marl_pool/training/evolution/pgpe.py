@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.training.evolution.strategy import State, Strategy
 from marl_pool.utils.errors import InputError
@@ -16,11 +17,11 @@ from marl_pool.utils.types import (
 )
 
 BETA, EPSILON = 0.999, 1e-8
-"""Decay of Adam's running mean of squares."""
+"""Adam's second decay rate, and the constant added to its denominator."""
 TENSORS = ("mean", "std", "slope", "squares")
-"""Its state, besides the number of its steps."""
+"""Attributes with the state, besides the number of steps."""
 LARGEST_CHANGE = 0.2
-"""Largest change of a standard deviation in one generation, as a share of it."""
+"""Largest relative change of a standard deviation in one generation."""
 
 
 class PGPE(Strategy):
@@ -29,26 +30,28 @@ class PGPE(Strategy):
     .. math::
         \nabla_\mu = \frac{1}{P} \sum_i (u_i^+ - u_i^-) \frac{\epsilon_i}{\sigma}
 
-    over mirrored pairs :math:`\mu \pm \sigma \epsilon_i`. The mean moves by Adam.
+    over P mirrored pairs :math:`\mu \pm \sigma \epsilon_i` with utilities :math:`u`.
 
-    Source: Sehnke et al., Parameter-exploring policy gradients (2010), symmetric
-    sampling (section 3.2). Where we differ: :math:`u` is the fitness's rank, centred
-    and in [-1/2, 1/2] (Salimans et al., 2017), the mean moves by Adam, and a standard
-    deviation changes by a fifth in a generation, at most.
+    Source: Sehnke et al., Parameter-exploring policy gradients, Neural Networks 23
+    (2010), symmetric sampling (section 3.2). Differences: :math:`u` is the centered
+    rank of the fitness, in [-1/2, 1/2], as in Salimans et al. (2017),
+    https://arxiv.org/abs/1703.03864; the mean moves by Adam; and a standard deviation
+    changes by at most a fifth in a generation.
 
     Args:
-        start: ``(n,)``, the first mean.
-        population: P, vectors of a generation, an even number.
-        lr: step of Adam, in units of the parameters.
-        lr_decay: the k-th generation's step is ``lr / (1 + lr_decay · k)``, k from 0.
+        start: ``(n,)``, the initial mean.
+        population: vectors in a generation, an even number.
+        lr: learning rate of Adam, in units of the parameters.
+        lr_decay: decay of the learning rate, ``lr / (1 + lr_decay · k)`` in the k-th
+            generation, k from 0.
         momentum: Adam's first decay rate.
-        std: the first standard deviation, of every parameter.
-        std_lr: how fast each parameter's standard deviation follows its own gradient;
-            0 leaves it alone.
-        std_decay: standard deviations shrink as the step does by ``lr_decay``.
-        std_floor: the smallest standard deviation.
-        mean_decay: share of the mean that is lost in each generation: weight decay.
-        seed: of the run.
+        std: initial standard deviation of every parameter.
+        std_lr: learning rate of the parameters' standard deviations; 0 keeps them.
+        std_decay: decay of the standard deviations, by the formula of ``lr_decay``.
+        std_floor: smallest standard deviation.
+        mean_decay: fraction of the mean subtracted in each generation, in [0, 1):
+            weight decay.
+        seed: random seed of the run.
 
     Raises:
         InputError: an odd population.
@@ -84,17 +87,20 @@ class PGPE(Strategy):
         self.squares = torch.zeros_like(self.mean)
         self.count = 0
 
+    @override
     def ask(self, generation: int) -> Tensor:
-        """Draw mirrored pairs; see `Strategy.ask`."""
         steps = self.gaussian(generation, self.population // 2) * self.std
         return torch.cat((self.mean + steps, self.mean - steps))
 
+    @override
     def tell(self, vectors: Tensor, fitness: Tensor) -> None:
-        """Move mean and standard deviations; see `Strategy.tell`."""
+        # Recover the steps of the mirrored pairs, in standard deviations.
         pairs = self.population // 2
         steps = (vectors[:pairs] - vectors[pairs:]) / (2 * self.std)
-        plus, minus = centred_ranks(fitness).chunk(2)
+        # Move the mean along the difference of the two utilities of a pair.
+        plus, minus = centered_ranks(fitness).chunk(2)
         self._move((plus - minus) / 2 @ steps / pairs / self.std)
+        # Widen the parameters whose large steps were good, and narrow the others.
         spread = (plus + minus) / 2 @ (steps.square() - 1) / pairs
         change = (self.std_lr * spread).clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
         k = self.count
@@ -102,28 +108,28 @@ class PGPE(Strategy):
         self.std = (self.std * (1 + change) * shrunk).clamp(min=self.std_floor)
 
     @property
+    @override
     def favourite(self) -> Tensor:
-        """The mean."""
         return self.mean
 
     @property
     def step_size(self) -> float:
-        """Mean standard deviation of the parameters."""
+        """Standard deviation, averaged over the parameters."""
         return float(self.std.mean())
 
     def state_dict(self) -> State:
-        """Mean, standard deviations and Adam's memory."""
+        """Return mean, standard deviations and Adam's state."""
         state = {name: getattr(self, name).numpy().copy() for name in TENSORS}
         return {**state, "count": np.array(self.count)}
 
+    @override
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue where ``state`` was taken."""
         for name in TENSORS:
             setattr(self, name, torch.from_numpy(np.array(state[name])))
         self.count = int(state["count"])
 
     def _move(self, gradient: Tensor) -> None:
-        """One step of Adam uphill."""
+        """Take one step of Adam along the gradient, and decay the mean."""
         lr = self.lr / (1 + self.lr_decay * self.count)
         self.count += 1
         self.slope = self.slope.lerp(gradient, 1 - self.momentum)
@@ -133,8 +139,8 @@ class PGPE(Strategy):
         self.mean = (self.mean + lr * slope / size) * (1 - self.mean_decay)
 
 
-def centred_ranks(fitness: Tensor) -> Tensor:
-    """Ranks from -1/2 (worst) to 1/2 (best); equals share the mean of theirs."""
+def centered_ranks(fitness: Tensor) -> Tensor:
+    """Rank from -1/2 (worst) to 1/2 (best); equal values get their mean rank."""
     below = (fitness[:, None] > fitness).sum(1)
     equal = (fitness[:, None] == fitness).sum(1)
     ranks = below + (equal - 1) / 2

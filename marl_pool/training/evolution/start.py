@@ -13,19 +13,19 @@ from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
 
 OWN, ZEROS = "policy", "zeros"
-"""Values of `init` besides a path."""
+"""Values of ``init`` other than a folder."""
 
 
 def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
-    """The first mean of the search, ``(n,)``.
+    """Return the initial mean of the search, ``(n,)``.
 
     Args:
         init: `OWN`, `ZEROS`, or the folder of a policy or run.
-        agent: with its own initial weights.
+        agent: agent with its own initial weights.
         plugins: ``package.module:Class`` names that the folder may use.
 
     Raises:
-        InputError: no policy there, or one that is not like the agent.
+        InputError: no policy in the folder, or one unlike the agent.
     """
     own = to_vector(agent)
     if init == OWN:

@@ -1,4 +1,4 @@
-"""Base of the strategies of evolution: ask for a population, tell its fitness."""
+"""Base of the evolution strategies, with the ask-and-tell interface."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
 State = dict[str, np.ndarray]
-"""State of a strategy as arrays; a number is an array of no dimensions."""
+"""State of a strategy as arrays by name; a number is an array without dimensions."""
 
 
 class Strategy(ABC):
     """A search for the vector of parameters with the highest fitness.
 
-    Its random numbers depend on the seed and the generation alone.
+    Random numbers depend only on the seed and the generation.
 
     Args:
-        start: ``(n,)``, where the search begins.
-        population: P, vectors of a generation, at least 2.
-        seed: of the run.
+        start: ``(n,)``, the start of the search.
+        population: P, vectors in a generation, at least 2.
+        seed: random seed of the run.
 
     Raises:
         InputError: a population below 2.
@@ -37,10 +37,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def ask(self, generation: int) -> Tensor:
-        """Draw a generation.
+        """Sample the vectors of a generation.
 
         Args:
-            generation: its number, from 1.
+            generation: number of the generation, from 1.
 
         Returns:
             ``(P, n)`` float64.
@@ -48,17 +48,17 @@ class Strategy(ABC):
 
     @abstractmethod
     def tell(self, vectors: Tensor, fitness: Tensor) -> None:
-        """Learn from a generation.
+        """Adapt the search distribution to the fitness of a generation.
 
         Args:
-            vectors: as `ask` drew them.
-            fitness: ``(P,)`` float64 of each, the higher the better.
+            vectors: ``(P, n)``, as returned by `ask`.
+            fitness: ``(P,)`` float64; higher is better.
         """
 
     @property
     @abstractmethod
     def favourite(self) -> Tensor:
-        """The middle of the distribution that is searched, ``(n,)`` float64."""
+        """Mean of the search distribution, ``(n,)`` float64."""
 
     @property
     @abstractmethod
@@ -67,19 +67,19 @@ class Strategy(ABC):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """All that is needed, between two generations, to continue exactly."""
+        """Return the state between two generations, for an exact resume."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue where ``state`` was taken from a strategy made alike."""
+        """Restore the state of a strategy with the same arguments."""
 
     def gaussian(self, generation: int, rows: int, first: int = 0) -> Tensor:
-        """Draw ``(rows, n)`` numbers, normal and independent, in float64.
+        """Sample ``(rows, n)`` standard normal numbers in float64.
 
         Args:
-            generation: whose they are.
-            rows: how many vectors.
-            first: number of the first row among those of the generation.
+            generation: number of the generation, the key of the random stream.
+            rows: number of vectors.
+            first: number of the first row in the generation.
         """
         numbers = torch.arange(first, first + rows)
         generations = torch.full_like(numbers, generation)

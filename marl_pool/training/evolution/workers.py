@@ -1,4 +1,4 @@
-"""Playing the episodes in this process, or in Ray actors on a machine or cluster."""
+"""Evaluation of populations in this process, or in Ray actors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,26 +18,26 @@ from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import InputError, StoppedError
 
 RESTARTS = 1
-"""Number of times that a dead actor is restarted, and its chunk played again."""
+"""Restarts of a dead actor, which repeats its chunk."""
 
 
 class EpisodeRunner(Protocol):
-    """Protocol of what plays a population; see `Evaluator.play`."""
+    """Protocol of `Evaluator` and `Workers`."""
 
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
-        """Play one episode for each member and world."""
+        """Run the episodes of a task for every member; see `Evaluator.play`."""
 
 
 @contextmanager
 def episode_runner(
     evaluator: Evaluator, config: EvolveConfig, run: Run
 ) -> Iterator[EpisodeRunner]:
-    """Yield the evaluator of this process or, with ``resources``, Ray actors.
+    """Yield the evaluator of this process or, if workers are configured, Ray actors.
 
     Args:
-        evaluator: of this process.
-        config: of the run.
-        run: takes the tracebacks.
+        evaluator: evaluator of this process.
+        config: configuration of the run.
+        run: run that receives tracebacks.
 
     Raises:
         InputError: ray cannot be started or joined, or lacks CPUs or GPUs.
@@ -53,15 +53,15 @@ def episode_runner(
 
 
 class Workers:
-    """Evaluators in Ray actors, each taking the next chunk when it has played one.
+    """Evaluators in Ray actors, each of which takes the next chunk when it is idle.
 
     Args:
-        evaluator: of this process; cuts the work.
-        config: of the run.
-        run: takes the tracebacks.
+        evaluator: evaluator of this process, which determines the chunks.
+        config: configuration of the run.
+        run: run that receives tracebacks.
 
     Raises:
-        InputError: ray has fewer CPUs or GPUs than are asked for.
+        InputError: ray has fewer CPUs or GPUs than configured.
     """
 
     def __init__(self, evaluator: Evaluator, config: EvolveConfig, run: Run) -> None:
@@ -73,10 +73,10 @@ class Workers:
         for kind, each in (("CPU", 1), ("GPU", gpus)):
             wanted = each * resources.num_workers
             there = ray.cluster_resources().get(kind, 0)
-            # Otherwise it would wait for them for ever.
+            # Ray would wait for them forever.
             if wanted > there:
                 raise InputError(
-                    f"resources: {wanted:g} {kind}s are asked for, ray has {there:g}"
+                    f"resources: expected at most {there:g} {kind}s, got {wanted:g}"
                 )
         actor = ray.remote(
             num_cpus=1,
@@ -87,22 +87,23 @@ class Workers:
         self.actors = [actor.remote(config) for _ in range(resources.num_workers)]
 
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
-        """Play one episode for each member and world.
+        """Run the episodes of a task for every member.
 
         Raises:
-            StoppedError: a world raised, or an actor died again.
+            StoppedError: an environment raised, or an actor died again.
         """
         import ray
 
-        shape = (len(vectors), len(task.worlds))
+        shape = (len(vectors), len(task.env_ids))
         returns = torch.zeros(shape, dtype=torch.float64)
         lengths = torch.zeros(shape, dtype=torch.int64)
-        todo = self.evaluator.chunks(*shape, shares=len(self.actors))
+        todo = self.evaluator.chunks(*shape, processes=len(self.actors))
+        # Give each idle actor the next chunk, and collect results as they arrive.
         idle, running = list(self.actors), dict[Any, tuple[Any, Chunk]]()
         while True:
             for actor, chunk in zip(list(idle), todo, strict=False):
                 idle.remove(actor)
-                part = task._replace(worlds=task.worlds[chunk.worlds])
+                part = task._replace(env_ids=task.env_ids[chunk.episodes])
                 future = actor.play.remote(vectors[chunk.members].numpy(), part)
                 running[future] = (actor, chunk)
             if not running:
@@ -128,16 +129,16 @@ class Workers:
         except RayActorError as error:
             file = self.run.write_error(str(error))
             raise StoppedError(
-                f"a worker died, was started again and died again; see {file}"
+                f"a worker died, was restarted and died again; see {file}"
             ) from error
         return played
 
 
 class Worker:
-    """An evaluator in a process of its own, on one core.
+    """Evaluator in the process of a Ray actor, on one core.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
     """
 
     def __init__(self, config: EvolveConfig) -> None:
@@ -145,7 +146,7 @@ class Worker:
         self.evaluator = Evaluator(config)
 
     def play(self, vectors: Any, task: PopulationTask) -> PopulationReturns:
-        """Play one episode for each member and world; see `Evaluator.play`."""
+        """Run the episodes of a task for every member; see `Evaluator.play`."""
         return self.evaluator.play(torch.from_numpy(vectors), task)
 
 

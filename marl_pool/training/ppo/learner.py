@@ -182,7 +182,8 @@ class BatchedPPOLearner(PPOTorchLearner):
                 + c_v (V - V^*)^2 - c_e H + c_{kl} KL
 
         :math:`\rho` is the ratio of the action's probability to that while sampling.
-        The first minibatch of an update also logs the distance from the sampler.
+        The first minibatch of an update also logs the distance from the sampling
+        policy.
         """
         if Columns.LOSS_MASK in batch:
             # Drop the padding of sequences; the loss is then that of any other policy.

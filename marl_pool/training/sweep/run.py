@@ -9,10 +9,10 @@ import ray
 
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.cluster import quiet, ray_session, validate_device
-from marl_pool.training.errors import checkpoint_to_resume, say
+from marl_pool.training.errors import checkpoint_to_resume, print_warning
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.ppo.algorithm import algorithm_config
-from marl_pool.training.settings import RunConfig, SweepSettings, TrainConfig
+from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import (
     make_task,
     validate_data,
@@ -30,8 +30,6 @@ from marl_pool.training.sweep.summary import detectable, duration_of, size_of
 from marl_pool.training.sweep.timing import cell_of, measure
 from marl_pool.utils.errors import InputError, StoppedError
 
-CONFIGS: dict[str, type[RunConfig]] = {"train": TrainConfig, "fit": FitConfig}
-"""Typed configuration of a trial, by verb."""
 ASSEMBLE: dict[str, Callable[[Any], object]] = {
     "train": algorithm_config,
     "fit": make_task,
@@ -42,8 +40,6 @@ DEVICES: dict[str, Callable[[Any], None]] = {
     "fit": validate_gpu,
 }
 """By verb, the function that rejects a device which this machine lacks."""
-DATA = ("task", "data_dir", "download")
-"""Keys that determine the data of a supervised run."""
 
 
 def run_sweep(
@@ -66,6 +62,7 @@ def run_sweep(
         KeyboardInterrupt: Ctrl-C; the sweep can be resumed.
     """
     with quiet():
+        # Reject wrong parts and missing data before the first trial starts.
         _validate_parts(sweep.verb, trials, settings)
         job = JOBS[sweep.verb]
         done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
@@ -73,9 +70,10 @@ def run_sweep(
         # The machines of a cluster may have data that this one lacks.
         if sweep.verb == "fit" and settings.address is None:
             _validate_data(left)
+        # Print the size, the detectable effect and the estimated duration.
         _say(size_of(sweep.grid, trials, done, job))
         _say(detectable(sweep.grid, settings.seed_sd))
-        with _resources(left, settings) as concurrency:
+        with _resources(sweep.verb, left, settings) as concurrency:
             _say(_duration(left, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, trials, done, settings, concurrency)
@@ -125,7 +123,7 @@ def _report_damage(
             with contextlib.suppress(StoppedError):
                 checkpoint_to_resume(run)
         if problem := run.metrics_problem():
-            say(f"{run.path}: {problem}")
+            print_warning(f"{run.path}: {problem}")
 
 
 def _validate_parts(
@@ -133,7 +131,7 @@ def _validate_parts(
 ) -> None:
     """Reject parts that do not fit each other, once for each kind of trial."""
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
-        config = CONFIGS[verb].from_plain(trial.config)
+        config = JOBS[verb].config.from_plain(trial.config)
         try:
             # The machines of a cluster may have devices that this one lacks.
             if settings.address is None:
@@ -145,10 +143,14 @@ def _validate_parts(
 
 def _validate_data(trials: Sequence[Trial]) -> None:
     """Reject missing data, once for all trials that share them."""
-    readers = {str([t.config[key] for key in DATA]): t for t in trials}
-    for trial in readers.values():
+    configs = [FitConfig.from_plain(trial.config) for trial in trials]
+    readers = {
+        str((config.task, config.data_dir, config.download)): (trial, config)
+        for trial, config in zip(trials, configs, strict=True)
+    }
+    for trial, config in readers.values():
         try:
-            validate_data(FitConfig.from_plain(trial.config))
+            validate_data(config)
         except InputError as error:
             raise InputError(f"{error} (trial {trial.name})") from error
 
@@ -157,7 +159,10 @@ def _duration(
     left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
     kinds = {cell_of(trial.config): trial.config for trial in left}
-    measured = {cell: measure(config) for cell, config in kinds.items()}
+    # Trials that differ only in seed and length are equally fast: time one of them.
+    measured = {
+        cell: measure(job.config.from_plain(plain)) for cell, plain in kinds.items()
+    }
     known = [(t, speed) for t in left if (speed := measured[cell_of(t.config)])]
     seconds = [
         speed.seconds_for(job.total(trial.config) - done[trial.name])
@@ -167,7 +172,9 @@ def _duration(
 
 
 @contextlib.contextmanager
-def _resources(trials: Sequence[Trial], settings: SweepSettings) -> Iterator[int]:
+def _resources(
+    verb: str, trials: Sequence[Trial], settings: SweepSettings
+) -> Iterator[int]:
     """Start or join ray if there is a trial to run; yield the concurrency.
 
     Raises:
@@ -176,10 +183,9 @@ def _resources(trials: Sequence[Trial], settings: SweepSettings) -> Iterator[int
     if not trials:
         yield 1
         return
+    needed = [bundles(JOBS[verb].config.from_plain(t.config), settings) for t in trials]
     largest = {
-        kind: max(
-            sum(part[kind] for part in bundles(t.config, settings)) for t in trials
-        )
+        kind: max(sum(bundle[kind] for bundle in each) for each in needed)
         for kind in ("CPU", "GPU")
     }
     each = int(largest["CPU"])

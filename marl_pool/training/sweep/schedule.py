@@ -1,7 +1,6 @@
 """Scheduling of the trials by Ray Tune."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,8 @@ from ray import tune
 from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.jobs import JOBS, Job
-from marl_pool.training.settings import SweepSettings
+from marl_pool.training.settings import SweepSettings, TrainConfig
+from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.progress import (
     FAILED,
     FINISHED,
@@ -23,7 +23,12 @@ from marl_pool.training.sweep.progress import (
     STOPPED,
     TrialTable,
 )
-from marl_pool.training.sweep.trial import JOB, REASON, run_trial
+from marl_pool.training.sweep.trial import (
+    REASON,
+    TRIAL,
+    TrialSettings,
+    run_trial,
+)
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
@@ -32,7 +37,7 @@ NOT_SHARED = "its folder is not on this machine: nodes of a cluster must share t
 POLL_SECONDS = 1.0
 """Interval at which the metrics of the running trials are read."""
 DRIVER_ENV = {
-    # `_Watch` lets trials finish their iteration.
+    # `_TrialMonitor` handles Ctrl-C.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # Runs log their own metrics.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -41,7 +46,7 @@ DRIVER_ENV = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 WORKER_ENV = {
-    # Plug-ins are imported from the working directory of the command.
+    # Import plug-ins from the working directory of the command.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
@@ -68,26 +73,31 @@ def run_trials(
         KeyboardInterrupt: after the first Ctrl-C, once the running trials have finished
             their iteration and saved a checkpoint; at once after a second one.
     """
+    # Describe each trial by a text that Tune passes to its process. Trials stop when
+    # the file `stop` exists, on whatever machine they run.
     root = sweep.path.absolute()
     stop, scratch = root / ".stop", root / ".tune"
-    jobs = {
-        json.dumps(
-            {
-                "path": str(root / sweep.run_path(trial).relative_to(sweep.path)),
-                "verb": sweep.verb,
-                "config": trial.config,
-                "stop": str(stop),
-            }
-        ): trial
+    by_text = {
+        TrialSettings(
+            path=str(root / sweep.run_path(trial).relative_to(sweep.path)),
+            verb=sweep.verb,
+            config=trial.config,
+            stop=str(stop),
+        ).to_text(): trial
         for trial in trials
     }
-    watch = _Watch(sweep, jobs, table, on_end, stop)
+    monitor = _TrialMonitor(sweep, by_text, table, on_end, stop)
+    # Remove the leftovers of a killed sweep.
     _clear(stop, scratch)
     try:
-        with _environment(DRIVER_ENV), watch.interruptible():
+        # Let Tune run the trials, each as soon as its CPUs and GPUs are free. A trial
+        # whose process died starts again, and resumes from its last checkpoint.
+        with _environment(DRIVER_ENV), monitor.interruptible():
             tune.Tuner(
-                tune.with_resources(run_trial, lambda given: _bundles(given, settings)),
-                param_space={JOB: tune.grid_search(list(jobs))},
+                tune.with_resources(
+                    run_trial, lambda given: _placement(given, settings)
+                ),
+                param_space={TRIAL: tune.grid_search(list(by_text))},
                 tune_config=tune.TuneConfig(
                     max_concurrent_trials=concurrency,
                     trial_name_creator=lambda trial: trial.trial_id,
@@ -97,53 +107,63 @@ def run_trials(
                     name="tune",
                     storage_path=str(scratch),
                     failure_config=tune.FailureConfig(max_failures=MAX_DEATHS),
-                    callbacks=[watch],
-                    stop=watch,
+                    callbacks=[monitor],
+                    stop=monitor,
                     verbose=0,
                 ),
             ).fit()
     finally:
         _clear(stop, scratch)
-    if watch.awaited is not None:
+    if monitor.awaited is not None:
         raise KeyboardInterrupt
 
 
 def bundles(
-    config: Mapping[str, Any], settings: SweepSettings
+    config: TrainConfig | FitConfig, settings: SweepSettings
 ) -> list[dict[str, float]]:
-    """List the resources of a trial: its main process, its runners, its learners."""
+    """List the resources of a trial: its main process, its runners, its learners.
+
+    Args:
+        config: typed configuration of the trial.
+        settings: CPUs and GPUs of the main process.
+
+    Returns:
+        Numbers of CPUs and GPUs, by ``CPU`` and ``GPU``, of each process.
+    """
     gpus = settings.gpus_per_trial
-    resources = config.get("resources")
-    if resources is None:
+    if isinstance(config, FitConfig):
         # Ray hides the GPUs from a process that requests none.
-        gpus = gpus or (config["device"] != "cpu")
+        gpus = gpus or (config.device != "cpu")
         return [{"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}]
-    if not resources["num_learners"]:
-        gpus = max(gpus, resources["num_gpus_per_learner"])
-    if not resources["num_env_runners"]:
-        gpus = max(gpus, resources["num_gpus_per_env_runner"])
-    first = {"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}
+    resources = config.resources
+    # Without processes of their own, learners and runners use the main one's GPUs.
+    if not resources.num_learners:
+        gpus = max(gpus, resources.num_gpus_per_learner)
+    if not resources.num_env_runners:
+        gpus = max(gpus, resources.num_gpus_per_env_runner)
+    main = {"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}
+    runner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_env_runner)}
+    learner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_learner)}
     return [
-        first,
-        *(
-            {"CPU": 1.0, "GPU": float(resources[f"num_gpus_per_{kind}"])}
-            for kind in ("env_runner", "learner")
-            for _ in range(resources[f"num_{kind}s"])
-        ),
+        main,
+        *[runner] * resources.num_env_runners,
+        *[learner] * resources.num_learners,
     ]
 
 
-def _bundles(given: Mapping[str, Any], settings: SweepSettings) -> Any:
-    config = json.loads(given[JOB])["config"]
+def _placement(
+    given: Mapping[str, Any], settings: SweepSettings
+) -> tune.PlacementGroupFactory:
+    trial = TrialSettings.from_text(given[TRIAL])
     return tune.PlacementGroupFactory(
         [
             {kind: count for kind, count in bundle.items() if count}
-            for bundle in bundles(config, settings)
+            for bundle in bundles(trial.typed_config, settings)
         ]
     )
 
 
-class _Watch(tune.Callback, tune.Stopper):
+class _TrialMonitor(tune.Callback, tune.Stopper):
     """Update the progress display, and end the experiment after Ctrl-C.
 
     Attributes:
@@ -154,15 +174,15 @@ class _Watch(tune.Callback, tune.Stopper):
     def __init__(
         self,
         sweep: Sweep,
-        jobs: Mapping[str, Trial],
+        by_text: Mapping[str, Trial],
         table: TrialTable,
         on_end: Callable[[], None],
         stop: Path,
     ) -> None:
-        self.sweep, self.jobs, self.table = sweep, jobs, table
+        self.sweep, self.by_text, self.table = sweep, by_text, table
         self.on_end, self.stop = on_end, stop
         self.awaited: set[str] | None = None
-        self.work = JOBS[sweep.verb]
+        self.job = JOBS[sweep.verb]
         self._last_poll = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -174,7 +194,7 @@ class _Watch(tune.Callback, tune.Stopper):
         return False
 
     def stop_all(self) -> bool:
-        """Return whether all trials have ended after Ctrl-C."""
+        """Return True once all trials have ended after Ctrl-C."""
         return self.awaited is not None and not self.awaited
 
     @contextlib.contextmanager
@@ -224,8 +244,8 @@ class _Watch(tune.Callback, tune.Stopper):
         running = set(self.table.named(RUNNING))
         self.table.advance(
             {
-                trial.name: self.work.logged(self.sweep.run(trial))
-                for trial in self.jobs.values()
+                trial.name: self.job.logged(self.sweep.run(trial))
+                for trial in self.by_text.values()
                 if trial.name in running
             }
         )
@@ -234,10 +254,10 @@ class _Watch(tune.Callback, tune.Stopper):
         run = self.sweep.run(trial)
         if run is None:
             reason = reason or NOT_SHARED
-        steps = self.work.logged(run)
+        steps = self.job.logged(run)
         self.table.advance({trial.name: steps})
         state = FAILED if reason else STOPPED
-        if not reason and steps >= self.work.total(trial.config):
+        if not reason and steps >= self.job.total(trial.config):
             state = FINISHED
         self.table.change(trial.name, state, reason)
         if self.awaited is not None:
@@ -245,21 +265,21 @@ class _Watch(tune.Callback, tune.Stopper):
         self.on_end()
 
     def _trial_of(self, trial: Any) -> Trial:
-        return self.jobs[trial.config[JOB]]
+        return self.by_text[trial.config[TRIAL]]
 
 
-def saved(work: Job, run: Run | None) -> int:
-    """Return the progress from which a run resumes, that of its last checkpoint.
+def saved(job: Job, run: Run | None) -> int:
+    """Return the amount of training up to the checkpoint that a run resumes from.
 
     A run that was killed between its last iteration and its last checkpoint is not
-    finished. For a run with a policy whose checkpoints were deleted it is the progress
-    in its metrics.
+    finished. For a run with a policy and without checkpoints, which a user may delete
+    to free disk space, it is the amount in its metrics.
     """
     if run is None:
         return 0
-    if not work.result and not run.checkpoints():
-        return work.logged(run) if run.policy_dir.is_dir() else 0
-    return work.saved(run)
+    if not job.result and not run.checkpoints():
+        return job.logged(run) if run.policy_dir.is_dir() else 0
+    return job.saved(run)
 
 
 def _clear(stop: Path, scratch: Path) -> None:

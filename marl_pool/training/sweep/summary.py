@@ -8,25 +8,25 @@ from marl_pool.training.jobs import Job
 from marl_pool.training.sweep.power import smallest_difference
 
 SEED = "seed"
-"""Key whose values are repetitions; every combination of the others is a cell."""
+"""Key whose values are repetitions; a cell is a combination of the other values."""
 ALPHA, POWER = 0.05, 0.8
 
 
 def size_of(
-    grid: Grid, trials: Sequence[Trial], done: Mapping[str, int], work: Job
+    grid: Grid, trials: Sequence[Trial], done: Mapping[str, int], job: Job
 ) -> str:
     """Describe the number of runs and steps, in total and remaining."""
     axes = " x ".join(f"{key} ({len(values)})" for key, values in grid.items())
-    left = {t.name: work.total(t.config) - done[t.name] for t in trials}
+    left = {t.name: job.total(t.config) - done[t.name] for t in trials}
     finished = sum(steps <= 0 for steps in left.values())
     started = sum(done[name] > 0 and steps > 0 for name, steps in left.items())
-    total = sum(work.total(trial.config) for trial in trials)
+    total = sum(job.total(trial.config) for trial in trials)
     to_do = sum(max(steps, 0) for steps in left.values())
     return (
         f"{len(trials)} runs: {axes}\n"
         f"{finished} finished, {started} to resume, "
         f"{len(trials) - finished - started} to start\n"
-        f"{total:,} {work.unit} in total, {to_do:,} remaining"
+        f"{total:,} {job.unit} in total, {to_do:,} remaining"
     )
 
 

@@ -30,7 +30,7 @@ class Throughput(NamedTuple):
     """Training speed of a trial.
 
     Attributes:
-        steps: of one iteration, over all environments.
+        steps: steps of one iteration, over all environments.
         seconds: duration of one iteration.
     """
 
@@ -38,7 +38,7 @@ class Throughput(NamedTuple):
     seconds: float
 
     def seconds_for(self, steps: int) -> float:
-        """Duration of the iterations that complete ``steps`` steps."""
+        """Return the duration of the iterations that complete ``steps`` steps."""
         return math.ceil(steps / self.steps) * self.seconds
 
 
@@ -48,24 +48,24 @@ def cell_of(config: Mapping[str, Any]) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def measure(config: Mapping[str, Any]) -> Throughput | None:
+def measure(config: TrainConfig | FitConfig) -> Throughput | None:
     """Measure the throughput of a trial; None if it cannot be trained.
 
     The trial itself reports the failure later, and the other trials continue.
 
     Args:
-        config: of the trial, checked. Ray must be initialized.
+        config: configuration of the trial. Ray must be initialized.
     """
     try:
-        if "task" in config:
-            return _time_fit(FitConfig.from_plain(config))
-        return _time_ppo(TrainConfig.from_plain(config))
+        if isinstance(config, FitConfig):
+            return _time_fit(config)
+        return _time_ppo(config)
     except Exception:
         return None
 
 
 def _time_fit(config: FitConfig) -> Throughput:
-    """Estimate the duration of an epoch, with its share of the tests."""
+    """Estimate the duration of an epoch, including its part of the tests."""
     with _threads(config.threads), tempfile.TemporaryDirectory() as folder:
         cost = price(config, Path(folder))
     epochs = cost.folds * cost.epochs
@@ -87,12 +87,14 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     with _threads(config.threads):
         algo = algorithm_config(replace(config, ppo=short)).build_algo()
         try:
-            algo.train()  # the first iteration is slower
+            # Time the second iteration; the first one is slower.
+            algo.train()
             start = time.perf_counter()
             result = algo.train()
             elapsed = time.perf_counter() - start
         finally:
             algo.stop()
+    # Extrapolate to the steps and passes of a whole iteration.
     sampling = float(result[ENV_RUNNER_RESULTS][SAMPLE_SECONDS])
     learning = float(result[LEARNER_RESULTS][ALL_MODULES][LEARN_SECONDS])
     rest = max(elapsed - sampling - learning, 0.0)

@@ -3,8 +3,9 @@
 import json
 import shutil
 import traceback
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ray import tune
 
@@ -12,11 +13,42 @@ from marl_pool.runs import CONFIG, Run, is_unused
 from marl_pool.training.jobs import JOBS
 from marl_pool.utils.errors import InputError
 
-JOB = "job"
-"""Key of a job in Tune's configuration; a JSON text, since Tune interprets some
+TRIAL = "trial"
+"""Key of `TrialSettings` in Tune's configuration; a text, since Tune interprets some
 mappings."""
 REASON = "reason"
 """Key of a trial's result: the reason of its failure, or an empty text."""
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """Task of the process of a trial.
+
+    Attributes:
+        path: folder of the run.
+        verb: train or fit.
+        config: configuration of the run, as plain data.
+        stop: path of a file whose existence ends training.
+    """
+
+    path: str
+    verb: str
+    config: dict[str, Any]
+    stop: str
+
+    def to_text(self) -> str:
+        """Format as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read the text of `to_text`."""
+        return cls(**json.loads(text))
+
+    @property
+    def typed_config(self) -> Any:
+        """The configuration as the dataclass of the verb."""
+        return JOBS[self.verb].config.from_plain(self.config)
 
 
 def run_trial(given: dict[str, Any]) -> None:
@@ -26,30 +58,29 @@ def run_trial(given: dict[str, Any]) -> None:
     trial whose process died is restarted; it resumes from its last checkpoint.
 
     Args:
-        given: `JOB` with the ``verb``, the ``path`` of the run folder, the ``config``,
-            and the path of a file ``stop`` whose existence ends training.
+        given: the text of `TrialSettings`, by `TRIAL`.
     """
-    job = json.loads(given[JOB])
-    tune.report({REASON: _train(job)})
+    tune.report({REASON: _train(TrialSettings.from_text(given[TRIAL]))})
 
 
-def _train(job: dict[str, Any]) -> str:
+def _train(trial: TrialSettings) -> str:
+    """Train the run of a trial; return the reason of a failure, or an empty text."""
     try:
-        run = _open_or_create(Path(job["path"]), job["config"], job["verb"])
+        run = _open_or_create(Path(trial.path), trial.config, trial.verb)
         with run.lock():
-            return _train_run(run, job)
+            return _train_run(run, trial)
     except InputError as error:
         return str(error)
 
 
-def _train_run(run: Run, job: dict[str, Any]) -> str:
+def _train_run(run: Run, trial: TrialSettings) -> str:
     try:
-        work = JOBS[run.verb].load()
-        work(run, job["config"], should_stop=Path(job["stop"]).exists)
+        function = JOBS[run.verb].load()
+        function(run, trial.config, should_stop=Path(trial.stop).exists)
     except InputError:
         raise
     except Exception as error:
-        # Whatever the failure is, the other trials continue.
+        # Report any failure, so that the other trials continue.
         file = run.write_error(traceback.format_exc())
         first = str(error).strip().partition("\n")[0]
         return f"{type(error).__name__}: {first}; traceback in {file}"

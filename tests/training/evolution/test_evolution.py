@@ -1,4 +1,4 @@
-"""Evolution: strategies, populations in the same worlds, runs that go on exactly."""
+"""Evolution: strategies, populations in the same environments, exact resume."""
 
 import io
 import json
@@ -29,9 +29,9 @@ from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
 from marl_pool.studies.attention_neuron.published import published_for
 from marl_pool.training.evolution.curriculum import check_options, env_at
-from marl_pool.training.evolution.evaluator import MAX_WORLDS, Evaluator, PopulationTask
+from marl_pool.training.evolution.evaluator import MAX_ENVS, Evaluator, PopulationTask
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
-from marl_pool.training.evolution.pgpe import PGPE, centred_ranks
+from marl_pool.training.evolution.pgpe import PGPE, centered_ranks
 from marl_pool.training.evolution.start import start_vector
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
@@ -266,10 +266,10 @@ def test_pgpe_keeps_its_floor_and_changes_by_a_fifth_at_most():
 
 
 @given(st.lists(st.integers(-5, 5), min_size=2, max_size=12))
-def test_centred_ranks_depend_on_the_order_alone(values):
+def test_centered_ranks_depend_on_the_order_alone(values):
     told = torch.tensor(values, dtype=torch.float64)
-    ranks = centred_ranks(told)
-    assert torch.equal(ranks, centred_ranks(told.exp() * 3 - 7))
+    ranks = centered_ranks(told)
+    assert torch.equal(ranks, centered_ranks(told.exp() * 3 - 7))
     assert abs(float(ranks.sum())) < 1e-9
     assert ranks.abs().max() <= 0.5
     for rank, value in zip(ranks, told, strict=True):
@@ -283,31 +283,31 @@ def test_centred_ranks_depend_on_the_order_alone(values):
 # Worlds
 
 
-def test_worlds_of_one_number_play_the_same_episode():
-    world = make_batched_env("cartpole", 4, noise_channels=2, seed=5)
-    world.renumber(torch.tensor([3, 8, 3, 8]), episode=6)
-    world.reset()
+def test_environments_of_one_number_play_the_same_episode():
+    env = make_batched_env("cartpole", 4, noise_channels=2, seed=5)
+    env.renumber(torch.tensor([3, 8, 3, 8]), episode=6)
+    env.reset()
     alike = make_batched_env(
         "cartpole", 1, noise_channels=2, seed=5, first_env=8, first_episode=6
     )
     alike.reset()
     for _ in range(3):
-        seen = world.observe()["agent"].features
+        seen = env.observe()["agent"].features
         assert torch.equal(seen[:2], seen[2:])
         assert not torch.equal(seen[0], seen[1])
         assert torch.equal(seen[1], alike.observe()["agent"].features[0])
-        world.step({"agent": torch.zeros(4, 1, 1)})
+        env.step({"agent": torch.zeros(4, 1, 1)})
         alike.step({"agent": torch.zeros(1, 1, 1)})
 
 
-def test_a_world_with_levels_in_stock_forgets_them():
-    world = make_batched_env("boxworld", 2)
-    world.reset()
-    world.renumber(torch.tensor([5, 5]), episode=2)
-    world.reset()
+def test_an_environment_with_levels_in_stock_forgets_them():
+    env = make_batched_env("boxworld", 2)
+    env.reset()
+    env.renumber(torch.tensor([5, 5]), episode=2)
+    env.reset()
     fresh = make_batched_env("boxworld", 1, first_env=5, first_episode=2)
     fresh.reset()
-    seen = world.observe()["agent"].features
+    seen = env.observe()["agent"].features
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0], fresh.observe()["agent"].features[0])
 
@@ -344,15 +344,15 @@ def test_a_population_plays_as_its_members_do_one_by_one(policy):
     found, vectors = cartpole_agents(f"policy={policy}")
     task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 40})
     together = found.play(vectors, task)
-    found.max_worlds = 6
+    found.max_envs = 6
     apart = found.play(vectors, task)
     torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
     assert torch.equal(together.lengths, apart.lengths)
-    world = make_batched_env(
+    env = make_batched_env(
         "cartpole", 6, max_steps=40, first_episode=3, seed=0, first_env=0
     )
     load_vector(found.agent, vectors[2])
-    episodes = Rollout(world, {"agent": found.agent}).episodes()
+    episodes = Rollout(env, {"agent": found.agent}).episodes()
     assert torch.equal(apart.returns[2], episodes.returns["agent"][:, 0])
     assert torch.equal(apart.lengths[2], episodes.lengths)
 
@@ -363,7 +363,7 @@ def test_an_agent_with_attention_plays_as_its_members_do_one_by_one():
     noise = torch.randn(4, len(own), generator=torch.Generator().manual_seed(0))
     task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 20})
     together = found.play(own + 0.3 * noise, task)
-    found.max_worlds = 6
+    found.max_envs = 6
     apart = found.play(own + 0.3 * noise, task)
     torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
     assert len(set(apart.returns.sum(1).tolist())) == 4
@@ -388,24 +388,24 @@ def test_a_perturbation_is_the_same_for_all_members():
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 30), st.integers(1, 4))
-def test_pieces_cover_all_and_fit(members, worlds, most, shares):
+def test_chunks_cover_all_and_fit(members, episodes, most, processes):
     found = Evaluator.__new__(Evaluator)
-    found.max_worlds = most
-    covered = torch.zeros(members, worlds)
-    pieces = list(found.chunks(members, worlds, shares))
-    for piece in pieces:
+    found.max_envs = most
+    covered = torch.zeros(members, episodes)
+    chunks = list(found.chunks(members, episodes, processes))
+    for piece in chunks:
         covered[piece] += 1
         assert 0 < covered[piece].numel() <= most
     assert (covered == 1).all()
-    assert len(pieces) >= min(shares, members)
+    assert len(chunks) >= min(processes, members)
 
 
 def test_of_a_simulator_there_are_as_many_as_repetitions(monkeypatch):
-    assert evaluator(*TINY).max_worlds == MAX_WORLDS
-    assert evaluator(*TINY, "max_worlds=7").max_worlds == 7
+    assert evaluator(*TINY).max_envs == MAX_ENVS
+    assert evaluator(*TINY, "max_envs=7").max_envs == 7
     monkeypatch.setattr(Valley, "simulated", True)
-    assert evaluator(*TINY).max_worlds == 3
-    assert evaluator(*TINY, "max_worlds=7").max_worlds == 7
+    assert evaluator(*TINY).max_envs == 3
+    assert evaluator(*TINY, "max_envs=7").max_envs == 7
 
 
 # Curricula
@@ -433,7 +433,7 @@ def test_training_follows_the_curriculum_and_validation_does_not(tmp_path, monke
     played, play = [], Evaluator.play
 
     def record(self, vectors, task):
-        played.append((task.episode, int(task.worlds[0]), task.env["width"]))
+        played.append((task.episode, int(task.env_ids[0]), task.env_config["width"]))
         return play(self, vectors, task)
 
     monkeypatch.setattr(Evaluator, "play", record)
@@ -458,12 +458,12 @@ def test_training_follows_the_curriculum_and_validation_does_not(tmp_path, monke
 
 
 def recorded(monkeypatch, *options):
-    """Let evaluators note which worlds and which options of the env they play."""
+    """Let evaluators record the environments and options that they evaluate."""
     played, play = [], Evaluator.play
 
     def record(self, vectors, task):
-        found = tuple(task.env[option] for option in options)
-        played.append((int(task.worlds[0]) >= VALIDATION_WORLDS, *found))
+        found = tuple(task.env_config[option] for option in options)
+        played.append((int(task.env_ids[0]) >= VALIDATION_WORLDS, *found))
         return play(self, vectors, task)
 
     monkeypatch.setattr(Evaluator, "play", record)
@@ -578,8 +578,8 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
 def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
     run = finished(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
-    world = make_batched_env("helpers.valley:Valley", 4, first_env=VALIDATION_WORLDS)
-    score = Rollout(world, {"agent": policy}).episodes().returns["agent"].mean()
+    env = make_batched_env("helpers.valley:Valley", 4, first_env=VALIDATION_WORLDS)
+    score = Rollout(env, {"agent": policy}).episodes().returns["agent"].mean()
     assert float(score) == pytest.approx(run.best.score, rel=1e-4)
     scores = [
         row[name]
@@ -794,7 +794,7 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (
             ["fitness_env={num_frames: 2}"],
-            "fitness_env: the policy does not fit its worlds: expected num_features =",
+            "fitness_env: the policy does not fit the env: expected num_features =",
         ),
         (
             ["fitness_env={max_steps: 9}", "curriculum={max_steps: [1, 5]}"],
@@ -808,11 +808,11 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (
             ["curriculum={num_frames: [2, 1]}"],
-            "curriculum: the policy does not fit its worlds: expected num_features = 2",
+            "curriculum: the policy does not fit the env: expected num_features = 2",
         ),
         (
             ["env=simple_tag", "env.prey=learned"],
-            "env: evolution finds one policy, simple_tag has the groups predator, prey",
+            "env: expected one group of agents for evolution, got predator, prey",
         ),
         (["perturbation=inject", "perturbation.token_type=x"], "perturbation"),
         (
@@ -925,8 +925,8 @@ def ray_here(no_cluster):
 
 @pytest.mark.slow
 def test_workers_find_what_one_process_finds(tmp_path, ray_here):
-    apart = finished(tmp_path / "apart", "resources.num_workers=2", "max_worlds=2")
-    alone = finished(tmp_path / "alone", "max_worlds=2")
+    apart = finished(tmp_path / "apart", "resources.num_workers=2", "max_envs=2")
+    alone = finished(tmp_path / "alone", "max_envs=2")
     assert results(apart) == results(alone)
 
 
@@ -934,10 +934,10 @@ def test_workers_find_what_one_process_finds(tmp_path, ray_here):
 @pytest.mark.parametrize(
     ("resources", "message"),
     [
-        (["resources.num_workers=4"], "resources: 4 CPUs are asked for, ray has 3"),
+        (["resources.num_workers=4"], "resources: expected at most 3 CPUs, got 4"),
         (
             ["resources.num_workers=1", "resources.num_gpus_per_worker=99"],
-            "resources: 99 GPUs are asked for",
+            "resources: expected at most 0 GPUs, got 99",
         ),
     ],
 )
@@ -950,9 +950,9 @@ def test_more_than_ray_has_is_refused(tmp_path, ray_here, resources, message):
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_started_again(tmp_path, ray_here):
     fault = ("env.fault=kill", f"env.diary={tmp_path}", "resources.num_workers=1")
-    run = finished(tmp_path / "run", *fault, "max_worlds=3")
+    run = finished(tmp_path / "run", *fault, "max_envs=3")
     assert len(list(tmp_path.glob("killed-*"))) == 1
-    assert results(run) == results(finished(tmp_path / "alone", "max_worlds=3"))
+    assert results(run) == results(finished(tmp_path / "alone", "max_envs=3"))
 
 
 @pytest.mark.slow
@@ -960,7 +960,7 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path, ray_here):
     ("fault", "message"),
     [
         ("raise", "a worker failed: RuntimeError: a rock fell; traceback in"),
-        ("kill", "a worker died, was started again and died again; see"),
+        ("kill", "a worker died, was restarted and died again; see"),
     ],
 )
 def test_a_worker_that_keeps_failing_stops_the_run(tmp_path, ray_here, fault, message):

@@ -465,7 +465,7 @@ def test_a_checkpoint_that_lacks_a_part_is_never_gone_on_from(
     told = capsys.readouterr().err
     assert f"{newest}: " in told
     assert "is missing" in told
-    assert f"going on from {older}" in told
+    assert f"continuing from {older}" in told
     assert_gapless(again, 5)
 
 
@@ -489,7 +489,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path, capsys, whole, file):
     again = resumed(path, BATCH * 5)
     told = capsys.readouterr().err
     assert f"{newest}: {file} has changed since it was written" in told
-    assert f"going on from {older}" in told
+    assert f"continuing from {older}" in told
     assert_gapless(again, 5)
 
 

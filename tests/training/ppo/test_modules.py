@@ -184,7 +184,7 @@ def test_scripted_policies_are_built_for_their_group():
         ),
         ("no.such:Policy", "fixed.hen: policy 'no.such:Policy' cannot be imported"),
         ("nowhere", "fixed.hen: nowhere is no folder of a policy or a run"),
-        ("heuristics", "choose heuristic, random, package.module:Class or such a fol"),
+        ("heuristics", "expected heuristic, random, package.module:Class or the fol"),
     ],
 )
 def test_a_policy_that_is_not_there_is_refused(what, message):

@@ -325,7 +325,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_a_checkpoint(tmp_path)
 
 @pytest.mark.parametrize(
     ("keep", "way"),
-    [(1, "start another run"), (2, "go on from the checkpoint before")],
+    [(1, "start another run"), (2, "continue from the previous checkpoint")],
 )
 def test_a_damaged_checkpoint_is_told(tmp_path, keep, way):
     run = run_of(tmp_path / "run", f"checkpoint.keep={keep}")
@@ -714,11 +714,12 @@ def test_a_finished_run_without_checkpoints_is_not_run_again(tmp_path):
 
 
 def test_a_trial_on_a_gpu_asks_for_one():
-    given = config_of() | {"device": "cuda"}
+    plain = config_of()
+    on_cpu, on_gpu = map(FitConfig.from_plain, (plain, plain | {"device": "cuda"}))
     for asked, expected in ((0.0, 1), (0.25, 0.25)):
         settings = SweepSettings(gpus_per_trial=asked)
-        assert bundles(given, settings) == [{"CPU": 1, "GPU": expected}]
-    assert bundles(config_of(), SweepSettings()) == [{"CPU": 1, "GPU": 0}]
+        assert bundles(on_gpu, settings) == [{"CPU": 1, "GPU": expected}]
+    assert bundles(on_cpu, SweepSettings()) == [{"CPU": 1, "GPU": 0}]
 
 
 def test_a_resumed_sweep_may_move_its_trials_but_not_change_them(tmp_path):

@@ -23,7 +23,7 @@ from marl_pool.config.grid import differences
 from marl_pool.config.sections import files_of
 from marl_pool.runs import Best, Run
 from marl_pool.sweeps import LONGEST_NAME, Sweep, Trial, read_table, trial_name
-from marl_pool.training.settings import SweepSettings
+from marl_pool.training.settings import SweepSettings, TrainConfig
 
 pytest.importorskip("ray")
 
@@ -31,7 +31,13 @@ from marl_pool.training.jobs import JOBS
 from marl_pool.training.sweep.power import smallest_difference
 from marl_pool.training.sweep.progress import FAILED, FINISHED, RUNNING, TrialTable
 from marl_pool.training.sweep.run import _report_damage
-from marl_pool.training.sweep.schedule import JOB, REASON, _Watch, bundles, saved
+from marl_pool.training.sweep.schedule import (
+    REASON,
+    TRIAL,
+    _TrialMonitor,
+    bundles,
+    saved,
+)
 from marl_pool.training.sweep.summary import detectable, duration_of, size_of
 from marl_pool.training.sweep.timing import Throughput
 
@@ -271,7 +277,8 @@ def test_a_device_that_is_not_here_is_refused_before_a_process_starts(
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     line = refused("sweep", "device=cpu,cuda", "--sweep-dir", "s")
-    assert "device: cuda is not here: 0 CUDA devices (trial device=cuda)" in line
+    assert "device: expected one of the 0 CUDA devices" in line
+    assert "got cuda (trial device=cuda)" in line
     assert not ray.is_initialized()
     assert not Path("s").exists()
 
@@ -544,7 +551,7 @@ def test_time_is_estimated_from_whole_iterations_and_whole_runs():
 
 
 def test_a_trial_takes_what_its_processes_take():
-    config = compose("train", ["resources.num_env_runners=2"])
+    config = TrainConfig.from_plain(compose("train", ["resources.num_env_runners=2"]))
     settings = SweepSettings(cpus_per_trial=3, gpus_per_trial=0.5)
     main, *runners = bundles(config, settings)
     assert main == {"CPU": 3.0, "GPU": 0.5}
@@ -591,10 +598,10 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     totals = {trial.name: 100 for trial in plan.trials}
     table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
     jobs = {trial.name: trial for trial in plan.trials}
-    watch = _Watch(sweep, jobs, table, lambda: None, Path("s", ".stop"))
+    watch = _TrialMonitor(sweep, jobs, table, lambda: None, Path("s", ".stop"))
     saved_run(sweep.run_path(here), here.config, [64, 128])
     for trial in (elsewhere, here):
-        ended = SimpleNamespace(config={JOB: trial.name}, last_result={REASON: ""})
+        ended = SimpleNamespace(config={TRIAL: trial.name}, last_result={REASON: ""})
         watch.on_trial_complete(0, [], ended)
     assert table.rows[elsewhere.name].state == FAILED
     assert "its folder is not on this machine" in table.rows[elsewhere.name].note
@@ -617,7 +624,7 @@ def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
     assert first.name in lines[0]
     assert "metrics.csv is not as it was logged" in lines[0]
     assert second.name in lines[1]
-    assert "going on from" in lines[1]
+    assert "continuing from" in lines[1]
 
 
 @pytest.mark.parametrize("name", ["trials", "trials/a", "table.csv", ".lock"])
