@@ -11,6 +11,8 @@ from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from marl_pool.evaluation.settings import RenderSettings
+    from marl_pool.evaluation.video.side_by_side import SideBySideVideo
     from marl_pool.runs import Run
 
     Act = Callable[[Run, dict[str, Any], list[str]], list[Path]]
@@ -80,12 +82,13 @@ def _render(arguments: Namespace, overrides: list[str]) -> int:
         return 0
     if len(arguments.run) < 2:
         return _act_on_one(arguments, settings, _render_run)
-    from marl_pool.evaluation.video.side_by_side import SideBySide
+    from marl_pool.evaluation.video.side_by_side import SideBySideVideo
 
-    film = SideBySide(settings, arguments.out)
+    typed, perturbation, _ = _render_options(settings)
+    video = SideBySideVideo(typed, perturbation, arguments.out)
     for path in arguments.run:
-        _act_on(path, None, arguments, settings, partial(film.add, path))
-    print_paths([film.write()])
+        _act_on(path, None, arguments, settings, partial(_add_column, video, path))
+    print_paths([video.write()])
     return 0
 
 
@@ -149,7 +152,31 @@ def _diagnose_run(
 def _render_run(run: "Run", settings: dict[str, Any], plugins: list[str]) -> list[Path]:
     from marl_pool.evaluation.video.render import render_run
 
-    return [render_run(run, settings, plugins=plugins)]
+    typed, perturbation, env = _render_options(settings)
+    options = {"perturbation": perturbation, "env": env, "plugins": plugins}
+    return [render_run(run, typed, **options)]
+
+
+def _add_column(
+    video: "SideBySideVideo",
+    path: str,
+    run: "Run",
+    settings: dict[str, Any],
+    plugins: list[str],
+) -> list[Path]:
+    video.add(path, run, settings["env"], plugins)
+    return []
+
+
+def _render_options(
+    settings: dict[str, Any],
+) -> "tuple[RenderSettings, dict[str, Any] | None, dict[str, Any] | None]":
+    """Split a configuration into the video's settings, perturbation and env."""
+    from marl_pool.evaluation.settings import RenderSettings
+
+    own = dict(settings)
+    env, perturbation = own.pop("env"), own.pop("perturbation")
+    return RenderSettings(**own), perturbation, env
 
 
 def _act_on_one(arguments: Namespace, settings: dict[str, Any], act: "Act") -> int:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import types
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -209,7 +210,7 @@ def test_a_missing_extra_is_named_and_other_modules_are_not_hidden(
     refused, provide, run_folder
 ):
     def without(module):
-        def fail(run, settings, plugins):
+        def fail(run, settings, **options):
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
         return fail
@@ -338,9 +339,14 @@ def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_
         assert plugins == ["a.b:C", "d:E"]
         return [run.path / "a", run.path / "b"]
 
-    def render_run(run, settings, plugins):
-        assert plugins == []
-        assert settings == compose("render", ["perturbation=shuffle", "head=0"])
+    def render_run(run, settings, perturbation, env, plugins):
+        assert (env, plugins) == (None, [])
+        composed = compose("render", ["perturbation=shuffle", "head=0"])
+        assert {
+            **asdict(settings),
+            "perturbation": perturbation,
+            "env": env,
+        } == composed
         return run.path / "c"
 
     allow = ["--plugin", "a.b:C", "--plugin", "d:E"]

@@ -18,9 +18,9 @@ from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.runs import Loaded, load_problem
 from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.video.render import Film
-from marl_pool.evaluation.video.tiling import Tile, frames_of
-from marl_pool.evaluation.video.webm import Writer
+from marl_pool.evaluation.video.render import EpisodeDrawer
+from marl_pool.evaluation.video.tiling import Tile, grid_frames
+from marl_pool.evaluation.video.webm import VideoWriter
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 
@@ -116,8 +116,8 @@ def side_by_side(
         tiles.append(_tile(subject, perturbation, about, group))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"
-        with Writer(path, FPS) as writer:
-            for image in islice(frames_of([tiles]), 0, None, EVERY):
+        with VideoWriter(path, FPS) as writer:
+            for image in islice(grid_frames([tiles]), 0, None, EVERY):
                 writer.write(image)
         return base64.b64encode(path.read_bytes()).decode()
 
@@ -133,5 +133,5 @@ def _tile(
     change = None if perturbation is None else perturb(perturbation, env)
     rollout = Rollout(env, subject.policies, perturbation=change)
     frames: deque[np.ndarray] = deque()
-    film = Film(rollout, frames.append, about=about, size=SIZE, group=group)
-    return Tile(rollout.transitions(), film, frames)
+    drawer = EpisodeDrawer(rollout, frames.append, about=about, size=SIZE, group=group)
+    return Tile(rollout.transitions(), drawer, frames)

@@ -1,7 +1,8 @@
-"""Videos of a policy at work, with its attention drawn in."""
+"""Videos of trained policies, with their attention drawn into the frames."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +15,9 @@ from marl_pool.envs.drawing.patches import outline
 from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.video.tiling import Tile, frames_of
-from marl_pool.evaluation.video.webm import Writer, captioned
+from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.video.tiling import Tile, grid_frames
+from marl_pool.evaluation.video.webm import VideoWriter, with_caption
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout, Transition
@@ -27,16 +29,16 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 Head = str | int
-"""``"mean"`` of all attention heads, or the number of one."""
+"""``"mean"`` over all attention heads, or the number of one."""
 
 
 class Attention(NamedTuple):
-    """One agent's attention to what the world shows it."""
+    """Attention of one agent to the tokens of its environment."""
 
     weights: Tensor
-    """``(N,)`` of the tokens in the world's own order."""
+    """``(N,)``, attention weights in the environment's order of tokens."""
     injected: float
-    """The share on tokens that are not of the world."""
+    """Total attention weight of tokens that a perturbation injected."""
 
 
 def attention_of(
@@ -49,23 +51,23 @@ def attention_of(
     head: Head = "mean",
     memory: State = (),
 ) -> Attention | None:
-    """Read one agent's attention and lead it back to the world's tokens.
+    """Compute one agent's attention to the unperturbed tokens.
 
     Args:
-        policy: of the agent.
-        tokens: what it saw, in one world.
-        state: of the perturbation in between; its ``origin`` says where each token
-            came from. Empty without one.
-        num_tokens: N, how many tokens the world shows.
-        agent: its number in its group.
-        head: the mean of the heads, or one of them.
-        memory: what the policy remembered.
+        policy: the agent's policy.
+        tokens: perturbed tokens of one environment.
+        state: of the perturbation; ``origin`` holds each token's index before it.
+            Empty without a perturbation.
+        num_tokens: N, number of unperturbed tokens.
+        agent: index of the agent in its group.
+        head: mean of the attention heads, or the number of one.
+        memory: recurrent state of the policy.
 
     Returns:
-        None if the policy's pooling head has no weights.
+        None if the policy's pooling head has no attention weights.
 
     Raises:
-        InputError: no such head.
+        InputError: an unknown head.
     """
     with torch.no_grad():
         heads = policy.weights(tokens, memory)
@@ -76,25 +78,26 @@ def attention_of(
         return Attention(weights, 0.0)
     origin = state["origin"][0, agent]
     known = origin >= 0
-    own = weights.new_zeros(num_tokens).index_add(0, origin[known], weights[known])
-    return Attention(own, float(weights[~known].sum()))
+    original = weights.new_zeros(num_tokens)
+    original = original.index_add(0, origin[known], weights[known])
+    return Attention(original, float(weights[~known].sum()))
 
 
-class Film:
-    """Draw an episode as it is played: a hook for `Rollout.episodes`.
+class EpisodeDrawer:
+    """Draw the frames of an episode; a hook of `Rollout.episodes`.
 
-    A frame shows the world as it was when the policy decided, and what it attended
-    to then; after the last step another shows how the episode ended.
+    Each frame shows the environment before a step and the policy's attention in that
+    step. A last frame shows the final state.
 
     Args:
-        rollout: of one world.
-        show: takes each frame, ``(height, width, 3)`` uint8 RGB.
-        about: a line of text for all frames.
-        head: whose attention is drawn; None for none.
-        size: width of a frame in pixels; it is a little higher.
-        top: outline so many patches that get most attention, in place of tints.
-        group: whose return is counted and attention drawn; None for the first.
-        agent: its number in the group.
+        rollout: of one environment.
+        show: receives each frame, ``(height, width, 3)`` uint8 RGB.
+        about: a line of text in all frames.
+        head: attention head to draw; None for none.
+        size: width of a frame in pixels; the caption adds to its height.
+        top: number of most attended patches to outline; 0 draws tints instead.
+        group: group of the agent; None for the first.
+        agent: index in the group of the agent whose return and attention are shown.
     """
 
     def __init__(
@@ -113,15 +116,15 @@ class Film:
         self.head, self.size, self.top, self.agent = head, size, top, agent
         self.group = group or next(iter(rollout.env.groups))
         self.num_tokens = rollout.env.groups[self.group].tokens.num_tokens
-        self.before = _copy(rollout.env)
+        self.prev_env = _first(rollout.env)
         self.total, self.steps = 0.0, 0
 
     def __call__(self, transition: Transition) -> None:
-        """Draw the frame of one step."""
+        """Draw the state before a transition, and the state after the last one."""
         self._draw(self._attention(transition))
         self.total += float(transition.step.rewards[self.group][0, self.agent])
         self.steps += 1
-        self.before = _copy(transition.env)
+        self.prev_env = _first(transition.env)
         if transition.step.terminated[0] | transition.step.truncated[0]:
             self._draw(None)
 
@@ -140,30 +143,30 @@ class Film:
 
     def _draw(self, attention: Attention | None) -> None:
         weights = None if attention is None else attention.weights
-        image = self.before.frame(
+        image = self.prev_env.frame(
             attention=None if self.top else weights,
             group=self.group,
             agent=self.agent,
             size=self.size,
         )
         if self.top and weights is not None:
-            image = with_top(image, self.before, weights, self.top)
+            image = outline_top(image, self.prev_env, weights, self.top)
         state = f"step {self.steps}   return {self.total:.3f}"
         if attention is not None and attention.injected:
             state += f"   attention on injected {attention.injected:.0%}"
-        self.show(captioned(image, (self.about, state)))
+        self.show(with_caption(image, (self.about, state)))
 
 
-def with_top(
+def outline_top(
     image: np.ndarray, env: BatchedEnv, weights: Tensor, top: int
 ) -> np.ndarray:
-    """Outline the patches that get most attention.
+    """Outline the most attended patches.
 
     Args:
-        image: a frame of the world.
-        env: whose tokens are patches.
-        weights: ``(N,)`` of the tokens in the world's own order.
-        top: how many.
+        image: frame of the environment.
+        env: an environment whose tokens are patches.
+        weights: ``(N,)``, attention weights.
+        top: number of patches.
     """
     assert env.patch_grid is not None
     most = weights.topk(min(top, len(weights))).indices
@@ -171,118 +174,132 @@ def with_top(
 
 
 def render_run(
-    run: "Run", settings: Mapping[str, Any], *, plugins: Collection[str] = ()
+    run: "Run",
+    settings: RenderSettings,
+    *,
+    perturbation: Mapping[str, Any] | None = None,
+    env: Mapping[str, Any] | None = None,
+    plugins: Collection[str] = (),
 ) -> Path:
     """Write a video of a run's policy to the run's ``videos/``.
 
-    Its episodes are the first of `evaluate_run` at the same seed. WebM with VP9 plays
-    in browsers.
+    Its episodes are the first ones of `evaluate_run` at the same seed. The format is
+    WebM with VP9, which browsers play.
 
     Args:
         run: an earlier run.
-        settings: of `RenderSettings`, ``perturbation`` and ``env``, as plain data.
-        plugins: ``package.module:Class`` names that the run may use.
+        settings: of the video.
+        perturbation: ``{"name": …, **options}``; None or the name "none" for none.
+        env: ``{"name": …, **options}``; None for the environment of the training.
+        plugins: ``package.module:Class`` names that files of the run may name.
 
     Returns:
-        The file.
+        The path of the video.
 
     Raises:
-        InputError: no policy in the run, a wrong perturbation, no such attention
-            head, no patches to outline, a world that cannot be drawn, no OpenCV.
+        InputError: a run without such a policy, a wrong perturbation or attention
+            head, tokens that are no patches to outline, an environment that cannot be
+            drawn, or no OpenCV.
     """
-    with cpu_threads(settings["threads"]):
-        subject = load_subject(run, settings, plugins)
-        path = run.new_video_path(video_name(settings))
-        film_to(path, {"": subject}, settings)
+    with cpu_threads(settings.threads):
+        target = load_target(run, settings, env, plugins)
+        path = run.new_video_path(video_name(perturbation))
+        write_video(path, {"": target}, settings, perturbation)
     return path
 
 
-def load_subject(
-    run: "Run", settings: Mapping[str, Any], plugins: Collection[str]
+def load_target(
+    run: "Run",
+    settings: RenderSettings,
+    env: Mapping[str, Any] | None,
+    plugins: Collection[str],
 ) -> EvaluationTarget:
-    """Read a run that is to be filmed; arguments and errors as of `render_run`."""
-    subject = EvaluationTarget.load(run, settings, plugins)
-    if settings["top_patches"] and subject.describe().patch_grid is None:
+    """Load the policies of a run; arguments and errors as in `render_run`."""
+    target = EvaluationTarget.load(run, {**asdict(settings), "env": env}, plugins)
+    if settings.top_patches and target.describe().patch_grid is None:
         raise InputError(
-            f"top_patches: expected 0 for the env {subject.env['name']}, whose "
-            f"tokens are no patches, got {settings['top_patches']}"
+            f"top_patches: expected 0 for the env {target.env['name']}, whose "
+            f"tokens are no patches, got {settings.top_patches}"
         )
-    return subject
+    return target
 
 
-def video_name(settings: Mapping[str, Any]) -> str:
-    """What a video shows, in a word."""
-    options = _perturbation(settings)
+def video_name(perturbation: Mapping[str, Any] | None) -> str:
+    """The perturbation's name without its module, or "clean"."""
+    options = _without_none(perturbation)
     return CLEAN if options is None else options["name"].rpartition(":")[2]
 
 
-def film_to(
-    path: Path, subjects: Mapping[str, EvaluationTarget], settings: Mapping[str, Any]
+def write_video(
+    path: Path,
+    targets: Mapping[str, EvaluationTarget],
+    settings: RenderSettings,
+    perturbation: Mapping[str, Any] | None,
 ) -> None:
-    """Film subjects side by side, a column each; worlds are rows.
+    """Write a video with a column for each target, and episodes as rows.
 
     Args:
         path: of the video.
-        subjects: by what is written in their frames.
-        settings: of `RenderSettings` and ``perturbation``.
+        targets: policies and environments, by the name in their frames.
+        settings: of the video.
+        perturbation: as in `render_run`.
     """
-    options, count = _perturbation(settings), settings["episodes"]
-    rows = settings["rows"]
+    options, rows = _without_none(perturbation), settings.rows
     conditions = [options]
-    if settings["beside_clean"] and options is not None:
+    if settings.beside_clean and options is not None:
         conditions.insert(0, None)
-    longest = max(subject.describe().max_steps for subject in subjects.values())
+    longest = max(target.describe().max_steps for target in targets.values())
+    num_frames = settings.episodes * (longest + 1)
     with (
-        Writer(path, settings["fps"]) as writer,
-        Progress(count * (longest + 1), unit="frames") as progress,
+        VideoWriter(path, settings.fps) as writer,
+        Progress(num_frames, unit="frames") as progress,
     ):
-        for episode in range(count):
+        for episode in range(settings.episodes):
             grid = [
                 [
-                    _tile(subject, settings, episode * rows + row, condition, name)
-                    for name, subject in subjects.items()
+                    _tile(target, settings, episode * rows + row, condition, name)
+                    for name, target in targets.items()
                     for condition in conditions
                 ]
                 for row in range(rows)
             ]
-            for image in frames_of(grid):
+            for image in grid_frames(grid):
                 writer.write(image)
                 progress.update(writer.written)
 
 
 def _tile(
-    subject: EvaluationTarget,
-    settings: Mapping[str, Any],
-    number: int,
-    options: Mapping[str, Any] | None,
+    target: EvaluationTarget,
+    settings: RenderSettings,
+    episode: int,
+    perturbation: Mapping[str, Any] | None,
     name: str,
 ) -> Tile:
-    """One episode, at its start."""
-    env = subject.worlds(1, first=number)
-    many = settings["episodes"] * settings["rows"]
-    which = f"episode {number + 1} of {many}   " if many > 1 else ""
-    who = f"{name}   " if name else ""
+    """Start one episode."""
+    env = target.worlds(1, first=episode)
+    total = settings.episodes * settings.rows
+    about = f"{name}   " if name else ""
+    about += f"episode {episode + 1} of {total}   " if total > 1 else ""
     rollout = Rollout(
         env,
-        subject.policies,
-        perturbation=None if options is None else perturb(options, env),
-        explore=settings["stochastic"],
+        target.policies,
+        perturbation=None if perturbation is None else perturb(perturbation, env),
+        explore=settings.stochastic,
     )
     frames: deque[np.ndarray] = deque()
-    film = Film(
+    drawer = EpisodeDrawer(
         rollout,
         frames.append,
-        about=who + which + _condition(options),
-        head=settings["head"] if settings["attention"] else None,
-        size=settings["size"],
-        top=settings["top_patches"],
+        about=about + _condition(perturbation),
+        head=settings.head if settings.attention else None,
+        size=settings.size,
+        top=settings.top_patches,
     )
-    return Tile(rollout.transitions(), film, frames)
+    return Tile(rollout.transitions(), drawer, frames)
 
 
-def _perturbation(settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The options of the perturbation; configurations say "none" for doing without."""
-    options: Mapping[str, Any] | None = settings["perturbation"]
+def _without_none(options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Replace the configuration ``perturbation=none`` by None."""
     return None if options is None or options["name"] == "none" else options
 
 
@@ -296,7 +313,7 @@ def _condition(options: Mapping[str, Any] | None) -> str:
 
 
 def _choose_head(weights: Tensor, head: Head) -> Tensor:
-    """From ``(heads, N)`` to ``(N,)``."""
+    """Reduce ``(heads, N)`` to ``(N,)``."""
     if head == "mean":
         return weights.mean(0)
     if not (isinstance(head, int) and 0 <= head < len(weights)):
@@ -304,6 +321,6 @@ def _choose_head(weights: Tensor, head: Head) -> Tensor:
     return weights[head]
 
 
-def _copy(env: BatchedEnv) -> BatchedEnv:
-    """The first world as it stands now."""
+def _first(env: BatchedEnv) -> BatchedEnv:
+    """Copy the first environment with its current state."""
     return env.select(torch.zeros(1, dtype=torch.int64, device=env.device))

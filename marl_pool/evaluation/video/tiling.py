@@ -1,4 +1,4 @@
-"""Several episodes side by side in one picture, all at the same step."""
+"""Grids of episodes that advance in lockstep."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -8,16 +8,16 @@ import numpy as np
 from marl_pool.rollout import Transition
 
 GAP = 6
-"""Pixels between two pictures; even, as VP9's colors want them."""
+"""Pixels between two images; even, as VP9's chroma subsampling needs."""
 
 
 class Tile:
-    """One episode's frames, played when they are asked for.
+    """One episode, played as its frames are needed.
 
     Args:
-        moments: of the episode.
-        draw: is told of each moment and appends to ``frames``.
-        frames: drawn and not yet shown.
+        transitions: of the episode.
+        draw: appends the frames of a transition to ``frames``.
+        frames: queue of frames that are not shown yet.
     """
 
     def __init__(
@@ -26,13 +26,13 @@ class Tile:
         draw: Callable[[Transition], None],
         frames: deque[np.ndarray],
     ) -> None:
-        self._moments, self._draw, self._frames = transitions, draw, frames
+        self._transitions, self._draw, self._frames = transitions, draw, frames
         self.image: np.ndarray | None = None
 
     def advance(self) -> bool:
-        """Go on to the next frame; at the end keep the last one and return False."""
+        """Show the next frame; at the end keep the last one and return False."""
         if not self._frames:
-            transition = next(self._moments, None)
+            transition = next(self._transitions, None)
             if transition is None:
                 return False
             self._draw(transition)
@@ -40,33 +40,33 @@ class Tile:
         return True
 
 
-def frames_of(grid: Sequence[Sequence[Tile]]) -> Iterator[np.ndarray]:
-    """Play all episodes of a grid until the last one is over.
+def grid_frames(grid: Sequence[Sequence[Tile]]) -> Iterator[np.ndarray]:
+    """Play all episodes of a grid until the last one ends.
 
     Args:
-        grid: rows of tiles whose pictures have one size.
+        grid: rows of tiles with images of one size.
 
     Yields:
-        Pictures ``(height, width, 3)`` uint8; a single tile's are its own.
+        Images ``(height, width, 3)`` uint8, each the whole grid.
     """
     tiles = [tile for row in grid for tile in row]
     while True:
         moved = [tile.advance() for tile in tiles]
         if not any(moved):
             return
-        yield _joined(grid)
+        yield _join(grid)
 
 
-def _joined(grid: Sequence[Sequence[Tile]]) -> np.ndarray:
+def _join(grid: Sequence[Sequence[Tile]]) -> np.ndarray:
     rows = []
     for tiles in grid:
         images = [tile.image for tile in tiles if tile.image is not None]
-        rows.append(_apart(images, axis=1))
-    return _apart(rows, axis=0)
+        rows.append(_concatenate(images, axis=1))
+    return _concatenate(rows, axis=0)
 
 
-def _apart(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
-    """Pictures in a row or a column, white between them."""
+def _concatenate(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
+    """Concatenate images along an axis with white gaps."""
     first, *others = images
     if not others:
         return first

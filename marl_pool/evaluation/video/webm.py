@@ -1,4 +1,4 @@
-"""Frames to a video file that browsers play."""
+"""WebM video files, which browsers play."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,32 +13,30 @@ from marl_pool.envs.drawing.canvas import INK, PAPER, opencv
 from marl_pool.utils.atomic import new_path
 from marl_pool.utils.errors import InputError
 
-CODEC = "VP90"  # VP9: what OpenCV's wheels can write and browsers can play
+CODEC = "VP90"  # VP9: OpenCV's wheels write it, and browsers play it
 
 
-class Writer:
-    """Write frames to a WebM file, which appears when it is complete.
-
-    Use it as a context manager.
+class VideoWriter:
+    """Context manager that writes frames to a WebM file and publishes it at the end.
 
     Args:
         path: of the file.
-        fps: frames a second.
+        fps: frames per second.
     """
 
     def __init__(self, path: Path, fps: float) -> None:
         self.path, self.fps, self.written = path, fps, 0
         self._cv2 = opencv()
-        # OpenCV opens files by their names, and would follow a link.
+        # OpenCV opens files by name and would follow a link: write beside the path.
         self._opened = new_path(path)
         self._beside = path
         self._video: Any = None
 
     def write(self, image: np.ndarray) -> None:
-        """Append a frame, ``(height, width, 3)`` uint8 RGB; the first fixes the size.
+        """Append a frame, ``(height, width, 3)`` uint8 RGB; all have the same size.
 
         Raises:
-            InputError: this OpenCV has no VP9.
+            InputError: OpenCV without VP9.
         """
         if self._video is None:
             height, width = image.shape[:2]
@@ -55,7 +53,7 @@ class Writer:
         self._video.write(image[..., ::-1])
         self.written += 1
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "VideoWriter":
         self._beside = self._opened.__enter__()
         return self
 
@@ -70,15 +68,15 @@ class Writer:
         self._opened.__exit__(kind, error, traceback)
 
 
-def captioned(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
-    """Put lines of text below an image.
+def with_caption(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
+    """Write lines of text below an image.
 
     Args:
         image: ``(height, width, 3)`` uint8 RGB.
-        lines: of ASCII, which is all that OpenCV's fonts have.
+        lines: ASCII text, the only characters of OpenCV's fonts.
 
     Returns:
-        A higher image, its sides even as VP9's colors want them.
+        A taller image with even sides, as VP9's chroma subsampling needs.
     """
     cv2 = opencv()
     height, width = image.shape[:2]
@@ -95,9 +93,9 @@ def captioned(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep the process's stderr quiet.
+    """Redirect the process's stderr to the null device.
 
-    OpenCV writes there, past Python, that WebM has no tag for VP9: it needs none.
+    OpenCV's C code warns there that WebM has no tag for VP9, which needs none.
     """
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -10,7 +10,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import opencv
 from marl_pool.evaluation.cases import TransferEnv, perturb
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.video.render import Film
+from marl_pool.evaluation.video.render import EpisodeDrawer
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
 from marl_pool.studies.attention_neuron.recording import SHUFFLED, blank_tokens
@@ -71,7 +71,7 @@ def _row(
     change = perturb(SHUFFLED, env) if shuffled else None
     rollout = Rollout(env, policies, perturbation=change)
     frames: list[np.ndarray] = []
-    film = Film(rollout, frames.append, about=about, size=SIZE, top=TOP)
+    film = EpisodeDrawer(rollout, frames.append, about=about, size=SIZE, top=TOP)
     rollout.episodes(on_step=film)
     # The last frame shows how the episode ended: nothing was attended to then.
     transitions = np.linspace(0, len(frames) - 2, MOMENTS).round().astype(int)

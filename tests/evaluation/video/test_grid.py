@@ -1,7 +1,7 @@
 """Several episodes in one picture: in step, complete, and each its own."""
 
 from collections import deque
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,14 @@ from marl_pool.cli.main import main
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.render import render_run
-from marl_pool.evaluation.video.tiling import GAP, Tile, frames_of
+from marl_pool.evaluation.video.tiling import GAP, Tile, grid_frames
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
 
 SIZE = 96
-SETTINGS: dict[str, Any] = {
-    **asdict(RenderSettings()),
-    "perturbation": None,
-    "env": None,
-    "size": SIZE,
-    "threads": 1,
-}
+SETTINGS = RenderSettings(size=SIZE, threads=1)
 
 
 def make_run(path: Path, pooling: str = "ada", env: dict[str, Any] = ENV) -> Run:
@@ -55,7 +49,7 @@ def counting(length: int, color: int) -> Tile:
 
 def test_tiles_go_on_together_and_wait_for_the_longest() -> None:
     grid = [[counting(2, 10), counting(4, 20)], [counting(3, 30), counting(1, 40)]]
-    images = list(frames_of(grid))
+    images = list(grid_frames(grid))
     far = 2 + GAP
     corners = [
         [int(image[y, x, 0]) for y, x in ((0, 0), (0, far), (far, 0), (far, far))]
@@ -86,11 +80,11 @@ def test_moments_are_those_of_whole_episodes() -> None:
 
 def test_a_video_of_clean_and_perturbed_worlds(run: Run) -> None:
     occlude = {"name": "occlude", "severity": 1.0}
-    options = {"perturbation": occlude, "beside_clean": True, "rows": 2}
-    path = render_run(run, {**SETTINGS, **options})
+    settings = replace(SETTINGS, beside_clean=True, rows=2)
+    path = render_run(run, settings, perturbation=occlude)
     images = read(path)
     assert len(images) == STEPS + 1
-    (alone,) = [read(render_run(run, {**SETTINGS, "rows": 1}))]
+    (alone,) = [read(render_run(run, SETTINGS))]
     height, width = alone[0].shape[:2]
     assert images[0].shape == (2 * height + GAP, 2 * width + GAP, 3)
     # Frames went through a lossy codec, so they are compared roughly.
@@ -104,7 +98,7 @@ def test_a_video_of_clean_and_perturbed_worlds(run: Run) -> None:
 
 
 def test_episodes_of_rows_do_not_repeat(run: Run) -> None:
-    images = read(render_run(run, {**SETTINGS, "rows": 2, "episodes": 2}))
+    images = read(render_run(run, replace(SETTINGS, rows=2, episodes=2)))
     assert len(images) == 2 * (STEPS + 1)
     half = SIZE
     starts = [images[0], images[STEPS + 1]]

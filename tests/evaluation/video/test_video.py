@@ -1,6 +1,6 @@
 """Videos: what a frame shows, and files that a browser's codec can read back."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,13 @@ import torch
 from helpers.toy import FoxAndHens
 from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.video.render import Attention, Film, attention_of, render_run
-from marl_pool.evaluation.video.webm import Writer, captioned
+from marl_pool.evaluation.video.render import (
+    Attention,
+    EpisodeDrawer,
+    attention_of,
+    render_run,
+)
+from marl_pool.evaluation.video.webm import VideoWriter, with_caption
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.random_policy import RandomPolicy
@@ -119,7 +124,7 @@ def frames(
     )
     shown: list[np.ndarray] = []
     options = {"size": 96, **options}
-    rollout.episodes(on_step=Film(rollout, shown.append, **options))
+    rollout.episodes(on_step=EpisodeDrawer(rollout, shown.append, **options))
     return shown
 
 
@@ -185,7 +190,7 @@ def test_the_return_so_far_is_that_of_the_steps_before(
         lines.append(text[1])
         return image
 
-    monkeypatch.setattr("marl_pool.evaluation.video.render.captioned", note)
+    monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
     inject = make_perturbation(
         "inject", token_type=3, severity=0.5, position_features=[0, 1]
     )
@@ -204,11 +209,11 @@ def test_the_return_so_far_is_that_of_the_steps_before(
 @pytest.mark.parametrize("size", [64, 65, 301])
 def test_captions_make_a_higher_image_of_even_sides(size: int) -> None:
     image = np.random.default_rng(0).integers(0, 255, (size, size, 3), np.uint8)
-    framed = captioned(image, ("one", "two"))
+    framed = with_caption(image, ("one", "two"))
     assert framed.shape[0] % 2 == framed.shape[1] % 2 == 0
     assert framed.shape[0] > size
     np.testing.assert_array_equal(framed[:size, :size], image)
-    assert (framed[size:] != captioned(image, ("", ""))[size:]).any()
+    assert (framed[size:] != with_caption(image, ("", ""))[size:]).any()
 
 
 # Files
@@ -218,7 +223,7 @@ def test_a_file_holds_the_frames_in_their_colors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     colors = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]
-    with Writer(tmp_path / "a.webm", fps=7) as writer:
+    with VideoWriter(tmp_path / "a.webm", fps=7) as writer:
         for color in colors:
             writer.write(np.full((64, 96, 3), color, np.uint8))
     assert capfd.readouterr().err == ""
@@ -235,7 +240,7 @@ def test_a_file_holds_the_frames_in_their_colors(
 
 def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with Writer(tmp_path / "a.webm", fps=10) as writer:
+        with VideoWriter(tmp_path / "a.webm", fps=10) as writer:
             writer.write(np.zeros((64, 64, 3), np.uint8))
             assert list(tmp_path.iterdir()) != []
             raise KeyboardInterrupt
@@ -243,7 +248,7 @@ def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(tmp_path.iterdir()) == []
-    with Writer(tmp_path / "a.webm", fps=10):
+    with VideoWriter(tmp_path / "a.webm", fps=10):
         """A video without frames is none."""
     assert list(tmp_path.iterdir()) == []
 
@@ -251,14 +256,8 @@ def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
 # Runs
 
 
-SETTINGS: dict[str, Any] = {
-    **asdict(RenderSettings()),
-    "perturbation": {"name": "none"},
-    "env": None,
-    "size": 96,
-    "fps": 10,
-    "threads": 1,
-}
+SETTINGS = RenderSettings(size=96, fps=10, threads=1)
+NONE = {"name": "none"}
 
 
 @pytest.fixture
@@ -269,10 +268,9 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_run_is_rendered_and_nothing_overwritten(run: Run) -> None:
-    first = render_run(run, SETTINGS)
+    first = render_run(run, SETTINGS, perturbation=NONE)
     before = first.read_bytes()
-    again = {"episodes": 2, "stochastic": True, "perturbation": None}
-    second = render_run(run, {**SETTINGS, **again})
+    second = render_run(run, replace(SETTINGS, episodes=2, stochastic=True))
     assert [first.name, second.name] == ["clean.webm", "clean-2.webm"]
     assert first.parent == second.parent == run.path / "videos"
     assert first.read_bytes() == before
@@ -292,9 +290,9 @@ def test_a_perturbation_names_the_file_and_is_written_in_it(
         lines.add(text[0])
         return image
 
-    monkeypatch.setattr("marl_pool.evaluation.video.render.captioned", note)
+    monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
     inject = {"name": "inject", "token_type": "noise", "severity": 0.5}
-    path = render_run(run, {**SETTINGS, "episodes": 2, "perturbation": inject})
+    path = render_run(run, replace(SETTINGS, episodes=2), perturbation=inject)
     assert path.name == "inject.webm"
     assert lines == {
         f"episode {number} of 2   inject token_type=noise   severity 0.5"
@@ -322,8 +320,11 @@ def test_a_perturbation_names_the_file_and_is_written_in_it(
 def test_bad_settings_leave_no_file(
     run: Run, change: dict[str, Any], message: str
 ) -> None:
+    perturbation = change.get("perturbation")
+    fields = {key: value for key, value in change.items() if key != "perturbation"}
+    settings = replace(SETTINGS, **fields)
     with pytest.raises(InputError, match=message):
-        render_run(run, {**SETTINGS, **change})
+        render_run(run, settings, perturbation=perturbation)
     assert not list(run.path.glob("videos/*"))
 
 
@@ -334,4 +335,4 @@ def test_a_world_that_cannot_be_drawn() -> None:
     }
     rollout = Rollout(env, random)
     with pytest.raises(InputError, match="FoxAndHens cannot be rendered"):
-        rollout.episodes(on_step=Film(rollout, lambda image: None))
+        rollout.episodes(on_step=EpisodeDrawer(rollout, lambda image: None))

@@ -26,7 +26,7 @@ from marl_pool.evaluation.plots.heat_map import compare, occluded_in_training
 from marl_pool.evaluation.results import CLEAN, Files, Result, print_table
 from marl_pool.evaluation.run import evaluate_run
 from marl_pool.evaluation.settings import EvaluateSettings
-from marl_pool.evaluation.video.render import with_top
+from marl_pool.evaluation.video.render import outline_top
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy, SpecifiedPolicy
@@ -430,7 +430,7 @@ def test_patches_are_outlined_where_they_are(patch: int) -> None:
     world.screens = screens  # type: ignore[attr-defined]
     weights = world.observe()["agent"].features[0, 0].float().mean(-1)
     size = 84 * 4
-    image = with_top(np.zeros((size, size, 3), np.uint8), world, weights, 1)
+    image = outline_top(np.zeros((size, size, 3), np.uint8), world, weights, 1)
     drawn = (image == OUTLINE).all(-1)
     ys, xs = drawn.nonzero()
     side = 4 * patch

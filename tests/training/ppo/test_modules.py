@@ -24,6 +24,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.run import evaluate_run
+from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.render import render_run
 from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
@@ -485,6 +486,6 @@ def test_predators_against_prey(tmp_path, cluster, prey, capsys):
     pytest.importorskip("cv2")
     from helpers.pictures import read_video, share_beside_background
 
-    frames = read_video(render_run(run, compose("render", ["size=64"])))
+    frames = read_video(render_run(run, RenderSettings(size=64)))
     assert frames
     assert all(share_beside_background(frame, 30) > 0.02 for frame in frames)
