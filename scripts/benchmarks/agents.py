@@ -19,7 +19,7 @@ from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.learner import Learner
-from marl_pool.training.cloning.sampler import Batch
+from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.evolution.cma_es import CMAES
 from marl_pool.training.evolution.evaluator import (
     Evaluator,
@@ -118,12 +118,12 @@ class PlainStudent(nn.Module):
 
 
 def _learn_plainly(
-    plain: PlainStudent, optimizer: Optimizer, rows: list[Batch]
+    plain: PlainStudent, optimizer: Optimizer, rows: list[SequenceBatch]
 ) -> None:
     """A gradient step on each trajectory, one after the other."""
     for row in rows:
         optimizer.zero_grad(set_to_none=True)
-        answers = plain(row.features[0], row.before[0])
+        answers = plain(row.features[0], row.prev_action[0])
         mse_loss(answers, row.label[0]).backward()
         clip_grad_norm_(plain.parameters(), 0.1)
         optimizer.step()
@@ -143,16 +143,16 @@ def cloning(size: Size) -> Iterator[Row]:
         seed=0,
     ).to(size.device)
     generator = torch.Generator().manual_seed(0)
-    batch = Batch(
+    batch = SequenceBatch(
         features=torch.randn(count, steps, 28, 1, generator=generator),
         padding=None,
-        before=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
+        prev_action=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
         label=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
         logits=None,
         valid=torch.ones(count, steps, dtype=torch.bool),
     ).to(size.device)
     rows = [
-        Batch._make(part if part is None else part[i : i + 1] for part in batch)
+        SequenceBatch._make(part if part is None else part[i : i + 1] for part in batch)
         for i in range(count)
     ]
     learner = Learner(student, lr=3e-4, grad_clip=0.1)

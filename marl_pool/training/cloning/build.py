@@ -30,7 +30,7 @@ NAMED = (
 )
 
 
-def cloned_group(config: CloneConfig, world: BatchedEnv) -> str:
+def cloned_group(config: CloneConfig, env: BatchedEnv) -> str:
     """Return the one group that is not in ``fixed``.
 
     Raises:
@@ -38,67 +38,67 @@ def cloned_group(config: CloneConfig, world: BatchedEnv) -> str:
     """
     fixed = config.fixed or {}
     for name in fixed:
-        if name not in world.groups:
+        if name not in env.groups:
             raise InputError(
-                f"fixed: expected groups among {', '.join(world.groups)}, got {name!r}"
+                f"fixed: expected groups among {', '.join(env.groups)}, got {name!r}"
             )
-    left = [name for name in world.groups if name not in fixed]
+    left = [name for name in env.groups if name not in fixed]
     if len(left) != 1:
         raise InputError(
             f"fixed: expected all groups but one, that is cloned, got "
-            f"{', '.join(fixed) or 'none'} of {', '.join(world.groups)}"
+            f"{', '.join(fixed) or 'none'} of {', '.join(env.groups)}"
         )
     return left[0]
 
 
 def build_roles(
-    config: CloneConfig, world: BatchedEnv, kept: Path, saved: Path | None
+    config: CloneConfig, env: BatchedEnv, kept: Path, saved: Path | None
 ) -> Roles:
     """Build the teacher and the policies of the other groups.
 
     Args:
-        config: of the run.
-        world: with the run's options.
-        kept: where the run keeps its teacher; read if it is there.
-        saved: a policy folder of the run, which keeps the other groups' policies.
+        config: configuration of the run.
+        env: environment with the run's options.
+        kept: folder of the run's copy of its teacher, read if it exists.
+        saved: policy folder of a checkpoint, which holds the other groups' policies.
 
     Raises:
-        InputError: no such policy, or one that cannot play its group.
+        InputError: no such policy, or one that does not fit its group.
     """
-    group = cloned_group(config, world)
-    env, groups = config.env["name"], world.groups
+    group = cloned_group(config, env)
+    env_name, groups = config.env["name"], env.groups
     fixed = load_fixed(
-        config.fixed, groups, env=env, plugins=config.plugins, saved=saved
+        config.fixed, groups, env=env_name, plugins=config.plugins, saved=saved
     )
     others = {
-        name: build_fixed(what, env, name, groups[name]).to(config.device)
+        name: build_fixed(what, env_name, name, groups[name]).to(config.device)
         for name, what in fixed.items()
     }
     teacher = None
     if config.teacher is not None:
         try:
-            teacher = _teacher(config, config.teacher, world, group, kept)
+            teacher = _teacher(config, config.teacher, env, group, kept)
         except InputError as error:
             raise InputError(f"teacher: {error}") from error
     return Roles(group, teacher, others)
 
 
 def _teacher(
-    config: CloneConfig, what: str, world: BatchedEnv, group: str, kept: Path
+    config: CloneConfig, what: str, env: BatchedEnv, group: str, kept: Path
 ) -> Teacher:
-    env, own = config.env["name"], world.groups[group]
+    env_name, own = config.env["name"], env.groups[group]
     if what == VALUE_TABLE:
-        return _value_table(env)
+        return _value_table(env_name)
     if what == HEURISTIC or is_plug_in(what):
-        policy = scripted_policy(what, env=env, role=group, group=own)
+        policy = scripted_policy(what, env=env_name, role=group, group=own)
     else:
         policy = _load(config, what, group, own, kept)
     return PolicyTeacher(policy.to(config.device).eval(), what)
 
 
-def _value_table(env: str) -> Teacher:
-    if env != "pong":
-        raise InputError(f"expected env=pong with {VALUE_TABLE}, got env={env}")
+def _value_table(env_name: str) -> Teacher:
+    if env_name != "pong":
+        raise InputError(f"expected env=pong with {VALUE_TABLE}, got env={env_name}")
     # Import here: the console needs an extra.
     from marl_pool.envs.pong.teacher import ValueTableTeacher
 
@@ -108,7 +108,7 @@ def _value_table(env: str) -> Teacher:
 def _load(
     config: CloneConfig, what: str, name: str, group: AgentGroup, kept: Path
 ) -> SpecifiedPolicy:
-    """Read the teacher; the run keeps a copy, since folders move and change."""
+    """Read the teacher, preferably the run's own copy: folders move and change."""
     if (kept / WEIGHTS).is_file():
         return next(iter(load_modules(kept, plugins=config.plugins)[0].values()))
     path = Path(what).expanduser()
@@ -123,7 +123,7 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
     """Build the agent that learns.
 
     Raises:
-        InputError: a wrong option, or a class that is no `Agent`.
+        InputError: an invalid option, or a class that is not an `Agent`.
     """
     options = dict(config.policy)
     context = {
@@ -138,5 +138,5 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
 
 
 def has_memory(student: Agent, num_tokens: int) -> bool:
-    """Return True for a student that learns from sequences, not from single steps."""
+    """Test for a recurrent student, which learns from sequences, not single steps."""
     return bool(tree_leaves(student.initial_memory(1, num_tokens)))
