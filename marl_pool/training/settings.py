@@ -111,7 +111,9 @@ class RunConfig:
         """Convert checked plain data, as in ``run.config``."""
         values = {}
         hints = get_type_hints(cls)
-        for name, hint in ((each.name, hints[each.name]) for each in fields(cls)):
+        # Subclasses are dataclasses; this base is not.
+        for name in (each.name for each in fields(cls)):  # type: ignore[arg-type]
+            hint = hints[name]
             if name in plain:
                 typed = is_dataclass(hint)
                 values[name] = hint(**plain[name]) if typed else plain[name]

@@ -19,7 +19,7 @@ from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.learner import Learner
-from marl_pool.training.cloning.sampler import Batch
+from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.evolution.cma_es import CMAES
 from marl_pool.training.evolution.evaluator import (
     Evaluator,
@@ -118,7 +118,7 @@ class PlainStudent(nn.Module):
 
 
 def _learn_plainly(
-    plain: PlainStudent, optimizer: Optimizer, rows: list[Batch]
+    plain: PlainStudent, optimizer: Optimizer, rows: list[SequenceBatch]
 ) -> None:
     """A gradient step on each trajectory, one after the other."""
     for row in rows:
@@ -143,7 +143,7 @@ def cloning(size: Size) -> Iterator[Row]:
         seed=0,
     ).to(size.device)
     generator = torch.Generator().manual_seed(0)
-    batch = Batch(
+    batch = SequenceBatch(
         features=torch.randn(count, steps, 28, 1, generator=generator),
         padding=None,
         prev_action=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
@@ -152,7 +152,7 @@ def cloning(size: Size) -> Iterator[Row]:
         valid=torch.ones(count, steps, dtype=torch.bool),
     ).to(size.device)
     rows = [
-        Batch._make(part if part is None else part[i : i + 1] for part in batch)
+        SequenceBatch._make(part if part is None else part[i : i + 1] for part in batch)
         for i in range(count)
     ]
     learner = Learner(student, lr=3e-4, grad_clip=0.1)

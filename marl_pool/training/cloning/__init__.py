@@ -1,1 +1,1 @@
-"""Behaviour cloning: a teacher's answers, learned by an `Agent`."""
+"""Behaviour cloning and DAgger: train an `Agent` to imitate a teacher's actions."""

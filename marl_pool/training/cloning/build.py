@@ -61,21 +61,21 @@ def build_roles(
     """Build the teacher and the policies of the other groups.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         groups: all groups of the environment.
-        kept: where the run keeps its teacher; read if it is there.
-        saved: a policy folder of the run, which keeps the other groups' policies.
+        kept: folder of the run's copy of its teacher, read if it exists.
+        saved: policy folder of a checkpoint, which holds the other groups' policies.
 
     Raises:
-        InputError: no such policy, or one that cannot play its group.
+        InputError: no such policy, or one that does not fit its group.
     """
     group = cloned_group(config, groups)
-    env = config.env["name"]
+    env_name = config.env["name"]
     fixed = load_fixed(
-        config.fixed, groups, env=env, plugins=config.plugins, saved=saved
+        config.fixed, groups, env=env_name, plugins=config.plugins, saved=saved
     )
     others = {
-        name: build_fixed(what, env, name, groups[name]).to(config.device)
+        name: build_fixed(what, env_name, name, groups[name]).to(config.device)
         for name, what in fixed.items()
     }
     teacher = None
@@ -90,19 +90,19 @@ def build_roles(
 def _teacher(
     config: CloneConfig, what: str, group: str, own: AgentGroup, kept: Path
 ) -> Teacher:
-    env = config.env["name"]
+    env_name = config.env["name"]
     if what == VALUE_TABLE:
-        return _value_table(env)
+        return _value_table(env_name)
     if what == HEURISTIC or is_plug_in(what):
-        policy = scripted_policy(what, env=env, role=group, group=own)
+        policy = scripted_policy(what, env=env_name, role=group, group=own)
     else:
         policy = _load(config, what, group, own, kept)
     return PolicyTeacher(policy.to(config.device).eval(), what)
 
 
-def _value_table(env: str) -> Teacher:
-    if env != "pong":
-        raise InputError(f"expected env=pong with {VALUE_TABLE}, got env={env}")
+def _value_table(env_name: str) -> Teacher:
+    if env_name != "pong":
+        raise InputError(f"expected env=pong with {VALUE_TABLE}, got env={env_name}")
     # Import here: the console needs an extra.
     from marl_pool.envs.pong.teacher import ValueTableTeacher
 
@@ -112,7 +112,7 @@ def _value_table(env: str) -> Teacher:
 def _load(
     config: CloneConfig, what: str, name: str, group: AgentGroup, kept: Path
 ) -> SpecifiedPolicy:
-    """Read the teacher; the run keeps a copy, since folders move and change."""
+    """Read the teacher, preferably the run's own copy: folders move and change."""
     if (kept / WEIGHTS).is_file():
         return next(iter(load_modules(kept, plugins=config.plugins)[0].values()))
     path = Path(what).expanduser()
@@ -127,7 +127,7 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
     """Build the agent that learns.
 
     Raises:
-        InputError: a wrong option, or a class that is no `Agent`.
+        InputError: an invalid option, or a class that is not an `Agent`.
     """
     options = dict(config.policy)
     context = {
@@ -142,5 +142,5 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
 
 
 def has_memory(student: Agent, num_tokens: int) -> bool:
-    """Return True for a student that learns from sequences, not from single steps."""
+    """Test for a recurrent student, which learns from sequences, not single steps."""
     return bool(tree_leaves(student.initial_memory(1, num_tokens)))

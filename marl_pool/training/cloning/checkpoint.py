@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a learner: weights, and what Adam remembers of each."""
+"""Checkpoints of a learner: weights and the state of Adam."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ STUDENT, AUXILIARY_HEAD, ADAM = "student", "auxiliary_head", "adam"
 
 
 def save_learner(learner: Learner, folder: Path) -> None:
-    """Write a learner."""
+    """Write weights and the optimizer's state to a folder."""
     tensors = prefixed(ADAM, transitions(learner.optimizer.state_dict()))
     for kind, module in _modules(learner).items():
         tensors |= prefixed(kind, module.state_dict())
@@ -27,7 +27,7 @@ def save_learner(learner: Learner, folder: Path) -> None:
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
-    """Continue where a learner was saved that was built alike."""
+    """Restore a learner that was built with the same options."""
     tensors = load_file(folder / FILE)
     for kind, module in _modules(learner).items():
         module.load_state_dict(under(kind, tensors))
@@ -36,7 +36,7 @@ def load_learner(learner: Learner, folder: Path) -> None:
 
 
 def _modules(learner: Learner) -> dict[str, nn.Module]:
-    """What learns, by what it is called in the file."""
+    """Map prefixes of names in the file to the trained modules."""
     found: dict[str, nn.Module] = {STUDENT: learner.student}
     if learner.auxiliary_head is not None:
         found[AUXILIARY_HEAD] = learner.auxiliary_head

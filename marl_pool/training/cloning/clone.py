@@ -18,16 +18,16 @@ from marl_pool.runs import Run, iteration_of
 from marl_pool.training.cloning.auxiliary import AuxiliaryHead
 from marl_pool.training.cloning.build import build_roles, has_memory, make_student
 from marl_pool.training.cloning.checkpoint import load_learner, save_learner
-from marl_pool.training.cloning.collect import PLAY_WORLDS
-from marl_pool.training.cloning.dataset import FOLDER, Rounds
+from marl_pool.training.cloning.collect import PLAY_ENV_IDS
+from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
 from marl_pool.training.cloning.learner import NOTHING, Learner, Loss, Score
 from marl_pool.training.cloning.sampler import Sampler
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.cloning.validation import (
     check_fit_together,
-    disturbance_of,
     logits_option,
+    make_augmentation,
 )
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.fixed_policies import frozen_module, with_absolute_folders
@@ -37,7 +37,7 @@ from marl_pool.utils.errors import InputError
 
 PROGRESS, TEACHER = "progress.json", "teacher"
 COUNTS = ("round", "batch", "samples", "seconds", "best_round")
-"""Attributes of `CloningMethod` that a checkpoint holds."""
+"""Attributes of `CloningMethod` that a checkpoint stores."""
 SHOWN = ("samples_per_second", "loss", "validation_loss")
 """Metrics beside the progress bar."""
 
@@ -47,18 +47,18 @@ def clone(
     config: Mapping[str, Any],
     should_stop: Callable[[], bool] = never,
 ) -> None:
-    """Clone until all batches are learned or the seconds are used up.
+    """Clone a teacher until the last batch or the time limit.
 
     A run that has a checkpoint continues from it.
 
     Args:
-        run: takes trajectories, metrics, checkpoints and the best policy.
+        run: receives trajectories, metrics, checkpoints and the best policy.
         config: composed and checked, as in ``run.config``.
-        should_stop: asked before each iteration; True saves the run and ends it.
+        should_stop: called before each iteration; True saves the run and ends it.
 
     Raises:
-        InputError: parts of the configuration that don't fit each other, a teacher
-            that cannot play, no trajectories.
+        InputError: incompatible parts of the configuration, a teacher that cannot act
+            in the environment, or no trajectories.
         StoppedError: the loss was not finite, or the disk is full; the last good
             checkpoint stays.
     """
@@ -70,18 +70,25 @@ def clone(
 
 
 class CloningMethod(TrainingMethod):
-    """Supervised learning of a teacher's actions, on trajectories of both (DAgger).
+    r"""Dataset aggregation (DAgger): imitate a teacher on the student's own states.
 
-    In the first round the teacher plays; in later ones the student plays and the
-    teacher labels what it meets (Ross et al., https://arxiv.org/abs/1011.0686).
+    Round 0 is behaviour cloning of the teacher's trajectories. In round i the teacher
+    takes a step with probability :math:`\beta^i` and the student otherwise, and the
+    teacher labels every step. The student is trained on the trajectories of all rounds
+    so far; see `losses` for the objective. The default :math:`\beta = 0` lets the
+    student take all steps.
+
+    Source: Ross, Gordon and Bagnell, A reduction of imitation learning and structured
+    prediction to no-regret online learning (2011), https://arxiv.org/abs/1011.0686.
+    Here training continues from the last weights, in place of a new fit each round.
 
     Args:
-        run: takes the results.
-        config: of the run.
-        checkpoint: that the run is resumed from; None: it begins.
+        run: receives the results.
+        config: configuration of the run.
+        checkpoint: checkpoint to resume from; None: start from the beginning.
 
     Raises:
-        InputError: parts of the configuration that don't fit each other.
+        InputError: incompatible parts of the configuration.
     """
 
     unit = "batches"
@@ -91,6 +98,7 @@ class CloningMethod(TrainingMethod):
         self.config, self.settings = config, config.clone
         settings = config.clone
         check_fit_together(config)
+        # Build the teacher and the fixed policies, from the checkpoint if there is one.
         groups = describe_env(config.env).groups
         saved = checkpoint and checkpoint / "policy"
         self.roles = build_roles(config, groups, run.path / TEACHER, saved)
@@ -102,6 +110,7 @@ class CloningMethod(TrainingMethod):
             raise InputError(
                 f"{logits_option(settings)}: the teacher {config.teacher} has no logits"
             )
+        # Build the student: a recurrent one learns from sequences, others from steps.
         group = groups[self.roles.group]
         self.student = make_student(config, group)
         self.whole = has_memory(self.student, group.tokens.num_tokens)
@@ -110,9 +119,10 @@ class CloningMethod(TrainingMethod):
                 "clone.chunk_length: expected null for a student without a memory, "
                 f"which learns from single steps, got {settings.chunk_length}"
             )
-        self.disturbance = disturbance_of(config, group.tokens)
+        self.augmentation = make_augmentation(config, group.tokens)
+        # Build the dataset and the learner; rounds fill the dataset later.
         folder = run.path / FOLDER
-        self.dataset = Rounds(config, self.roles, folder, self.disturbance)
+        self.dataset = CloneDataset(config, self.roles, folder, self.augmentation)
         self.learner = Learner(
             self.student,
             lr=settings.lr,
@@ -135,14 +145,13 @@ class CloningMethod(TrainingMethod):
         width, names = self.student.hidden_dim, self.dataset.target_names
         if not width:
             raise InputError(
-                "clone.auxiliary: expected 0 for a student that shows no hidden layer, "
-                f"such as policy {self.config.policy['name']}, got "
-                f"{self.settings.auxiliary:g}"
+                f"clone.auxiliary: expected 0 with policy={self.config.policy['name']},"
+                f" which exposes no hidden layer, got {self.settings.auxiliary:g}"
             )
         if not names:
             source = self.config.teacher or self.config.trajectories
             raise InputError(
-                f"clone.auxiliary: expected 0, since {source} has no privileged "
+                f"clone.auxiliary: expected 0, because {source} has no privileged "
                 f"targets, got {self.settings.auxiliary:g}"
             )
         head = AuxiliaryHead(width, len(names), self.config.seed)
@@ -163,21 +172,21 @@ class CloningMethod(TrainingMethod):
     @override
     def rounds(self) -> Iterator[None]:
         for number in range(self.settings.rounds + 1):
-            # Collect the round's trajectories, or read what was collected before.
+            # Collect the round's trajectories, or read them if the run is resumed.
             begun = number <= self.round
             with self._writing("the trajectories"):
                 learned = None if begun else self.batch
                 self.dataset.add(number, self.student.eval(), learned)
             self.round = max(self.round, number)
             self._keep_teacher()
-            # Learn from these and all earlier ones.
+            # Train on these trajectories and those of all earlier rounds.
             self.end = self._end(number)
             if not self.round_is_over:
                 self.train, self.validation = self._samplers()
                 yield
 
     def _keep_teacher(self) -> None:
-        """Copy the teacher into the run: its folder may move, or hold another."""
+        """Copy the teacher into the run, because its folder may move or change."""
         teacher, folder = self.roles.teacher, self.run.path / TEACHER
         if not isinstance(teacher, PolicyTeacher) or folder.is_dir():
             return
@@ -186,13 +195,13 @@ class CloningMethod(TrainingMethod):
                 save_policy(teacher.policy, new)
 
     def _end(self, number: int) -> int:
-        """Return the number of batches after which the round ends."""
+        """Count the batches at the end of the round."""
         if number == self.settings.rounds:
             return self.config.total_batches
-        return self.settings.start(number + 1)
+        return self.settings.round_start(number + 1)
 
     def _samplers(self) -> list[Sampler]:
-        """Return samplers of training and of validation trajectories."""
+        """Build samplers of training and of validation trajectories."""
         rows = self.dataset.rows
         table = None if rows is None else rows.table()
         return [
@@ -200,7 +209,7 @@ class CloningMethod(TrainingMethod):
                 part,
                 table,
                 self.student.actions,
-                self.disturbance,
+                self.augmentation,
                 size=self.settings.batch_size,
                 whole=self.whole,
                 chunk_length=self.settings.chunk_length,
@@ -216,11 +225,11 @@ class CloningMethod(TrainingMethod):
     def step(self, iteration: int) -> Iteration:
         began, every = time.monotonic(), self.settings.play_every
         self.iteration = iteration
-        # Learn some batches, and measure the loss on trajectories held out.
+        # Train for some batches, then measure the loss on held-out trajectories.
         score = self._learn()
         learn_seconds = time.monotonic() - began
         measured = self._measure(self.validation)
-        # Let the student play.
+        # Measure the student's return, which the loss predicts only roughly.
         if every and iteration % every == 0:
             self._play()
         self.seconds += time.monotonic() - began
@@ -244,8 +253,8 @@ class CloningMethod(TrainingMethod):
         return Iteration(row, shown)
 
     def _learn(self) -> Score:
-        """Learn an iteration's batches, none beyond the end of the round."""
-        first, score = self.settings.start(self.round), NOTHING
+        """Train for one iteration, at most to the end of the round."""
+        first, score = self.settings.round_start(self.round), NOTHING
         for _ in range(min(self.settings.iteration_batches, self.end - self.batch)):
             batch = self.train.batch(self.batch - first, self.batch)
             batch = batch.to(self.config.device)
@@ -284,14 +293,14 @@ class CloningMethod(TrainingMethod):
         return settings.lr_end + (settings.lr - settings.lr_end) * left
 
     def _play(self) -> float:
-        """Measure the student's return in environments kept for that."""
+        """Measure the student's return in environments that training never uses."""
         if self.played_at == self.iteration:
             return self.played
         count = self.settings.play_episodes
         rollout = Rollout(
-            self.dataset.world(count, PLAY_WORLDS, student=True),
+            self.dataset.make_env(count, PLAY_ENV_IDS, student=True),
             {**self.roles.others, self.roles.group: self.student.eval()},
-            perturbation=self.dataset.perturbation(PLAY_WORLDS),
+            perturbation=self.dataset.perturbation(PLAY_ENV_IDS),
         )
         returns = rollout.episodes().returns[self.roles.group]
         self.played, self.played_at = float(returns.mean()), self.iteration
@@ -306,7 +315,8 @@ class CloningMethod(TrainingMethod):
 
     @override
     def accept(self, score: float) -> bool:
-        # Validation trajectories of a later round are others, and harder.
+        # Losses of different rounds are not comparable: each round adds harder
+        # validation trajectories. Accept the first checkpoint of a new round.
         by_loss = self.settings.select == "loss"
         newer = by_loss and self.round > self.best_round
         if better := newer or super().accept(score):
@@ -345,7 +355,7 @@ class CloningMethod(TrainingMethod):
 
 
 def _with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn folders into absolute paths: a run may be resumed from elsewhere."""
+    """Make folders absolute, because a run may be resumed from another directory."""
     found = {**config, "fixed": with_absolute_folders(config["fixed"])}
     for key in ("teacher", "trajectories"):
         folder = config[key] and Path(config[key]).expanduser()

@@ -1,4 +1,4 @@
-"""Playing episodes that the teacher labels."""
+"""Collection of trajectories that the teacher labels."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
 from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy
-from marl_pool.training.cloning.recorder import Recorder, Rows
+from marl_pool.training.cloning.recorder import RowTable, StepRecorder
 from marl_pool.training.cloning.teacher import Teacher
 from marl_pool.training.cloning.trajectories import Trajectories, cut, join
 from marl_pool.utils.progress import Progress
 from marl_pool.utils.randomness import VALIDATION_WORLDS
 
-PLAY_WORLDS = VALIDATION_WORLDS + (1 << 39)
-"""First world number of measurements of the return during training."""
+PLAY_ENV_IDS = VALIDATION_WORLDS + (1 << 39)
+"""First environment number of measurements of the return during training."""
 
-MakeWorld = Callable[[int, int], BatchedEnv]
-"""Makes worlds from their number and the first of their numbers."""
+MakeEnv = Callable[[int, int], BatchedEnv]
+"""Factory of environments, given their count and the first of their numbers."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Roles:
     """Roles of an environment's groups.
 
     Attributes:
-        group: name of the group that is cloned.
-        teacher: labels its steps; None where trajectories are given.
-        others: policies of the other groups.
+        group: name of the cloned group.
+        teacher: labels the group's steps; None where trajectories are given.
+        others: policies of the other groups, by name.
     """
 
     group: str
@@ -40,43 +40,43 @@ class Roles:
 
 def collect(
     roles: Roles,
-    make_world: MakeWorld,
+    make_env: MakeEnv,
     first: int,
     episodes: int,
     *,
     num_envs: int,
-    rows: Rows | None,
+    rows: RowTable | None,
     student: Policy | None = None,
     perturbation: Callable[[int], Perturbation | None] | None = None,
     beta: float = 0.0,
     noise: float = 0.0,
     progress: Progress | None = None,
 ) -> Trajectories:
-    """Play one episode in each of some worlds.
+    """Play one episode in each of ``episodes`` environments.
 
     Args:
-        roles: of the groups.
-        make_world: of those worlds.
-        first: number of the first one.
-        episodes: how many.
-        num_envs: stepped together.
-        rows: takes the distinct features, where they are bytes.
-        student: plays in the teacher's place.
-        perturbation: what is done to what the student sees, by the number of the first
-            world that is stepped with it; None: nothing.
-        beta: probability that a step is the teacher's.
-        noise: probability that a step's action is random.
-        progress: shows the episodes.
+        roles: roles of the groups.
+        make_env: factory of the environments.
+        first: number of the first environment.
+        episodes: number of episodes.
+        num_envs: maximum number of environments stepped together.
+        rows: table of distinct features, extended here; for uint8 features only.
+        student: policy that acts where the teacher does not; None: the teacher acts.
+        perturbation: builds the perturbation of the student's observations from the
+            number of the first environment of a batch; None: no perturbation.
+        beta: probability of the teacher's action, in [0, 1].
+        noise: probability of a random action, in [0, 1].
+        progress: progress bar, in episodes.
     """
     parts, done = [], 0
     while done < episodes:
         count = min(num_envs, episodes - done)
-        env = make_world(count, first + done)
-        seen = perturbation and perturbation(first + done)
-        behaviour = _behaviour_policy(roles, env, rows, student, seen, beta, noise)
-        worlds = env.env_ids
+        env = make_env(count, first + done)
+        perturbed = perturbation and perturbation(first + done)
+        behaviour = _behaviour_policy(roles, env, rows, student, perturbed, beta, noise)
+        env_ids = env.env_ids
         returns = behaviour.rollout.episodes().returns[roles.group]
-        parts.append(_recorded(behaviour, worlds, returns))
+        parts.append(_recorded(behaviour, env_ids, returns))
         done += count
         if progress is not None:
             steps = sum(part.num_steps for part in parts)
@@ -84,51 +84,51 @@ def collect(
     return join(parts)
 
 
-class Games:
+class ContinuedGames:
     """Games that continue from one round to the next; a finished one starts again.
 
     Args:
-        roles: of the groups.
-        world: where.
-        rows: takes the distinct features, where they are bytes.
-        student: plays in the teacher's place.
-        perturbation: what is done to what the student sees.
+        roles: roles of the groups.
+        env: environments of the games.
+        rows: table of distinct features, extended here; for uint8 features only.
+        student: policy that acts where the teacher does not.
+        perturbation: perturbation of the student's observations.
     """
 
     def __init__(
         self,
         roles: Roles,
         env: BatchedEnv,
-        rows: Rows | None,
+        rows: RowTable | None,
         student: Policy,
         perturbation: Perturbation | None = None,
     ) -> None:
-        self.worlds = env.env_ids
+        self.env_ids = env.env_ids
         self._behaviour = _behaviour_policy(roles, env, rows, student, perturbation)
 
     def play(self, steps: int, beta: float = 0.0) -> Trajectories:
-        """Advance some steps; each trajectory's return is of its world in them.
+        """Advance each game; a trajectory's return sums the rewards of these steps.
 
         Args:
-            steps: how many.
-            beta: probability that a step is the teacher's.
+            steps: number of steps.
+            beta: probability of the teacher's action, in [0, 1].
         """
         behaviour = self._behaviour
         behaviour.beta = beta
         returns = behaviour.rollout.advance(steps)[behaviour.group]
-        return _recorded(behaviour, self.worlds, returns)
+        return _recorded(behaviour, self.env_ids, returns)
 
 
 def _behaviour_policy(
     roles: Roles,
     env: BatchedEnv,
-    rows: Rows | None,
+    rows: RowTable | None,
     student: Policy | None,
     perturbation: Perturbation | None,
     beta: float = 0.0,
     noise: float = 0.0,
 ) -> BehaviourPolicy:
-    """Build the policy that collects, in a rollout of its own."""
+    """Build the collecting policy and its rollout."""
     assert roles.teacher is not None
     group = env.groups[roles.group]
     behaviour = BehaviourPolicy(
@@ -136,7 +136,7 @@ def _behaviour_policy(
         group.tokens,
         group.action_space,
         group=roles.group,
-        recorder=Recorder(discrete=not group.action_space.shape, rows=rows),
+        recorder=StepRecorder(discrete=not group.action_space.shape, rows=rows),
         student=student,
         beta=beta,
         noise=noise,
@@ -148,12 +148,12 @@ def _behaviour_policy(
 
 
 def _recorded(
-    behaviour: BehaviourPolicy, worlds: Tensor, returns: Tensor
+    behaviour: BehaviourPolicy, env_ids: Tensor, returns: Tensor
 ) -> Trajectories:
     """Return what was recorded since the last call, with the agents' returns."""
     by_agent = {
         (number, agent): value
-        for number, row in zip(worlds.tolist(), returns.tolist(), strict=True)
+        for number, row in zip(env_ids.tolist(), returns.tolist(), strict=True)
         for agent, value in enumerate(row)
     }
     rows = behaviour.recorder.rows

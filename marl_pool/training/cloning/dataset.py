@@ -1,4 +1,4 @@
-"""Each round's trajectories: collected, or read where they were collected before."""
+"""Dataset of a cloning run: the trajectories of all rounds, collected or read."""
 
 import json
 import sys
@@ -14,10 +14,10 @@ from marl_pool.envs.description import describe_env
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
-from marl_pool.training.cloning.collect import Games, Roles, collect
+from marl_pool.training.cloning.collect import ContinuedGames, Roles, collect
 from marl_pool.training.cloning.learner import Loss
-from marl_pool.training.cloning.recorder import Rows
-from marl_pool.training.cloning.sampler import PLAY, Disturbance
+from marl_pool.training.cloning.recorder import RowTable
+from marl_pool.training.cloning.sampler import PLAY, Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.storage import (
     Round,
@@ -34,24 +34,24 @@ from marl_pool.utils.progress import Progress
 from marl_pool.utils.randomness import VALIDATION_WORLDS
 
 FOLDER = "trajectories"
-NO_MATTER = ("threads",)
-"""Options of an env that change nothing that happens in it."""
+IGNORED_OPTIONS = ("threads",)
+"""Options of an environment that do not affect its dynamics."""
 
 
-class Rounds:
-    """The trajectories of a run.
+class CloneDataset:
+    """Aggregated trajectories of a run's rounds.
 
     Args:
-        config: of the run.
-        roles: of the groups.
-        folder: where the run keeps its trajectories.
-        disturbance: what is done to what the student sees.
+        config: configuration of the run.
+        roles: roles of the groups.
+        folder: folder of the run's trajectories.
+        augmentation: source of the perturbation of the student's observations.
 
     Attributes:
-        rows: the distinct features, where they are bytes.
-        target_names: of the privileged targets of each step; () without any.
-        train: what has been read or collected so far.
-        validation: the same, which nobody is trained on.
+        rows: table of distinct features; None unless features are uint8.
+        target_names: names of the privileged targets of each step; () without any.
+        train: training trajectories of all rounds so far.
+        validation: held-out trajectories of all rounds so far.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Rounds:
         config: CloneConfig,
         roles: Roles,
         folder: Path,
-        disturbance: Disturbance,
+        augmentation: Augmentation,
     ) -> None:
         self.config, self.settings, self.roles = config, config.clone, roles
-        self.folder, self.disturbance = folder, disturbance
+        self.folder, self.augmentation = folder, augmentation
         group = describe_env(config.env).groups[roles.group]
         about = {
             "group": roles.group,
@@ -73,21 +73,21 @@ class Rounds:
         }
         self.about: dict[str, Any] = json.loads(json.dumps(about))
         bytes_ = group.tokens.dtype == "uint8"
-        self.rows = Rows(group.tokens.num_features) if bytes_ else None
+        self.rows = RowTable(group.tokens.num_features) if bytes_ else None
         self.target_names = self._target_names()
         self.train: Trajectories | None = None
         self.validation: Trajectories | None = None
-        self._games: dict[str, Games] = {}
-        self._check_student_world()
+        self._games: dict[str, ContinuedGames] = {}
+        self._check_student_env()
 
     def _target_names(self) -> tuple[str, ...]:
-        """Return those of the given trajectories or, without any, of the teacher."""
+        """Return the names in the given trajectories or, without any, the teacher's."""
         if self.config.trajectories is not None:
             return _target_names_of(self._given_paths()[0])
         return () if self.roles.teacher is None else self.roles.teacher.target_names
 
-    def _check_student_world(self) -> None:
-        """Refuse other worlds for the student that are of another kind."""
+    def _check_student_env(self) -> None:
+        """Validate that ``rollout_env`` changes neither tokens nor actions."""
         if not self.settings.rollout_env:
             return
         try:
@@ -101,8 +101,14 @@ class Rounds:
         except InputError as error:
             raise InputError(f"clone.rollout_env: {error}") from error
 
-    def world(self, count: int, first: int, student: bool = False) -> BatchedEnv:
-        """Worlds ``first`` to ``first + count - 1``, perhaps those for the student."""
+    def make_env(self, count: int, first: int, student: bool = False) -> BatchedEnv:
+        """Make the environments ``first`` to ``first + count - 1``.
+
+        Args:
+            count: number of environments.
+            first: number of the first one.
+            student: apply ``rollout_env``, for play by the student.
+        """
         options = dict(self.config.env)
         if student:
             options |= self.settings.rollout_env
@@ -115,21 +121,22 @@ class Rounds:
         )
 
     def perturbation(self, first: int) -> Perturbation | None:
-        """What the student plays under in the worlds from ``first`` on."""
-        return self.disturbance.at(first, PLAY)
+        """Build the perturbation of the environments from number ``first`` on."""
+        return self.augmentation.at(first, PLAY)
 
     def add(self, number: int, student: Agent, learned: int | None) -> None:
-        """Read the round ``number``, or let it be played.
+        """Add the trajectories of a round: read them, or collect and save them.
 
         Args:
-            number: of the round; 0 is the teacher's own play.
-            student: plays in the others.
-            learned: batches that it has learned from; None: this round was begun
-                before, so what was collected then is taken.
+            number: number of the round; the teacher plays in round 0.
+            student: policy that plays in the later rounds.
+            learned: batches that it has learned from so far. Trajectories saved after
+                another number of batches are collected again. None: the round began
+                before the run was resumed, so read what was saved.
 
         Raises:
-            InputError: trajectories of another world or teacher, damaged ones, or
-                none that is long or good enough.
+            InputError: trajectories of another environment or teacher, damaged
+                trajectories, or none that is long or good enough.
         """
         path = round_path(self.folder, number)
         if not number and self.config.trajectories is not None:
@@ -139,24 +146,24 @@ class Rounds:
         else:
             rounds = [self._collect(number, student, learned or 0)]
             save_round(path, rounds[0], self.rows)
-        before = [part for part in (self.train,) if part is not None]
-        self.train = join([*before, *(each.train for each in rounds)])
-        before = [part for part in (self.validation,) if part is not None]
-        self.validation = join([*before, *(each.validation for each in rounds)])
+        earlier = [] if self.train is None else [self.train]
+        self.train = join([*earlier, *(each.train for each in rounds)])
+        earlier = [] if self.validation is None else [self.validation]
+        self.validation = join([*earlier, *(each.validation for each in rounds)])
 
     def _given_paths(self) -> list[Path]:
-        """Rounds that an earlier run has collected."""
+        """List the folders of an earlier run's rounds."""
         path = Path(self.config.trajectories or "")
         folder = path / FOLDER if (path / FOLDER).is_dir() else path
         found = rounds_in(folder)
         if not found:
             raise InputError(
-                f"trajectories: {path} holds none: expected the folder of a cloning "
-                "run, or its trajectories"
+                "trajectories: expected the folder of a cloning run, or of its "
+                f"trajectories, got {path} without any"
             )
         return found
 
-    def _refuse_other_targets(self, found: list[Path]) -> None:
+    def _validate_targets(self, found: list[Path]) -> None:
         """Reject past and future rounds with different privileged targets."""
         named = {str(path): _target_names_of(path) for path in found}
         if self.settings.rounds and self.roles.teacher is not None:
@@ -171,14 +178,14 @@ class Rounds:
                 )
 
     def _given(self, found: list[Path]) -> list[Round]:
-        """Read what an earlier run has collected."""
+        """Read the rounds of an earlier run."""
         path = self.config.trajectories
         for each in found:
-            self._refuse_others(each)
+            self._validate_origin(each)
         teachers = {str(read_about(each).get("teacher")) for each in found}
         if len(teachers) > 1:
             raise InputError(
-                f"trajectories: {path} is mixed: expected rounds of one teacher, got "
+                f"trajectories: expected rounds of one teacher in {path}, got "
                 f"{', '.join(sorted(teachers))}"
             )
         rounds = [load_round(each, self.rows) for each in found]
@@ -190,30 +197,31 @@ class Rounds:
             raise InputError(
                 f"{logits_option(settings)}: {path} holds no logits of the teacher"
             )
-        self._refuse_other_targets(found)
+        self._validate_targets(found)
         count = sum(len(part.train) for part in rounds)
         if not count or not any(len(part.validation) for part in rounds):
             raise InputError(
-                f"trajectories: {path} is empty: expected some to learn from, and some "
-                "for validation"
+                f"trajectories: expected training and validation trajectories in {path}"
+                ", got none of one kind"
             )
         steps = sum(part.train.num_steps for part in rounds)
         print(f"{path}: {count} trajectories, {steps:,} steps", file=sys.stderr)
         return rounds
 
-    def _refuse_others(self, path: Path) -> None:
-        """Refuse a round of another world or teacher."""
+    def _validate_origin(self, path: Path) -> None:
+        """Reject a round of another environment or teacher."""
         found, wanted = read_about(path), dict(self.about)
         if wanted["teacher"] is None:
             del wanted["teacher"]
         for each in (found, wanted):
             env = each.pop("env", {})
-            each |= {f"env.{k}": v for k, v in env.items() if k not in NO_MATTER}
+            options = {k: v for k, v in env.items() if k not in IGNORED_OPTIONS}
+            each |= {f"env.{key}": value for key, value in options.items()}
         for key, value in wanted.items():
             if found.get(key) != value:
                 raise InputError(
-                    f"trajectories: {path} is of another kind: expected {key} = "
-                    f"{value}, got {found.get(key)}"
+                    f"trajectories: {path}: expected {key} = {value}, "
+                    f"got {found.get(key)}"
                 )
 
     def _collect(self, number: int, student: Agent, learned: int) -> Round:
@@ -236,8 +244,8 @@ class Rounds:
         if not len(train) and not number:
             raise InputError(
                 f"env: all {len(kept['train'])} training trajectories are validation "
-                "trajectories, too: expected a world with more than so few starts, or "
-                "fewer clone.validation_episodes"
+                "trajectories, too: expected an environment with more initial states, "
+                "or fewer clone.validation_episodes"
             )
         about = {
             **self.about,
@@ -257,14 +265,18 @@ class Rounds:
         settings, is_student = self.settings, number > 0
         if is_student and settings.round_steps is not None:
             if name not in self._games:
-                world = self.world(episodes, first, student=True)
-                seen = self.perturbation(first)
-                self._games[name] = Games(self.roles, world, self.rows, student, seen)
+                self._games[name] = ContinuedGames(
+                    self.roles,
+                    self.make_env(episodes, first, student=True),
+                    self.rows,
+                    student,
+                    self.perturbation(first),
+                )
             return self._games[name].play(settings.round_steps, settings.beta**number)
         with Progress(episodes, unit=f"{name} episodes") as progress:
             return collect(
                 self.roles,
-                lambda count, start: self.world(count, start, is_student),
+                lambda count, start: self.make_env(count, start, is_student),
                 first,
                 episodes,
                 num_envs=settings.num_envs,
@@ -277,7 +289,7 @@ class Rounds:
             )
 
     def _good(self, played: Trajectories) -> Trajectories:
-        """Those that are long and good enough."""
+        """Keep trajectories with ``min_length`` steps and ``min_return``."""
         settings = self.settings
         long = played.lengths >= settings.min_length
         if not long.any():

@@ -1,4 +1,4 @@
-"""The student's gradient steps."""
+"""Losses of imitation, and the student's gradient steps."""
 
 from typing import Any, NamedTuple
 
@@ -10,23 +10,23 @@ from torch.utils._pytree import tree_map
 from marl_pool.policies.agent import Agent
 from marl_pool.pooling.memory import Memory
 from marl_pool.training.cloning.auxiliary import AuxiliaryHead, auxiliary_errors
-from marl_pool.training.cloning.sampler import Batch
+from marl_pool.training.cloning.sampler import SequenceBatch
 
 
 class Score(NamedTuple):
-    """How well a student answers, as sums over steps."""
+    """Agreement of student and teacher, as sums over steps."""
 
     loss: Tensor
-    """Sum of the steps' losses."""
+    """Sum of losses."""
     right: Tensor
-    """How many choices were the teacher's; of a box nothing."""
+    """Number of steps in which both choose the same; 0 for a box."""
     auxiliary_error: Tensor
-    """Sum of the auxiliary head's squared errors over steps; 0 without a head."""
+    """Sum of the auxiliary head's squared errors; 0 without a head."""
     steps: int
-    """How many steps."""
+    """Number of valid steps."""
 
     def plus(self, other: "Score") -> "Score":
-        """Both together."""
+        """Add two scores."""
         return Score(
             self.loss + other.loss,
             self.right + other.right,
@@ -36,29 +36,29 @@ class Score(NamedTuple):
 
 
 LEAST_WEIGHT = 0.1
-"""Weight of a step in which all choices have the same logit."""
+"""Weight of a step in which all of the teacher's logits are equal."""
 NOTHING = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)
 
 
 class Loss(NamedTuple):
-    """The terms of the loss of a step; see `CloneSettings`."""
+    """Terms of the loss of a step; see `losses` for the formula."""
 
     soft: bool = False
     """Learn the teacher's probabilities instead of its choice."""
     margin_weighting: float | None = None
-    """Margin of the teacher's logits from which on a step has its full weight."""
+    """Smallest margin of the teacher's logits that gives a step its full weight."""
     expected_regret: float = 0.0
     """Weight of the student's expected regret."""
 
     @property
     def needs_logits(self) -> bool:
-        """Whether it needs a teacher that has logits."""
+        """True if a term depends on the teacher's logits."""
         return (
             self.soft or self.margin_weighting is not None or self.expected_regret > 0
         )
 
 
-def losses(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
+def losses(outputs: Tensor, batch: SequenceBatch, loss: Loss) -> Tensor:
     r"""Compute losses ``(B, T)``, zero at steps that are not valid.
 
     For a box the loss is the squared error, averaged over the action's components; for
@@ -75,9 +75,9 @@ def losses(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
     learning (2014), https://arxiv.org/abs/1406.5979.
 
     Args:
-        outputs: ``(B, T, L)`` of the student.
+        outputs: the student's outputs ``(B, T, L)``, logits for a choice.
         batch: labels and logits of the teacher.
-        loss: the terms.
+        loss: terms to include.
     """
     outputs = outputs.float()
     if batch.label.dim() == 3:
@@ -92,7 +92,9 @@ def losses(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
     return each.masked_fill(~batch.valid, 0.0)
 
 
-def _with_values(each: Tensor, outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
+def _with_values(
+    each: Tensor, outputs: Tensor, batch: SequenceBatch, loss: Loss
+) -> Tensor:
     """Weight losses by the margin of the teacher's logits, and add expected regret."""
     if loss.margin_weighting is None and not loss.expected_regret:
         return each
@@ -105,19 +107,21 @@ def _with_values(each: Tensor, outputs: Tensor, batch: Batch, loss: Loss) -> Ten
 
 
 class Learner:
-    """A student and its optimizer.
+    """A student and its optimizer, Adam.
+
+    With ``truncate`` each window of that many steps is a gradient step of its own; the
+    memory is carried from one window to the next without a gradient (truncated
+    backpropagation through time).
 
     Args:
-        student: learns in place.
-        lr: learning rate of Adam, until `learn` is told another.
-        grad_clip: largest global norm of the gradient; None: no limit.
-        truncate: steps that a gradient goes back in time; None: the whole sequence.
-            Then each chunk is a gradient step of its own, and the memory is carried
-            from one to the next.
-        loss: what counts.
-        bfloat16: compute in bfloat16 where torch thinks that it is safe.
+        student: agent to train, in place.
+        lr: learning rate of Adam, until `learn` receives another.
+        grad_clip: maximum global norm of the gradient; None: no limit.
+        truncate: steps of backpropagation through time; None: the whole sequence.
+        loss: terms of the loss.
+        bfloat16: use torch's automatic mixed precision with bfloat16.
         auxiliary_head: predicts privileged targets from the student's hidden layer,
-            and is trained along; None: no auxiliary loss.
+            and is trained with the student; None: no auxiliary loss.
         auxiliary: weight of its squared error.
     """
 
@@ -143,37 +147,41 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.parameters, lr=lr)
         self.gradient_norm = torch.zeros(())
 
-    def learn(self, batch: Batch, lr: float | None = None) -> Score:
-        """Learn from one batch: a gradient step, or one for each truncated chunk.
+    def learn(self, batch: SequenceBatch, lr: float | None = None) -> Score:
+        """Take a gradient step, or one for each window of ``truncate`` steps.
 
         Args:
-            batch: on the student's device.
-            lr: learning rate from now on; None: as it is.
+            batch: sequences, on the student's device.
+            lr: learning rate from now on; None: keep the present one.
         """
         if lr is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
         total, memory = NOTHING, None
-        for chunk in batch.windows(self.truncate):
-            score, memory = self._answer(chunk, memory)
+        for window in batch.windows(self.truncate):
+            score, memory = self._score(window, memory)
             if not score.steps:
                 continue
+            # Minimise the mean over the window's valid steps.
             self.optimizer.zero_grad(set_to_none=True)
-            wrong = score.loss + self.auxiliary * score.auxiliary_error
-            (wrong / score.steps).backward()
+            loss = score.loss + self.auxiliary * score.auxiliary_error
+            (loss / score.steps).backward()
             limit = torch.inf if self.grad_clip is None else self.grad_clip
             self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
             self.optimizer.step()
+            # Cut the gradient between windows.
             memory = tree_map(_detached, memory)
             total = total.plus(tree_map(_detached, score))
         return total
 
     @torch.no_grad()
-    def measure(self, batch: Batch) -> Score:
-        """How well the student answers a batch, without learning from it."""
-        return self._answer(batch, None)[0]
+    def measure(self, batch: SequenceBatch) -> Score:
+        """Score a batch without learning from it."""
+        return self._score(batch, None)[0]
 
-    def _answer(self, batch: Batch, memory: Memory | None) -> tuple[Score, Memory]:
+    def _score(
+        self, batch: SequenceBatch, memory: Memory | None
+    ) -> tuple[Score, Memory]:
         if memory is None:
             size, _, num_tokens, _ = batch.features.shape
             memory = self.student.initial_memory(size, num_tokens)
@@ -191,15 +199,15 @@ class Learner:
         return Score(each.sum(), right, auxiliary_error, steps), memory
 
     def _unroll(
-        self, batch: Batch, memory: Memory
+        self, batch: SequenceBatch, memory: Memory
     ) -> tuple[Tensor, Tensor | None, Memory]:
-        """Return answers, the hidden layer for an auxiliary head, and the memory."""
-        seen = (batch.features, batch.padding, batch.prev_action, memory)
+        """Return outputs, the hidden layer for an auxiliary head, and the memory."""
+        inputs = (batch.features, batch.padding, batch.prev_action, memory)
         device = batch.features.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.bfloat16):
             if self.auxiliary_head is not None:
-                return self.student.unroll_hidden(*seen)
-            outputs, memory = self.student(*seen)
+                return self.student.unroll_hidden(*inputs)
+            outputs, memory = self.student(*inputs)
         return outputs, None, memory
 
 

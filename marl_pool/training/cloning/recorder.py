@@ -9,17 +9,17 @@ from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.tokens import Tokens
-from marl_pool.training.cloning.teacher import Answer
+from marl_pool.training.cloning.teacher import TeacherLabel
 
 NO_ACTION = -1
-"""The choice before an episode's first one."""
+"""Previous action at the start of an episode, for discrete actions."""
 
 
-class Rows:
-    """Distinct rows of bytes, numbered in the order in which they came.
+class RowTable:
+    """Deduplicating table of byte rows, numbered in the order of arrival.
 
-    The number 0 is the row of zeros. A screen of Pong holds about 16 distinct patches
-    out of 196, most of them seen before: so it takes a hundredth of its bytes.
+    Number 0 is the row of zeros. A frame of Pong has about 16 distinct patches out of
+    196, most of them already in the table, so it takes a hundredth of its bytes.
 
     Args:
         width: bytes of a row.
@@ -31,7 +31,7 @@ class Rows:
         self._table = np.zeros((1024, width), np.uint8)
 
     def number(self, rows: Tensor) -> Tensor:
-        """Numbers ``(*B,)`` int32 of the rows ``(*B, width)`` uint8."""
+        """Add rows ``(*B, width)`` uint8; return their numbers ``(*B,)`` int32."""
         flat = np.ascontiguousarray(rows.cpu().numpy()).reshape(-1, self.width)
         numbers, known = self._numbers, len(self._numbers)
         keys = map(_digest, flat.view(f"V{self.width}")[:, 0].tolist())
@@ -45,28 +45,28 @@ class Rows:
         return torch.from_numpy(found.astype(np.int32)).view(rows.shape[:-1])
 
     def table(self) -> Tensor:
-        """The rows by number, ``(rows, width)`` uint8, not a copy."""
+        """Return a view of the rows by number, ``(rows, width)`` uint8."""
         return torch.from_numpy(self._table[: len(self._numbers)])
 
 
 def _digest(row: bytes) -> bytes:
-    """Shorter than the row, and different for others."""
+    """Hash a row to a key of 16 bytes, shorter than most rows."""
     return hashlib.blake2b(row, digest_size=16).digest()
 
 
 @dataclass
-class Recorder:
-    """Steps of one group of agents in worlds that end at different times.
+class StepRecorder:
+    """Storage of the steps of one group of agents, in batched environments.
 
     Attributes:
-        discrete: whether actions are choices.
-        parts: what was taken down, by name, a tensor ``(rows, …)`` for each step.
-        rows: the distinct features, where they are bytes.
+        discrete: True for discrete actions.
+        parts: recorded tensors by name, one ``(agents alive, …)`` for each step.
+        rows: table of distinct features; None unless features are uint8.
     """
 
     discrete: bool
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
-    rows: Rows | None = None
+    rows: RowTable | None = None
 
     def add(
         self,
@@ -75,36 +75,36 @@ class Recorder:
         tokens: Tokens,
         prev_action: Tensor,
         label: Tensor,
-        answer: Answer,
+        answer: TeacherLabel,
     ) -> None:
-        """Take down one step, before it is taken.
+        """Record one step of the agents alive, before the environments take it.
 
         Args:
-            env: where it stands.
-            active: ``(E, A)`` bool, who lives.
-            tokens: what it shows, ``(E, A)``.
-            prev_action: ``(E, A, dim)``, the executed one, as a vector.
-            label: ``(E, A, dim)`` or ``(E, A)``, what should be done.
-            answer: of the teacher.
+            env: environments, in the state of the step.
+            active: ``(E, A)`` bool, the agents alive.
+            tokens: unperturbed observations, batch ``(E, A)``.
+            prev_action: ``(E, A, dim)``, the executed action before, as a vector.
+            label: ``(E, A, dim)`` or ``(E, A)``, the teacher's action.
+            answer: the teacher's logits and privileged targets.
         """
         agents = torch.arange(active.shape[1], device=active.device)
         features = tokens.features
         if features.dtype == torch.uint8:
-            self.rows = self.rows or Rows(features.shape[-1])
+            self.rows = self.rows or RowTable(features.shape[-1])
             features = self.rows.number(features)
         if self.discrete:
             first = prev_action.sum(-1) == 0
             prev_action = prev_action.argmax(-1).masked_fill(first, NO_ACTION).short()
             label = label.short()
         step = {
-            "world": env.env_ids[:, None].expand(active.shape),
+            "env": env.env_ids[:, None].expand(active.shape),
             "episode": env.episodes[:, None].expand(active.shape),
             "time": env.steps[:, None].expand(active.shape),
             "agent": agents.expand(active.shape),
             "features": features,
             "types": tokens.types.byte(),
             "padding": tokens.padding,
-            "before": prev_action,
+            "prev_action": prev_action,
             "label": label,
         }
         if answer.logits is not None:
@@ -116,11 +116,9 @@ class Recorder:
             self.parts.setdefault(name, []).append(living)
 
     def pop(self) -> dict[str, Tensor]:
-        """All that was taken down so far, ``(rows, …)``, each life in one piece."""
+        """Return and clear the record, ``(rows, …)``, each agent's life contiguous."""
         flat = {name: torch.cat(parts) for name, parts in self.parts.items()}
         self.parts = {}
-        order = np.lexsort(
-            [flat[name] for name in ("time", "episode", "agent", "world")]
-        )
+        order = np.lexsort([flat[name] for name in ("time", "episode", "agent", "env")])
         rows = torch.from_numpy(order)
         return {name: part.index_select(0, rows) for name, part in flat.items()}

@@ -1,4 +1,4 @@
-"""What a cloning run can be told, as typed dataclasses without torch."""
+"""Settings of cloning runs, as typed dataclasses without torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -25,55 +25,58 @@ from marl_pool.utils.types import (
 
 @dataclass(frozen=True)
 class CloneSettings:
-    """How trajectories are collected and learned.
+    """Settings of collecting trajectories and learning from them.
 
     Raises:
         InputError: settings that contradict each other.
     """
 
     episodes: PositiveInt = 64
-    """Episodes that the teacher plays for training."""
+    """Training episodes that the teacher plays."""
     validation_episodes: PositiveInt = 8
-    """Episodes that nobody is trained on, in worlds of their own; in each round."""
+    """Held-out episodes of each round, in environments that training never uses."""
     num_envs: PositiveInt = 16
-    """Worlds that are stepped together."""
+    """Environments stepped together."""
     min_length: NonNegativeInt = 0
-    """Shorter trajectories of the teacher's are left out."""
+    """Minimum steps of a teacher's trajectory; shorter ones are discarded."""
     min_return: float | None = None
-    """Worse ones are left out, too; None: none is."""
+    """Minimum return of a teacher's trajectory; lower ones are discarded. None: no
+    minimum."""
     noise: UnitInterval = 0.0
-    """Share of random actions in the teacher's own play; the labels stay its own."""
+    """Probability of a random action while the teacher plays; labels stay the
+    teacher's own."""
     rounds: NonNegativeInt = 0
-    """How often the student plays, the teacher labels, and training goes on."""
+    """DAgger rounds: the student plays, the teacher labels, and training continues."""
     round_episodes: PositiveInt = 16
-    """Episodes that the student plays for training in each round."""
+    """Training episodes that the student plays in each round."""
     round_steps: PositiveInt | None = None
-    """Steps of each of them in a round, which go on where the last round left the game:
-    so states of all of a long game are met. A run that is resumed begins new games.
-    None: whole episodes, new ones in each round."""
+    """Steps of each of these episodes per round; the next round continues the same
+    games, so that all phases of a long game are covered. A resumed run begins new
+    games. None: whole episodes, new ones in each round."""
     rollout_env: dict[str, Any] = field(default_factory=dict)
-    """Options of the env that are others where the student plays."""
+    """Options of the environment to override while the student plays."""
     beta: UnitInterval = 0.0
     """The teacher takes ``beta ** round`` of the steps in a round.
 
-    Near 1 it ruins a student that sees its previous action: that is then the
-    teacher's, and to copy."""
+    Values near 1 harm a student that observes its previous action: that is then the
+    teacher's, and the student learns to repeat it."""
     first_round: PositiveInt = 2000
-    """Batches learned before the student plays first."""
+    """Batches before the first round in which the student plays."""
     round_every: PositiveInt = 500
     """Batches from one round to the next."""
     batch_size: PositiveInt = 128
-    """Single steps, or whole trajectories where the student remembers."""
+    """Sequences of a batch: whole trajectories (or chunks) of a recurrent student,
+    single steps otherwise."""
     truncate: PositiveInt | None = None
-    """Steps that a gradient goes back in time; None: the whole trajectory."""
+    """Steps of backpropagation through time; None: the whole sequence."""
     chunk_length: PositiveInt | None = None
-    """Steps of the chunks that trajectories are cut into where the student remembers,
-    each learned by itself, with a memory that starts anew. None: they are whole."""
+    """Steps of the chunks that trajectories are cut into for a recurrent student, each
+    learned with a fresh memory. None: whole trajectories."""
     burn_in: NonNegativeInt = 0
-    """First steps of a chunk that count nothing, if it does not begin an episode: the
-    memory holds too little then."""
+    """First steps of a chunk that are excluded from the loss, because the memory is
+    not warm yet; chunks that begin an episode have none."""
     soft: bool = False
-    """Learn the probabilities of the teacher's choices, not only its choice."""
+    """Learn the teacher's action probabilities, not only its choice."""
     margin_weighting: PositiveFloat | None = None
     """Weight steps by the margin between the teacher's best and worst logit: from 0.1
     at margin 0 to 1.1 at this margin and above. None: all steps have weight 1."""
@@ -88,30 +91,33 @@ class CloneSettings:
     lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last batch."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the one becomes the other; constant: it does not."""
+    """Schedule of the learning rate from ``lr`` to ``lr_end``; constant: stay at
+    ``lr``."""
     grad_clip: PositiveFloat | None = 1.0
-    """Largest global norm of the gradient; None: no limit."""
+    """Maximum global norm of the gradient; None: no limit."""
     bfloat16: bool = False
-    """Compute in bfloat16 where torch thinks that it is safe."""
+    """Use torch's automatic mixed precision with bfloat16."""
     severities: tuple[Probability, Probability] | None = None
-    """Bounds between which the perturbation's severity is drawn; None: it is fixed."""
-    before_noise: NonNegativeFloat = 0.0
-    """Noise on the previous action: for a box the standard deviation of Gaussian noise,
-    also on the zeros at an episode's start; for a choice the share that is replaced by
-    a random one, except at an episode's start, where there is none."""
-    before_dropout: UnitInterval = 0.0
-    """Share of previous actions that are replaced by none, as at an episode's start."""
+    """Bounds between which the perturbation's severity is sampled; None: it is
+    fixed."""
+    prev_action_noise: NonNegativeFloat = 0.0
+    """Noise on the previous action. Box: standard deviation of Gaussian noise, also on
+    the zeros at an episode's start. Discrete: probability of replacement by a random
+    action, except at an episode's start, where there is no previous action."""
+    prev_action_dropout: UnitInterval = 0.0
+    """Probability that a previous action is zeroed, as at an episode's start."""
     iteration_batches: PositiveInt = 100
     """Batches of an iteration: one row of metrics, one validation."""
     validation_steps: PositiveInt = 4096
-    """Of all validation steps so many are measured, if the student has no memory."""
+    """Maximum validation steps to measure, evenly spread, for a student without
+    memory."""
     select: Literal["loss", "return"] = "loss"
-    """The best checkpoint is that of the lowest loss on the validation trajectories
-    of the last round, or that of the highest return."""
+    """Criterion of the best checkpoint: lowest loss on the validation trajectories of
+    the last round, or highest return."""
     play_every: NonNegativeInt = 0
-    """Iterations from one measurement of the return to the next; 0: none."""
+    """Iterations between measurements of the return; 0: none."""
     play_episodes: PositiveInt = 8
-    """Episodes of such a measurement, in worlds of their own."""
+    """Episodes of such a measurement, in environments that training never uses."""
 
     def __post_init__(self) -> None:
         if self.select == "return" and not self.play_every:
@@ -139,14 +145,14 @@ class CloneSettings:
                 f"got {self.lr_end}"
             )
 
-    def start(self, number: int) -> int:
-        """Batches after which round ``number`` begins; 0 is the teacher's own play."""
+    def round_start(self, number: int) -> int:
+        """Count the batches before round ``number``; in round 0 the teacher plays."""
         return self.first_round + (number - 1) * self.round_every if number else 0
 
 
 @dataclass(frozen=True)
 class CloneRunSettings:
-    """What belongs to the run itself, not to one of its parts."""
+    """Settings of the run itself, not of one of its parts."""
 
     teacher: str | None = None
     """Teacher: the folder of a run or policy, heuristic, value_table (Pong only), or
@@ -158,19 +164,19 @@ class CloneRunSettings:
     """Group that is not cloned → heuristic, random, package.module:Class of a
     policy, or the folder of a policy or run. None: there is only one group."""
     plugins: list[str] = field(default_factory=list)
-    """``package.module:Class`` names that those folders may use."""
+    """``package.module:Class`` names that these folders may use."""
     seed: Seed = 0
-    """Of worlds, initial weights, perturbations and the order of batches."""
+    """Seed of environments, initial weights, perturbations and the order of batches."""
     total_batches: PositiveInt = 5000
-    """Batches of all rounds, after which training ends."""
+    """Batches of all rounds together."""
     time_limit: PositiveFloat | None = None
-    """Seconds after which training ends; None: no limit."""
+    """Seconds after which the run stops and can be resumed; None: no limit."""
     threads: PositiveInt = 2
     """CPU threads of torch."""
     device: Device = "cpu"
-    """Where worlds and policies live; trajectories stay in memory."""
+    """Device of environments and policies; trajectories stay in main memory."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """When a run saves itself."""
+    """Checkpoint interval, in iterations, and number to keep."""
 
     def __post_init__(self) -> None:
         validate_plugins(self.plugins)

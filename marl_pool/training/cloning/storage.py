@@ -1,11 +1,11 @@
 """Trajectories on disk: safetensors and JSON, nothing that can run code.
 
-    FOLDER/round_000/about.json              what they are, and where they come from
+    FOLDER/round_000/about.json              environment, teacher, statistics
     FOLDER/round_000/train.safetensors
     FOLDER/round_000/validation.safetensors
     FOLDER/round_000/manifest.json           their checksums
 
-Round 0 is the teacher's own play, later ones are the student's.
+The teacher plays in round 0, the student in later rounds.
 """
 
 import json
@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from marl_pool.training.cloning.recorder import Rows
+from marl_pool.training.cloning.recorder import RowTable
 from marl_pool.training.cloning.trajectories import STEP_PARTS, Trajectories
 from marl_pool.utils.atomic import new_binary_file, new_file, new_folder
 from marl_pool.utils.errors import InputError
@@ -29,13 +29,13 @@ from marl_pool.version import __version__
 
 FORMAT = 1
 ABOUT, TRAIN, VALIDATION = "about.json", "train", "validation"
-OWN_KEYS = ("lengths", "returns", "worlds")
+OWN_KEYS = ("lengths", "returns", "env_ids")
 NUMBERS, TABLE = "features", "table"
 
 
 @dataclass(frozen=True)
 class Round:
-    """The trajectories of one round, and what they are."""
+    """Trajectories of one round, and their description."""
 
     train: Trajectories
     validation: Trajectories
@@ -43,22 +43,22 @@ class Round:
 
 
 def rounds_in(folder: Path) -> list[Path]:
-    """The rounds in a folder, in their order."""
+    """List the rounds in a folder, in their order."""
     return sorted(folder.glob("round_*"))
 
 
 def round_path(folder: Path, number: int) -> Path:
-    """Where a round is."""
+    """Return the folder of a round."""
     return folder / f"round_{number:03d}"
 
 
-def save_round(path: Path, collected: Round, rows: Rows | None) -> None:
-    """Write a round; a crash leaves nothing or all of it.
+def save_round(path: Path, collected: Round, rows: RowTable | None) -> None:
+    """Write a round atomically.
 
     Args:
-        path: of its folder.
-        collected: what to write.
-        rows: the distinct features, where they are bytes.
+        path: folder to write.
+        collected: the round.
+        rows: table of distinct features; None unless features are uint8.
     """
     table = None if rows is None else rows.table()
     about = {
@@ -80,15 +80,15 @@ def save_round(path: Path, collected: Round, rows: Rows | None) -> None:
         write_manifest(folder)
 
 
-def load_round(path: Path, rows: Rows | None) -> Round:
-    """Read what `save_round` wrote.
+def load_round(path: Path, rows: RowTable | None) -> Round:
+    """Read a round that `save_round` wrote.
 
     Args:
-        path: of its folder.
-        rows: takes the distinct features, where they are bytes.
+        path: folder of the round.
+        rows: table of distinct features, extended here; for uint8 features only.
 
     Raises:
-        InputError: missing or damaged files, or none of ours.
+        InputError: missing or damaged files, or another format.
     """
     about = read_about(path)
     try:
@@ -107,10 +107,10 @@ def load_round(path: Path, rows: Rows | None) -> Round:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What a round's trajectories are.
+    """Read the description of a round's trajectories.
 
     Raises:
-        InputError: its file is missing or damaged, or none of ours.
+        InputError: a missing or damaged file, or another format.
     """
     file = path / ABOUT
     try:
@@ -136,7 +136,7 @@ def _tensors(what: Trajectories, table: Tensor | None) -> dict[str, Tensor]:
     return tensors
 
 
-def _read(file: Path, digests: list[str], rows: Rows | None) -> Trajectories:
+def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories:
     tensors = load_file(file)
     steps = {name: tensors[name] for name in STEP_PARTS if name in tensors}
     if TABLE in tensors:
@@ -144,5 +144,5 @@ def _read(file: Path, digests: list[str], rows: Rows | None) -> Trajectories:
         numbers = rows.number(tensors[TABLE])
         flat = steps[NUMBERS].flatten().long()
         steps[NUMBERS] = numbers[flat].view(steps[NUMBERS].shape)
-    lengths, returns, worlds = (tensors[name] for name in OWN_KEYS)
-    return Trajectories(steps, lengths, returns, worlds, tuple(digests))
+    lengths, returns, env_ids = (tensors[name] for name in OWN_KEYS)
+    return Trajectories(steps, lengths, returns, env_ids, tuple(digests))

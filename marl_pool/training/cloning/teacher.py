@@ -1,10 +1,11 @@
-"""Teachers: whoever can say what to do in the state where a world is."""
+"""Teachers, which label the states of environments with actions."""
 
 import hashlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
@@ -15,27 +16,27 @@ if TYPE_CHECKING:
     from marl_pool.envs.pong.teacher import ValueTableTeacher
 
 
-class Answer(NamedTuple):
-    """What a teacher says; ``E`` worlds, ``A`` agents in each."""
+class TeacherLabel(NamedTuple):
+    """Label of one step of E environments with A agents each."""
 
     action: Tensor
-    """``(E, A, dim)`` or ``(E, A)`` in the env's units."""
+    """``(E, A, dim)`` or ``(E, A)``, in the environment's units."""
     logits: Tensor | None
-    """``(E, A, n)`` of its choices; None where it has none."""
+    """``(E, A, n)``, of a discrete action; None where the teacher has none."""
     state: State
-    """Its memory for the next step."""
+    """The teacher's memory for the next step."""
     privileged_targets: Tensor | None = None
-    """``(E, A, K)`` numbers about the state that the teacher knows and the student has
-    to infer, about in [-1, 1] and NaN where unknown. None if it provides none."""
+    """``(E, A, K)`` features of the state that the teacher knows and the student has to
+    infer, about in [-1, 1] and NaN where unknown; None if the teacher has none."""
 
 
 class Teacher(ABC):
-    """Answer for the agents of one group, whoever plays them.
+    """Expert that labels the steps of one group, whichever policy acts.
 
     Attributes:
-        noise_size: uniform numbers that one answer takes.
-        has_logits: whether its answers have logits.
-        target_names: of the K privileged targets in its answers; () without any.
+        noise_size: uniform random numbers for one label.
+        has_logits: True if labels have logits.
+        target_names: names of the K privileged targets of a label; () without any.
     """
 
     noise_size: int = 0
@@ -43,34 +44,34 @@ class Teacher(ABC):
     target_names: tuple[str, ...] = ()
 
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """The memory at an episode's start."""
+        """Return the memory at an episode's start."""
         return ()
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """The same for teachers that answer alike."""
+        """Identifier, equal for teachers that label alike."""
 
     @abstractmethod
-    def answer(
+    def label(
         self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
-    ) -> Answer:
-        """Say what to do now.
+    ) -> TeacherLabel:
+        """Label the present states.
 
         Args:
-            env: where its worlds stand.
-            tokens: what it shows the agents, ``(E, A)``, unperturbed.
-            state: the memory, from `initial_state` or the last answer.
-            noise: ``(E, A · noise_size)`` uniform numbers.
+            env: environments, in the states to label.
+            tokens: unperturbed observations of the agents, batch ``(E, A)``.
+            state: memory, from `initial_state` or the last label.
+            noise: stream of ``(E, A · noise_size)`` uniform numbers in [0, 1).
         """
 
 
 class PolicyTeacher(Teacher):
-    """A policy that takes its most likely action.
+    """Teacher that labels with a policy's most likely action.
 
     Args:
-        policy: in eval mode.
-        name: under which it was found.
+        policy: policy in eval mode.
+        name: name or folder of the policy in the configuration.
     """
 
     def __init__(self, policy: Policy, name: str) -> None:
@@ -81,8 +82,9 @@ class PolicyTeacher(Teacher):
         )
 
     @property
+    @override
     def identity(self) -> str:
-        """Its name or, if it has weights, a digest of them: a folder's may change."""
+        # The weights in a folder may change, so its name does not identify them.
         if not isinstance(self.policy, SpecifiedPolicy):
             return self.name
         digest = hashlib.sha256()
@@ -91,30 +93,31 @@ class PolicyTeacher(Teacher):
             digest.update(part.cpu().contiguous().numpy())
         return digest.hexdigest()
 
+    @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """That of the policy."""
         return self.policy.initial_state(num_envs, num_agents, num_tokens)
 
-    def answer(
+    @override
+    def label(
         self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
-    ) -> Answer:
-        """Ask the policy; see `Teacher.answer`."""
+    ) -> TeacherLabel:
         decision = self.policy.act(tokens, state, noise)
         logits = decision.logits if self.has_logits else None
-        return Answer(self.policy.scale(decision.action), logits, decision.state)
+        return TeacherLabel(self.policy.scale(decision.action), logits, decision.state)
 
 
 TEMPERATURE = 0.015
-"""In points: action values divided by it are logits."""
+"""Temperature in points of Pong: action values divided by it are logits."""
 
 
 class PrivilegedTeacher(Teacher):
-    """The value-table teacher of `Pong`, which reads the console and not the screen.
+    r"""Value-table teacher of `Pong`, which reads the console and not the screen.
 
-    Its logits are action values, so they say how much depends on the choice.
+    Its logits are :math:`Q(s, a) / \tau` with action values Q in points and
+    :math:`\tau` = `TEMPERATURE`; their margin is the cost of a wrong action.
 
     Args:
-        source: labels the states of any Pong environment.
+        source: teacher that labels the states of any Pong environment.
         identity: name of the teacher.
     """
 
@@ -125,14 +128,14 @@ class PrivilegedTeacher(Teacher):
         self.target_names = source.target_names
 
     @property
+    @override
     def identity(self) -> str:
-        """The name given."""
         return self._identity
 
-    def answer(
+    @override
+    def label(
         self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
-    ) -> Answer:
-        """Label the present states; see `Teacher.answer`."""
+    ) -> TeacherLabel:
         labels = self.source.answer(env)  # type: ignore[arg-type]
         logits = labels.values / TEMPERATURE
-        return Answer(labels.actions, logits, (), labels.targets)
+        return TeacherLabel(labels.actions, logits, (), labels.targets)

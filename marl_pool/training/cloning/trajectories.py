@@ -1,4 +1,4 @@
-"""Trajectories: what was seen, done before and should be done, step after step."""
+"""Labelled trajectories: observations, previous actions and the teacher's labels."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,33 +9,33 @@ import torch
 from torch import Tensor
 
 STEP_PARTS = (
-    *("features", "types", "padding", "before", "label"),
+    *("features", "types", "padding", "prev_action", "label"),
     *("logits", "privileged_targets"),
 )
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Some trajectories, one after the other; S steps in all, n trajectories.
+    """n concatenated trajectories with S steps in all.
 
     Attributes:
-        steps: by name, ``(S, …)``: ``features`` (``(S, N, F)`` float32, or where they
-            are bytes ``(S, N)`` int32 numbers of distinct rows), ``types`` uint8,
-            ``padding`` bool, ``before`` (the action before as a vector, or the number
-            of the choice, -1 for none), ``label`` (what should be done: in [-1, 1],
-            or the number of the choice) and perhaps the teacher's ``logits`` and
-            ``privileged_targets``.
-        lengths: ``(n,)`` int64 steps.
-        returns: ``(n,)`` float64 undiscounted, of whoever played.
-        worlds: ``(n,)`` int64 numbers of the worlds.
-        digests: n digests of what was seen, done and labelled: equal for the same
-            trajectory.
+        steps: tensors ``(S, …)`` by name: ``features`` (``(S, N, F)`` float32, or
+            ``(S, N)`` int32 numbers in a `RowTable` for uint8 features), ``types``
+            uint8, ``padding`` bool, ``prev_action`` (a vector, or the number of the
+            choice, -1 at an episode's start), ``label`` (the teacher's action: in
+            [-1, 1], or the number of the choice) and optionally the teacher's
+            ``logits`` and ``privileged_targets``.
+        lengths: ``(n,)`` int64, steps of each trajectory.
+        returns: ``(n,)`` float64, undiscounted returns of the executed actions.
+        env_ids: ``(n,)`` int64, numbers of the environments.
+        digests: n digests of observations, previous actions and labels, equal for
+            equal trajectories.
     """
 
     steps: dict[str, Tensor]
     lengths: Tensor
     returns: Tensor
-    worlds: Tensor
+    env_ids: Tensor
     digests: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -43,16 +43,16 @@ class Trajectories:
 
     @property
     def num_steps(self) -> int:
-        """S."""
+        """Steps of all trajectories, S."""
         return int(self.lengths.sum())
 
     @property
     def starts(self) -> Tensor:
-        """``(n,)`` the first step of each."""
+        """Index of each trajectory's first step, ``(n,)``."""
         return self.lengths.cumsum(0) - self.lengths
 
     def keep(self, chosen: Tensor) -> "Trajectories":
-        """Those of the bool mask ``(n,)``."""
+        """Keep the trajectories of a bool mask ``(n,)``."""
         if chosen.all():
             return self
         rows = chosen.repeat_interleave(self.lengths).nonzero()[:, 0]
@@ -61,7 +61,7 @@ class Trajectories:
             {name: part.index_select(0, rows) for name, part in self.steps.items()},
             self.lengths[chosen],
             self.returns[chosen],
-            self.worlds[chosen],
+            self.env_ids[chosen],
             tuple(d for d, keep in zip(self.digests, kept, strict=True) if keep),
         )
 
@@ -76,19 +76,19 @@ class Trajectories:
 
 
 def join(parts: Sequence[Trajectories]) -> Trajectories:
-    """Put trajectories of the same kind together."""
+    """Concatenate trajectories; parts of a step that some lack are dropped."""
     names = set.intersection(*(set(part.steps) for part in parts))
     steps = {
         name: torch.cat([part.steps[name] for part in parts])
         for name in STEP_PARTS
         if name in names
     }
-    lengths, returns, worlds = (
+    lengths, returns, env_ids = (
         torch.cat([getattr(part, name) for part in parts])
-        for name in ("lengths", "returns", "worlds")
+        for name in ("lengths", "returns", "env_ids")
     )
     digests = tuple(digest for part in parts for digest in part.digests)
-    return Trajectories(steps, lengths, returns, worlds, digests)
+    return Trajectories(steps, lengths, returns, env_ids, digests)
 
 
 def cut(
@@ -96,18 +96,19 @@ def cut(
     returns: dict[tuple[int, int], float],
     table: Tensor | None,
 ) -> Trajectories:
-    """Cut what was recorded into trajectories.
+    """Cut recorded steps into trajectories, one for each life of an agent.
 
     Args:
-        recorded: as `Recorder.pop` returns it; each life of an agent is one of them.
-        returns: by world and agent.
-        table: the distinct features, where they are bytes.
+        recorded: tensors of `StepRecorder.pop`.
+        returns: returns by environment number and agent.
+        table: distinct features by number; None unless features are uint8.
     """
-    env, agent, time = (recorded[name] for name in ("world", "agent", "time"))
-    goes_on = (env[1:] == env[:-1]) & (agent[1:] == agent[:-1])
-    goes_on &= time[1:] == time[:-1] + 1
+    env, agent, time = (recorded[name] for name in ("env", "agent", "time"))
+    # A step continues the last one if it is the same agent's next time step.
+    continues = (env[1:] == env[:-1]) & (agent[1:] == agent[:-1])
+    continues &= time[1:] == time[:-1] + 1
     first = torch.cat(
-        [torch.zeros(1, dtype=torch.int64), (~goes_on).nonzero()[:, 0] + 1]
+        [torch.zeros(1, dtype=torch.int64), (~continues).nonzero()[:, 0] + 1]
     )
     ends = torch.cat([first[1:], torch.tensor([len(env)])])
     lengths = ends - first
@@ -125,7 +126,7 @@ def cut(
 def _digests(
     steps: dict[str, Tensor], lengths: Tensor, table: Tensor | None
 ) -> tuple[str, ...]:
-    # A row's number depends on what was seen before; its own digest does not.
+    # Hash the rows: their numbers depend on the order in which rows were recorded.
     features = steps["features"]
     if table is not None:
         used, numbers = np.unique(features.numpy(), return_inverse=True)
@@ -133,8 +134,8 @@ def _digests(
         features = torch.from_numpy(names[numbers].reshape(features.shape))
     sizes = lengths.tolist()
     found = []
-    told = (features, *(steps[name] for name in ("padding", "before", "label")))
-    for parts in zip(*(part.split(sizes) for part in told), strict=True):
+    hashed = (features, *(steps[name] for name in ("padding", "prev_action", "label")))
+    for parts in zip(*(part.split(sizes) for part in hashed), strict=True):
         digest = hashlib.blake2b(digest_size=16)
         for part in parts:
             digest.update(part.numpy().tobytes())

@@ -1,21 +1,21 @@
-"""Parts of a configuration that have to fit each other."""
+"""Checks of a cloning configuration across its sections."""
 
 from marl_pool.perturbations.severity import refuse_ramp
 from marl_pool.tokens import TokenSpec
-from marl_pool.training.cloning.sampler import Disturbance
+from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig, CloneSettings
 from marl_pool.utils.errors import InputError
 
 
 def check_fit_together(config: CloneConfig) -> None:
-    """Refuse what no single section shows to be wrong.
+    """Validate what no single section can check.
 
     Raises:
-        InputError: rounds beyond the end, no teacher where one is needed, or a
-            perturbation that leaves nothing to learn from.
+        InputError: rounds beyond the last batch, no teacher where one is needed, or a
+            perturbation that hides all tokens.
     """
     settings, total = config.clone, config.total_batches
-    last = settings.start(settings.rounds)
+    last = settings.round_start(settings.rounds)
     if total <= last:
         raise InputError(
             f"total_batches: expected more than {last}, where the last of "
@@ -23,7 +23,7 @@ def check_fit_together(config: CloneConfig) -> None:
         )
     if config.teacher is None and (config.trajectories is None or settings.rounds):
         raise InputError(
-            "teacher: expected one where trajectories is null or clone.rounds is above "
+            "teacher: expected a teacher with trajectories=null or clone.rounds above "
             "0, got null"
         )
     perturbation = config.perturbation
@@ -43,8 +43,8 @@ def check_fit_together(config: CloneConfig) -> None:
         )
     if name == "occlude" and largest >= 1 and not settings.severities:
         raise InputError(
-            "perturbation.severity: expected a share in [0, 1) of tokens that the "
-            f"student misses, got {largest:g}"
+            "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
+            f"got {largest:g}"
         )
 
 
@@ -57,14 +57,14 @@ def logits_option(settings: CloneSettings) -> str:
     return "clone.expected_regret: expected 0"
 
 
-def disturbance_of(config: CloneConfig, spec: TokenSpec) -> Disturbance:
-    """Build what is done to samples while they are learned from."""
+def make_augmentation(config: CloneConfig, spec: TokenSpec) -> Augmentation:
+    """Build the augmentation of training samples."""
     perturbation, settings = config.perturbation, config.clone
-    return Disturbance(
+    return Augmentation(
         spec,
         None if perturbation["name"] == "none" else perturbation,
         settings.severities,
-        settings.before_noise,
-        settings.before_dropout,
+        settings.prev_action_noise,
+        settings.prev_action_dropout,
         config.seed,
     )

@@ -113,7 +113,7 @@ def test_logits_say_how_much_depends_on_the_action() -> None:
     assert teacher.identity == "value_table"
     ranges = []
     for _ in range(90):
-        answer = teacher.answer(env, env.observe()["agent"], (), None)
+        answer = teacher.label(env, env.observe()["agent"], (), None)
         assert answer.logits is not None
         assert answer.logits.shape == (3, 1, 3)
         torch.testing.assert_close(answer.logits.argmax(-1), answer.action)
@@ -143,7 +143,7 @@ def test_the_teachers_targets_are_those_of_the_games() -> None:
     teacher = PrivilegedTeacher(ValueTableTeacher(), "teacher")
     assert teacher.target_names == TARGET_NAMES
     for _ in range(40):
-        answer = teacher.answer(env, env.observe()["agent"], (), None)
+        answer = teacher.label(env, env.observe()["agent"], (), None)
         played = env.history[:, : int(env.steps[0])].tolist()
         env.step({"agent": answer.action})
     targets = answer.privileged_targets

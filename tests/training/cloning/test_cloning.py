@@ -29,11 +29,21 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.auxiliary import AuxiliaryHead, auxiliary_errors
 from marl_pool.training.cloning.checkpoint import load_learner, save_learner
 from marl_pool.training.cloning.clone import CloningMethod, clone
-from marl_pool.training.cloning.collect import PLAY_WORLDS, Games, Roles, collect
+from marl_pool.training.cloning.collect import (
+    PLAY_ENV_IDS,
+    ContinuedGames,
+    Roles,
+    collect,
+)
 from marl_pool.training.cloning.dataset import FOLDER
 from marl_pool.training.cloning.learner import Learner, Loss, losses
-from marl_pool.training.cloning.recorder import NO_ACTION, Rows
-from marl_pool.training.cloning.sampler import Batch, Disturbance, Sampler, chunks
+from marl_pool.training.cloning.recorder import NO_ACTION, RowTable
+from marl_pool.training.cloning.sampler import (
+    Augmentation,
+    Sampler,
+    SequenceBatch,
+    chunks,
+)
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.storage import (
     Round,
@@ -98,19 +108,21 @@ def run_clone(path: Path, *overrides: str, stop_after: int | None = None) -> Run
 
 def collected(
     teacher: Policy | PolicyTeacher, env: dict, episodes: int = 3, **options
-) -> tuple[Trajectories, Rows | None]:
+) -> tuple[Trajectories, RowTable | None]:
     """Let a teacher, or a student, play some episodes of the only group."""
     if isinstance(teacher, Policy):
         teacher = PolicyTeacher(teacher.eval(), "test")
     options = {"num_envs": 2, **options}
 
-    def world(count, first):
+    def make_env(count, first):
         return make_batched_env(num_envs=count, first_env=first, **env)
 
-    (name, group), *_ = world(1, 0).groups.items()
-    rows = Rows(group.tokens.num_features) if group.tokens.dtype == "uint8" else None
+    (name, group), *_ = make_env(1, 0).groups.items()
+    rows = (
+        RowTable(group.tokens.num_features) if group.tokens.dtype == "uint8" else None
+    )
     roles = Roles(name, teacher, {})
-    return collect(roles, world, 0, episodes, rows=rows, **options), rows
+    return collect(roles, make_env, 0, episodes, rows=rows, **options), rows
 
 
 CARTPOLE = {"name": "cartpole", "max_steps": 15}
@@ -128,7 +140,8 @@ def test_labels_are_the_teachers_own_answers_in_every_state(student):
     teacher = sensory(seed=7)
     played, _ = collected(teacher, CARTPOLE, student=student, noise=0.3)
     for features, before, label in zip(
-        *(split(played, name) for name in ("features", "before", "label")), strict=True
+        *(split(played, name) for name in ("features", "prev_action", "label")),
+        strict=True,
     ):
         memory = teacher.initial_memory(1, 5)
         answers, _ = teacher.unroll(features[None], None, before[None], memory)
@@ -138,32 +151,32 @@ def test_labels_are_the_teachers_own_answers_in_every_state(student):
 def test_the_previous_action_is_the_one_that_was_truly_taken():
     played, _ = collected(sensory(seed=7), CARTPOLE)
     for before, label in zip(
-        *(split(played, n) for n in ("before", "label")), strict=True
+        *(split(played, n) for n in ("prev_action", "label")), strict=True
     ):
         assert (before[0] == 0).all()
         torch.testing.assert_close(before[1:], label[:-1], rtol=0, atol=1e-6)
-    assert played.steps["before"].abs().max() > 0.01
+    assert played.steps["prev_action"].abs().max() > 0.01
 
 
-def test_features_are_what_the_world_shows_and_not_what_the_student_sees():
-    disturbed = Disturbance(CHANNELS, {"name": "shuffle"})
+def test_features_are_what_the_env_shows_and_not_what_the_student_sees():
+    augmented = Augmentation(CHANNELS, {"name": "shuffle"})
     student = sensory(seed=3)
     played, _ = collected(
-        sensory(seed=7), CARTPOLE, student=student, perturbation=disturbed.at
+        sensory(seed=7), CARTPOLE, student=student, perturbation=augmented.at
     )
     for number, features, before in zip(
-        played.worlds.tolist(),
-        *(split(played, n) for n in ("features", "before")),
+        played.env_ids.tolist(),
+        *(split(played, n) for n in ("features", "prev_action")),
         strict=True,
     ):
-        world = make_batched_env(num_envs=1, first_env=number, **CARTPOLE)
-        world.reset()
+        env = make_batched_env(num_envs=1, first_env=number, **CARTPOLE)
+        env.reset()
         for t in range(len(features)):
-            shown = world.observe()["agent"].features[0, 0]
+            shown = env.observe()["agent"].features[0, 0]
             torch.testing.assert_close(features[t], shown, rtol=0, atol=1e-5)
             if t + 1 < len(before):
                 scaled = student.scale(before[t + 1]).view(1, 1, 1)
-                world.step({"agent": scaled})
+                env.step({"agent": scaled})
 
 
 def test_a_student_with_beta_1_only_watches():
@@ -182,7 +195,7 @@ def test_noise_is_the_share_of_random_actions():
     assert (calm.steps["label"] == 0).all()
     assert (wild.steps["label"] == 0).all()
     # A random choice of two is the other one half of the time.
-    share = (wild.steps["before"] == 1).float().mean()
+    share = (wild.steps["prev_action"] == 1).float().mean()
     assert 0.14 < share < 0.26
 
 
@@ -244,18 +257,17 @@ def test_equal_trajectories_count_once_and_never_on_both_sides(tmp_path, capsys)
     assert run.rows()[-1]["trajectories"] == 2
 
 
-def test_training_validation_and_evaluation_have_worlds_of_their_own():
-    assert 1 << 32 < VALIDATION_WORLDS < PLAY_WORLDS < EVALUATION_WORLDS
+def test_training_validation_and_evaluation_have_envs_of_their_own():
+    assert 1 << 32 < VALIDATION_WORLDS < PLAY_ENV_IDS < EVALUATION_WORLDS
 
 
-def games(count: int, **options) -> Games:
-    """Games of a walker's, of 5 steps each."""
-    env = {"name": f"{__name__}:Walk", "max_steps": 5}
-    world = make_batched_env(num_envs=count, **env)
+def games(count: int, **options) -> ContinuedGames:
+    """Games of a walker, of 5 steps each."""
+    env = make_batched_env(num_envs=count, name=f"{__name__}:Walk", max_steps=5)
     teacher = PolicyTeacher(Left().eval(), "test")
-    spec, space = world.groups["walker"].tokens, spaces.Discrete(2)
+    spec, space = env.groups["walker"].tokens, spaces.Discrete(2)
     student = make_agent(spec, space, "feed_forward", seed=3)
-    return Games(Roles("walker", teacher, {}), world, None, student, **options)
+    return ContinuedGames(Roles("walker", teacher, {}), env, None, student, **options)
 
 
 def test_games_go_on_where_they_were_left() -> None:
@@ -263,13 +275,13 @@ def test_games_go_on_where_they_were_left() -> None:
     parts, whole = [both.play(4), both.play(8)], once.play(12)
     assert [part.lengths.tolist() for part in parts] == [[4] * 3, [1, 5, 2] * 3]
     assert whole.lengths.tolist() == [5, 5, 2] * 3
-    for name in ("features", "before", "label"):
+    for name in ("features", "prev_action", "label"):
         first, second = (part.steps[name].unflatten(0, (3, -1)) for part in parts)
         steps = torch.cat([first, second], 1)
         assert torch.equal(steps.flatten(0, 1), whole.steps[name])
-    begun = whole.steps["before"].view(3, -1)[0] == NO_ACTION
+    begun = whole.steps["prev_action"].view(3, -1)[0] == NO_ACTION
     assert begun.nonzero()[:, 0].tolist() == [0, 5, 10]
-    # Each trajectory's return is what its world has brought in all the steps.
+    # Each trajectory's return is what its environment has brought in all the steps.
     sums = sum(part.returns.view(3, -1)[:, 0] for part in parts)
     assert torch.equal(whole.returns.view(3, -1), sums[:, None].expand(3, 3))
 
@@ -285,7 +297,7 @@ def test_games_go_on_where_they_were_left() -> None:
     )
 )
 def test_numbered_rows_are_the_rows(array):
-    rows = Rows(3)
+    rows = RowTable(3)
     features = torch.from_numpy(array)
     numbers = rows.number(features)
     table = rows.table()
@@ -319,10 +331,10 @@ class TeacherWithTargets(PolicyTeacher):
 
     target_names = ("time", "place")
 
-    def answer(self, world, tokens, state, noise):
-        time = world.steps[:, None].float()
+    def label(self, env, tokens, state, noise):
+        time = env.steps[:, None].float()
         place = tokens.features[..., 0, 0].float().masked_fill(time > 5, torch.nan)
-        answer = super().answer(world, tokens, state, noise)
+        answer = super().label(env, tokens, state, noise)
         return answer._replace(privileged_targets=torch.stack([time, place], -1))
 
 
@@ -345,12 +357,12 @@ def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
     save_round(tmp_path / "r", before, rows)
     other = None
     if rows is not None:
-        other = Rows(2)  # that has seen other rows before
+        other = RowTable(2)  # that has seen other rows before
         other.number(torch.full((3, 2), 77, dtype=torch.uint8))
     after = load_round(tmp_path / "r", other)
     assert after.about["a"] == [1]
     assert after.train.digests == played.digests
-    for name in ("lengths", "returns", "worlds"):
+    for name in ("lengths", "returns", "env_ids"):
         assert torch.equal(getattr(after.train, name), getattr(played, name))
     for name, part in played.steps.items():
         found = after.train.steps[name]
@@ -369,11 +381,11 @@ def test_damaged_trajectories_are_refused_in_one_line(tmp_path):
     file = path / "train.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(InputError, match=r"round_000 is damaged") as caught:
-        load_round(path, Rows(2))
+        load_round(path, RowTable(2))
     assert "\n" not in str(caught.value)
     (path / "about.json").write_text('{"format": 99}')
     with pytest.raises(InputError, match="expected format 1, got 99"):
-        load_round(path, Rows(2))
+        load_round(path, RowTable(2))
 
 
 # Samples
@@ -381,7 +393,7 @@ def test_damaged_trajectories_are_refused_in_one_line(tmp_path):
 
 def sampler(
     trajectories: Trajectories,
-    rows: Rows | None = None,
+    rows: RowTable | None = None,
     *,
     whole: bool = False,
     size: int = 8,
@@ -392,12 +404,12 @@ def sampler(
     spec = CHANNELS if rows is None else Bytes.spec
     actions = ActionSpec.of(FORCE) if rows is None else ActionSpec(n=2)
     table = None if rows is None else rows.table()
-    disturbance = Disturbance(spec, **options)
+    augmentation = Augmentation(spec, **options)
     return Sampler(
         trajectories,
         table,
         actions,
-        disturbance,
+        augmentation,
         size=size,
         whole=whole,
         chunk_length=chunk_length,
@@ -439,11 +451,11 @@ def test_validation_takes_steps_evenly_spread():
 @pytest.mark.parametrize("whole", [False, True])
 def test_validation_leaves_previous_actions_alone_and_repeats_itself(whole: bool):
     played, _ = collected(sensory(seed=7), CARTPOLE)
-    noise = {"before_noise": 0.5, "before_dropout": 0.5}
+    noise = {"prev_action_noise": 0.5, "prev_action_dropout": 0.5}
     batches = sampler(played, whole=whole, perturbation={"name": "occlude"}, **noise)
     first, again = (list(batches.all(10**6)) for _ in range(2))
     before = torch.cat([batch.prev_action[batch.valid] for batch in first])
-    assert torch.equal(before, played.steps["before"])
+    assert torch.equal(before, played.steps["prev_action"])
     hidden = [[batch.padding for batch in batches] for batches in (first, again)]
     assert all(map(torch.equal, *hidden))
     blurred = batches.select(torch.arange(batches.count), 0)
@@ -507,13 +519,13 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
     assert "privileged_targets" not in join([played, plain]).steps
 
 
-def test_a_choice_before_is_one_hot_and_nothing_at_the_start():
+def test_a_previous_choice_is_one_hot_and_nothing_at_the_start():
     played, rows = collected(Left(), BYTES, noise=0.5)
     batch = sampler(played, rows, whole=True).select(torch.arange(3), 0)
     first, later = batch.prev_action[:, 0], batch.prev_action[:, 1:]
     assert (first == 0).all()
     assert (later.sum(-1) == 1).all()
-    chosen = torch.stack(split(played, "before"))[:, 1:].long()
+    chosen = torch.stack(split(played, "prev_action"))[:, 1:].long()
     assert torch.equal(later.argmax(-1), chosen)
 
 
@@ -539,7 +551,7 @@ def test_rows_are_perturbed_as_their_bytes_are(perturbation):
     plain = Tokens(
         table[steps["features"].long()], steps["types"].long(), steps["padding"]
     )
-    seen = batches.disturbance.see(plain, 4)
+    seen = batches.augmentation.perturb(plain, 4)
     assert torch.equal(batch.features, seen.features)
     assert not torch.equal(seen.features, plain.features) or seen.padding.any()
     if batch.padding is None:
@@ -550,13 +562,13 @@ def test_rows_are_perturbed_as_their_bytes_are(perturbation):
 
 def test_each_sample_misses_tokens_of_its_own_within_the_bounds():
     spec = TokenSpec(40, 1, ("channel",), has_self=False)
-    disturbance = Disturbance(spec, {"name": "occlude"}, severities=(0.25, 0.75))
+    augmentation = Augmentation(spec, {"name": "occlude"}, severities=(0.25, 0.75))
     tokens = Tokens(
         torch.randn(64, 1, 40, 1),
         torch.zeros(64, 1, 40, dtype=torch.int64),
         torch.zeros(64, 1, 40, dtype=torch.bool),
     )
-    first, again, later = (disturbance.see(tokens, t).padding for t in (0, 0, 1))
+    first, again, later = (augmentation.perturb(tokens, t).padding for t in (0, 0, 1))
     missing = first.sum(-1)
     assert missing.min() >= 10
     assert missing.max() <= 30
@@ -569,24 +581,35 @@ def test_each_sample_misses_tokens_of_its_own_within_the_bounds():
 def test_previous_actions_are_blurred_and_dropped():
     box = ActionSpec.of(FORCE)
     before = torch.full((200, 5, 1), 0.3)
-    noisy = Disturbance(CHANNELS, before_noise=0.1).blur(box, before, 0)
+    noisy = Augmentation(CHANNELS, prev_action_noise=0.1).perturb_prev_actions(
+        box, before, 0
+    )
     assert abs(float(noisy.std()) - 0.1) < 0.01
     assert abs(float(noisy.mean()) - 0.3) < 0.01
     choice, taken = ActionSpec(n=4), torch.eye(4)[torch.ones(200, 5).long()]
-    other = Disturbance(CHANNELS, before_noise=0.4).blur(choice, taken, 0)
+    other = Augmentation(CHANNELS, prev_action_noise=0.4).perturb_prev_actions(
+        choice, taken, 0
+    )
     assert (other.sum(-1) == 1).all()
     assert abs(float((other.argmax(-1) != 1).float().mean()) - 0.3) < 0.05
     none = torch.zeros(3, 5, 4)  # an episode's start stays one
-    assert Disturbance(CHANNELS, before_noise=1.0).blur(choice, none, 0).sum() == 0
-    gone = Disturbance(CHANNELS, before_dropout=0.25).blur(choice, taken, 0)
+    assert (
+        Augmentation(CHANNELS, prev_action_noise=1.0)
+        .perturb_prev_actions(choice, none, 0)
+        .sum()
+        == 0
+    )
+    gone = Augmentation(CHANNELS, prev_action_dropout=0.25).perturb_prev_actions(
+        choice, taken, 0
+    )
     assert abs(float((gone.sum(-1) == 0).float().mean()) - 0.25) < 0.05
-    assert Disturbance(CHANNELS).blur(choice, taken, 0) is taken
+    assert Augmentation(CHANNELS).perturb_prev_actions(choice, taken, 0) is taken
 
 
 def test_a_noisy_choice_is_any_with_equal_probability_and_dropped_apart():
     choice, taken = ActionSpec(n=4), torch.eye(4)[torch.ones(2000, 5).long()]
-    noisy = Disturbance(CHANNELS, before_noise=0.4, before_dropout=0.5)
-    changed = noisy.blur(choice, taken, 0)
+    noisy = Augmentation(CHANNELS, prev_action_noise=0.4, prev_action_dropout=0.5)
+    changed = noisy.perturb_prev_actions(choice, taken, 0)
     kept = changed[changed.sum(-1) == 1]
     assert len(kept) == pytest.approx(5000, abs=250)  # five standard deviations
     shares = torch.tensor([0.1, 0.7, 0.1, 0.1])
@@ -596,21 +619,23 @@ def test_a_noisy_choice_is_any_with_equal_probability_and_dropped_apart():
 def test_noise_falls_on_an_absent_action_of_a_box_and_not_on_an_absent_choice():
     """In a box, 0 is an action like any other; no choice is not a choice."""
     none = torch.zeros(500, 1, 3)
-    noisy = Disturbance(CHANNELS, before_noise=0.1)
+    noisy = Augmentation(CHANNELS, prev_action_noise=0.1)
     box = ActionSpec.of(spaces.Box(-1, 1, (3,)))
-    assert float(noisy.blur(box, none, 0).std()) == pytest.approx(0.1, rel=0.1)
-    certain = Disturbance(CHANNELS, before_noise=1.0)
-    assert (certain.blur(ActionSpec(n=3), none, 0) == 0).all()
+    assert float(noisy.perturb_prev_actions(box, none, 0).std()) == pytest.approx(
+        0.1, rel=0.1
+    )
+    certain = Augmentation(CHANNELS, prev_action_noise=1.0)
+    assert (certain.perturb_prev_actions(ActionSpec(n=3), none, 0) == 0).all()
 
 
 # Learning
 
 
-def batch_of(lengths: list[int], seed: int = 0) -> Batch:
+def batch_of(lengths: list[int], seed: int = 0) -> SequenceBatch:
     draw = torch.Generator().manual_seed(seed)
     count, total = len(lengths), max(lengths)
     valid = torch.arange(total) < torch.tensor(lengths)[:, None]
-    return Batch(
+    return SequenceBatch(
         torch.randn(count, total, 5, 1, generator=draw),
         None,
         torch.rand(count, total, 1, generator=draw) * 2 - 1,
@@ -683,7 +708,7 @@ def test_a_choice_is_learned_by_cross_entropy():
     valid = torch.tensor([[True, True, True], [True, False, False]])
     logits = torch.randn(2, 3, 4)
     features = torch.zeros(2, 3, 5, 1)
-    batch = Batch(features, None, torch.zeros(2, 3, 4), label, logits, valid)
+    batch = SequenceBatch(features, None, torch.zeros(2, 3, 4), label, logits, valid)
     logs = outputs.log_softmax(-1)
     hard = -logs.gather(-1, label[..., None])[..., 0] * valid
     torch.testing.assert_close(losses(outputs, batch, Loss()), hard)
@@ -696,7 +721,7 @@ def test_margin_weighting_and_expected_regret() -> None:
     outputs = torch.log(torch.tensor([[[0.5, 0.25, 0.25]] * 3]))
     label = torch.tensor([[0, 0, 0]])
     valid = torch.tensor([[True, True, True]])
-    batch = Batch(
+    batch = SequenceBatch(
         torch.zeros(1, 3, 5, 1), None, torch.zeros(1, 3, 3), label, logits, valid
     )
     missed = torch.log(torch.tensor(2.0))
@@ -734,13 +759,15 @@ def with_head(seed: int = 0, **options) -> Learner:
     return Learner(student, auxiliary_head=AuxiliaryHead(7, 3, seed), **options)
 
 
-def targeted(seed: int = 0) -> Batch:
+def targeted(seed: int = 0) -> SequenceBatch:
     draw = torch.Generator().manual_seed(seed)
     valid = torch.ones(3, 4, dtype=torch.bool)
     label = torch.randint(3, (3, 4), generator=draw)
     features = torch.randint(255, (3, 4, 4, 6), generator=draw, dtype=torch.uint8)
     targets = torch.rand(3, 4, 3, generator=draw)
-    return Batch(features, None, torch.zeros(3, 4, 3), label, None, valid, targets)
+    return SequenceBatch(
+        features, None, torch.zeros(3, 4, 3), label, None, valid, targets
+    )
 
 
 def test_targets_are_learned_beside_the_answers() -> None:
@@ -806,7 +833,7 @@ ROUNDS = [
     "clone.round_every=2",
     "perturbation=occlude",
     "clone.severities=[0.0,0.5]",
-    "clone.before_noise=0.1",
+    "clone.prev_action_noise=0.1",
     "clone.decay=cosine",
     "clone.play_every=2",
     "clone.play_episodes=2",
@@ -835,7 +862,7 @@ def test_rounds_of_games_that_go_on(tmp_path, teacher_folder) -> None:
     paths = [round_path(run.path / FOLDER, number) for number in (1, 2)]
     parts = [load_round(path, None).train for path in paths]
     assert [part.lengths.tolist() for part in parts] == [[4] * 3] * 2
-    begun = [part.steps["before"][part.starts].flatten() == 0 for part in parts]
+    begun = [part.steps["prev_action"][part.starts].flatten() == 0 for part in parts]
     assert [each.tolist() for each in begun] == [[True] * 3, [False] * 3]
     stopped = run_clone(tmp_path / "stopped", *options, stop_after=1)
     assert len(stopped.rows()) == 1
@@ -878,7 +905,7 @@ def test_trajectories_are_learned_from_again(tmp_path, teacher_folder, capsys):
     for wrong, message in (
         ("env.max_steps=21", "expected env.max_steps = 21, got 20"),
         (f"teacher={tmp_path / 'other'}", "expected teacher = "),
-        ("env.duplicates=2", "is of another kind: expected spec = "),
+        ("env.duplicates=2", "round_000: expected spec = "),
         ("clone.soft=true", "holds no logits"),
     ):
         path = tmp_path / wrong.partition(".")[2].partition("=")[0]
@@ -893,7 +920,7 @@ def test_rounds_of_two_teachers_are_not_mixed(tmp_path, teacher_folder):
     for number, teacher in enumerate((teacher_folder, tmp_path / "other")):
         run = run_clone(tmp_path / str(number), f"teacher={teacher}")
         shutil.copytree(round_path(run.path / FOLDER, 0), round_path(found, number))
-    with pytest.raises(InputError, match="is mixed: expected rounds of one teacher"):
+    with pytest.raises(InputError, match="expected rounds of one teacher in .*, got"):
         run_clone(tmp_path / "run", f"trajectories={found}")
 
 
@@ -904,7 +931,9 @@ def test_a_set_without_trajectories_is_refused(tmp_path, teacher_folder):
     nothing = full.train.keep(torch.zeros(len(full.train), dtype=torch.bool))
     shutil.rmtree(path)
     save_round(path, Round(nothing, full.validation, full.about), None)
-    with pytest.raises(InputError, match="is empty: expected some to learn from"):
+    with pytest.raises(
+        InputError, match="expected training and validation trajectories"
+    ):
         run_clone(tmp_path / "again", f"trajectories={run.path}")
 
 
@@ -914,7 +943,7 @@ def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
     options = (f"teacher={teacher_folder}", *ROUNDS)
     straight = run_clone(tmp_path / "straight", *options)
     asked: list[int] = []
-    answer = PolicyTeacher.answer
+    answer = PolicyTeacher.label
 
     def press(*arguments):
         asked.append(1)
@@ -922,7 +951,7 @@ def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
             signal.raise_signal(signal.SIGINT)
         return answer(*arguments)
 
-    monkeypatch.setattr(PolicyTeacher, "answer", press)
+    monkeypatch.setattr(PolicyTeacher, "label", press)
     with pytest.raises(KeyboardInterrupt):
         run_clone(tmp_path / "stopped", *options)
     assert not (tmp_path / "stopped" / FOLDER).exists()
@@ -965,7 +994,7 @@ def test_one_of_several_groups_is_cloned(tmp_path):
     assert run.rows()[-1]["accuracy"] > 0.9
     about = json.loads((run.path / "trajectories/round_000/about.json").read_text())
     assert about["group"] == "hen"
-    assert len(about["digests"]["train"]) == 18  # three hens in six worlds
+    assert len(about["digests"]["train"]) == 18  # three hens in six environments
 
 
 def test_the_learning_rate_goes_from_one_end_to_the_other(tmp_path, teacher_folder):
@@ -1009,7 +1038,7 @@ LOOKING = [
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "teacher: expected one where trajectories is null"),
+        ([], "teacher: expected a teacher with trajectories=null .*, got null"),
         (
             ["teacher=nobody"],
             "teacher: expected heuristic, value_table, .* got 'nobody'",
@@ -1029,12 +1058,12 @@ LOOKING = [
         ),
         (
             ["teacher=heuristic", "clone.auxiliary=1"],
-            "clone.auxiliary: expected 0 for a student that shows no hidden layer",
+            "clone.auxiliary: expected 0 with policy=.*, got",
         ),
         (["teacher=heuristic", "clone.auxiliary=-1"], "clone.auxiliary: expected a nu"),
         (
             ["teacher=heuristic", "clone.auxiliary=1", *LOOKING],
-            "clone.auxiliary: expected 0, since heuristic has .* got 1",
+            "clone.auxiliary: expected 0, because heuristic has .* got 1",
         ),
         (
             ["teacher=heuristic", "clone.chunk_length=4", "clone.burn_in=4"],
@@ -1044,10 +1073,10 @@ LOOKING = [
             ["teacher=heuristic", "policy=feed_forward", "clone.chunk_length=4"],
             "clone.chunk_length: expected null for a student without a memory",
         ),
-        (["trajectories=."], "trajectories: .* holds none"),
+        (["trajectories=."], "trajectories: expected the folder of .*, got"),
         (
             ["teacher=heuristic", "perturbation=occlude", "perturbation.severity=1"],
-            r"perturbation.severity: expected a share in \[0, 1\)",
+            r"perturbation.severity: expected a fraction .* in \[0, 1\)",
         ),
         (
             [
@@ -1055,7 +1084,7 @@ LOOKING = [
                 "perturbation=occlude",
                 "perturbation.severity=[0,1]",
             ],
-            r"perturbation.severity: expected a share in \[0, 1\)",
+            r"perturbation.severity: expected a fraction .* in \[0, 1\)",
         ),
         (
             [
@@ -1203,13 +1232,13 @@ def test_a_pong_student_is_cloned_from_the_value_table(tmp_path):
     pytest.importorskip("ale_py")
     overrides = [*PONG, "clone=steps", "perturbation=shuffle", "teacher=value_table"]
     run = run_clone(tmp_path / "run", *overrides)
-    rows = Rows(144)
+    rows = RowTable(144)
     found = load_round(tmp_path / "run/trajectories/round_000", rows).train
     assert found.steps["features"].shape == (found.num_steps, 196)
     assert len(rows.table()) < 0.1 * found.num_steps * 196
     # Labels are what was done next.
     for before, label in zip(
-        *(split(found, name) for name in ("before", "label")), strict=True
+        *(split(found, name) for name in ("prev_action", "label")), strict=True
     ):
         assert torch.equal(before[1:], label[:-1])
     assert [row["round"] for row in run.rows()] == [0, 1]
