@@ -129,5 +129,9 @@ class EnvCopy:
         if not acted:  # the episode is over
             return ParallelStep({})
         by_agent = self.decode(actions)
-        results = self.env.step({agent: by_agent[agent] for agent in acted})
-        return ParallelStep(*results[:4], acted, tuple(self.env.agents))
+        step = self.env.step({agent: by_agent[agent] for agent in acted})
+        observations, rewards, terminations, truncations, _ = step
+        agents = tuple(self.env.agents)
+        return ParallelStep(
+            observations, rewards, terminations, truncations, acted, agents
+        )
