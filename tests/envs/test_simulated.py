@@ -21,7 +21,7 @@ from marl_pool.cli.main import main
 from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.simulation.process import SimulatorProcess
-from marl_pool.envs.simulation.simulator import Simulators, extra
+from marl_pool.envs.simulation.simulator import ActionLog, Simulators, extra
 from marl_pool.envs.simulation.world import SimulatedEnv
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
@@ -49,7 +49,7 @@ class Counted(SimulatedEnv):
             num_envs,
             simulators=simulators,
             shape=(2,),
-            observed=torch.float32,
+            observation_dtype=torch.float32,
             **context,
         )
 
@@ -63,7 +63,7 @@ class Counted(SimulatedEnv):
         types = torch.zeros(features.shape[:3], dtype=torch.int64)
         return {"agent": Tokens(features, types, types.bool())}
 
-    def _native(self, actions: Tensor) -> Tensor:
+    def _to_native(self, actions: Tensor) -> Tensor:
         return actions
 
 
@@ -203,7 +203,10 @@ def test_a_state_that_does_not_replay_is_refused(make: Maker) -> None:
     run(world, 2)
     state = world.state_dict()
     state["tensors"]["observations"] += 1
-    with pytest.raises(InputError, match="expected the versions of the simulator"):
+    with pytest.raises(
+        InputError,
+        match="expected .* saved state .* got others",
+    ):
         make(1).load_state_dict(state)
 
 
@@ -255,7 +258,7 @@ def test_dropping_ended_worlds_repeats_nothing(monkeypatch: pytest.MonkeyPatch) 
     world = begun(Counted, 3)
     run(world, 1)
     begun_again: list[Any] = []
-    monkeypatch.setattr(Simulators, "begin", lambda *a: begun_again.append(a))
+    monkeypatch.setattr(Simulators, "replay", lambda *a: begun_again.append(a))
     rest = world.select(torch.tensor([2, 0]))
     assert isinstance(rest, SimulatedEnv)
     run(rest, 2)
@@ -266,7 +269,7 @@ def test_dropping_ended_worlds_repeats_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def pid_of(world: SimulatedEnv) -> int:
-    process = world._pool.simulators
+    process = world._pool.backend
     assert isinstance(process, SimulatorProcess)
     assert process._process is not None
     return process._process.pid
@@ -291,8 +294,8 @@ def gone(pid: int) -> bool:
 
 def test_the_process_starts_when_needed_and_ends_with_its_worlds() -> None:
     world = in_process(2)
-    assert isinstance(world._pool.simulators, SimulatorProcess)
-    assert world._pool.simulators._process is None
+    assert isinstance(world._pool.backend, SimulatorProcess)
+    assert world._pool.backend._process is None
     world.reset()
     pid = pid_of(world)
     assert runs(pid)
@@ -311,8 +314,9 @@ def test_the_process_ends_with_the_interpreter(end: str) -> None:
     program = (
         "import os, sys\n"
         "from marl_pool.envs.simulation.process import SimulatorProcess\n"
+        "from marl_pool.envs.simulation.simulator import ActionLog\n"
         f"process = SimulatorProcess({COUNTER!r}, {{}})\n"
-        "process.begin([0], [1], [[]])\n"
+        "process.replay([0], [ActionLog(1)])\n"
         "print(process._process.pid, flush=True)\n"
         f"{end}\n"
     )
@@ -335,7 +339,7 @@ def test_a_dead_process_is_one_clear_error() -> None:
 def test_a_process_that_cannot_start_says_why() -> None:
     process = SimulatorProcess("helpers.toy_simulator:Nothing", {})
     with pytest.raises(AttributeError, match="Nothing"):
-        process.begin([0], [1], [[]])
+        process.replay([0], [ActionLog(1)])
 
 
 def test_exceptions_of_the_simulators_are_raised_here() -> None:
@@ -349,14 +353,14 @@ def test_exceptions_of_the_simulators_are_raised_here() -> None:
 def test_exceptions_that_cannot_be_sent_are_told() -> None:
     process = SimulatorProcess("helpers.toy_simulator:Broken", {})
     with pytest.raises(RuntimeError, match="Unsendable: cannot be rebuilt"):
-        process.begin([0], [1], [[]])
+        process.replay([0], [ActionLog(1)])
 
 
 def test_an_interrupted_call_is_not_answered_by_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process = SimulatorProcess(COUNTER, {})
-    process.begin([0], [1], [[]])
+    process.replay([0], [ActionLog(1)])
     assert process._pipe is not None
 
     def interrupted() -> None:

@@ -1,1 +1,1 @@
-"""Ant, in MuJoCo and in PyBullet."""
+"""Ant in MuJoCo and in PyBullet, with sensor channels as tokens."""

@@ -1,4 +1,4 @@
-"""What the ants of two simulators have in common: channels as tokens, pictures."""
+"""Ants of two simulators: sensor channels as tokens, and pictures."""
 
 from collections.abc import Sequence
 from typing import Unpack
@@ -7,43 +7,58 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.ant.drawing import NUM_PARTS, draw
 from marl_pool.envs.base import AgentGroup, EnvOptions
-from marl_pool.envs.simulation.world import Batch, SimulatedEnv
+from marl_pool.envs.simulation.simulator import SimulatorBackend
+from marl_pool.envs.simulation.world import SimulatedEnv, push_frames
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import PositiveInt
 
 JOINTS = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
 
 
+class AntOptions(EnvOptions, total=False):
+    """Options that both ants pass on to `AntEnv`."""
+
+    num_frames: PositiveInt
+    channel_ids: bool
+    max_steps: PositiveInt
+
+
 class AntEnv(SimulatedEnv):
-    """An ant for each world; each channel of its sensors is a token.
+    """One ant in each environment, and one token for each channel of its sensors.
+
+    A token consists of the last ``num_frames`` readings of its channel, the newest
+    last. After a reset the first reading is repeated in place of earlier ones.
+
+    Pictures are taken by a camera that moves with the ant. Attention is drawn as one
+    bar for each channel; the line across the bars is the uniform weight.
 
     Args:
-        num_envs: worlds in the batch.
-        simulators: they show the channels, then the positions of 13 parts.
-        channels: what the sensors measure, in the order of the tokens.
-        num_frames: readings of a token, the newest last, at least 1.
-        channel_ids: each channel is a type of its own.
-        **context: as `BatchedEnv` takes it.
-
-    Raises:
-        InputError: a number out of range.
+        num_envs: environments in the batch, with one ant each.
+        simulators: their observations are the channels, then the positions of 13 parts.
+        channels: names of the channels, in the order of the tokens.
+        num_frames: readings of a channel in its token, at least 1; they are the token's
+            features, the newest last.
+        channel_ids: give each channel a token type of its own.
+        max_steps: steps until truncation.
+        **common: see `BatchedEnv`.
     """
 
     frames: Tensor
-    """``(num_envs, channels, num_frames)`` readings, the newest last."""
+    """``(num_envs, num_frames, channels)`` readings, the newest last."""
 
     def __init__(
         self,
         num_envs: PositiveInt,
         *,
-        simulators: Batch,
+        simulators: SimulatorBackend,
         channels: Sequence[str],
-        num_frames: PositiveInt,
-        channel_ids: bool,
-        max_steps: PositiveInt,
+        num_frames: PositiveInt = 1,
+        channel_ids: bool = False,
+        max_steps: PositiveInt = 1000,
         **common: Unpack[EnvOptions],
     ) -> None:
         count = len(channels)
@@ -51,18 +66,17 @@ class AntEnv(SimulatedEnv):
             num_envs,
             simulators=simulators,
             shape=(count + 3 * NUM_PARTS,),
-            observed=common.get("dtype", torch.float32),
+            observation_dtype=common.get("dtype", torch.float32),
             max_steps=max_steps,
             **common,
         )
         self.channels, self.num_frames = tuple(channels), num_frames
         self._types = torch.arange(count, device=self.device) * channel_ids
-        self.frames = self.observations.new_zeros(num_envs, count, num_frames)
-        kinds = self.channels if channel_ids else ("channel",)
+        self.frames = self.observations.new_zeros(num_envs, num_frames, count)
         spec = TokenSpec(
             count,
             num_frames,
-            kinds,
+            self.channels if channel_ids else ("channel",),
             has_self=False,
             positions=(),
             num_frames=num_frames,
@@ -82,19 +96,21 @@ class AntEnv(SimulatedEnv):
 
     @property
     def parts(self) -> Tensor:
-        """Where the torso and the legs' parts are, ``(num_envs, 13, 3)`` meters."""
+        """Positions of the torso and the legs' parts, ``(num_envs, 13, 3)`` meters."""
         return self.observations[:, len(self.channels) :].unflatten(1, (NUM_PARTS, 3))
 
+    @override
     def observe(self) -> dict[str, Tokens]:
-        """Tokens ``(num_envs, 1, channels)``; see the class."""
         types = self._types.expand(self.num_envs, 1, -1).contiguous()
         padding = torch.zeros_like(types, dtype=torch.bool)
-        return {"agent": Tokens(self.frames[:, None].clone(), types, padding)}
+        features = self.frames.mT[:, None].clone(memory_format=torch.contiguous_format)
+        return {"agent": Tokens(features, types, padding)}
 
     def channel_names(self) -> list[str]:
-        """What each token shows."""
+        """Return the name of each token's channel."""
         return list(self.channels)
 
+    @override
     def frame(
         self,
         index: int = 0,
@@ -104,10 +120,6 @@ class AntEnv(SimulatedEnv):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index`` with a camera that goes along; see `BatchedEnv.frame`.
-
-        Attention is a bar for each channel; the line across is the fair share.
-        """
         return draw(
             self.parts[index].double().cpu().numpy(),
             text=f"step {int(self.steps[index])}",
@@ -116,16 +128,15 @@ class AntEnv(SimulatedEnv):
             size=size,
         )
 
-    def _native(self, actions: Tensor) -> Tensor:
+    @override
+    def _to_native(self, actions: Tensor) -> Tensor:
         return actions.to(torch.float32).clamp(-1, 1)
 
-    def _shown(self, rows: Tensor, fresh: bool) -> None:
-        newest = self.readings[rows, :, None]
-        if fresh:
-            frames = newest.expand(-1, -1, self.num_frames)
-        else:
-            frames = torch.cat([self.frames[rows, :, 1:], newest], 2)
-        self.frames = self.frames.index_copy(0, rows, frames)
+    @override
+    def _update_frames(self, rows: Tensor, *, first: bool) -> None:
+        newest = self.readings[rows]
+        self.frames = push_frames(self.frames, rows, newest, first=first)
 
+    @override
     def _tensors(self) -> dict[str, Tensor]:
         return {**super()._tensors(), "frames": self.frames}

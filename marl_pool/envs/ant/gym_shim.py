@@ -1,7 +1,7 @@
-"""The few names of old ``gym`` that pybullet_envs imports.
+"""A substitute for the parts of the package ``gym`` that pybullet_envs imports.
 
-It puts modules of that name into ``sys.modules``, and pybullet_envs puts its own folder
-on the path: import neither but in a process of the simulator's own.
+It adds modules named ``gym`` to ``sys.modules``, and pybullet_envs adds its own folder
+to ``sys.path``: import both in the simulators' process only.
 """
 
 import sys
@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium
 
 
-class _Everything:
-    """A registry that has every id, so that pybullet_envs registers none."""
+class _FullRegistry:
+    """A registry that contains every id, so that pybullet_envs registers none."""
 
     def __contains__(self, _: object) -> bool:
         return True
@@ -26,8 +26,8 @@ def _module(name: str, **names: Any) -> ModuleType:
 
 
 def install() -> None:
-    """Make ``import pybullet_envs`` possible without ``gym`` and ``pkg_resources``."""
-    registry = SimpleNamespace(env_specs=_Everything())
+    """Make ``import pybullet_envs`` work without ``gym`` and ``pkg_resources``."""
+    registry = SimpleNamespace(env_specs=_FullRegistry())
     gym = {name: getattr(gymnasium, name) for name in ("Env", "spaces", "utils")}
     _module("gym", **gym, __version__="0.21.0")
     _module("gym.envs")

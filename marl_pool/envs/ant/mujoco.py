@@ -1,9 +1,8 @@
-"""MuJoCo's Ant: sensor channels as tokens that do not say which is which."""
+"""MuJoCo's Ant with sensor channels as unordered tokens."""
 
 from typing import Unpack
 
-from marl_pool.envs.ant.base import JOINTS, AntEnv
-from marl_pool.envs.base import EnvOptions
+from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
 from marl_pool.envs.simulation.simulator import Simulators, extra
 from marl_pool.utils.types import PositiveInt
 
@@ -16,7 +15,7 @@ CHANNELS = (
     *(f"angular_velocity_{axis}" for axis in AXES),
     *(f"{joint}_velocity" for joint in JOINTS),
 )
-"""What the sensor measures, in the order of the tokens."""
+"""Channels of the sensors, in the order of the tokens."""
 BODIES = (
     "torso",
     *(f"{part}_{leg}" for leg in (1, 2, 3, 4) for part in ("aux", "leg", "foot")),
@@ -27,42 +26,41 @@ CONTACTS = tuple(
     for kind in ("torque", "force")
     for axis in AXES
 )
-"""The channels of contact forces, which follow."""
+"""Channels of the contact forces, which follow `CHANNELS`."""
 
 
 class Ant(AntEnv):
-    """Run along x on four legs, sensing channels without names.
+    r"""Run along x on four legs in MuJoCo, observing unlabelled sensor channels.
 
     The action is eight torques in [-1, 1], in MuJoCo's order: hip and ankle of leg 4,
-    then of legs 1, 2 and 3. The reward is the speed along x plus 1 for being healthy,
-    less 0.5 times the squared torques and 0.0005 times the squared contact forces. An
-    episode ends (terminated) when the torso is not between 0.2 and 1 m high, and is
-    truncated after ``max_steps`` steps of 0.05 s.
+    then of legs 1, 2 and 3. The reward of a step is
 
-    Each of the 27 channels is a token of its own: height, orientation, joint angles
-    and velocities. With ``contact_forces`` 78 follow, clipped to [-1, 1]. All tokens
-    are of one type, none is the agent itself, and none carries an index. So a policy
-    that does not care for the order of its tokens and has no memory cannot tell the
-    channels apart; ``channel_ids`` is the control that tells. The order never changes
-    here: a shuffle is a perturbation.
+    .. math:: v + 1 - 0.5\, \|a\|^2 - 0.0005\, \|f\|^2
 
-    This is today's alternative to ``ant_bullet``, on which the published agents run:
-    theirs senses 28 other channels. A simulator steps in half a millisecond, one after
-    the other; see `SimulatedEnv` for what a saved state costs.
+    with the speed v along x in m/s, the alive bonus of 1, the torques a and the contact
+    forces f, clipped to [-1, 1]. The episode ends (terminated) when the torso is not
+    between 0.2 and 1 m high, and is truncated after ``max_steps`` steps of 0.05 s.
 
-    Source: Gymnasium's Ant-v5 on MuJoCo (Todorov et al., 2012), rewards and starts as
-    there.
+    Each of the 27 channels is a token: height, orientation, joint angles and
+    velocities. With ``contact_forces`` 78 more follow. All tokens have the same type,
+    none represents the agent, and none contains an index. A permutation-invariant
+    policy without a memory therefore cannot tell the channels apart; ``channel_ids`` is
+    the control that lets it. The environment keeps the order: ``perturbation=shuffle``
+    permutes it.
+
+    This is the maintained alternative to ``ant_bullet``, which the published agents
+    play with 28 other channels. Simulators step one after the other, at half a
+    millisecond each. They cannot save their state; see `SimulatedEnv`.
+
+    Source: Gymnasium's Ant-v5 on MuJoCo (Todorov et al., 2012,
+    https://doi.org/10.1109/IROS.2012.6386109), with its rewards and starts.
 
     Args:
-        num_envs: ants in the batch, each in a world of its own.
-        contact_forces: the 78 channels of the forces on each body are there too, as
-            in Gymnasium by default.
-        alive_bonus: False takes the 1 off the reward, and what is then below 0, as
-            the published search on ``ant_bullet`` does for its fitness.
-        num_frames: readings of its channel that a token carries as features, the
-            newest last, at least 1; the first reading stands for those before it.
-        channel_ids: each channel is a type of its own.
-        max_steps: steps until truncation.
+        num_envs: environments in the batch, with one ant each.
+        contact_forces: include the 78 channels of the forces on each body, as Gymnasium
+            does by default.
+        alive_bonus: include the bonus; without it, negative rewards become 0, as in the
+            fitness of the published search on ``ant_bullet``.
 
     Raises:
         InputError: a number out of range.
@@ -75,27 +73,22 @@ class Ant(AntEnv):
         *,
         contact_forces: bool = False,
         alive_bonus: bool = True,
-        num_frames: PositiveInt = 1,
-        channel_ids: bool = False,
-        max_steps: PositiveInt = 1000,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[AntOptions],
     ) -> None:
         super().__init__(
             num_envs,
             simulators=_simulators(contact_forces, alive_bonus),
             channels=CHANNELS + CONTACTS * contact_forces,
-            num_frames=num_frames,
-            channel_ids=channel_ids,
-            max_steps=max_steps,
             **common,
         )
 
 
 def _simulators(contact_forces: bool, alive_bonus: bool) -> Simulators:
     with extra("mujoco"):
-        import imageio  # noqa: F401  Gymnasium would not say which one is missing
+        import imageio  # noqa: F401  Gymnasium would not name the missing one
         import mujoco  # noqa: F401
 
         from marl_pool.envs.ant.mujoco_simulator import AntSimulator
-    options = {"contact_forces": contact_forces, "alive_bonus": alive_bonus}
-    return Simulators(lambda: AntSimulator(**options))
+    return Simulators(
+        lambda: AntSimulator(contact_forces=contact_forces, alive_bonus=alive_bonus)
+    )

@@ -1,1 +1,1 @@
-"""CarRacing on image patches."""
+"""CarRacing with screen patches as tokens."""

@@ -1,4 +1,4 @@
-"""What may stand in the place of CarRacing's grass."""
+"""Backgrounds that replace the grass of CarRacing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,40 +11,40 @@ NONE = "none"
 SIDE = 96
 """Height and width of a screen in pixels."""
 CONTRAST = 102
-"""How much greener than red the darker grass is; road and car are not."""
+"""Green minus red of the darker grass; 0 on the road."""
 DIMMEST = 90
-"""Red of the darkest pixel that may be grass, or the edge of grass and road."""
+"""Least red of pixels that are grass or a mixture of grass and road."""
 BLUES = np.array([(23, 42, 96), (96, 164, 232), (245, 240, 255)])
 EVENING = np.array([(40, 28, 92), (214, 84, 96), (255, 200, 96)])
 
 
 def checkers() -> np.ndarray:
-    """Magenta and yellow squares of 8 pixels."""
+    """Draw magenta and yellow squares of 8 pixels."""
     row, column = np.indices((SIDE, SIDE)) // 8
     return _blend((row + column) % 2.0, np.array([(196, 40, 160), (250, 214, 70)]))
 
 
 def stripes() -> np.ndarray:
-    """Slanting stripes of grey, the color of the road, and of white and red."""
+    """Draw slanting stripes of white, red and the grey of the road."""
     row, column = np.indices((SIDE, SIDE))
     colors = np.array([(102, 102, 102), (240, 240, 240), (220, 40, 40)])
     return colors[(row + column) // 6 % 3].astype(np.uint8)
 
 
 def clouds() -> np.ndarray:
-    """Clouds in a blue sky, always the same: random waves, the long ones highest."""
+    """Draw clouds in a blue sky: fixed random waves, with amplitude 1 / frequency."""
     rng = np.random.default_rng(0)
     row, column = np.indices((SIDE, SIDE)) / SIDE
     height = np.zeros((SIDE, SIDE))
-    for length in np.repeat([1.0, 2.0, 4.0, 8.0], 6):
-        across, down = length * rng.normal(size=2)
+    for frequency in np.repeat([1.0, 2.0, 4.0, 8.0], 6):
+        across, down = frequency * rng.normal(size=2)
         phase = 2 * np.pi * (across * column + down * row + rng.uniform())
-        height += np.sin(phase) / length
+        height += np.sin(phase) / frequency
     return _blend((height - height.min()) / np.ptp(height), BLUES)
 
 
 def sunset() -> np.ndarray:
-    """A sky that grows lighter towards the ground, and the sun."""
+    """Draw a sun in a sky that becomes lighter towards the ground."""
     row, column = np.indices((SIDE, SIDE)) / SIDE
     image = _blend(row, EVENING)
     image[np.hypot(row - 0.55, column - 0.7) < 0.14] = (255, 244, 214)
@@ -60,14 +60,14 @@ BACKGROUNDS: dict[str, Callable[[], np.ndarray]] = {
 
 
 def find_background(name: str) -> np.ndarray | None:
-    """The picture that ``name`` means, ``(96, 96, 3)`` uint8 RGB.
+    """Return the picture ``(96, 96, 3)`` uint8 RGB of a name, or None for "none".
 
     Args:
-        name: a key of `BACKGROUNDS`, a file that pygame can read (JPEG, PNG and
+        name: a key of `BACKGROUNDS`, an image file that pygame can read (JPEG, PNG and
             others), or "none".
 
     Raises:
-        InputError: neither, or a file that is no picture.
+        InputError: an unknown name, or a file that is not an image.
     """
     if name == NONE:
         return None
@@ -76,35 +76,35 @@ def find_background(name: str) -> np.ndarray | None:
     if not Path(name).is_file():
         known = ", ".join([NONE, *BACKGROUNDS])
         raise InputError(
-            f"env.background: expected one of {known}, or a picture's file, "
-            f"got {name!r}"
+            f"env.background: expected one of {known}, or an image file, got {name!r}"
         )
     return _read(name)
 
 
 def replace_grass(screens: np.ndarray, picture: np.ndarray) -> np.ndarray:
-    """Put a picture in the place of the grass.
+    """Replace the grass by a picture.
 
-    Pixels between grass and road become mixtures of the picture and the road.
+    A mixture of grass and road becomes the same mixture of picture and road.
 
     Args:
         screens: ``(n, 96, 96, 3)`` uint8 RGB.
         picture: ``(96, 96, 3)`` uint8 RGB.
 
     Returns:
-        As ``screens``.
+        An array like ``screens``.
     """
+    # On the ground red equals blue; the share of grass is the excess of green.
     red, green, blue = np.moveaxis(screens.astype(np.int32), -1, 0)
-    dull = (abs(red - blue) <= 2) & (red >= DIMMEST) & (green > red)
-    share = (((green - red) / CONTRAST).clip(0, 1) * dull)[..., None]
-    grassless = np.stack([red, np.where(dull, red, green), blue], -1)
+    ground = (abs(red - blue) <= 2) & (red >= DIMMEST) & (green > red)
+    share = (((green - red) / CONTRAST).clip(0, 1) * ground)[..., None]
+    grassless = np.stack([red, np.where(ground, red, green), blue], -1)
     return np.rint(share * picture + (1 - share) * grassless).astype(np.uint8)
 
 
-def _blend(places: np.ndarray, colors: np.ndarray) -> np.ndarray:
-    """Colors between the given ones, for places in [0, 1] from first to last."""
+def _blend(positions: np.ndarray, colors: np.ndarray) -> np.ndarray:
+    """Interpolate colors ``(n, 3)`` at positions ``(…)`` in [0, 1]."""
     stops = np.linspace(0, 1, len(colors))
-    parts = [np.interp(places, stops, part) for part in colors.T]
+    parts = [np.interp(positions, stops, part) for part in colors.T]
     return np.stack(parts, -1).astype(np.uint8)
 
 
@@ -115,9 +115,9 @@ def _read(name: str) -> np.ndarray:
         picture = pygame.image.load(name)
     except pygame.error as error:
         raise InputError(
-            f"env.background: {name} cannot be read as a picture: {error}"
+            f"env.background: expected an image, got {name}: {error}"
         ) from error
-    # Only colors of 24 bits can be averaged; what is transparent becomes black.
+    # smoothscale needs 24-bit colors; transparent pixels become black.
     opaque = pygame.Surface(picture.get_size(), depth=24)
     opaque.blit(picture, (0, 0))
     small = pygame.transform.smoothscale(opaque, (SIDE, SIDE))

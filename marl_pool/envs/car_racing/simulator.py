@@ -1,4 +1,4 @@
-"""Gymnasium's CarRacing-v3 as a `Simulator`; imported where Box2D and pygame are."""
+"""Gymnasium's CarRacing-v3 as a `Simulator`; importing it needs Box2D and pygame."""
 
 import math
 from typing import Any
@@ -7,47 +7,51 @@ import numpy as np
 import pygame
 from gymnasium.envs.box2d import car_racing
 from pygame import gfxdraw
+from typing_extensions import override
 
 from marl_pool.envs.simulation.simulator import Simulator
 
 MARGIN = 2
-"""Pixels; what is farther off the picture is not drawn."""
+"""Pixels beyond the window from which on polygons are not drawn."""
 
 
 class CarRacingSimulator(Simulator):
     """One car on one track; an observation is ``(96, 96, 3)`` uint8 RGB.
 
     Args:
-        smooth: shrink the picture as Gymnasium does, by averaging; or take the pixel
-            in the middle of each.
-        action_repeat: frames that an action lasts; their rewards are summed.
-        lap_complete_percent: of Gymnasium's env.
+        smooth: shrink the picture by averaging, as Gymnasium does; otherwise take the
+            middle pixel of each block.
+        action_repeat: frames of one action; their rewards are summed.
+        lap_complete_percent: option of Gymnasium's environment.
     """
 
     def __init__(
         self, *, smooth: bool, action_repeat: int, lap_complete_percent: float
     ) -> None:
-        self._env = _Racing(smooth, lap_complete_percent)
+        self._env = _FastCarRacing(smooth, lap_complete_percent)
         self._action_repeat = action_repeat
 
+    @override
     def reset(self, seed: int) -> np.ndarray:
-        """See `Simulator.reset`."""
         picture: np.ndarray = self._env.reset(seed=seed)[0]
         return picture
 
+    @override
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        """Step by ``(steer, gas, brake)``; see `Simulator.step`."""
-        total, over = 0.0, False
+        total, terminated = 0.0, False
         for _ in range(self._action_repeat):
-            picture, reward, over, _, _ = self._env.step(action)
+            picture, reward, terminated, _, _ = self._env.step(action)
             total += float(reward)
-            if over:
+            if terminated:
                 break
-        return picture, total, bool(over)
+        return picture, total, bool(terminated)
 
 
-class _Racing(car_racing.CarRacing):
-    """The env; it turns all of the ground at once, which draws it much faster."""
+class _FastCarRacing(car_racing.CarRacing):
+    """CarRacing with the same pictures, drawn several times as fast.
+
+    All polygons of the ground are rotated in one operation.
+    """
 
     def __init__(self, smooth: bool, lap_complete_percent: float) -> None:
         super().__init__(lap_complete_percent=lap_complete_percent)
@@ -57,6 +61,7 @@ class _Racing(car_racing.CarRacing):
         self._rows = _middles(height, car_racing.STATE_H)
         self._columns = _middles(width, car_racing.STATE_W)
 
+    @override
     def _create_track(self) -> bool:
         found: bool = super()._create_track()
         if found:
@@ -64,39 +69,42 @@ class _Racing(car_racing.CarRacing):
             self._corners = np.concatenate([self._lawns, road])
         return found
 
+    @override
     def _render_road(self, zoom: float, translation: Any, angle: float) -> None:
         surface: Any = self.surf
+        # Rotate, scale and shift all polygons at once.
         cos, sin = math.cos(angle), math.sin(angle)
         x, y = self._corners[..., 0], self._corners[..., 1]
-        turned = np.stack([cos * x - sin * y, sin * x + cos * y], 2)
-        shown = turned * zoom + np.array(tuple(translation))
-        field, lawns = self.bg_color, self.grass_color
-        colors = [field, *[lawns] * (len(self._lawns) - 1)]
-        # Read anew each time: a tile changes its color when a wheel comes upon it.
+        rotated = np.stack([cos * x - sin * y, sin * x + cos * y], 2)
+        corners = rotated * zoom + np.array(tuple(translation))
+        colors = [self.bg_color, *[self.grass_color] * (len(self._lawns) - 1)]
+        # Read in each frame: a tile changes its color when a wheel touches it.
         colors += [color for _, color in self.road_poly]
+        # Draw only the polygons in the window.
         window = np.array([car_racing.WINDOW_W, car_racing.WINDOW_H]) + MARGIN
-        outside = (shown.max(1) < -MARGIN) | (shown.min(1) > window)
+        outside = (corners.max(1) < -MARGIN) | (corners.min(1) > window)
         for index in (~outside.any(1)).nonzero()[0]:
-            corners = shown[index].tolist()
+            polygon = corners[index].tolist()
             color = [int(part) for part in colors[index]]
-            gfxdraw.aapolygon(surface, corners, color)
-            gfxdraw.filled_polygon(surface, corners, color)
+            gfxdraw.aapolygon(surface, polygon, color)
+            gfxdraw.filled_polygon(surface, polygon, color)
 
+    @override
     def _create_image_array(self, screen: Any, size: Any) -> np.ndarray:
         if self._smooth:
-            smooth: np.ndarray = super()._create_image_array(screen, size)
-            return smooth
+            averaged: np.ndarray = super()._create_image_array(screen, size)
+            return averaged
         pixels = pygame.surfarray.pixels3d(screen)
         return pixels[self._columns[:, None], self._rows].transpose(1, 0, 2)
 
 
 def _middles(pixels: int, blocks: int) -> np.ndarray:
-    """The middle pixel of each of ``blocks`` equal parts of a line."""
+    """Return the middle pixel of each of ``blocks`` equal parts of a line."""
     return ((np.arange(blocks) + 0.5) * pixels / blocks).astype(int)
 
 
 def _lawns() -> np.ndarray:
-    """The corners of the whole field and of its lighter squares, ``(n, 4, 2)``."""
+    """Return the corners of the field and of its lighter squares, ``(n, 4, 2)``."""
     reach, side = car_racing.PLAYFIELD, car_racing.GRASS_DIM
     field = reach * np.array([[(1, 1), (1, -1), (-1, -1), (-1, 1)]])
     starts = range(-20, 20, 2)

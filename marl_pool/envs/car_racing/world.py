@@ -1,4 +1,4 @@
-"""CarRacing as a set of patches that do not say where on the screen they are."""
+"""CarRacing as a set of screen patches without positions."""
 
 import os
 from collections.abc import Mapping
@@ -9,95 +9,99 @@ import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.drawing.patches import PatchGrid, draw
+from marl_pool.envs.simulation.patches import patch_group, patch_tokens
 from marl_pool.envs.simulation.simulator import Simulators, extra
-from marl_pool.envs.simulation.world import SimulatedEnv
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.envs.simulation.world import SimulatedEnv, push_frames
+from marl_pool.tokens import Tokens
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, UnitInterval
 
 COLORS = {"grey": 1, "rgb": 3}
-"""Numbers to a pixel."""
+"""Numbers of a pixel."""
 LUMINANCE = (9798, 19235, 3735)
-"""Shares of red, green and blue in grey, in units of 2^-15, as OpenCV has them."""
+"""Weights of red, green and blue in grey, in units of 2^-15, as in OpenCV."""
 
 
 class CarRacing(SimulatedEnv):
-    """Drive around a random track, seeing the screen as loose patches.
+    """Drive around a random track, observing the screen as a set of patches.
 
-    The screen is Gymnasium's, 96 × 96 pixels from above, always with the car below
-    the middle and pointing up. What a policy sees is made of it in this order:
+    The screen is Gymnasium's, 96 × 96 pixels from above, with the car always below the
+    middle and pointing up. Observations are computed in these steps:
 
-    1. The picture of 1000 × 800 pixels is shrunk by taking the pixel in the middle of
-       each block, or with ``smooth`` by averaging.
-    2. A ``background`` takes the place of the grass.
+    1. The picture of 1000 × 800 pixels is shrunk by taking the middle pixel of each
+       block, or with ``smooth`` by averaging.
+    2. The grass is replaced by the ``background``.
     3. Colors become grey, 0.299 red + 0.587 green + 0.114 blue, rounded.
-    4. ``zero_rows_bottom`` rows, where the instruments are, become black.
-    5. The last ``num_frames`` screens are kept. After a reset the first one stands
-       for those before it.
-    6. They are cut into patches, in rows from the upper left. A token's features are
+    4. ``zero_rows_bottom`` rows, which contain the instruments, become black.
+    5. The last ``num_frames`` screens are stacked. After a reset the first one is
+       repeated in place of earlier ones.
+    6. They are cut into patches, by rows from the upper left. A token's features are
        frame-major: all pixels of the oldest frame, row by row and with a pixel's
-       colors side by side, then those of the next one; the newest comes last.
+       colors side by side, then those of the next frame; the newest comes last.
 
-    With the defaults these are 256 tokens of 4 × 36 bytes, what AttentionNeuron sees.
-    AttentionAgent, the baseline, sees 529 overlapping patches of 7 × 7 pixels in
+    With the defaults these are 256 tokens of 4 × 36 bytes, as in AttentionNeuron.
+    AttentionAgent, the baseline, observes 529 overlapping patches of 7 × 7 pixels in
     color: ``patch=7 stride=4 num_frames=1 color=rgb zero_rows_bottom=0``. The features
     are bytes; the embedding divides them by 255.
 
-    All tokens are of one type, none is the agent itself, and none carries its place.
-    Their order never changes here: a permutation (``perturbation=shuffle``) and
-    missing patches (``occlude``) are perturbations. Orders that change within an
-    episode are the paper's test with ``perturbation.scope=frame``.
+    All tokens have the same type, none represents the agent, and none contains its
+    position on the screen. The environment keeps the order: permutations
+    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
+    paper's test with orders that change within an episode needs
+    ``perturbation.scope=frame``.
 
     An action is three numbers in [-1, 1]: the steering, -1 for full left, and the gas
     and the brake, -1 for none and 1 for full. The reward is 1000 / tiles for each new
-    tile of the track less 0.1 a frame. An episode ends (terminated) with the lap, or
-    with -100 if the car leaves the field, and is truncated after ``max_steps``.
+    tile of the track minus 0.1 a frame. An episode ends (terminated) with the lap, or
+    with a reward of -100 if the car leaves the field, and is truncated after
+    ``max_steps``.
 
-    The published agents were trained and tested on CarRacing-v0, whose screen is drawn
-    without averaging (as here by default), and whose lap ends when all tiles are
-    visited (``lap_complete_percent=1``); here, on v3, it ends at the start line, when
-    95 % are. Tracks of the same seed differ too.
+    Simulators step one after the other, at some milliseconds each. They cannot save
+    their state; see `SimulatedEnv`.
 
-    A simulator steps in some milliseconds, one after the other. It cannot save its
-    state; see `SimulatedEnv` for what that costs.
-
-    Source: CarRacing (Klimov, 2016) through Gymnasium; Tang and Ha, The sensory neuron
-    as a transformer (2021), section 4.4, and its published code. There four pictures
-    take the place of the grass, exactly where it is not mixed with the road; here
-    mixtures become mixtures of picture and road, and the pictures are others.
+    Source: CarRacing (Klimov, 2016) through Gymnasium,
+    https://gymnasium.farama.org/environments/box2d/car_racing, as in Tang and Ha, The
+    sensory neuron as a transformer (2021), section 4.4,
+    https://arxiv.org/abs/2109.02869. The published agents were trained and tested on
+    CarRacing-v0. Its screen is shrunk without averaging, as here by default; its lap
+    ends when all tiles are visited (``lap_complete_percent=1``), on v3 at the start
+    line after 95 % of them; its tracks of the same seed differ. In the published code
+    four other pictures replace the grass, and mixtures of grass and road stay.
 
     Args:
-        num_envs: cars in the batch, each on a track of its own.
+        num_envs: environments in the batch, each with its own track.
         patch: height and width of a patch in pixels, 1 to 96.
-        stride: pixels from a patch to the next one, 1 to 96.
-        num_frames: screens of a token, at least 1.
+        stride: distance of neighbouring patches in pixels, 1 to 96.
+        num_frames: frames in a token, at least 1.
         color: ``"grey"`` or ``"rgb"``.
-        zero_rows_bottom: rows of pixels at the bottom that are black, 0 to 96; the
+        zero_rows_bottom: rows of pixels at the bottom that are made black, 0 to 96; the
             instruments take 12.
         smooth: shrink the picture by averaging, as v3 does.
-        background: ``"checkers"``, ``"clouds"``, ``"stripes"``, ``"sunset"`` or the
-            file of a picture of your own, scaled to 96 × 96 pixels; ``"none"`` leaves
-            the grass.
-        action_repeat: frames that an action lasts, at least 1.
-        no_reward_limit: the episode ends after more than so many steps in a row
-            with negative rewards; 0 for never. The published search has 20, its tests
-            none: ``experiment=car_racing_attention_neuron`` sets it in ``fitness_env``.
-        lap_complete_percent: share of the tiles after which the start line ends the
-            lap, 0 to 1.
+        background: ``"checkers"``, ``"clouds"``, ``"stripes"``, ``"sunset"`` or an
+            image file, which is scaled to 96 × 96 pixels; ``"none"`` keeps the grass.
+        action_repeat: frames of one action, at least 1.
+        no_reward_limit: the episode terminates after more than this many consecutive
+            steps with negative rewards; 0 for no limit. The published search uses 20,
+            its tests none: ``experiment=car_racing_attention_neuron`` sets it in
+            ``fitness_env``.
+        lap_complete_percent: share of visited tiles, 0 to 1, from which on the start
+            line ends the lap.
         max_steps: steps until truncation.
 
     Raises:
-        InputError: a number out of range, an unknown choice, or no such picture.
+        InputError: a number out of range, an unknown choice, or an unreadable image.
         ModuleNotFoundError: Box2D or pygame, of the extra ``box2d``, is missing.
     """
 
+    patch_grid: PatchGrid
     screens: Tensor
     """``(num_envs, num_frames, 96, 96, colors)`` uint8, the newest last."""
     unrewarded: Tensor
-    """``(num_envs,)`` int64: steps in a row, up to now, with negative rewards."""
+    """``(num_envs,)`` int64: latest consecutive steps with negative rewards."""
 
     def __init__(
         self,
@@ -124,37 +128,36 @@ class CarRacing(SimulatedEnv):
                 lap_complete_percent=lap_complete_percent,
             ),
             shape=(SIDE, SIDE, 3),
-            observed=torch.uint8,
+            observation_dtype=torch.uint8,
             max_steps=max_steps,
             **common,
         )
-        self.patch, self.stride, self.num_frames = patch, stride, num_frames
+        self.num_frames, self.no_reward_limit = num_frames, no_reward_limit
         self.color, self.zero_rows_bottom = color, zero_rows_bottom
         self.patch_grid = PatchGrid(SIDE, patch, stride)
-        self.no_reward_limit = no_reward_limit
         self._background = find_background(background)
         self._luminance = torch.tensor(LUMINANCE, device=self.device)
         shape = (num_envs, num_frames, SIDE, SIDE, COLORS[color])
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.unrewarded = torch.zeros_like(self.env_ids)
-        self._groups = {"agent": self._describe()}
+        agent = patch_group(
+            self.patch_grid,
+            num_frames=num_frames,
+            colors=COLORS[color],
+            action_space=spaces.Box(-1, 1, (3,), np.float32),
+        )
+        self._groups = {"agent": agent}
 
     @property
     def groups(self) -> dict[str, AgentGroup]:
         """One group, ``"agent"``, of one agent."""
         return self._groups
 
+    @override
     def observe(self) -> dict[str, Tokens]:
-        """Tokens ``(num_envs, 1, N)`` of bytes; see the class."""
-        windows = self.screens.unfold(2, self.patch, self.stride)
-        windows = windows.unfold(3, self.patch, self.stride)
-        # From (E, frames, down, across, colors, y, x) to a row for each patch.
-        patches = windows.permute(0, 2, 3, 1, 5, 6, 4)
-        spec = self._groups["agent"].tokens
-        features = patches.reshape(self.num_envs, 1, spec.num_tokens, -1)
-        types = torch.zeros(features.shape[:3], dtype=torch.int64, device=self.device)
-        return {"agent": Tokens(features, types, types.bool())}
+        return {"agent": patch_tokens(self.screens, self.patch_grid)}
 
+    @override
     def frame(
         self,
         index: int = 0,
@@ -164,23 +167,21 @@ class CarRacing(SimulatedEnv):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index`` in color, with its background; see `BatchedEnv.frame`.
-
-        Attention tints the patches.
-        """
-        (picture,) = self._colored(self.observations[index : index + 1])
+        (picture,) = self._replace_grass(self.observations[index : index + 1])
         return draw(
             picture.cpu().numpy(),
             attention,
-            patch=self.patch,
-            stride=self.stride,
+            patch=self.patch_grid.patch,
+            stride=self.patch_grid.stride,
             size=size,
         )
 
-    def _native(self, actions: Tensor) -> Tensor:
-        chosen = actions.to(torch.float32).clamp(-1, 1)
-        return torch.cat([chosen[:, :1], (chosen[:, 1:] + 1) / 2], 1)
+    @override
+    def _to_native(self, actions: Tensor) -> Tensor:
+        clipped = actions.to(torch.float32).clamp(-1, 1)
+        return torch.cat([clipped[:, :1], (clipped[:, 1:] + 1) / 2], 1)
 
+    @override
     def _advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
@@ -192,18 +193,16 @@ class CarRacing(SimulatedEnv):
             self.over = over
         return rewards, over
 
-    def _shown(self, rows: Tensor, fresh: bool) -> None:
-        newest = self._screen(self.observations[rows])[:, None]
-        if fresh:
-            frames = newest.expand(-1, self.num_frames, -1, -1, -1)
+    @override
+    def _update_frames(self, rows: Tensor, *, first: bool) -> None:
+        newest = self._to_screens(self.observations[rows])
+        self.screens = push_frames(self.screens, rows, newest, first=first)
+        if first:
             self.unrewarded = self.unrewarded.index_fill(0, rows, 0)
-        else:
-            frames = torch.cat([self.screens[rows, 1:], newest], 1)
-        self.screens = self.screens.index_copy(0, rows, frames)
 
-    def _screen(self, pictures: Tensor) -> Tensor:
-        """Steps 2 to 4 of the class: ``(n, 96, 96, colors)``."""
-        screens = self._colored(pictures)
+    def _to_screens(self, pictures: Tensor) -> Tensor:
+        """Apply steps 2 to 4 of the class; return ``(n, 96, 96, colors)``."""
+        screens = self._replace_grass(pictures)
         if self.color == "grey":
             sums = (screens.int() * self._luminance).sum(-1, keepdim=True)
             screens = ((sums + (1 << 14)) >> 15).byte()
@@ -211,37 +210,25 @@ class CarRacing(SimulatedEnv):
             screens[:, -self.zero_rows_bottom :] = 0
         return screens
 
-    def _colored(self, pictures: Tensor) -> Tensor:
-        """The pictures with the background, as a tensor of one's own."""
+    def _replace_grass(self, pictures: Tensor) -> Tensor:
+        """Return a copy of pictures with the background."""
         if self._background is None:
             return pictures.clone()
         changed = replace_grass(pictures.cpu().numpy(), self._background)
         return torch.from_numpy(changed).to(self.device)
 
+    @override
     def _tensors(self) -> dict[str, Tensor]:
         own = {"screens": self.screens, "unrewarded": self.unrewarded}
         return {**super()._tensors(), **own}
 
-    def _describe(self) -> AgentGroup:
-        side = (SIDE - self.patch) // self.stride + 1
-        features = self.num_frames * self.patch**2 * COLORS[self.color]
-        spec = TokenSpec(
-            side**2,
-            features,
-            ("patch",),
-            has_self=False,
-            dtype="uint8",
-            num_frames=self.num_frames,
-        )
-        return AgentGroup(1, spec, spaces.Box(-1, 1, (3,), np.float32))
-
 
 def _simulators(**options: Any) -> Simulators:
-    # Nothing is shown on a screen, and pygame is not to greet.
+    # Render off screen, and suppress pygame's greeting.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     with extra("box2d"):
-        import Box2D  # noqa: F401  what is missing is to be missed by its own name
+        import Box2D  # noqa: F401  so that the error names the missing module
         import pygame  # noqa: F401
 
         from marl_pool.envs.car_racing.simulator import CarRacingSimulator

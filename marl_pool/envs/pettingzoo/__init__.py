@@ -1,1 +1,1 @@
-"""PettingZoo's parallel environments as token environments."""
+"""PettingZoo parallel environments with tokens as observations."""

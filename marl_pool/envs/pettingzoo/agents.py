@@ -1,4 +1,4 @@
-"""The agents of other people's envs: groups, spaces, and columns of arrays."""
+"""Groups of the agents of PettingZoo environments, by their spaces."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,17 @@ from marl_pool.tokens import TokenSpec
 from marl_pool.utils.errors import InputError
 
 PARTS = ("features", "types", "padding")
-"""The keys of an observation that is already in tokens."""
+"""Keys of an observation that consists of tokens."""
 
 
 @dataclass(frozen=True)
-class Team:
-    """A group of the env's agents.
+class PettingZooTeam:
+    """Agents of equal spaces that one policy controls.
 
     Attributes:
-        agents: as the env calls them.
-        observation: of one of them, a flat Box or a Dict of tokens.
-        action: of one of them, a Discrete or a Box of one dimension.
+        agents: the environment's names of the agents.
+        observation: space of one agent, a flat Box or a Dict of `PARTS`.
+        action: space of one agent, a Discrete or a Box of one dimension.
     """
 
     agents: tuple[Any, ...]
@@ -33,41 +33,41 @@ class Team:
 
     @property
     def action_size(self) -> int:
-        """Numbers in the action of one agent."""
+        """Number of entries of one agent's action."""
         return 1 if isinstance(self.action, spaces.Discrete) else self.action.shape[0]
 
     def decode(self, actions: np.ndarray) -> list[Any]:
-        """From ``(agents, action_size)`` float64 to what the env takes."""
+        """Convert actions ``(agents, action_size)`` float64 to members of the space."""
         if isinstance(self.action, spaces.Discrete):
             return [int(action) for action in actions[:, 0]]
         return list(actions.astype(self.action.dtype))
 
 
-def teams(
+def make_teams(
     env: ParallelEnv[Any, Any, Any], groups: Mapping[str, Sequence[str]] | None
-) -> dict[str, Team]:
-    """Group the agents of ``env``.
+) -> dict[str, PettingZooTeam]:
+    """Group the agents of an environment.
 
     Args:
-        env: with ``possible_agents``.
-        groups: names of agents by group; None for agents of equal spaces whose names
+        env: an environment with ``possible_agents``.
+        groups: names of agents by group; None groups agents of equal spaces whose names
             differ in a trailing number only.
 
     Raises:
-        InputError: agents that are unknown, left out, in two groups or of different
-            spaces, or spaces that no policy here can work with.
+        InputError: agents that are unknown, missing, in two groups or of different
+            spaces, or unsupported spaces.
     """
     agents = list(getattr(env, "possible_agents", ()))
     if not agents:
         raise InputError("env.module: expected an env with possible_agents, got none")
     members = by_name(env, agents) if groups is None else _listed(agents, groups)
-    return {name: _team(env, name, those) for name, those in members.items()}
+    return {name: _make_team(env, name, names) for name, names in members.items()}
 
 
 def token_spec(space: spaces.Dict) -> TokenSpec | None:
-    """The tokens that a Dict space describes; None if it is not of that form.
+    """Return the spec of a Dict of `PARTS`; None for another space.
 
-    Type 0 is taken for the observer's own token, as everywhere in this package.
+    Type 0 is the observer's own token, as everywhere in this package.
     """
     if set(space.keys()) != set(PARTS):
         return None
@@ -89,20 +89,21 @@ def token_spec(space: spaces.Dict) -> TokenSpec | None:
 
 def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list[Any]]:
     """Group agents of equal spaces whose names differ in a trailing number only."""
-    kinds: dict[str, list[list[Any]]] = {}
+    by_prefix: dict[str, list[list[Any]]] = {}
     for agent in agents:
         prefix = re.sub(r"_?\d+$", "", str(agent)) or "agent"
-        alike = kinds.setdefault(prefix, [])
-        for those in alike:
-            if _spaces(env, those[0]) == _spaces(env, agent):
-                those.append(agent)
+        groups = by_prefix.setdefault(prefix, [])
+        for members in groups:
+            if _spaces(env, members[0]) == _spaces(env, agent):
+                members.append(agent)
                 break
         else:
-            alike.append([agent])
+            groups.append([agent])
+    # Agents of one name and several spaces become the groups NAME_a, NAME_b, …
     return {
-        prefix if len(alike) == 1 else f"{prefix}_{chr(ord('a') + i)}": those
-        for prefix, alike in kinds.items()
-        for i, those in enumerate(alike)
+        prefix if len(groups) == 1 else f"{prefix}_{chr(ord('a') + i)}": members
+        for prefix, groups in by_prefix.items()
+        for i, members in enumerate(groups)
     }
 
 
@@ -111,31 +112,35 @@ def _listed(
 ) -> dict[str, list[Any]]:
     known = {str(agent): agent for agent in agents}
     seen: dict[str, str] = {}
-    for name, those in groups.items():
-        if not those:
+    for name, members in groups.items():
+        if not members:
             raise InputError(f"env.groups: group {name!r} has no agents")
-        for agent in those:
+        for agent in members:
             if agent not in known:
                 raise InputError(
-                    f"env.groups: group {name!r} has the agent {agent!r}; expected "
-                    f"some of {', '.join(known)}"
+                    f"env.groups: expected agents of {', '.join(known)}, got {agent!r} "
+                    f"in group {name!r}"
                 )
             if agent in seen:
                 raise InputError(
                     f"env.groups: agent {agent!r} is in {seen[agent]!r} and {name!r}"
                 )
             seen[agent] = name
-    left = [agent for agent in known if agent not in seen]
-    if left:
-        raise InputError(f"env.groups: no group has {', '.join(left)}")
-    return {name: [known[agent] for agent in those] for name, those in groups.items()}
+    missing = [agent for agent in known if agent not in seen]
+    if missing:
+        raise InputError(f"env.groups: no group has {', '.join(missing)}")
+    return {
+        name: [known[agent] for agent in members] for name, members in groups.items()
+    }
 
 
 def _spaces(env: ParallelEnv[Any, Any, Any], agent: Any) -> tuple[Any, Any]:
     return env.observation_space(agent), env.action_space(agent)
 
 
-def _team(env: ParallelEnv[Any, Any, Any], name: str, agents: list[Any]) -> Team:
+def _make_team(
+    env: ParallelEnv[Any, Any, Any], name: str, agents: list[Any]
+) -> PettingZooTeam:
     observation, action = _spaces(env, agents[0])
     for agent in agents[1:]:
         if _spaces(env, agent) != (observation, action):
@@ -145,7 +150,7 @@ def _team(env: ParallelEnv[Any, Any, Any], name: str, agents: list[Any]) -> Team
             )
     _check_observation(agents[0], observation)
     _check_action(agents[0], action)
-    return Team(tuple(agents), observation, action)
+    return PettingZooTeam(tuple(agents), observation, action)
 
 
 def _check_observation(agent: Any, space: Any) -> None:
@@ -154,7 +159,7 @@ def _check_observation(agent: Any, space: Any) -> None:
         return
     raise InputError(
         f"env.module: agent {agent!r}: expected observations in a Box of one dimension "
-        f"or a Dict of {', '.join(PARTS)}, got {_line(space)}"
+        f"or a Dict of {', '.join(PARTS)}, got {_one_line(space)}"
     )
 
 
@@ -162,13 +167,13 @@ def _check_action(agent: Any, space: Any) -> None:
     try:
         ActionSpec.of(space)
     except InputError as error:
-        raise InputError(f"env.module: agent {agent!r}: {_line(error)}") from error
+        raise InputError(f"env.module: agent {agent!r}: {_one_line(error)}") from error
     if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):
         raise InputError(
             f"env.module: agent {agent!r}: expected actions in a Box of floats, "
-            f"got {_line(space)}"
+            f"got {_one_line(space)}"
         )
 
 
-def _line(thing: object) -> str:
-    return " ".join(str(thing).split())
+def _one_line(value: object) -> str:
+    return " ".join(str(value).split())

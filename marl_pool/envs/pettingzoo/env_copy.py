@@ -1,4 +1,4 @@
-"""Other people's envs: found, built, stepped and replayed."""
+"""Third-party PettingZoo environments: imported, built, stepped and replayed."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ import pettingzoo
 from pettingzoo import ParallelEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
-from marl_pool.envs.simulation.replay import History
+from marl_pool.envs.simulation.simulator import ActionLog
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import require_trusted
 
@@ -17,11 +17,14 @@ Factory = Callable[..., Any]
 
 
 def find_factory(module: str) -> Factory:
-    """Find what builds the env that ``module`` names; see `PettingZooEnv`.
+    """Return the callable that builds the environments of ``module``.
+
+    Args:
+        module: see `PettingZooEnv`.
 
     Raises:
-        InputError: it cannot be imported, there is no such callable in it, or a file
-            names it and the user has not allowed it; see `marl_pool.utils.names.trust`.
+        InputError: the module cannot be imported, has no such callable, or is named in
+            a file and not allowed by the user; see `marl_pool.utils.names.trust`.
     """
     require_trusted(module, "env.module")
     if "/" in module:
@@ -30,7 +33,7 @@ def find_factory(module: str) -> Factory:
     attribute = attribute or "parallel_env"
     try:
         found = importlib.import_module(path)
-    except Exception as error:  # importing foreign code may raise anything
+    except Exception as error:  # third-party code may raise any exception
         missing = isinstance(error, ModuleNotFoundError) and error.name == "mpe2"
         hint = '; pip install "marl-pool[mpe]"' if missing else ""
         raise InputError(
@@ -47,11 +50,10 @@ def find_factory(module: str) -> Factory:
 
 
 def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, Any]:
-    """Build one copy.
+    """Build one environment.
 
     Raises:
-        InputError: there is no such env, the options are refused, or what comes is no
-            parallel env.
+        InputError: no such environment, rejected options, or not a parallel env.
     """
     factory = find_factory(module)
     try:
@@ -60,42 +62,42 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         raise
     except PettingZooRegistryError as error:
         raise InputError(f"env.module: {reason(error)}") from error
-    except Exception as error:  # foreign code may refuse its options in any way
+    except Exception as error:  # third-party code may raise any exception
         raise InputError(
-            f"env.options: {module} refuses {dict(options)}: {reason(error)}"
+            f"env.options: {module} rejects {dict(options)}: {reason(error)}"
         ) from error
     if not isinstance(env, ParallelEnv):
         raise InputError(
-            f"env.module: expected {module} to give a PettingZoo ParallelEnv, "
+            f"env.module: expected {module} to return a PettingZoo ParallelEnv, "
             f"got {type(env).__name__}"
         )
     return env
 
 
 def reason(error: BaseException) -> str:
-    """What a foreign exception says, in one line of bounded length."""
+    """Summarise an exception in one line of bounded length."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-class Outcome(NamedTuple):
-    """What an env returned last, by agent."""
+class ParallelStep(NamedTuple):
+    """Results of ``ParallelEnv.step`` or ``reset``, by agent."""
 
     observations: Mapping[Any, Any]
-    rewards: Mapping[Any, float]
-    terminations: Mapping[Any, bool]
-    truncations: Mapping[Any, bool]
-    acted: tuple[Any, ...]
-    """Those who acted."""
-    agents: tuple[Any, ...]
-    """Those who act next."""
+    rewards: Mapping[Any, float] = {}
+    terminations: Mapping[Any, bool] = {}
+    truncations: Mapping[Any, bool] = {}
+    acted: tuple[Any, ...] = ()
+    """Agents that acted in this step."""
+    agents: tuple[Any, ...] = ()
+    """Agents that act in the next step."""
 
 
-class Copy:
-    """One copy of an env, always at the end of its ``history``.
+class EnvCopy:
+    """One environment in the state at the end of its log.
 
     Args:
-        env: reset here by `begin`.
-        decode: from a flat array to each agent's action.
+        env: the environment, reset by `replay`.
+        decode: converts a flat array to the action of each agent.
     """
 
     def __init__(
@@ -104,36 +106,32 @@ class Copy:
         decode: Callable[[np.ndarray], dict[Any, Any]],
     ) -> None:
         self.env, self.decode = env, decode
-        self.history: History | None = None
+        self.log: ActionLog | None = None
 
-    def begin(self, history: History) -> Outcome:
-        """Reset, and repeat the actions of ``history``."""
-        observations, _ = self.env.reset(seed=history.seed)
-        self.history = history
-        outcome = Outcome(observations, {}, {}, {}, (), tuple(self.env.agents))
-        for actions in history.actions:
-            outcome = self._step(actions)
-        return outcome
+    def replay(self, log: ActionLog) -> ParallelStep:
+        """Reset, and repeat the actions of ``log``; later steps are added to it."""
+        observations, _ = self.env.reset(seed=log.seed)
+        self.log = log
+        step = ParallelStep(observations, agents=tuple(self.env.agents))
+        for actions in log.actions:
+            step = self._step(actions)
+        return step
 
-    def step(self, actions: np.ndarray) -> Outcome:
-        """Act, and remember it."""
-        assert self.history is not None
-        outcome = self._step(actions)
-        self.history.actions.append(actions)
-        return outcome
+    def step(self, actions: np.ndarray) -> ParallelStep:
+        """Step by a flat array of actions, and log it."""
+        assert self.log is not None
+        step = self._step(actions)
+        self.log.actions.append(actions)
+        return step
 
-    def _step(self, actions: np.ndarray) -> Outcome:
-        acting = tuple(self.env.agents)
-        if not acting:  # the episode is over
-            return Outcome({}, {}, {}, {}, (), ())
-        chosen = self.decode(actions)
-        step = self.env.step({agent: chosen[agent] for agent in acting})
+    def _step(self, actions: np.ndarray) -> ParallelStep:
+        acted = tuple(self.env.agents)
+        if not acted:  # the episode is over
+            return ParallelStep({})
+        by_agent = self.decode(actions)
+        step = self.env.step({agent: by_agent[agent] for agent in acted})
         observations, rewards, terminations, truncations, _ = step
-        return Outcome(
-            observations,
-            rewards,
-            terminations,
-            truncations,
-            acting,
-            tuple(self.env.agents),
+        agents = tuple(self.env.agents)
+        return ParallelStep(
+            observations, rewards, terminations, truncations, acted, agents
         )

@@ -1,4 +1,4 @@
-"""From what other people's envs show to tokens, for a whole batch."""
+"""Adapters from the observations of PettingZoo environments to batched tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,29 +8,30 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from typing_extensions import override
 
-from marl_pool.envs.pettingzoo.agents import Team, token_spec
+from marl_pool.envs.pettingzoo.agents import PettingZooTeam, token_spec
 from marl_pool.envs.tokenizers.base import Tokenizer
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 Arrays = dict[str, np.ndarray]
-"""The observations of a team, ``(num_envs, agents, …)`` each part."""
+"""Parts of a team's observations, each ``(num_envs, agents, …)``."""
 
 
-class Sight(ABC):
-    """How one team's observations are kept and turned into tokens.
+class ObservationAdapter(ABC):
+    """Stores one team's observations in arrays, and converts them to tokens.
 
     Attributes:
-        spec: of the tokens.
-        parts: of an observation, by name: its shape and dtype.
+        spec: spec of the tokens.
+        parts: shape and dtype of each part of an observation, by name.
     """
 
     spec: TokenSpec
     parts: dict[str, tuple[tuple[int, ...], Any]]
 
-    def blank(self, num_envs: int, agents: int) -> Arrays:
-        """Zeros for all agents; who is not there keeps them."""
+    def zeros(self, num_envs: int, agents: int) -> Arrays:
+        """Return arrays of zeros, which absent agents keep."""
         return {
             name: np.zeros((num_envs, agents, *shape), dtype)
             for name, (shape, dtype) in self.parts.items()
@@ -38,51 +39,48 @@ class Sight(ABC):
 
     @abstractmethod
     def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
-        """Put down what one agent observes."""
+        """Write the observation of one agent."""
 
     @abstractmethod
-    def tokens(self, seen: Mapping[str, Tensor]) -> Tokens:
-        """The tokens of all agents, ``(num_envs, agents, N, …)``."""
+    def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
+        """Convert all observations to tokens ``(num_envs, agents, N)``."""
 
 
-class FlatSight(Sight):
-    """Flat observations and a tokenizer.
+class FlatAdapter(ObservationAdapter):
+    """Flat observations, converted by a tokenizer in one call for all agents.
 
     Args:
-        tokenizer: of the team.
-        name: of the tokenizer, for messages.
-        dtype: of the numbers kept.
+        tokenizer: tokenizer of the team.
+        name: name of the tokenizer, for messages.
+        dtype: dtype of the stored observations.
 
     Raises:
-        InputError: the tokenizer cannot read such observations.
+        InputError: the tokenizer does not fit the observations.
     """
 
     def __init__(self, tokenizer: Tokenizer, name: str, dtype: Any) -> None:
         self.tokenizer, self.spec = tokenizer, tokenizer.spec
         self.parts = {"numbers": ((tokenizer.observer.size,), dtype)}
-        self._try(name)
+        self._validate(name)
 
+    @override
     def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
-        """Copy the numbers.
-
-        Raises:
-            InputError: not as many as the env's space says; numpy would repeat one.
-        """
+        # Checked here, because numpy would broadcast a single number.
         numbers, expected = np.asarray(observation), self.parts["numbers"][0]
         if numbers.shape != expected:
             raise InputError(
-                f"env.module: expected an observation of shape {expected}, as its "
-                f"space says, got {numbers.shape}"
+                f"env.module: expected an observation of shape {expected}, as in its "
+                f"space, got {numbers.shape}"
             )
         arrays["numbers"][row, agent] = numbers
 
-    def tokens(self, seen: Mapping[str, Tensor]) -> Tokens:
-        """Call the tokenizer once for all worlds and agents."""
-        numbers = seen["numbers"]
+    @override
+    def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
+        numbers = parts["numbers"]
         tokens = self.tokenizer(numbers.flatten(0, 1))
         return tokens.map(lambda part: part.unflatten(0, numbers.shape[:2]))
 
-    def _try(self, name: str) -> None:
+    def _validate(self, name: str) -> None:
         size, device = self.tokenizer.observer.size, self.tokenizer.observer.device
         where = f"env.tokenizer: {name} does not fit observations of {size} numbers"
         try:
@@ -111,12 +109,12 @@ class FlatSight(Sight):
             )
 
 
-class TokenSight(Sight):
-    """Observations that are tokens already.
+class TokenAdapter(ObservationAdapter):
+    """Observations that are tokens.
 
     Args:
-        space: of one observation.
-        dtype: of features that are not uint8.
+        space: space of one observation.
+        dtype: dtype of stored features; uint8 features stay uint8.
     """
 
     def __init__(self, space: spaces.Dict, dtype: Any) -> None:
@@ -130,19 +128,21 @@ class TokenSight(Sight):
             "padding": ((spec.num_tokens,), np.bool_),
         }
 
+    @override
     def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
-        """Copy the three parts."""
         for name, array in arrays.items():
             array[row, agent] = observation[name]
 
-    def tokens(self, seen: Mapping[str, Tensor]) -> Tokens:
-        """They are."""
-        return Tokens(seen["features"], seen["types"], seen["padding"])
+    @override
+    def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
+        return Tokens(parts["features"], parts["types"], parts["padding"])
 
 
-def sight_of(team: Team, tokenizer: Tokenizer | None, name: str, dtype: Any) -> Sight:
-    """What fits the team's observation space."""
+def make_adapter(
+    team: PettingZooTeam, tokenizer: Tokenizer | None, name: str, dtype: Any
+) -> ObservationAdapter:
+    """Build the adapter of a team; a Dict of tokens needs no tokenizer."""
     if tokenizer is None:
         assert isinstance(team.observation, spaces.Dict)
-        return TokenSight(team.observation, dtype)
-    return FlatSight(tokenizer, name, dtype)
+        return TokenAdapter(team.observation, dtype)
+    return FlatAdapter(tokenizer, name, dtype)

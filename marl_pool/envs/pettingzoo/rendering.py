@@ -1,4 +1,4 @@
-"""Pictures that other people's envs draw of themselves."""
+"""Pictures rendered by PettingZoo environments."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,21 +6,22 @@ from typing import Any
 import numpy as np
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
-from marl_pool.envs.pettingzoo.env_copy import Copy, build_env, reason
-from marl_pool.envs.simulation.replay import History, Place
+from marl_pool.envs.pettingzoo.env_copy import EnvCopy, build_env, reason
+from marl_pool.envs.simulation.replay import ReplayCursor
+from marl_pool.envs.simulation.simulator import ActionLog
 from marl_pool.utils.errors import InputError
 
 
-class Camera:
-    """A copy of the env, built when first needed, that is only there to draw.
+class FrameRenderer:
+    """An additional environment, built at the first picture, that only renders.
 
-    It follows the history of the world that it draws, so that pictures may be of a
-    moment that the world has left.
+    It replays the log of the environment to be drawn. So the batch needs no render
+    mode, and a picture may show an earlier state.
 
     Args:
-        module: of the env.
-        options: of the env; the render mode is added.
-        decode: from a flat array to each agent's action.
+        module: see `PettingZooEnv`.
+        options: options of the environment; the render mode is added.
+        decode: converts a flat array to the action of each agent.
     """
 
     def __init__(
@@ -31,19 +32,19 @@ class Camera:
     ) -> None:
         self.module, self.decode = module, decode
         self.options = {**options, "render_mode": "rgb_array"}
-        self._copy: Copy | None = None
-        self._history: History | None = None
-        self._length = 0
+        self._copy: EnvCopy | None = None
+        self._source: ActionLog | None = None
+        """The log that the copy follows."""
 
-    def show(self, place: Place) -> np.ndarray:
-        """Draw the world as it was at ``place``, ``(height, width, 3)`` uint8.
+    def render(self, cursor: ReplayCursor) -> np.ndarray:
+        """Render the state of a cursor, ``(height, width, 3)`` uint8.
 
         Raises:
-            InputError: the env cannot.
+            InputError: the environment cannot be rendered.
         """
         try:
-            image = self._at(place).env.render()
-        except Exception as error:  # foreign code may fail to draw in any way
+            image = self._seek(cursor).env.render()
+        except Exception as error:  # third-party code may raise any exception
             raise InputError(
                 f"env.module: {self.module} cannot be drawn: {reason(error)}"
             ) from error
@@ -54,20 +55,22 @@ class Camera:
             )
         return image.astype(np.uint8, copy=False)
 
-    def _at(self, place: Place) -> Copy:
+    def _seek(self, cursor: ReplayCursor) -> EnvCopy:
+        """Bring the copy to a state, onwards from its present one where possible."""
         if self._copy is None:
-            self._copy = Copy(build_env(self.module, self.options), self.decode)
-        if place.history is not self._history or place.length < self._length:
-            self._copy.begin(History(place.history.seed))
-            self._history, self._length = place.history, 0
-        for actions in place.history.actions[self._length : place.length]:
-            self._copy.step(actions)
-        self._length = place.length
-        return self._copy
+            self._copy = EnvCopy(build_env(self.module, self.options), self.decode)
+        copy = self._copy
+        own = copy.log.actions if copy.log else []
+        if cursor.log is not self._source or cursor.length < len(own):
+            copy.replay(ActionLog(cursor.log.seed))
+            self._source, own = cursor.log, []
+        for actions in cursor.log.actions[len(own) : cursor.length]:
+            copy.step(actions)
+        return copy
 
 
-def fitted(image: np.ndarray, size: int) -> np.ndarray:
-    """Scale an image, keeping its proportions, into ``(size, size, 3)``."""
+def fit_square(image: np.ndarray, size: int) -> np.ndarray:
+    """Scale an image into ``(size, size, 3)``, keeping its proportions."""
     cv2 = opencv()
     scale = size / max(image.shape[:2])
     height, width = (max(1, round(scale * length)) for length in image.shape[:2])

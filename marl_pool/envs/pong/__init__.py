@@ -1,1 +1,1 @@
-"""Atari Pong on image patches."""
+"""Atari Pong with screen patches as tokens."""

@@ -59,13 +59,11 @@ class ValueTableTeacher:
         # Keep some others: training and validation environments ask in turn.
         others = {k: v for k, v in self._controllers.items() if k not in asked}
         self._controllers = {**dict(list(others.items())[-SPARE:]), **asked}
-        history, steps = env.history.cpu().numpy(), env.steps.tolist()
+        logs, steps = env.action_log.cpu().numpy(), env.steps.tolist()
         starts = zip(env.noops.tolist(), env.game_seeds.tolist(), strict=True)
         order = env.native_actions.tolist()
         actions, values, targets = [], [], []
-        for number, start, row, count in zip(
-            numbers, starts, history, steps, strict=True
-        ):
+        for number, start, row, count in zip(numbers, starts, logs, steps, strict=True):
             controller = asked[number]
             controller.follow(GameStart(*start), row[:count].tobytes())
             actions.append([order.index(controller.action)])

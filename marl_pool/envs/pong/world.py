@@ -1,13 +1,14 @@
 """Atari Pong as a set of screen patches without positions."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Self, Unpack
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.drawing.patches import PatchGrid, draw
@@ -19,7 +20,8 @@ from marl_pool.envs.pong.emulator import (
     BatchedEmulator,
     vector_env,
 )
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.envs.simulation.patches import patch_group, patch_tokens
+from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, Probability
@@ -99,11 +101,12 @@ class Pong(BatchedEnv):
 
     simulated = True
 
+    patch_grid: PatchGrid
     screens: Tensor
     """``(num_envs, num_frames, 84, 84)`` uint8, the newest frame last."""
     over: Tensor
     """``(num_envs,)`` bool: the game has ended."""
-    history: Tensor
+    action_log: Tensor
     """``(num_envs, at least steps)`` uint8: native actions of the present episodes."""
     noops: Tensor
     """``(num_envs,)`` int64: number of no-ops before the first observation."""
@@ -126,12 +129,8 @@ class Pong(BatchedEnv):
         divides = SCREEN % patch == 0
         validate_number("patch", patch, divides, f"a divisor of {SCREEN}")
         vector_env()  # fail here if ale-py is missing
-        super().__init__(
-            num_envs,
-            max_steps=max_steps,
-            **common,
-        )
-        self.num_frames, self.patch, self.zero_rows = num_frames, patch, zero_rows
+        super().__init__(num_envs, max_steps=max_steps, **common)
+        self.num_frames, self.zero_rows = num_frames, zero_rows
         self._options: dict[str, Any] = {
             "frame_skip": frame_skip,
             "noop_max": noop_max,
@@ -142,14 +141,22 @@ class Pong(BatchedEnv):
         self._starts_per_seed = 1 if sticky_actions else EPISODES_PER_SEED
         self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
         self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
-        self._groups = {"agent": self._describe()}
+        agent = patch_group(
+            self.patch_grid,
+            num_frames=num_frames,
+            colors=1,
+            action_space=spaces.Discrete(len(self.native_actions)),
+        )
+        self._groups = {"agent": agent}
         self._emulator: BatchedEmulator | None = None
         self._games = np.arange(num_envs)  # indices into the emulator's games
         self._turn = STALE
         shape = (num_envs, num_frames, SCREEN, SCREEN)
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self.history = torch.zeros(num_envs, 0, dtype=torch.uint8, device=self.device)
+        self.action_log = torch.zeros(
+            num_envs, 0, dtype=torch.uint8, device=self.device
+        )
         self.noops = torch.full_like(self.env_ids, UNKNOWN)
 
     @property
@@ -167,35 +174,22 @@ class Pong(BatchedEnv):
         keys = stream_keys(self.seed, self.env_ids, blocks, Purpose.RESET)
         return (uniform(keys, 1)[:, 0] * SEEDS).long() + 1
 
+    @override
     def observe(self) -> dict[str, Tokens]:
-        """Tokens ``(num_envs, 1, N)`` of bytes; see the class."""
-        side, pixels = SCREEN // self.patch, self.patch
-        shape = (self.num_envs, self.num_frames, side, pixels, side, pixels)
-        patches = self.screens.view(shape).permute(0, 2, 4, 1, 3, 5)
-        features = patches.reshape(self.num_envs, 1, side * side, -1)
-        types = torch.zeros(features.shape[:3], dtype=torch.int64, device=self.device)
-        return {"agent": Tokens(features, types, types.bool())}
+        return {"agent": patch_tokens(self.screens[..., None], self.patch_grid)}
 
-    def select(self, indices: Tensor) -> "Pong":
-        """Return an environment of the rows ``indices`` in their present states.
+    @override
+    def select(self, indices: Tensor) -> Self:
+        # The first of the two to be stepped continues at once, because its turn is the
+        # emulator's; the other one replays its games first.
+        selected = super().select(indices)
+        selected._games = self._games[indices.cpu().numpy()]
+        if len(np.unique(selected._games)) < len(selected._games):
+            selected._turn = STALE  # a game cannot be continued in two ways
+        return selected
 
-        The first of the two to be stepped continues at once, the other replays its
-        games first.
-        """
-        taken = super().select(indices)
-        assert isinstance(taken, Pong)
-        taken._games = self._games[indices.cpu().numpy()]
-        if len(np.unique(taken._games)) < len(taken._games):
-            taken._turn = STALE  # a game cannot be continued in two ways
-        return taken
-
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state by replaying its games.
-
-        Raises:
-            InputError: the replayed screens differ, e.g. with another version of
-                ale-py.
-        """
         super().load_state_dict(state)
         saved, self._turn = self.screens, STALE
         if not saved.any():  # saved before the first reset
@@ -210,6 +204,7 @@ class Pong(BatchedEnv):
                 "others: use the version of ale-py that saved it"
             )
 
+    @override
     def frame(
         self,
         index: int = 0,
@@ -219,13 +214,11 @@ class Pong(BatchedEnv):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw the newest frame of environment ``index``; see `BatchedEnv.frame`.
-
-        It is the screen without perturbations. Attention tints the patches.
-        """
         screen = self.screens[index, -1].cpu().numpy()
-        return draw(screen, attention, patch=self.patch, stride=self.patch, size=size)
+        patch = self.patch_grid.patch
+        return draw(screen, attention, patch=patch, stride=patch, size=size)
 
+    @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if len(rows) < self.num_envs:
             self._catch_up()
@@ -233,35 +226,25 @@ class Pong(BatchedEnv):
             self._build()
         self._begin(rows)
 
+    @override
     def _advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
         self._catch_up()
-        chosen = self.native_actions[actions["agent"][:, 0]]
-        if int(self.steps.max()) >= self.history.shape[1]:
-            more = max(1024, self.history.shape[1])
-            longer = self.history.new_zeros(self.num_envs, more)
-            self.history = torch.cat([self.history, longer], 1)
-        self.history.scatter_(1, self.steps[:, None], chosen[:, None].byte())
-        rewards = self._play(chosen)
+        native = self.native_actions[actions["agent"][:, 0]]
+        if int(self.steps.max()) >= self.action_log.shape[1]:
+            # Double the log, so that steps rarely allocate.
+            more = max(1024, self.action_log.shape[1])
+            longer = self.action_log.new_zeros(self.num_envs, more)
+            self.action_log = torch.cat([self.action_log, longer], 1)
+        self.action_log.scatter_(1, self.steps[:, None], native[:, None].byte())
+        rewards = self._step_games(native)
         return {"agent": rewards[:, None]}, self.over
 
+    @override
     def _tensors(self) -> dict[str, Tensor]:
-        names = ("screens", "over", "history", "noops")
+        names = ("screens", "over", "action_log", "noops")
         return {name: getattr(self, name) for name in names}
-
-    def _describe(self) -> AgentGroup:
-        tokens = (SCREEN // self.patch) ** 2
-        features = self.num_frames * self.patch**2
-        spec = TokenSpec(
-            tokens,
-            features,
-            ("patch",),
-            has_self=False,
-            dtype="uint8",
-            num_frames=self.num_frames,
-        )
-        return AgentGroup(1, spec, spaces.Discrete(len(self.native_actions)))
 
     def _build(self) -> None:
         """Create an emulator that no other environment uses."""
@@ -276,15 +259,15 @@ class Pong(BatchedEnv):
 
     def _replay(self) -> None:
         """Replay the episodes up to the present."""
-        # Games cannot pause, so each begins as many steps before the end as it has.
+        # The games cannot pause. So that all of them end at the present, each starts
+        # when as many steps remain as it has played.
         self.over = torch.zeros_like(self.over)
         total = int(self.steps.max())
-        for time in range(total + 1):
-            missing = total - time
+        for missing in range(total, -1, -1):
             self._begin((self.steps == missing).nonzero()[:, 0])
             if missing:
-                places = (self.steps - missing).clamp(min=0)
-                self._play(self.history.gather(1, places[:, None])[:, 0].long())
+                times = (self.steps - missing).clamp(min=0)
+                self._step_games(self.action_log.gather(1, times[:, None])[:, 0].long())
 
     def _begin(self, rows: Tensor) -> None:
         """Start the present episodes of ``rows``."""
@@ -297,29 +280,29 @@ class Pong(BatchedEnv):
         games = self._games[rows.cpu().numpy()]
         frames = emulator.begin(games, seeds.cpu().numpy(), numbers.cpu().numpy())
         self._turn = emulator.turn
-        fresh = torch.zeros_like(self.over)
-        fresh[rows] = True
-        self.over = self.over & ~fresh
+        first = torch.zeros_like(self.over)
+        first[rows] = True
+        self.over = self.over & ~first
         noops = torch.from_numpy(emulator.noops[self._games]).to(self.device)
-        self.noops = torch.where(fresh, noops, self.noops)
-        self._show(frames, fresh, first=True)
+        self.noops = torch.where(first, noops, self.noops)
+        self._push_frames(frames, first, first=True)
 
-    def _play(self, chosen: Tensor) -> Tensor:
+    def _step_games(self, actions: Tensor) -> Tensor:
         """Step the games by native actions ``(num_envs,)``; return the rewards."""
         emulator = self._emulator
         assert emulator is not None
         moves = np.full(emulator.num_games, NOOP)
-        moves[self._games] = chosen.cpu().numpy()
-        played = emulator.step(moves)
+        moves[self._games] = actions.cpu().numpy()
+        step = emulator.step(moves)
         self._turn = emulator.turn
         running = ~self.over
-        self._show(played.frames, running, first=False)
-        over = torch.from_numpy(played.over[self._games]).to(self.device)
+        self._push_frames(step.frames, running, first=False)
+        over = torch.from_numpy(step.over[self._games]).to(self.device)
         self.over = self.over | over
-        rewards = torch.from_numpy(played.rewards[self._games]).to(self.device)
+        rewards = torch.from_numpy(step.rewards[self._games]).to(self.device)
         return rewards.to(self.dtype).mul_(running)
 
-    def _show(self, frames: np.ndarray, where: Tensor, first: bool) -> None:
+    def _push_frames(self, frames: np.ndarray, where: Tensor, first: bool) -> None:
         """Push frames onto the stacks in ``where``; the other stacks stay.
 
         Args:

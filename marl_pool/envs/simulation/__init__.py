@@ -1,1 +1,1 @@
-"""Batches of environments that run in simulators, one process or several."""
+"""Batches of environments around third-party simulators."""

@@ -1,4 +1,7 @@
-"""Simulators in a process of their own, for those that would disturb this one."""
+"""Simulators in a separate process, for those whose imports disturb this one.
+
+``python -m marl_pool.envs.simulation.process FD`` serves calls from a pipe.
+"""
 
 import importlib
 import os
@@ -16,24 +19,31 @@ from typing import IO, Any
 
 import numpy as np
 
-from marl_pool.envs.simulation.simulator import Played, Simulators
+from marl_pool.envs.simulation.simulator import (
+    ActionLog,
+    Simulators,
+    SimulatorStep,
+)
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.names import inheritance
 
 PATIENCE = 5
-"""Seconds that a process is given to end by itself."""
+"""Seconds to wait for a process to exit before it is killed."""
 
 
 class SimulatorProcess:
-    """`Simulators` behind a pipe: a message and an answer for each call.
+    """A `SimulatorBackend` in a child process, with a message for each call.
 
-    The process starts with the first call. It ends with this object, with the
-    interpreter, or when the interpreter is killed. What the simulators print is not
-    shown; their exceptions are raised here.
+    The process starts at the first call, and exits with this object or with the
+    interpreter, even a killed one. The output of the simulators is hidden; their
+    exceptions are raised here.
 
     Args:
         target: ``package.module:Class`` of the `Simulator`.
-        options: keyword arguments of its constructor, picklable.
+        options: picklable keyword arguments of its constructor.
+
+    Raises:
+        StoppedError: in a call, the process has exited.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any]) -> None:
@@ -42,20 +52,15 @@ class SimulatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._printed: IO[bytes] | None = None
 
-    def begin(
-        self,
-        numbers: Sequence[int],
-        seeds: Sequence[int],
-        pasts: Sequence[Sequence[np.ndarray]],
-    ) -> Played:
-        """See `Simulators.begin`."""
-        return self._call("begin", numbers, seeds, pasts)
+    def replay(self, ids: Sequence[int], logs: Sequence[ActionLog]) -> SimulatorStep:
+        """Reset simulators, at least one, and repeat the actions of their logs."""
+        return self._call("replay", ids, logs)
 
-    def step(self, numbers: Sequence[int], actions: np.ndarray) -> Played:
-        """See `Simulators.step`."""
-        return self._call("step", numbers, actions)
+    def step(self, ids: Sequence[int], actions: np.ndarray) -> SimulatorStep:
+        """Step simulators, at least one, by actions ``(n, A)``."""
+        return self._call("step", ids, actions)
 
-    def _call(self, name: str, *arguments: Any) -> Played:
+    def _call(self, name: str, *arguments: Any) -> SimulatorStep:
         if self._process is None:
             self._start()
         pipe, process = self._pipe, self._process
@@ -67,25 +72,25 @@ class SimulatorProcess:
         except (EOFError, OSError) as error:
             pipe.close()
             raise StoppedError(
-                f"the process of the simulators ({self._target}) has ended, "
-                f"exit status {process.wait()}{self._last_words()}"
+                f"the simulator process ({self._target}) has ended, "
+                f"exit status {process.wait()}{self._last_line()}"
             ) from error
-        except BaseException:  # Ctrl-C: the answer would be taken for the next one's
+        except BaseException:  # Ctrl-C: the next call would receive this answer
             pipe.close()
             raise
         if isinstance(answer, BaseException):
             raise answer
-        played: Played = answer
-        return played
+        step: SimulatorStep = answer
+        return step
 
     def _start(self) -> None:
-        self._pipe, theirs = Pipe()
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  closed by `_end`
-        # -P: nothing in the working directory takes the place of an installed module.
-        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
+        self._pipe, child_end = Pipe()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  closed by `_stop`
+        # -P: files in the working directory must not shadow installed modules.
+        command = [sys.executable, "-P", "-m", __name__, str(child_end.fileno())]
         self._process = subprocess.Popen(
             command,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[child_end.fileno()],
             env={
                 **os.environ,
                 **inheritance(),
@@ -95,18 +100,18 @@ class SimulatorProcess:
             stdout=self._printed,
             stderr=self._printed,
         )
-        theirs.close()
-        weakref.finalize(self, _end, self._pipe, self._process, self._printed)
+        child_end.close()
+        weakref.finalize(self, _stop, self._pipe, self._process, self._printed)
         self._pipe.send((self._target, self._options))
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         assert self._printed is not None
         self._printed.seek(0)
         lines = self._printed.read().decode(errors="replace").split("\n")
         return "".join(f": {line.strip()}" for line in [*filter(None, lines)][-1:])
 
 
-def _end(
+def _stop(
     pipe: Connection, process: subprocess.Popen[bytes], printed: IO[bytes]
 ) -> None:
     pipe.close()
@@ -134,13 +139,13 @@ def serve(pipe: Connection) -> None:
             return
         try:
             answer: Any = getattr(simulators, call)(*arguments)
-        except Exception as error:  # whatever it is, the caller is to hear of it
+        except Exception as error:  # any exception is raised in the caller
             answer = _portable(error)
         pipe.send(answer)
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception, or one with its text if it cannot be sent."""
+    """Return the exception, or a RuntimeError with its text if it cannot be pickled."""
     text = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))
@@ -151,5 +156,5 @@ def _portable(error: Exception) -> Exception:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     serve(Connection(int(sys.argv[1])))

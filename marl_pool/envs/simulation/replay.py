@@ -1,72 +1,81 @@
-"""Where a world stands whose simulator cannot save games: a seed and what was done."""
+"""Save and branch environments whose simulators cannot save their state.
 
+The state of such an environment is the log of its episode, replayed when needed.
+"""
+
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, Self
 
-import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.simulation.simulator import ActionLog
 
 
-class History:
-    """An episode: how it began and what was done; it only ever grows.
+class LoggedSimulator(Protocol):
+    """A simulator in the state at the end of its log."""
 
-    Args:
-        seed: of the reset.
-        actions: one flat array a step, of all agents in the order of the columns.
+    log: ActionLog | None
+    """None before the first episode."""
+
+
+class ReplayCursor(NamedTuple):
+    """The state of an environment: after the first ``length`` actions of a log.
+
+    Environments made by `BatchedEnv.select` share simulators. The first one to be
+    stepped continues with the simulator; the others replay the episode in another one.
     """
 
-    def __init__(self, seed: int, actions: list[np.ndarray] | None = None) -> None:
-        self.seed, self.actions = seed, [] if actions is None else actions
-
-
-class Playing(Protocol):
-    """A copy of a simulator, always at the end of its ``history``."""
-
-    history: History | None
-
-
-class Place(NamedTuple):
-    """Where a world stands: after ``length`` actions of a history.
-
-    Worlds that `BatchedEnv.select` gave share copies. The first to step has the copy;
-    for another one, a fresh copy is led to where it stands.
-    """
-
-    copy: Any
-    """Of the simulator, `Playing`."""
-    history: History
+    simulator: Any
+    """`LoggedSimulator`."""
+    log: ActionLog
     length: int
 
     @property
-    def current(self) -> bool:
-        """Whether the copy stands here too."""
-        copy: Playing = self.copy
-        ends = len(self.history.actions) == self.length
-        return ends and copy.history is self.history
+    def in_sync(self) -> bool:
+        """True if the simulator is in this state."""
+        simulator: LoggedSimulator = self.simulator
+        return simulator.log is self.log and len(self.log.actions) == self.length
 
-    def past(self) -> History:
-        """The history up to here, as one of its own."""
-        return History(self.history.seed, self.history.actions[: self.length])
+    def prefix(self) -> ActionLog:
+        """Copy the log up to this state."""
+        return ActionLog(self.log.seed, self.log.actions[: self.length])
 
-    def moved(self) -> "Place":
-        """The place one step further."""
+    def advanced(self) -> "ReplayCursor":
+        """Return the cursor one action later."""
         return self._replace(length=self.length + 1)
 
 
 class ReplayedEnv(BatchedEnv):
-    """A batch of worlds each of which stands at a `Place`, or has not begun."""
+    """A batch of environments whose states are replay cursors.
 
-    _places: list[Place | None]
+    Episodes must follow from the seed of their reset and the actions alone.
+    """
 
+    simulated = True
+
+    _cursors: list[ReplayCursor | None]
+    """One for each environment; None before its first reset."""
+
+    @override
     def select(self, indices: Tensor) -> Self:
-        """Return a world of the rows ``indices``; it shares copies until it steps."""
-        taken = super().select(indices)
-        taken._places = [self._places[row] for row in indices.tolist()]
-        return taken
+        selected = super().select(indices)
+        selected._cursors = [self._cursors[row] for row in indices.tolist()]
+        return selected
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to continue: also each episode's seed and actions."""
-        pasts = [place and place.past() for place in self._places]
-        histories = [past and (past.seed, past.actions) for past in pasts]
-        return {**super().state_dict(), "histories": histories}
+        logs = [cursor and cursor.prefix() for cursor in self._cursors]
+        # Plain tuples, so that a checkpoint does not depend on this module.
+        saved = [log and (log.seed, log.actions) for log in logs]
+        return {**super().state_dict(), "action_logs": saved}
+
+
+def saved_logs(state: Mapping[str, Any]) -> dict[int, ActionLog]:
+    """Return the logs in a `ReplayedEnv.state_dict`, by row."""
+    return {
+        row: ActionLog(saved[0], list(saved[1]))
+        for row, saved in enumerate(state["action_logs"])
+        if saved is not None
+    }

@@ -1,12 +1,13 @@
-"""Simulators of other people, many of them behind one batched call.
+"""Third-party simulators, several of them behind one batched call.
 
-It imports no torch, since a process of its own may run it.
+This module imports no torch, so that a process of simulators starts quickly.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -17,13 +18,13 @@ from marl_pool.utils.errors import InputError
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Import the modules of the extra ``name`` in this context.
+    """Import the modules of the optional dependencies ``name`` in this context.
 
-    SWIG's modules warn when imported, and take the process with them if a warning is
-    an error.
+    Warnings are suppressed: SWIG modules warn when imported, and crash the process if
+    warnings are errors.
 
     Raises:
-        InputError: Gymnasium cannot import what its env needs.
+        InputError: Gymnasium cannot import a dependency of its environment.
         ModuleNotFoundError: a module is not installed.
     """
     with catch_warnings():
@@ -31,77 +32,90 @@ def extra(name: str) -> Iterator[None]:
         try:
             yield
         except DependencyNotInstalled as error:
-            said = " ".join(str(error).split())
-            raise InputError(f'{said}: pip install "marl-pool[{name}]"') from error
+            message = " ".join(str(error).split())
+            raise InputError(f'{message}: pip install "marl-pool[{name}]"') from error
 
 
 class Simulator(ABC):
-    """One copy of a simulator. An episode follows from its seed and the actions."""
+    """A simulator of one environment, deterministic given the seed and the actions."""
 
     @abstractmethod
     def reset(self, seed: int) -> np.ndarray:
-        """Begin the episode of ``seed`` in [0, 2^31); return the observation."""
+        """Start the episode of ``seed`` in [0, 2^31); return the observation."""
 
     @abstractmethod
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        """Act; return the observation, the reward, and whether the task ended."""
+        """Return the observation, the reward and ``terminated``."""
 
 
-class Played(NamedTuple):
-    """What some simulators return, in the order that they were asked in."""
+@dataclass(eq=False)
+class ActionLog:
+    """The seed and the actions of an episode, which determine its present state.
+
+    A log only grows, and is compared by identity.
+
+    Attributes:
+        seed: seed of the reset, in [0, 2^31).
+        actions: one flat array for each step.
+    """
+
+    seed: int
+    actions: list[np.ndarray] = field(default_factory=list)
+
+
+class SimulatorStep(NamedTuple):
+    """Results of several simulators, in the order of the call's ``ids``."""
 
     observations: np.ndarray
     """``(n, *shape)``."""
     rewards: np.ndarray
     """``(n,)`` float64, of the last step."""
-    over: np.ndarray
-    """``(n,)`` bool: the task ended."""
+    terminated: np.ndarray
+    """``(n,)`` bool."""
+
+
+class SimulatorBackend(Protocol):
+    """Simulators addressed by integer ids, in this process or in another one."""
+
+    def replay(self, ids: Sequence[int], logs: Sequence[ActionLog]) -> SimulatorStep:
+        """Reset simulators, at least one, and repeat the actions of their logs."""
+
+    def step(self, ids: Sequence[int], actions: np.ndarray) -> SimulatorStep:
+        """Step simulators, at least one, by actions ``(n, A)``."""
 
 
 class Simulators:
-    """Copies of a simulator, stepped one after the other.
+    """A `SimulatorBackend` that steps its simulators one after the other.
 
     Args:
-        build: builds one; a copy is built when its number is first used.
+        build: constructs a simulator, at the first use of its id.
     """
 
     def __init__(self, build: Callable[[], Simulator]) -> None:
         self._build = build
-        self._copies: dict[int, Simulator] = {}
+        self._simulators: dict[int, Simulator] = {}
 
-    def begin(
-        self,
-        numbers: Sequence[int],
-        seeds: Sequence[int],
-        pasts: Sequence[Sequence[np.ndarray]],
-    ) -> Played:
-        """Begin episodes anew and repeat what was done in them.
+    def replay(self, ids: Sequence[int], logs: Sequence[ActionLog]) -> SimulatorStep:
+        """Reset simulators, at least one, and repeat the actions of their logs."""
+        return _stack(map(self._replay_one, ids, logs))
 
-        Args:
-            numbers: of the copies, at least one.
-            seeds: of their episodes, in [0, 2^31).
-            pasts: the actions of each to repeat.
-        """
-        return _stacked(map(self._lead, numbers, seeds, pasts))
+    def step(self, ids: Sequence[int], actions: np.ndarray) -> SimulatorStep:
+        """Step simulators, at least one, by actions ``(n, A)``."""
+        pairs = zip(ids, actions, strict=True)
+        return _stack(self._simulators[i].step(action) for i, action in pairs)
 
-    def step(self, numbers: Sequence[int], actions: np.ndarray) -> Played:
-        """Step the copies ``numbers``, at least one, by ``actions`` ``(n, A)``."""
-        copies = [self._copies[number] for number in numbers]
-        pairs = zip(copies, actions, strict=True)
-        return _stacked(copy.step(action) for copy, action in pairs)
-
-    def _lead(
-        self, number: int, seed: int, past: Sequence[np.ndarray]
-    ) -> tuple[np.ndarray, float, bool]:
-        if number not in self._copies:
-            self._copies[number] = self._build()
-        copy = self._copies[number]
-        outcome = copy.reset(seed), 0.0, False
-        for action in past:
-            outcome = copy.step(action)
-        return outcome
+    def _replay_one(self, id_: int, log: ActionLog) -> tuple[np.ndarray, float, bool]:
+        if id_ not in self._simulators:
+            self._simulators[id_] = self._build()
+        simulator = self._simulators[id_]
+        result = simulator.reset(log.seed), 0.0, False
+        for action in log.actions:
+            result = simulator.step(action)
+        return result
 
 
-def _stacked(outcomes: Iterator[tuple[Any, float, bool]]) -> Played:
-    observations, rewards, over = zip(*outcomes, strict=True)
-    return Played(np.stack(observations), np.array(rewards, float), np.array(over))
+def _stack(results: Iterator[tuple[Any, float, bool]]) -> SimulatorStep:
+    observations, rewards, terminated = zip(*results, strict=True)
+    return SimulatorStep(
+        np.stack(observations), np.array(rewards, float), np.array(terminated)
+    )

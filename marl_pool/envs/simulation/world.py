@@ -1,153 +1,138 @@
-"""Worlds around simulators that step one at a time and cannot save their state."""
+"""Batched environments around simulators that step one after the other."""
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Unpack
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import EnvOptions
-from marl_pool.envs.simulation.replay import History, Place, ReplayedEnv
-from marl_pool.envs.simulation.simulator import Played
+from marl_pool.envs.simulation.replay import ReplayCursor, ReplayedEnv, saved_logs
+from marl_pool.envs.simulation.simulator import (
+    ActionLog,
+    SimulatorBackend,
+    SimulatorStep,
+)
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import PositiveInt
 
 SEEDS = 1 << 31
-"""A simulator's episodes are seeded below it."""
+"""Number of seeds of a simulator's episodes, counted from 0."""
 
 
-class Batch(Protocol):
-    """`Simulators` here or in another process."""
+class PooledSimulator:
+    """A simulator of a `SimulatorPool`, in the state at the end of its log."""
 
-    def begin(
-        self,
-        numbers: Sequence[int],
-        seeds: Sequence[int],
-        pasts: Sequence[Sequence[np.ndarray]],
-    ) -> Played:
-        """Begin episodes anew and repeat what was done in them."""
-
-    def step(self, numbers: Sequence[int], actions: np.ndarray) -> Played:
-        """Step the copies ``numbers``."""
+    def __init__(self, id_: int) -> None:
+        self.id = id_
+        self.log: ActionLog | None = None
 
 
-class Copy:
-    """A simulator by its number, always at the end of its ``history``."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.history: History | None = None
-
-
-class Pool:
-    """Simulators that worlds share.
+class SimulatorPool:
+    """Simulators shared by a batch and the batches selected from it.
 
     Args:
-        simulators: by number.
+        backend: runs the simulators.
     """
 
-    def __init__(self, simulators: Batch) -> None:
-        self.simulators = simulators
+    def __init__(self, backend: SimulatorBackend) -> None:
+        self.backend = backend
         self._count = 0
         self._free: list[int] = []
 
-    def copy(self) -> Copy:
-        """A simulator that no world holds: one left behind, or a further one."""
+    def acquire(self) -> PooledSimulator:
+        """Return an unused simulator; it is free again once nothing refers to it."""
         if self._free:
-            number = self._free.pop()
+            id_ = self._free.pop()
         else:
-            number, self._count = self._count, self._count + 1
-        copy = Copy(number)
-        weakref.finalize(copy, self._free.append, number).atexit = False
-        return copy
+            id_, self._count = self._count, self._count + 1
+        simulator = PooledSimulator(id_)
+        weakref.finalize(simulator, self._free.append, id_).atexit = False
+        return simulator
 
 
 class SimulatedEnv(ReplayedEnv):
-    """A simulator for each world, and what all of them showed last.
+    """A batch of environments with one simulator each and one group of one agent.
 
-    An episode is seeded from the world's reset stream and must follow from that seed
-    and the actions. Each world keeps its episode's actions. Where it stands, its
-    simulator is led by repeating them: when a state is loaded, or when a world made
-    by `select` and the one that it was taken from both go on. A world whose episode has
-    ended stands still, with reward 0, until it is reset.
+    The seed of an episode comes from the environment's reset stream. Since simulators
+    cannot save their state, the environment logs the actions of its episodes. It
+    replays them when a state is loaded, and when both an environment and one selected
+    from it are stepped: loading a state at step t costs t simulator steps. A terminated
+    environment keeps its observation, with reward 0, until the next reset.
 
     Args:
-        num_envs: worlds in the batch.
-        simulators: by number; they need not exist before they begin.
-        shape: of an observation.
-        observed: dtype of the observations.
-        **context: as `BatchedEnv` takes it.
+        num_envs: environments in the batch.
+        simulators: runs the simulators, which are built at their first reset.
+        shape: shape of an observation.
+        observation_dtype: dtype of the observations.
+        max_steps: steps until truncation.
+        **common: see `BatchedEnv`.
     """
 
-    simulated = True
-
     observations: Tensor
-    """``(num_envs, *shape)``, what the simulators showed last."""
+    """``(num_envs, *shape)``, the simulators' latest observations."""
     over: Tensor
-    """``(num_envs,)`` bool: the episode has ended."""
+    """``(num_envs,)`` bool: the episode has terminated."""
 
     def __init__(
         self,
         num_envs: PositiveInt,
         *,
-        simulators: Batch,
+        simulators: SimulatorBackend,
         shape: tuple[int, ...],
-        observed: torch.dtype,
+        observation_dtype: torch.dtype,
         max_steps: PositiveInt,
         **common: Unpack[EnvOptions],
     ) -> None:
-        super().__init__(
-            num_envs,
-            max_steps=max_steps,
-            **common,
+        super().__init__(num_envs, max_steps=max_steps, **common)
+        self._pool = SimulatorPool(simulators)
+        self._cursors: list[ReplayCursor | None] = [None] * num_envs
+        self.observations = torch.zeros(
+            num_envs, *shape, dtype=observation_dtype, device=self.device
         )
-        self._pool = Pool(simulators)
-        self._places: list[Place | None] = [None] * num_envs
-        empty = torch.zeros(num_envs, *shape, dtype=observed, device=self.device)
-        self.observations = empty
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
 
     @abstractmethod
-    def _native(self, actions: Tensor) -> Tensor:
-        """The simulators' actions, from the one group's ``(num_envs, A)``."""
+    def _to_native(self, actions: Tensor) -> Tensor:
+        """Convert the agents' actions ``(num_envs, A)`` to those of the simulators."""
 
-    def _shown(self, rows: Tensor, fresh: bool) -> None:
-        """Hear that the observations of ``rows`` are new; ``fresh`` after a reset."""
+    def _update_frames(self, rows: Tensor, *, first: bool) -> None:
+        """Update frame stacks after new ``observations[rows]``; see `push_frames`."""
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken, by repeating its actions.
-
-        Raises:
-            InputError: that leads elsewhere, under another version, say.
-        """
         super().load_state_dict(state)
-        pasts = {row: past for row, past in enumerate(state["histories"]) if past}
-        histories = [History(seed, list(done)) for seed, done in pasts.values()]
-        self._places = [None] * self.num_envs
-        if not pasts:
+        self._cursors = [None] * self.num_envs
+        logs = saved_logs(state)
+        if not logs:  # saved before the first reset
             return
-        rows = list(pasts)
-        played = self._begin(rows, self._copies(rows), histories)
-        if not torch.equal(self._tensor(played), self.observations[rows]):
+        rows = list(logs)
+        step = self._replay(rows, self._simulators(rows), list(logs.values()))
+        # A replay that ends elsewhere would silently continue another episode.
+        if not torch.equal(self._observations_of(step), self.observations[rows]):
             raise InputError(
-                f"env {type(self).__name__}: the saved episodes take another course "
-                "here: expected the versions of the simulator that played them"
+                f"env {type(self).__name__}: expected the observations of the saved "
+                "state after a replay, got others: use the versions of the simulator "
+                "that saved it"
             )
 
+    @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if not len(rows):
             return
         seeds = (uniform(keys, 1)[:, 0] * SEEDS).long().tolist()
-        chosen = rows.tolist()
-        histories = [History(seed) for seed in seeds]
-        played = self._begin(chosen, self._copies(chosen), histories)
+        numbers = rows.tolist()
+        logs = [ActionLog(seed) for seed in seeds]
+        step = self._replay(numbers, self._simulators(numbers), logs)
         self.over = self.over.index_fill(0, rows, False)
-        self._show(rows, played, fresh=True)
+        self._observe_step(rows, step, first=True)
 
+    @override
     def _advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
@@ -155,66 +140,90 @@ class SimulatedEnv(ReplayedEnv):
         rows = (~self.over).nonzero()[:, 0]
         (name,) = self.groups
         if len(rows):
-            native = self._native(actions[name].detach()[:, 0])
-            played = self._play(rows.tolist(), native[rows].cpu().numpy())
-            self.over = self.over.index_copy(0, rows, self._to_device(played.over))
-            self._show(rows, played, fresh=False)
-            earned = self._to_device(played.rewards).to(self.dtype)
+            native = self._to_native(actions[name].detach()[:, 0])
+            step = self._step(rows.tolist(), native[rows].cpu().numpy())
+            terminated = self._to_device(step.terminated)
+            self.over = self.over.index_copy(0, rows, terminated)
+            self._observe_step(rows, step, first=False)
+            earned = self._to_device(step.rewards).to(self.dtype)
             rewards.index_copy_(0, rows, earned[:, None])
         return {name: rewards}, self.over
 
-    def _play(self, rows: list[int], actions: np.ndarray) -> Played:
-        """Step the worlds ``rows``, each by a copy that stands where it does."""
-        copies = self._copies(rows)
-        places = [self._places[row] for row in rows]
+    def _step(self, rows: list[int], actions: np.ndarray) -> SimulatorStep:
+        simulators = self._simulators(rows)
+        cursors = [self._cursors[row] for row in rows]
+        # Replay the episodes of rows whose simulator was stepped by another batch.
         lost = [
-            (row, copy, place.past())
-            for row, copy, place in zip(rows, copies, places, strict=True)
-            if place is not None and place.copy is not copy
+            (row, simulator, cursor.prefix())
+            for row, simulator, cursor in zip(rows, simulators, cursors, strict=True)
+            if cursor is not None and cursor.simulator is not simulator
         ]
         if lost:
-            self._begin(*map(list, zip(*lost, strict=True)))
-        played = self._pool.simulators.step([copy.number for copy in copies], actions)
+            self._replay(*map(list, zip(*lost, strict=True)))
+        step = self._pool.backend.step([each.id for each in simulators], actions)
         for row, action in zip(rows, actions, strict=True):
-            place = self._places[row]
-            assert place is not None, "step before reset"
-            place.history.actions.append(action)
-            self._places[row] = place.moved()
-        return played
+            cursor = self._cursors[row]
+            assert cursor is not None, "step before reset"
+            cursor.log.actions.append(action)
+            self._cursors[row] = cursor.advanced()
+        return step
 
-    def _copies(self, rows: list[int]) -> list[Copy]:
-        """For each row its own copy if that stands where it does, else a fresh one."""
-        copies: list[Copy] = []
+    def _simulators(self, rows: list[int]) -> list[PooledSimulator]:
+        """Return each row's simulator if it is in the row's state, else another."""
+        simulators: list[PooledSimulator] = []
         for row in rows:
-            place = self._places[row]
-            own = None if place is None or not place.current else place.copy
-            # Rows that were taken twice share a copy until they step.
-            copies.append(own if own and own not in copies else self._pool.copy())
-        return copies
+            cursor = self._cursors[row]
+            own = cursor.simulator if cursor is not None and cursor.in_sync else None
+            # Rows that were selected twice share a simulator until they step.
+            if own is None or own in simulators:
+                own = self._pool.acquire()
+            simulators.append(own)
+        return simulators
 
-    def _begin(
-        self, rows: list[int], copies: list[Copy], histories: list[History]
-    ) -> Played:
-        """Lead copies to the ends of histories, as those of the worlds ``rows``."""
-        numbers = [copy.number for copy in copies]
-        seeds = [history.seed for history in histories]
-        pasts = [history.actions for history in histories]
-        played = self._pool.simulators.begin(numbers, seeds, pasts)
-        for row, copy, history in zip(rows, copies, histories, strict=True):
-            copy.history = history
-            self._places[row] = Place(copy, history, len(history.actions))
-        return played
+    def _replay(
+        self,
+        rows: list[int],
+        simulators: list[PooledSimulator],
+        logs: list[ActionLog],
+    ) -> SimulatorStep:
+        """Bring the simulators of ``rows`` to the ends of the logs."""
+        step = self._pool.backend.replay([each.id for each in simulators], logs)
+        for row, simulator, log in zip(rows, simulators, logs, strict=True):
+            simulator.log = log
+            self._cursors[row] = ReplayCursor(simulator, log, len(log.actions))
+        return step
 
-    def _show(self, rows: Tensor, played: Played, fresh: bool) -> None:
-        seen = self._tensor(played)
-        self.observations = self.observations.index_copy(0, rows, seen)
-        self._shown(rows, fresh)
+    def _observe_step(self, rows: Tensor, step: SimulatorStep, *, first: bool) -> None:
+        newest = self._observations_of(step)
+        self.observations = self.observations.index_copy(0, rows, newest)
+        self._update_frames(rows, first=first)
 
-    def _tensor(self, played: Played) -> Tensor:
-        return self._to_device(played.observations).to(self.observations.dtype)
+    def _observations_of(self, step: SimulatorStep) -> Tensor:
+        return self._to_device(step.observations).to(self.observations.dtype)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
+    @override
     def _tensors(self) -> dict[str, Tensor]:
         return {"observations": self.observations, "over": self.over}
+
+
+def push_frames(stacks: Tensor, rows: Tensor, frames: Tensor, *, first: bool) -> Tensor:
+    """Append a frame to the stacks of some environments, and drop the oldest one.
+
+    Args:
+        stacks: ``(num_envs, num_frames, *shape)``, the newest frame last.
+        rows: ``(n,)`` int64 environments.
+        frames: ``(n, *shape)``.
+        first: the frames are the first of an episode and fill the stack.
+
+    Returns:
+        A tensor like ``stacks``.
+    """
+    newest = frames[:, None]
+    if first:
+        pushed = newest.expand(-1, stacks.shape[1], *frames.shape[1:])
+    else:
+        pushed = torch.cat([stacks[rows, 1:], newest], 1)
+    return stacks.index_copy(0, rows, pushed)

@@ -29,8 +29,8 @@ DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 BULLET = """
 import sys, json
 import numpy as np
-from marl_pool.envs.ant import gym_shim
-gym_shim.install()
+from marl_pool.envs.ant import gym_shim as bullet_gym_shim
+bullet_gym_shim.install()
 from pybullet_envs.gym_locomotion_envs import AntBulletEnv
 seed, actions = json.load(sys.stdin)
 env = AntBulletEnv()
@@ -60,9 +60,9 @@ def some_actions(count: int) -> Tensor:
 
 
 def seed_of(world: AntEnv) -> int:
-    place = world._places[0]
-    assert place is not None
-    return place.history.seed
+    cursor = world._cursors[0]
+    assert cursor is not None
+    return cursor.log.seed
 
 
 @pytest.mark.parametrize("contact_forces", [False, True])

@@ -60,10 +60,10 @@ def oracle(world: CarRacing) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from gymnasium.envs.box2d.car_racing import CarRacing as Original
-    place = world._places[0]
-    assert place is not None
+    cursor = world._cursors[0]
+    assert cursor is not None
     env = Original(lap_complete_percent=0.95)
-    return env, env.reset(seed=place.history.seed)[0]
+    return env, env.reset(seed=cursor.log.seed)[0]
 
 
 # What is seen
@@ -107,7 +107,7 @@ def test_pictures_are_the_middles_of_the_blocks() -> None:
 @given(arrays.arrays(np.uint8, (1, 96, 96, 3), elements=st.integers(0, 255)))
 def test_grey_is_opencvs(picture: np.ndarray) -> None:
     world = CarRacing(1, zero_rows_bottom=0)
-    grey = world._screen(torch.from_numpy(picture))
+    grey = world._to_screens(torch.from_numpy(picture))
     expected = cv2.cvtColor(picture[0], cv2.COLOR_RGB2GRAY)
     assert np.array_equal(grey[0, ..., 0].numpy(), expected)
 
@@ -138,8 +138,14 @@ def test_a_token_is_a_patch_of_each_frame_oldest_first(
     features = world.observe()["agent"].features[1, 0].numpy()
     assert len(features) == side * side
     for token in (0, 3, side, side * side // 2 + 3, side * side - 1):
-        top, left = world.stride * (token // side), world.stride * (token % side)
-        rows, columns = slice(top, top + world.patch), slice(left, left + world.patch)
+        top, left = (
+            world.patch_grid.stride * (token // side),
+            world.patch_grid.stride * (token % side),
+        )
+        rows, columns = (
+            slice(top, top + world.patch_grid.patch),
+            slice(left, left + world.patch_grid.patch),
+        )
         pixels = world.screens[1, :, rows, columns].numpy()
         assert np.array_equal(features[token], pixels.reshape(-1))
 
@@ -169,7 +175,7 @@ def test_the_instruments_are_black_unless_asked_for() -> None:
 def test_actions_are_steering_gas_and_brake() -> None:
     world = CarRacing(1)
     sent = torch.tensor([[-2.0, -1.0, 3.0], [0.25, 0.0, 1.0]])
-    got = world._native(sent)
+    got = world._to_native(sent)
     assert got.tolist() == [[-1.0, 0.0, 1.0], [0.25, 0.5, 1.0]]
     assert got.dtype == torch.float32
 
@@ -337,7 +343,7 @@ def test_where_patches_overlap_the_stronger_tint_is_seen() -> None:
             {"background": "sky"},
             "env.background: expected one of none, checkers.*'sky'",
         ),
-        ({"background": __file__}, "env.background: .*cannot be read as a picture"),
+        ({"background": __file__}, "env.background: expected an image, got .*"),
         ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
     ],
 )

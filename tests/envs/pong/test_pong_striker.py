@@ -144,7 +144,7 @@ def test_the_teachers_targets_are_those_of_the_games() -> None:
     assert teacher.target_names == TARGET_NAMES
     for _ in range(40):
         answer = teacher.label(env, env.observe()["agent"], (), None)
-        played = env.history[:, : int(env.steps[0])].tolist()
+        played = env.action_log[:, : int(env.steps[0])].tolist()
         env.step({"agent": answer.action})
     targets = answer.privileged_targets
     assert targets is not None
