@@ -249,7 +249,7 @@ def misfit(policies: Mapping[str, Policy], world: BatchedEnv) -> str:
     for name, group in world.groups.items():
         policy = policies.get(name)
         if isinstance(policy, SpecifiedPolicy):
-            reason = policy.misfit(group.tokens, group.action_space)
+            reason = policy.mismatch(group.tokens, group.action_space)
             if reason:
                 return f"the policy of {name!r}: {reason}"
     return ""

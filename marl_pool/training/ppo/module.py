@@ -39,7 +39,7 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         tokens = Tokens(**batch[Columns.OBS])
-        if self.policy.remembers:
+        if self.policy.recurrent:
             pooled, below_value = self._unroll(tokens, batch)
         else:
             pooled, below_value = self.policy.pool(tokens)
@@ -55,7 +55,7 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         actions = self.policy.actions.to_vectors(batch[Columns.ACTIONS])
         earlier = actions[:, :-1].to(state["action"].dtype)
         prev_action = torch.cat([state["action"][:, None], earlier], dim=1)
-        return self.policy.unroll(tokens, prev_action, state["memories"])[:2]
+        return self.policy.unroll(tokens, prev_action, state["memory"])[:2]
 
     def compute_values(
         self, batch: dict[str, Any], embeddings: Tensor | None = None
