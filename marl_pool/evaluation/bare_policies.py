@@ -100,9 +100,9 @@ def find_bare(path: str | None, pretrained: str | None) -> StandalonePolicy | No
 
 
 def _bare(name: str, folder: Path, source: str) -> StandalonePolicy:
-    from marl_pool.policies.storage import world_of  # brings torch
+    from marl_pool.policies.storage import load_env_config  # brings torch
 
-    return StandalonePolicy(name, folder, source, world_of(folder))
+    return StandalonePolicy(name, folder, source, load_env_config(folder))
 
 
 def new_folder_for(name: str) -> Path:

@@ -255,7 +255,7 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
     for name, group in groups.items():
         policy = policies.get(name)
         if isinstance(policy, SpecifiedPolicy):
-            reason = policy.misfit(group.tokens, group.action_space)
+            reason = policy.mismatch(group.tokens, group.action_space)
             if reason:
                 return f"the policy of {name!r}: {reason}"
     return ""

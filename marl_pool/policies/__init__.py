@@ -1,4 +1,4 @@
-"""Policies: tokens in, actions out; how they are built, saved and loaded."""
+"""Policies: maps from tokens to actions, and functions that build them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,13 @@ AGENTS: dict[str, str] = {
     "sensory": "marl_pool.policies.sensory:Sensory",
     "vision": "marl_pool.policies.vision:Vision",
 }
-"""What can be evolved and cloned."""
+"""Policies that can be evolved and cloned, by short name."""
 
 POLICIES: dict[str, str] = {
     **AGENTS,
     "token": "marl_pool.policies.token_policy:TokenPolicy",
 }
-"""What can be saved and loaded."""
+"""Policies that can be saved and loaded, by short name."""
 
 
 def make_policy(
@@ -43,14 +43,18 @@ def make_policy(
     encoder: str | Mapping[str, Any] = "transformer",
     **options: Any,
 ) -> "TokenPolicy":
-    """Build a policy on sets of tokens.
+    """Build an actor-critic on sets of tokens.
+
+    Example:
+        >>> group = make_batched_env("simple_centroid", 1).groups["agent"]
+        >>> policy = make_policy(group.tokens, group.action_space, pooling="max")
 
     Args:
-        spec: of the tokens.
+        spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
         pooling: a name, or ``{"name": …, **options}``.
         encoder: a name, or ``{"name": …, **options}``.
-        **options: of `TokenPolicy`.
+        **options: other options of `TokenPolicy`.
 
     Raises:
         InputError: an unknown name or a wrong option.
@@ -68,10 +72,10 @@ def make_agent(
     """Build a policy that is evolved or cloned.
 
     Args:
-        spec: of the tokens.
+        spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
-        name: a key of `AGENTS`, or ``package.module:Class`` of your own.
-        **options: of the class's constructor.
+        name: a key of `AGENTS`, or ``package.module:Class``.
+        **options: options of that class.
 
     Raises:
         InputError: an unknown name or a wrong option.

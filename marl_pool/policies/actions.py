@@ -14,15 +14,15 @@ from marl_pool.utils.errors import InputError
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """A box with bounds or a choice of ``n``; JSON-ready.
+    """An action space, Discrete(n) or a bounded Box of one dimension, JSON-ready.
 
     Attributes:
-        n: number of choices; 0 for a box.
-        low: lower bounds of a box; empty for a choice.
-        high: upper bounds of a box.
+        n: number of discrete actions; 0 for a Box.
+        low: lower bounds of a Box; empty for Discrete.
+        high: upper bounds of a Box.
 
     Raises:
-        InputError: neither choices nor as many lower as upper bounds.
+        InputError: neither discrete actions nor as many lower as upper bounds.
     """
 
     n: int = 0
@@ -30,17 +30,17 @@ class ActionSpec:
     high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for bound in ("low", "high"):  # lists, where they come from JSON
+        for bound in ("low", "high"):  # lists if read from JSON
             object.__setattr__(self, bound, tuple(getattr(self, bound)))
         if len(self.low) != len(self.high) or (self.n > 0) == (len(self.low) > 0):
             raise InputError(f"action space: expected choices or bounds, got {self}")
 
     @classmethod
     def of(cls, space: spaces.Space) -> "ActionSpec":
-        """Read a space.
+        """Convert a Gymnasium space.
 
         Raises:
-            InputError: neither a bounded one-dimensional Box nor a Discrete at 0.
+            InputError: neither a bounded one-dimensional Box nor a Discrete from 0.
         """
         if isinstance(space, spaces.Discrete) and space.start == 0:
             return cls(n=int(space.n))
@@ -57,25 +57,25 @@ class ActionSpec:
 
     @property
     def discrete(self) -> bool:
-        """Whether it is a choice."""
+        """Whether the space is Discrete rather than a Box."""
         return self.n > 0
 
     @property
     def num_logits(self) -> int:
-        """L: the choices, or a mean and a log-std for each dimension of the box."""
+        """L: n for Discrete, or a mean and a log-std for each dimension of a Box."""
         return self.n if self.discrete else 2 * len(self.low)
 
     @property
     def dim(self) -> int:
-        """A, the width of an action as a vector; see `to_vectors`."""
+        """A: the width of an action as a vector; see `to_vectors`."""
         return self.n if self.discrete else len(self.low)
 
     def to_vectors(self, actions: Tensor) -> Tensor:
-        """Actions as a policy that remembers them reads them, ``(*B, A)``.
+        """Convert actions to the vectors ``(*B, A)`` that a recurrent policy receives.
 
-        A choice is one-hot; what a box would clip is clipped, to [-1, 1]. They are in
-        float32, as a world hears them: finer than that, the last bits would tell a
-        memory in which order the policy summed its tokens.
+        Discrete actions become one-hot; actions of a Box are clipped to [-1, 1], as the
+        environment clips them, in float32: the last bits of a float64 depend on the
+        order in which a policy sums its tokens, and would enter its memory.
         """
         if self.discrete:
             return one_hot(actions, self.n)
@@ -83,24 +83,24 @@ class ActionSpec:
 
     @property
     def noise_size(self) -> int:
-        """Uniform numbers that one sample takes."""
+        """Number of uniform random numbers that one sample consumes."""
         return 1 if self.discrete else len(self.low)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready form that ``ActionSpec(**…)`` reads back."""
+        """Return a JSON-ready form that ``ActionSpec(**…)`` accepts."""
         return asdict(self)
 
 
 def sample(spec: ActionSpec, logits: Tensor, noise: Tensor) -> Tensor:
-    """Sample by inverting the distribution function at ``noise`` in (0, 1).
+    """Sample actions by inverse transform sampling.
 
     Args:
-        spec: of the action space.
-        logits: ``(*B, L)``.
-        noise: ``(*B, noise_size)``.
+        spec: action space.
+        logits: ``(*B, L)`` parameters of the distributions.
+        noise: ``(*B, noise_size)`` uniform in (0, 1).
 
     Returns:
-        ``(*B, A)`` float, unclipped, or ``(*B,)`` int64.
+        ``(*B, A)`` float in the policy's units, unclipped, or ``(*B,)`` int64.
     """
     if spec.discrete:
         cumulative = logits.softmax(-1).cumsum(-1)
@@ -111,12 +111,12 @@ def sample(spec: ActionSpec, logits: Tensor, noise: Tensor) -> Tensor:
 
 
 def mode(spec: ActionSpec, logits: Tensor) -> Tensor:
-    """The most likely action; shapes as in `sample`."""
+    """Return the most likely actions; shapes as in `sample`."""
     return logits.argmax(-1) if spec.discrete else logits.chunk(2, dim=-1)[0]
 
 
 def log_prob(spec: ActionSpec, logits: Tensor, action: Tensor) -> Tensor:
-    """Log-probability of ``action``, ``(*B,)``."""
+    """Return the log-probability ``(*B,)`` of ``action``."""
     if spec.discrete:
         return logits.log_softmax(-1).gather(-1, action[..., None])[..., 0]
     mean, log_std = logits.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""What is evolved or cloned: policies that need no value and no gradient of reward."""
+"""Agent: the base class of policies that are evolved or cloned."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -8,39 +8,42 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_map
+from typing_extensions import override
 
 from marl_pool.policies.actions import ActionSpec, sample
-from marl_pool.policies.base import Decision, SpecifiedPolicy, State
+from marl_pool.policies.base import Decision, State
+from marl_pool.policies.recurrent import RecurrentPolicy
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.randomness import Stream
 
 Unroll = Callable[[Tensor, Tensor | None, Tensor, Memory], tuple[Tensor, Memory]]
-"""The form of `Agent.unroll`."""
+"""Signature of `Agent.unroll`."""
 
 
-class Agent(SpecifiedPolicy):
-    """A policy whose answer is the action itself, or one logit for each choice.
+class Agent(RecurrentPolicy):
+    """A policy whose output is the action itself, or one logit for each choice.
 
-    An agent of your own writes `unroll`; that is enough to act, to be evolved, a
-    population at a time, and to be cloned, many steps at a time. So `unroll` holds
-    mathematics on tensors only, without a Python branch on their values.
+    It has no value head and needs no gradient of a return: it is found by an evolution
+    strategy or cloned from a teacher. It acts deterministically; while exploring, a
+    discrete action is sampled from its logits.
 
-    It acts deterministically. Where it explores, a choice is drawn from its logits.
+    A subclass implements `unroll`. That suffices to act, to evaluate a population in
+    one batch (`Population`), and to be cloned from whole sequences. So `unroll` must be
+    a function of tensors that `torch.func.vmap` can vectorise, without Python branches
+    on their values.
 
     Args:
-        spec: of the tokens.
+        spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
-        **options: the constructor's other keyword arguments, JSON-ready.
+        **options: other keyword arguments of the subclass's constructor, JSON-ready.
 
     Attributes:
-        remembers: whether it takes the previous action or has a memory.
-        hidden_dim: H, the width of the last hidden layer that `unroll_hidden` shows; 0
-            for an agent that shows none.
+        hidden_dim: H, width of the last hidden layer that `unroll_hidden` returns; 0
+            for an agent without that method.
     """
 
-    remembers: bool = False
+    recurrent = False
     hidden_dim: int = 0
 
     def __init__(
@@ -60,18 +63,19 @@ class Agent(SpecifiedPolicy):
         prev_action: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Answer T sets of tokens one after the other.
+        """Compute the outputs of B sequences of T sets of tokens.
 
         Args:
             features: ``(B, T, N, F)``, in the tokens' own dtype.
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
             prev_action: ``(B, T, A)``, the action before each set, as
-                `ActionSpec.to_vectors` gives it; zeros at an episode's start.
-            memory: from `initial_memory` or an earlier call.
+                `ActionSpec.to_vectors` returns it; zeros at an episode's start.
+            memory: ``(B, …)`` before the first set, from `initial_memory` or an earlier
+                call.
 
         Returns:
-            ``(B, T, L)`` and the memory after the last set. For a box L = A, the
-            action in [-1, 1]; for a choice of n, L = n logits.
+            Outputs ``(B, T, L)`` and the memory after the last set. For a Box L = A,
+            the action in [-1, 1]; for Discrete(n) L = n, logits.
         """
 
     def unroll_hidden(
@@ -81,13 +85,13 @@ class Agent(SpecifiedPolicy):
         prev_action: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Tensor, Memory]:
-        """Answer as `unroll` does, and show the last hidden layer.
+        """Compute the outputs as `unroll`, and return the last hidden layer too.
 
-        An agent that writes it sets ``hidden_dim``. Cloning can then have the layer
-        say what the teacher knows.
+        An agent that implements it sets ``hidden_dim``. Cloning can then train an
+        auxiliary head on that layer, which predicts the teacher's privileged targets.
 
         Returns:
-            As `unroll`, with ``(B, T, H)`` between the two.
+            As `unroll`, with the hidden layer ``(B, T, H)`` between the two.
         """
         raise NotImplementedError(f"{type(self).__name__} shows no hidden layer")
 
@@ -102,14 +106,14 @@ class Agent(SpecifiedPolicy):
         return self.unroll(features, padding, prev_action, memory)
 
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
-        """`unroll` for P members, each with parameters of its own.
+        """Return `unroll` for P members of a population with different parameters.
 
         Args:
-            parameters: by name, each ``(P, …)``.
+            parameters: by name, ``(P, …)``.
 
         Returns:
-            A function like `unroll`, whose arguments and results have a leading
-            dimension P. A class may know a faster one than this.
+            A function like `unroll`, whose arguments and results have an additional
+            leading dimension P. Subclasses may override it by a faster one.
         """
 
         def member(own: dict[str, Tensor], *arguments: Any) -> tuple[Tensor, Memory]:
@@ -125,20 +129,7 @@ class Agent(SpecifiedPolicy):
 
         return unroll
 
-    def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """The memory at an episode's start, ``(batch, …)``; () if there is none."""
-        return ()
-
-    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """``{"action", "memory"}`` of an episode's start, or ()."""
-        if not self.remembers:
-            return ()
-        shape = (num_envs, num_agents)
-        memory = self.initial_memory(num_envs * num_agents, num_tokens)
-        memory = tree_map(lambda part: part.unflatten(0, shape), memory)
-        action = self.low.new_zeros(*shape, self.actions.dim)
-        return {"action": action, "memory": memory}
-
+    @override
     def act(
         self,
         tokens: Tokens,
@@ -146,8 +137,7 @@ class Agent(SpecifiedPolicy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide for every row; see `Policy.act`."""
-        outputs, memory = self(*self.arguments(tokens, state))
+        outputs, memory = self(*self.unroll_arguments(tokens, state))
         return self.decide(outputs, memory, tokens, generator, explore)
 
     def decide(
@@ -158,45 +148,33 @@ class Agent(SpecifiedPolicy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Turn one step's answer of `unroll` into a decision; see `Policy.act`."""
-        shape = tokens.batch_shape
-        logits = outputs[:, 0].unflatten(0, shape)
+        """Turn one step's result of `unroll` into a decision; see `Policy.act`."""
+        logits = outputs[:, 0].unflatten(0, tokens.batch_shape)
         if not self.actions.discrete:
             action = logits
         elif explore:
             action = sample(self.actions, logits, self.noise(tokens, generator))
         else:
             action = logits.argmax(-1)
-        state: State = ()
-        if self.remembers:
-            vectors = self.actions.to_vectors(action).to(logits.dtype)
-            memory = tree_map(lambda part: part.unflatten(0, shape), memory)
-            state = {"action": vectors, "memory": memory}
-        none = torch.zeros_like(logits[..., 0])
-        return Decision(action, none, none, logits, state)
+        state = self.next_state(action, memory, logits.dtype)
+        zeros = torch.zeros_like(logits[..., 0])
+        return Decision(action, zeros, zeros, logits, state)
 
-    def arguments(
+    def unroll_arguments(
         self, tokens: Tokens, state: State
     ) -> tuple[Tensor, Tensor | None, Tensor, Memory]:
-        """What `unroll` takes for one step of a batch of tokens."""
-        flat, dims = tokens.flatten_batch(), len(tokens.batch_shape)
-        padding = flat.padding[:, None] if flat.padding.any() else None
-        rows = len(flat.types)
-        if state:
-            merged = tree_map(lambda part: part.flatten(0, dims - 1), state)
-            prev_action, memory = merged["action"], merged["memory"]
-        else:
-            prev_action = self.low.new_zeros(rows, self.actions.dim)
-            memory = self.initial_memory(rows, flat.num_tokens)
-        return flat.features[:, None], padding, prev_action[:, None], memory
+        """Return the arguments of `unroll` for one step of a batch of tokens."""
+        sequences, prev_action, memory = self.single_step(tokens, state)
+        padding = sequences.padding if sequences.padding.any() else None
+        return sequences.features, padding, prev_action, memory
 
-    def readings(
+    def scale_features(
         self,
         features: Tensor,
         padding: Tensor | None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Features as numbers: bytes in [0, 1], 0 under padding.
+        """Convert features to floats: bytes scaled to [0, 1], 0 under padding.
 
         Args:
             features: ``(*B, N, F)``, any batch dimensions.

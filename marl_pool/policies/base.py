@@ -1,4 +1,4 @@
-"""What every policy is: one call, for every caller, recurrent or not."""
+"""Base classes of policies: one contract, recurrent or not."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -12,29 +12,34 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.randomness import Stream
 
 State = Any
-"""A policy's memory: a pytree of tensors, ``(num_envs, agents, …)``, or ()."""
+"""State of a policy: a pytree of tensors ``(num_envs, agents, …)``, or () for none."""
 
 
 class Decision(NamedTuple):
-    """What a policy returns; ``B`` are the tokens' batch dimensions."""
+    """Result of a policy; ``B`` are the tokens' batch dimensions."""
 
     action: Tensor
-    """``(*B, A)`` float before scaling to the action space, or ``(*B,)`` int64."""
+    """``(*B, A)`` float, before `Policy.scale`, or ``(*B,)`` int64."""
     log_prob: Tensor
     """``(*B,)`` log-probability of ``action``."""
     value: Tensor
-    """``(*B,)`` estimated return; 0 where the policy has no value head."""
+    """``(*B,)`` estimated return; 0 for a policy without a value head."""
     logits: Tensor
     """``(*B, L)`` parameters of the action distribution."""
     state: State
-    """The memory for the next call."""
+    """State for the next call."""
 
 
 class Policy(nn.Module, ABC):
-    """From tokens to actions.
+    """A map from tokens to actions.
+
+    A policy has no hidden state: what it carries from step to step is returned in
+    `Decision.state` and passed to the next call, so that one policy can act in any
+    number of environments, and a learner can replay any step. Implement `act`, and
+    `initial_state` for a policy with a state.
 
     Attributes:
-        noise_size: uniform numbers that one decision takes when it explores.
+        noise_size: uniform random numbers per decision that exploration consumes.
     """
 
     noise_size: int = 0
@@ -47,38 +52,38 @@ class Policy(nn.Module, ABC):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide for every row of the batch.
+        """Choose an action for every agent of the batch.
 
         Args:
-            tokens: what the agents observe, batch dimensions ``(num_envs, agents)``.
-            state: the memory, from `initial_state` or the last `Decision`.
-            generator: the policy's random stream of ``agents * noise_size`` numbers;
-                None takes torch's global generator.
-            explore: sample from the distribution; otherwise take its mode.
+            tokens: observations, batch dimensions ``B = (num_envs, agents)``.
+            state: from `initial_state` or the last `Decision`.
+            generator: random stream of ``agents * noise_size`` numbers per environment;
+                None: torch's global generator.
+            explore: sample from the action distribution; otherwise take its mode.
         """
 
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """The memory at an episode's start; () for a policy without memory."""
+        """Return the state at an episode's start; () for a policy without one."""
         return ()
 
     def value(self, tokens: Tokens, state: State = ()) -> Tensor:
-        """Estimated returns ``(*B,)`` of what is seen, without a decision."""
+        """Estimate the returns ``(*B,)`` of observations without choosing an action."""
         return self.act(tokens, state).value
 
     def scale(self, action: Tensor) -> Tensor:
-        """From the policy's own units to those of the env's action space."""
+        """Map actions from the policy's units to those of the action space."""
         return action
 
-    def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """What share each token has in the decision, ``(*B, heads, N)``, or None."""
+    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
+        """Return the weights of the tokens, ``(*B, heads, N)``; None without any."""
         return None
 
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """What a sensory layer makes of what is seen, ``(*B, C)``, or None."""
+        """Return the output of a sensory layer, ``(*B, C)``; None without one."""
         return None
 
     def noise(self, tokens: Tokens, generator: Stream | None) -> Tensor:
-        """Draw ``(*B, noise_size)`` uniform numbers in (0, 1)."""
+        """Sample ``(*B, noise_size)`` uniform numbers in (0, 1)."""
         shape = (*tokens.batch_shape, self.noise_size)
         if generator is not None:
             return generator.next().view(shape)
@@ -87,19 +92,22 @@ class Policy(nn.Module, ABC):
 
 
 class SpecifiedPolicy(Policy):
-    """A policy made for the tokens and actions of one group of agents.
+    """A policy for the tokens and actions of one group of agents.
 
-    It can be saved: `config` and the weights are all that it is made of.
+    It can be saved, see `marl_pool.policies.storage`: `config` and the parameters
+    determine it completely.
 
     Args:
-        spec: of the tokens.
+        spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
-        **options: the constructor's other keyword arguments, JSON-ready.
+        **options: other keyword arguments of the subclass's constructor, JSON-ready.
 
     Attributes:
-        spec: of the tokens.
-        actions: of the action space.
-        config: the constructor's keyword arguments, JSON-ready.
+        spec: sizes and types of the tokens.
+        actions: the action space.
+        config: keyword arguments of the constructor, JSON-ready.
+        low: lower bounds of the Box, ``(A,)``; empty for Discrete.
+        high: upper bounds.
 
     Raises:
         InputError: an action space of another kind.
@@ -129,12 +137,11 @@ class SpecifiedPolicy(Policy):
             bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)
             self.register_buffer(name, bounds, persistent=False)
 
-    def misfit(self, spec: TokenSpec, action_space: spaces.Space) -> str:
-        """Why it cannot read such tokens or act so; empty if it can.
+    def mismatch(self, spec: TokenSpec, action_space: spaces.Space) -> str:
+        """Return the reason why the policy does not fit these spaces; empty if it does.
 
-        The number of tokens may differ from what it was made for, if its head allows.
-        Which types are signal, which features a position, and how many frames they
-        stack, is no matter of the policy's.
+        The number of tokens may differ, if the pooling head supports it. Signal types,
+        positions and stacked frames describe the tokens, and no policy depends on them.
         """
         free = ("num_tokens", "signal_types", "positions", "num_frames")
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
@@ -145,7 +152,7 @@ class SpecifiedPolicy(Policy):
         return ""
 
     def scale(self, action: Tensor) -> Tensor:
-        """From [-1, 1] to the bounds of the box; a choice stays as it is."""
+        """Map [-1, 1] to the bounds of a Box; discrete actions are returned as is."""
         if self.actions.discrete:
             return action
         return self.low + (action + 1) * ((self.high - self.low) / 2)

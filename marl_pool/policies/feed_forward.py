@@ -1,10 +1,11 @@
-"""The baseline without invariance: tokens in their order, one multilayer perceptron."""
+"""FeedForward: a multilayer perceptron on the concatenated tokens."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from gymnasium import spaces
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.kernels.batched import Layer, layers_of, strip_prefix, tanh, tanh_layers
 from marl_pool.networks import seeded
@@ -17,7 +18,7 @@ from marl_pool.utils.types import PositiveInt
 
 
 def make_layers(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequential:
-    """Linear layers with tanh between them."""
+    """Build linear layers with tanh between them."""
     widths, layers = [dim_in, *hidden], list[nn.Module]()
     for dim_from, dim_to in pairwise(widths):
         layers += [nn.Linear(dim_from, dim_to), nn.Tanh()]
@@ -25,7 +26,7 @@ def make_layers(dim_in: int, hidden: Sequence[int], dim_out: int) -> nn.Sequenti
 
 
 def check_hidden(hidden: Sequence[int], option: str = "hidden") -> list[int]:
-    """The widths of hidden layers, which an option gives, as a list.
+    """Return the widths of hidden layers in ``policy.{option}`` as a list.
 
     Raises:
         InputError: one is below 1.
@@ -38,16 +39,18 @@ def check_hidden(hidden: Sequence[int], option: str = "hidden") -> list[int]:
 
 
 class FeedForward(Agent):
-    """Concatenate all tokens' features in their order; tanh layers; the action.
+    """A multilayer perceptron with tanh on the tokens' features in their order.
 
-    Each token has weights of its own, so it depends on the order and on N: the
-    control that a shuffle must break.
+    The baseline without permutation invariance: each token has separate weights, so
+    that the result depends on the order of the tokens, which a shuffle destroys. It
+    accepts at most the number of tokens it was built for; missing ones are zeros.
 
-    Source: the FNN of Tang and Ha (2021), Tables 2 and 4; tanh in every layer, also
-    the last one where the action is a box.
+    Source: the FNN of "The Sensory Neuron as a Transformer" (Tang and Ha, 2021,
+    https://arxiv.org/abs/2109.02869), Tables 2 and 4; tanh in every layer, also after
+    the last one where the action is a Box.
 
     Args:
-        spec: of the tokens.
+        spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
         hidden: widths of the hidden layers.
         seed: of the initial weights.
@@ -69,6 +72,7 @@ class FeedForward(Agent):
             inputs = spec.num_tokens * spec.num_features
             self.body = make_layers(inputs, hidden, self.actions.dim)
 
+    @override
     def unroll(
         self,
         features: Tensor,
@@ -76,12 +80,11 @@ class FeedForward(Agent):
         prev_action: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Answer each set by itself; see `Agent.unroll`."""
         layers = layers_of(dict(self.body.named_parameters()))
-        return self.answer(features, padding, layers), memory
+        return self.apply_layers(features, padding, layers), memory
 
+    @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
-        """`unroll` for P members; see `Agent.members`."""
         layers = layers_of(strip_prefix("body", parameters))
 
         def unroll(
@@ -90,22 +93,22 @@ class FeedForward(Agent):
             prev_action: Tensor,
             memory: Memory,
         ) -> tuple[Tensor, Memory]:
-            return self.answer(features, padding, layers), memory
+            return self.apply_layers(features, padding, layers), memory
 
         return unroll
 
-    def answer(
+    def apply_layers(
         self, features: Tensor, padding: Tensor | None, layers: Sequence[Layer]
     ) -> Tensor:
-        """The outputs that some layers make of the features."""
+        """Apply layers, possibly those of a population, to features ``(*B, N, F)``."""
         num_tokens = features.shape[-2]
         if num_tokens > self.spec.num_tokens:
             raise UnfitTokensError(
                 f"FeedForward: expected at most {self.spec.num_tokens} tokens, "
                 f"got {num_tokens}"
             )
-        flat = self.readings(features, padding).flatten(-2)
-        # Tokens that are not there read 0, like those under padding.
+        flat = self.scale_features(features, padding).flatten(-2)
+        # Missing tokens are zeros, like padded ones.
         missing = (self.spec.num_tokens - num_tokens) * self.spec.num_features
         flat = nn.functional.pad(flat, (0, missing))
         outputs = tanh_layers(flat, layers)

@@ -1,10 +1,11 @@
-"""Many parameter vectors of one agent, acting side by side."""
+"""Population: many parameter vectors of one agent, acting in one batch."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
+from typing_extensions import override
 
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import Decision, Policy, State
@@ -14,15 +15,15 @@ from marl_pool.utils.randomness import Stream
 
 
 def to_vector(agent: Agent) -> Tensor:
-    """All parameters of an agent one after the other, ``(n,)``."""
+    """Concatenate all parameters of an agent to one vector ``(n,)``."""
     return torch.cat([part.detach().flatten() for part in agent.parameters()])
 
 
 def load_vector(agent: Agent, vector: Tensor) -> None:
-    """Put ``(n,)`` parameters, in the order of `to_vector`, into an agent.
+    """Set an agent's parameters to a vector ``(n,)`` in the order of `to_vector`.
 
     Raises:
-        InputError: another number of them.
+        InputError: a vector of another length.
     """
     wanted = sum(part.numel() for part in agent.parameters())
     if vector.shape != (wanted,):
@@ -37,30 +38,28 @@ def load_vector(agent: Agent, vector: Tensor) -> None:
             start = end
 
 
-class _Layout(NamedTuple):
-    """Where the worlds of a batch stand in a rectangle of members × places."""
+class _MemberGrid(NamedTuple):
+    """Environments of a batch arranged in a rectangle, a row for each member."""
 
     member: Tensor
-    """The state's own tensor that this was computed from."""
-    places: Tensor | None
-    """``(worlds,)`` each one's flat place; None where they fill the rectangle."""
+    """``(num_envs,)`` member of each environment; the very tensor of the state."""
+    cells: Tensor | None
+    """``(num_envs,)`` flat index in the rectangle; None where it is full."""
     shape: tuple[int, int]
-    """Members that are left, and the most worlds of one of them."""
-    parameters: dict[str, Tensor]
-    """Of those members, by name, ``(members, …)``."""
+    """Number of members left, and the largest number of environments of one."""
     unroll: Unroll
-    """Of those members."""
+    """`Agent.unroll` of these members."""
 
 
 class Population(Policy):
-    """P parameter vectors of one agent in one batch of worlds.
+    """P parameter vectors of one agent, evaluated in one batch of environments.
 
-    Member p plays the worlds ``p·R`` to ``(p + 1)·R - 1`` of P·R; the state says which
-    rows are whose, so worlds may end and be dropped. The agent's own `Agent.unroll` is
-    vectorised over the parameters, whatever it computes.
+    Member p acts in the environments ``p·R`` to ``(p + 1)·R - 1`` of P·R. The state
+    holds the member of each row, so that environments may end and be dropped. The
+    agent's `Agent.unroll` is vectorised over the parameters by `Agent.members`.
 
     Args:
-        agent: says what to compute; its own weights don't matter.
+        agent: the architecture; its own parameters are not used.
         vectors: ``(P, n)`` parameters in the order of `to_vector`.
 
     Raises:
@@ -79,17 +78,18 @@ class Population(Policy):
         self.noise_size = agent.noise_size
         self.vectors: Tensor
         self.register_buffer("vectors", vectors.to(agent.low))
-        self._layout: _Layout | None = None
+        self._grid: _MemberGrid | None = None
 
+    @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """``{"member", "agent"}``: whose each world is, and the agents' own state.
+        """Return ``{"member", "agent"}``: each row's member, and the agent's state.
 
         Raises:
             InputError: ``num_envs`` is no multiple of P.
         """
         if num_envs % self.size:
             raise InputError(
-                f"worlds: expected a multiple of the population {self.size}, "
+                f"num_envs: expected a multiple of the population size {self.size}, "
                 f"got {num_envs}"
             )
         each = torch.arange(self.size, device=self.vectors.device)
@@ -97,6 +97,7 @@ class Population(Policy):
         own = self.agent.initial_state(num_envs, num_agents, num_tokens)
         return {"member": member, "agent": own}
 
+    @override
     def act(
         self,
         tokens: Tokens,
@@ -104,66 +105,72 @@ class Population(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide for every row by its own member; see `Policy.act`.
+        """Choose each row's action with the parameters of its member.
 
-        The state is needed: it says whose the rows are.
+        Unlike in other policies, ``state`` is required.
         """
-        layout = self._laid_out(state["member"])
-        given = self.agent.arguments(tokens, state["agent"])
+        grid = self._member_grid(state["member"])
         agents = tokens.batch_shape[1]
-        given = tree_map_only(Tensor, lambda part: _spread(part, layout, agents), given)
-        outputs, memory = layout.unroll(*given)
+        # Arrange the rows by member, compute all members at once, and arrange back.
+        arguments = self.agent.unroll_arguments(tokens, state["agent"])
+        arguments = tree_map_only(
+            Tensor, lambda part: _to_grid(part, grid, agents), arguments
+        )
         outputs, memory = tree_map(
-            lambda part: _gather(part, layout, agents), (outputs, memory)
+            lambda part: _from_grid(part, grid, agents), grid.unroll(*arguments)
         )
         decision = self.agent.decide(outputs, memory, tokens, generator, explore)
         own = {"member": state["member"], "agent": decision.state}
         return decision._replace(state=own)
 
+    @override
     def scale(self, action: Tensor) -> Tensor:
-        """As the agent does."""
         return self.agent.scale(action)
 
-    def _laid_out(self, member: Tensor) -> _Layout:
-        # The tensor is another one only after worlds were dropped.
-        if self._layout is None or self._layout.member is not member:
-            self._layout = self._lay_out(member)
-        return self._layout
+    def _member_grid(self, member: Tensor) -> _MemberGrid:
+        # It is another tensor only after environments were dropped.
+        if self._grid is None or self._grid.member is not member:
+            self._grid = self._make_grid(member)
+        return self._grid
 
-    def _lay_out(self, member: Tensor) -> _Layout:
+    def _make_grid(self, member: Tensor) -> _MemberGrid:
         left, rows, counts = member.unique_consecutive(
             return_inverse=True, return_counts=True
         )
         width = int(counts.max())
-        places = None
+        cells = None
         if (counts != width).any():
             first = counts.cumsum(0) - counts
             within = torch.arange(len(member), device=member.device) - first[rows]
-            places = rows * width + within
+            cells = rows * width + within
+        unroll = self.agent.members(self._named_parameters(left))
+        return _MemberGrid(member, cells, (len(left), width), unroll)
+
+    def _named_parameters(self, members: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of some members by name, ``(members, …)`` each."""
         parameters, start = {}, 0
-        vectors = self.vectors[left]
+        vectors = self.vectors[members]
         for name, part in self.agent.named_parameters():
             end = start + part.numel()
-            parameters[name] = vectors[:, start:end].view(len(left), *part.shape)
+            parameters[name] = vectors[:, start:end].view(len(members), *part.shape)
             start = end
-        unroll = self.agent.members(parameters)
-        return _Layout(member, places, (len(left), width), parameters, unroll)
+        return parameters
 
 
-def _spread(part: Tensor, layout: _Layout, agents: int) -> Tensor:
-    """From ``(worlds · agents, …)`` to ``(members, width · agents, …)``."""
-    members, width = layout.shape
-    if layout.places is not None:
-        worlds = part.unflatten(0, (-1, agents))
-        room = part.new_zeros(members * width, *worlds.shape[1:])
-        part = room.index_copy_(0, layout.places, worlds).flatten(0, 1)
+def _to_grid(part: Tensor, grid: _MemberGrid, agents: int) -> Tensor:
+    """Arrange ``(num_envs · agents, …)`` as ``(members, width · agents, …)``."""
+    members, width = grid.shape
+    if grid.cells is not None:
+        by_env = part.unflatten(0, (-1, agents))
+        empty = part.new_zeros(members * width, *by_env.shape[1:])
+        part = empty.index_copy_(0, grid.cells, by_env).flatten(0, 1)
     return part.unflatten(0, (members, width * agents))
 
 
-def _gather(part: Tensor, layout: _Layout, agents: int) -> Tensor:
-    """The inverse of `_spread`."""
+def _from_grid(part: Tensor, grid: _MemberGrid, agents: int) -> Tensor:
+    """Invert `_to_grid`."""
     flat = part.flatten(0, 1)
-    if layout.places is None:
+    if grid.cells is None:
         return flat
-    worlds = flat.unflatten(0, (-1, agents))
-    return worlds.index_select(0, layout.places).flatten(0, 1)
+    by_cell = flat.unflatten(0, (-1, agents))
+    return by_cell.index_select(0, grid.cells).flatten(0, 1)

@@ -1,10 +1,11 @@
-"""The random policy: the floor of every comparison."""
+"""RandomPolicy: uniformly random actions, the lower reference of comparisons."""
 
 from typing import Any
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy, State
@@ -13,7 +14,10 @@ from marl_pool.utils.randomness import Stream
 
 
 class RandomPolicy(Policy):
-    """Uniform over the action space, whether or not it is asked to explore.
+    """Sample uniformly from the action space, regardless of ``explore``.
+
+    Its actions are in the units of the action space. Returns of other policies are
+    normalised by its return, see `NormalizationBaselines`.
 
     Args:
         action_space: Discrete, or a bounded Box of one dimension.
@@ -28,6 +32,7 @@ class RandomPolicy(Policy):
         self.noise_size = self.actions.noise_size
         self.config: dict[str, Any] = {"action_space": self.actions.to_json()}
 
+    @override
     def act(
         self,
         tokens: Tokens,
@@ -35,22 +40,20 @@ class RandomPolicy(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Draw an action in the env's own units; see `Policy.act`."""
         noise = self.noise(tokens, generator)
         logits = noise.new_zeros(*tokens.batch_shape, self.actions.num_logits)
         if self.actions.discrete:
             action = (noise[..., 0] * self.actions.n).long()
             volume = torch.tensor(float(self.actions.n))
         else:
-            low, high = (
-                noise.new_tensor(self.actions.low),
-                noise.new_tensor(self.actions.high),
-            )
+            low = noise.new_tensor(self.actions.low)
+            high = noise.new_tensor(self.actions.high)
             action = low + noise * (high - low)
             volume = (high - low).prod()
         log_probs = -volume.log().expand(tokens.batch_shape).to(noise)
         return Decision(action, log_probs, torch.zeros_like(log_probs), logits, state)
 
+    @override
     def value(self, tokens: Tokens, state: State = ()) -> Tensor:
-        """Zero, without drawing an action; see `Policy.value`."""
+        # Without `act`, which would advance the random stream.
         return torch.zeros(tokens.batch_shape, device=tokens.types.device)

@@ -1,10 +1,11 @@
-"""AttentionNeuron agents on vectors: a sensory layer, a small network on its codes."""
+"""Sensory: a permutation-invariant sensory layer and a small network on its codes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.kernels.batched import Layer, layers_of, strip_prefix, tanh, tanh_layers
 from marl_pool.networks import seeded
@@ -24,16 +25,16 @@ from marl_pool.utils.types import PositiveInt
 def make_sensor(
     pooling: Mapping[str, Any], spec: TokenSpec, actions: ActionSpec, seed: int | None
 ) -> MemoryPooling:
-    """Build a sensory layer: a head on the tokens that takes the previous action.
+    """Build a sensory layer: a recurrent pooling head on the tokens themselves.
 
     Args:
         pooling: ``{"name": …, **options}``.
-        spec: of the tokens.
-        actions: of the agent.
+        spec: sizes and types of the tokens.
+        actions: action space of the agent.
         seed: of the initial weights.
 
     Raises:
-        InputError: an unknown name or option, or a head without a memory.
+        InputError: an unknown name or option, or a pooling head that is not recurrent.
     """
     options = dict(pooling)
     context = {
@@ -53,30 +54,35 @@ def make_sensor(
 
 
 NEURONS: Mapping[str, Any] = {"name": "attention_neuron"}
-"""The sensory layer of the paper."""
+"""Default sensory layer, that of the paper."""
 
 
 class Sensory(Agent):
-    """Sensory neurons, one a token, and tanh layers on the codes that they make.
+    """A sensory layer with one neuron per token, and tanh layers on its codes.
 
-    Source: Tang and Ha (2021), section 4.1 (CartPole: 16 codes and a linear layer)
-    and section 4.2 (Ant: 32 codes and one hidden layer of 32; as a student of
-    behaviour cloning two of them).
+    Each *sensory neuron* reads one token and the previous action, with weights shared
+    by all neurons and a memory of its own; attention combines their messages to M codes
+    that do not depend on the order of the tokens (`AttentionNeuronPooling`). The action
+    is computed from the codes alone.
+
+    Source: "The Sensory Neuron as a Transformer" (Tang and Ha, 2021,
+    https://arxiv.org/abs/2109.02869), section 4.1 (CartPole: 16 codes and a linear
+    layer) and section 4.2 (Ant: 32 codes and one hidden layer of 32; two hidden layers
+    in a student of behaviour cloning).
 
     Args:
-        spec: of the tokens.
+        spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
-        pooling: ``{"name": …, **options}`` of a head that takes the previous action;
-            `marl_pool.pooling.attention_neuron` is the paper's.
+        pooling: ``{"name": …, **options}`` of a recurrent pooling head.
         hidden: widths of the hidden layers on the codes.
         seed: of the initial weights.
 
     Raises:
-        InputError: an unknown name or option, a head without a memory, an action
-            space of another kind, a width below 1.
+        InputError: an unknown name or option, a pooling head that is not recurrent, an
+            action space of another kind, or a width below 1.
     """
 
-    remembers = True
+    recurrent = True
 
     def __init__(
         self,
@@ -94,10 +100,11 @@ class Sensory(Agent):
         with seeded(seed, "agent"):
             self.body = make_layers(self.sensor.dim_out, hidden, self.actions.dim)
 
+    @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """That of the sensory layer."""
         return self.sensor.initial_memory(batch, num_tokens)
 
+    @override
     def unroll(
         self,
         features: Tensor,
@@ -105,17 +112,17 @@ class Sensory(Agent):
         prev_action: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Answer sequences; see `Agent.unroll`."""
         codes, memory = self.codes(features, padding, prev_action, memory)
-        return self.answer(codes, layers_of(dict(self.body.named_parameters()))), memory
+        layers = layers_of(dict(self.body.named_parameters()))
+        return self.apply_layers(codes, layers), memory
 
-    def answer(self, codes: Tensor, layers: Sequence[Layer]) -> Tensor:
-        """The outputs that some layers make of the codes."""
+    def apply_layers(self, codes: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Apply layers, possibly those of a population, to the codes."""
         outputs = tanh_layers(codes, layers)
         return outputs if self.actions.discrete else tanh(outputs)
 
+    @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
-        """`unroll` for P members; see `Agent.members`."""
         sensor = self.sensor
         if not isinstance(sensor, AttentionNeuronPooling):
             return super().members(parameters)
@@ -128,11 +135,11 @@ class Sensory(Agent):
             prev_action: Tensor,
             memory: Memory,
         ) -> tuple[Tensor, Memory]:
-            x = self.readings(features, padding)
+            x = self.scale_features(features, padding)
             codes, memory = sensor.unroll_folded(
                 folded, x, padding, prev_action, memory
             )
-            return self.answer(codes, layers), memory
+            return self.apply_layers(codes, layers), memory
 
         return unroll
 
@@ -143,18 +150,20 @@ class Sensory(Agent):
         prev_action: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """What the sensory layer makes of sequences, ``(B, T, M·D)``."""
-        x = self.readings(features, padding)
+        """Return the codes ``(B, T, M·D)`` and the memory; arguments as of `unroll`."""
+        x = self.scale_features(features, padding)
         return self.sensor.unroll(x, padding, prev_action, memory)
 
+    @override
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
-        """The codes, ``(*B, M·D)``; see `Policy.latent`."""
-        codes, _ = self.codes(*self.arguments(tokens, state))
+        """Return the codes, ``(*B, M·D)``."""
+        codes, _ = self.codes(*self.unroll_arguments(tokens, state))
         return codes[:, 0].unflatten(0, tokens.batch_shape)
 
-    def weights(self, tokens: Tokens, state: Any = ()) -> Tensor | None:
-        """The sensory layer's shares, ``(*B, M, N)``; see `Policy.weights`."""
-        features, padding, prev_action, memory = self.arguments(tokens, state)
-        x = self.readings(features, padding)
-        shares = self.sensor.attention_weights(x, padding, prev_action, memory)
-        return shares.unflatten(0, tokens.batch_shape)
+    @override
+    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
+        """Return those of the sensory layer, ``(*B, M, N)``, a head for each code."""
+        features, padding, prev_action, memory = self.unroll_arguments(tokens, state)
+        x = self.scale_features(features, padding)
+        weights = self.sensor.attention_weights(x, padding, prev_action, memory)
+        return weights.unflatten(0, tokens.batch_shape)

@@ -1,9 +1,9 @@
-"""Policies on disk: JSON and safetensors, nothing that can run code.
+"""Saving and loading of policies: JSON and safetensors, formats without code.
 
-A folder holds ``config.json`` (format, package version, the modules and which group
-each of them drives), ``model.safetensors`` (their weights, named module/parameter) and
-``manifest.json`` (the checksums of both). A folder without a manifest, made by hand or
-by an earlier version, is read too; one that differs from its manifest is refused.
+A policy folder holds ``config.json`` (format, package version, the modules, and the
+module of each group of agents), ``model.safetensors`` (weights named module/parameter)
+and ``manifest.json`` (checksums of both). A folder without a manifest is accepted; one
+that differs from its manifest is rejected.
 """
 
 import json
@@ -34,11 +34,11 @@ from marl_pool.version import __version__
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SPARE = 1_000_000
-"""Parameters that a policy may build beyond those in its file."""
+"""Number of parameters that a policy may create beyond four times its file's."""
 
 
 def save_policy(policy: SpecifiedPolicy, path: str | Path) -> None:
-    """Write one policy to the folder ``path``; see `save_policies`."""
+    """Write one policy to the folder ``path``; see `save_policies` for several."""
     save_policies({"policy": policy}, {}, path)
 
 
@@ -49,14 +49,14 @@ def save_policies(
     *,
     env: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a folder that `load_policy` and `load_policies` read.
+    """Write a folder for `load_policy` and `load_policies`.
 
     Args:
         modules: the policies, by module name.
-        groups: for each group of agents, the module that drives it.
-        path: made if need be; earlier policy files in it are replaced.
-        env: the world that they act in, ``{"name": …, **options}``, for a folder that
-            is in no run; None says nothing.
+        groups: for each group of agents, the name of its module.
+        path: created if missing; existing policy files in it are replaced.
+        env: environment of the policies, ``{"name": …, **options}``, for a folder
+            outside a run; None: not recorded.
     """
     folder = Path(path)
     make_folder(folder)
@@ -75,7 +75,7 @@ def save_policies(
         for name, policy in modules.items()
         for key, tensor in policy.state_dict().items()
     }
-    # Written by Python, a full disk is an OSError like any other.
+    # Written by Python and not by safetensors, so that a full disk is an OSError.
     with new_binary_file(folder / WEIGHTS) as binary:
         binary.write(save(weights))
     with new_file(folder / CONFIG) as out:
@@ -84,7 +84,7 @@ def save_policies(
 
 
 def copy_policy(source: Path, folder: Path) -> None:
-    """Copy a policy, and nothing else that lies beside it, into an existing folder.
+    """Copy the policy files of ``source``, and no others, into an existing folder.
 
     Raises:
         InputError: a file is missing or damaged.
@@ -108,15 +108,15 @@ def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPo
     """Read the only policy in the folder ``path``.
 
     Nothing is unpickled, ray is not needed, and a class outside the package is
-    imported only if the caller names it.
+    imported only if the caller lists it in ``plugins``.
 
     Args:
-        path: a folder written by `save_policy` or by training (``RUN/policy``).
-        plugins: ``package.module:Class`` names that the file may use.
+        path: folder written by `save_policy` or by training (``RUN/policy``).
+        plugins: names ``package.module:Class`` that the file may use.
 
     Raises:
-        InputError: a missing, damaged or foreign file; a plug-in not allowed;
-            several policies in one folder (use `load_policies`).
+        InputError: a missing, damaged or foreign file; a class not listed in
+            ``plugins``; several policies in one folder (use `load_policies`).
     """
     modules, _ = load_modules(path, plugins=plugins)
     if len(modules) != 1:
@@ -141,7 +141,7 @@ def load_modules(
     """Read all modules in the folder ``path``; see `load_policy`.
 
     Returns:
-        The policies by module name, and for each group the module that drives it.
+        The policies by module name, and for each group the name of its module.
     """
     folder = Path(path)
     config = _read_config(folder)
@@ -155,16 +155,16 @@ def load_modules(
         }
         with trust(plugins, folder):
             modules[name] = _build(folder, options, own)
-    # Last: what is wrong in itself is said more exactly above.
+    # Checksums last, since the errors above are more specific.
     refuse_damaged(folder)
     return modules, config["groups"]
 
 
-def world_of(path: str | Path) -> dict[str, Any] | None:
-    """The world that the policies in the folder ``path`` act in, if it says so.
+def load_env_config(path: str | Path) -> dict[str, Any] | None:
+    """Read the environment of the policies in the folder ``path``.
 
     Returns:
-        ``{"name": …, **options}``, as `save_policies` was given it, or None.
+        ``{"name": …, **options}`` as passed to `save_policies`; None if not recorded.
 
     Raises:
         InputError: a missing or foreign file.
@@ -212,11 +212,10 @@ def _read_weights(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _at_most(count: int) -> Iterator[None]:
-    """Refuse to build a network of many more parameters than a file has weights for.
+def _limit_parameters(count: int) -> Iterator[None]:
+    """Reject a network with more than ``count`` parameters while it is being built.
 
-    Each option has a bound of its own; their product may still be more than there is
-    memory for.
+    Each option has a bound of its own, but their product may still exceed the memory.
     """
     thread, built = get_ident(), 0
 
@@ -252,9 +251,9 @@ def _build(
         if cls in POLICIES:
             check_sizes("policy", options)
         stored = sum(tensor.numel() for tensor in weights.values())
-        with _at_most(SPARE + 4 * stored):
+        with _limit_parameters(SPARE + 4 * stored):
             policy: SpecifiedPolicy = found(spec, action_space, **options)
-        # A default may have changed since: without it the network may be another one.
+        # Without an option a default applies, which may have changed since.
         missing = policy.config.keys() - {"spec", "action_space", *options}
         if missing:
             raise InputError(
@@ -263,11 +262,12 @@ def _build(
             )
         policy.load_state_dict(weights)
     except UntrustedError:
-        raise  # it names the folder
+        raise  # its message names the folder
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        refuse_damaged(folder)  # which says it more exactly, if there is a manifest
+        # With a manifest, a damaged file has a more specific message.
+        refuse_damaged(folder)
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} is damaged or foreign: {reason}") from None
     return policy.eval()

@@ -1,4 +1,4 @@
-"""TokenPolicy: a SetNetwork with an action head and a value head."""
+"""TokenPolicy: a set network with an action head and a value head."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -6,12 +6,13 @@ from typing import Any, Literal
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from typing_extensions import override
 
 from marl_pool.kernels.activations import Activation, make_activation
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
-from marl_pool.policies.base import Decision, SpecifiedPolicy, State
+from marl_pool.policies.base import Decision, State
+from marl_pool.policies.recurrent import RecurrentPolicy
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -22,7 +23,7 @@ from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 def mlp(
     dim_in: int, hidden: Sequence[int], dim_out: int, activation: Activation
 ) -> nn.Sequential:
-    """Linear layers with an activation function between them."""
+    """Build linear layers with an activation function between them."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(nn.Linear(dim_in, width))
@@ -31,22 +32,34 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(dim_in, dim_out))
 
 
-class TokenPolicy(SpecifiedPolicy):
-    """A policy on a set of tokens.
+class TokenPolicy(RecurrentPolicy):
+    """An actor-critic on a set of tokens, trained by PPO.
 
-    Source: the AdaPool paper, section 4.3 and Tables 10, 12 and 14: two heads of
-    three linear layers on one pooled vector. The paper names no activation function
-    for them; its code has GELU between the layers of both heads and after the
-    projection of the tokens, as here. A continuous action is a diagonal Gaussian whose
-    log-std depends on the state and is clamped to [-1, 1], as in that code. Its unit
-    interval [-1, 1] is scaled to the bounds of the action space, where the world clips.
+    Tokens are embedded, encoded and pooled to one vector z (`SetNetwork`), which two
+    small networks read:
 
-    With a pooling head that remembers (`marl_pool.pooling.memory`) the state holds the
-    head's memory and the previous action: clipped to [-1, 1], or one-hot, and zeros
-    at an episode's start. Any other policy is memoryless.
+    - the *action head*: logits of a categorical distribution for Discrete(n); for a Box
+      mean and log-std of a diagonal Gaussian in the policy's units, where [-1, 1] is
+      scaled to the bounds of the action space and the environment clips the rest;
+    - the *value head*: the estimated return.
+
+    With a recurrent pooling head (`MemoryPooling`) the policy is a `RecurrentPolicy`
+    whose memory is that of its heads; otherwise it is memoryless.
+
+    Source: "Robust Noise Attenuation via Adaptive Pooling of Transformer Outputs"
+    (AdaPool, https://arxiv.org/abs/2506.09215), section 4.3 and Tables 10, 12 and 14:
+    two heads of three linear layers on one pooled vector. The paper does not name their
+    activation; the published code has GELU between the layers of both heads and after
+    the projection of the tokens, and a log-std that depends on the observation, clamped
+    to [-1, 1]. Both are the defaults here.
+
+    Example:
+        >>> policy = make_policy(spec, action_space, pooling="ada")
+        >>> decision = policy.act(tokens, explore=True)
+        >>> policy.scale(decision.action)
 
     Args:
-        spec: of the tokens.
+        spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
@@ -55,15 +68,16 @@ class TokenPolicy(SpecifiedPolicy):
         activation: between the layers of both heads, gelu or relu.
         input_activation: applied to the projected tokens, before the encoder; None
             for none.
-        trunk: one network for both heads ("shared") or one for each ("separate").
+        trunk: one set network for both heads, ``"shared"``, or one for each,
+            ``"separate"``.
         init_std: standard deviation of the initial weights.
         log_std_range: bounds of the Gaussian's log-std.
         dropout: probability in the encoder while training, in [0, 1).
-        seed: of the initial weights; at one seed all parts but the pooling head are
-            the same for every pooling head.
+        seed: of the initial weights; policies with the same seed and different pooling
+            heads have the same weights in all other parts.
 
     Raises:
-        InputError: an unknown name, a wrong option, an action space of another kind.
+        InputError: an unknown name or option, or an action space of another kind.
     """
 
     def __init__(
@@ -111,7 +125,8 @@ class TokenPolicy(SpecifiedPolicy):
                 "policy.head_hidden: expected widths of at least 1, "
                 f"got {list(head_hidden)}"
             )
-        make_activation(activation, "policy.activation")  # also without hidden layers
+        # Validate the activation even where no hidden layer uses it.
+        make_activation(activation, "policy.activation")
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
         dim_action = self.actions.dim
@@ -135,55 +150,52 @@ class TokenPolicy(SpecifiedPolicy):
             init_weights(self.value_head, init_std)
 
     @property
-    def remembers(self) -> bool:
-        """Whether its decisions depend on the state."""
+    def recurrent(self) -> bool:
+        """Whether the pooling head takes the previous action and a memory."""
         return self.network.memory_head is not None
 
-    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """``{"action", "memories"}`` of zeros, or () if it does not remember."""
-        if not self.remembers:
-            return ()
-        batch = num_envs * num_agents
-        memories = tuple(
+    @override
+    def initial_memory(self, batch: int, num_tokens: int) -> Memory:
+        return tuple(
             head.initial_memory(batch, num_tokens)
             for network in self._networks
             if (head := network.memory_head) is not None
         )
-        memories = tree_map(
-            lambda part: part.unflatten(0, (num_envs, num_agents)), memories
-        )
-        action = self.low.new_zeros(num_envs, num_agents, self.actions.dim)
-        return {"action": action, "memories": memories}
 
     def forward(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """Logits ``(*B, L)`` and values ``(*B,)`` of tokens that are seen first."""
-        pooled, below_value, _ = self._look(tokens, ())
-        logits, values = self.logits(pooled), self.values(below_value)
+        """Return logits ``(*B, L)`` and values ``(*B,)`` at an episode's start."""
+        for_action, for_value, _ = self._pool_step(tokens, ())
+        logits, values = self.logits(for_action), self.values(for_value)
         return logits.unflatten(0, tokens.batch_shape), values.view(tokens.batch_shape)
 
     def pool(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """The vectors ``(B, D)`` below the action head and below the value head."""
+        """Return the inputs ``(B, D)`` of action head and value head.
+
+        Args:
+            tokens: of batch ``(B,)``.
+        """
         pooled = self.network(tokens)
         if self.value_network is None:
             return pooled, pooled
         return pooled, self.value_network(tokens)
 
     def unroll(
-        self, tokens: Tokens, prev_action: Tensor, memories: tuple[Memory, ...]
+        self, tokens: Tokens, prev_action: Tensor, memory: tuple[Memory, ...]
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
-        """Pool sequences, if it remembers.
+        """Pool sequences of sets with a recurrent policy.
 
         Args:
             tokens: of batch ``(B, T)``.
             prev_action: ``(B, T, A)``, the action before each set, as in the state.
-            memories: before the first of them, ``(B, …)``, as in the state.
+            memory: ``(B, …)`` before the first set, as in the state.
 
         Returns:
-            What `pool` returns, ``(B, T, D)``, and the memories after the last one.
+            The inputs ``(B, T, D)`` of action head and value head, as in `pool`, and
+            the memory after the last set.
         """
         unrolled = [
-            network.unroll(tokens, prev_action, memory)
-            for network, memory in zip(self._networks, memories, strict=True)
+            network.unroll(tokens, prev_action, part)
+            for network, part in zip(self._networks, memory, strict=True)
         ]
         return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
 
@@ -193,17 +205,18 @@ class TokenPolicy(SpecifiedPolicy):
         return [network for network in both if network is not None]
 
     def values(self, pooled: Tensor) -> Tensor:
-        """Values ``(B,)`` of what is below the value head."""
+        """Return values ``(*B,)`` from the inputs ``(*B, D)`` of the value head."""
         return self.value_head(pooled)[..., 0]
 
     def logits(self, pooled: Tensor) -> Tensor:
-        """Parameters of the action distribution, log-std clamped."""
+        """Return logits ``(*B, L)`` from the inputs ``(*B, D)`` of the action head."""
         logits = self.action_head(pooled)
         if self.actions.discrete:
             return logits
         mean, log_std = logits.chunk(2, dim=-1)
         return torch.cat([mean, log_std.clamp(*self.log_std_range)], dim=-1)
 
+    @override
     def act(
         self,
         tokens: Tokens,
@@ -211,66 +224,45 @@ class TokenPolicy(SpecifiedPolicy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide for every row; see `Policy.act`."""
-        pooled, below_value, memories = self._look(tokens, state)
-        logits = self.logits(pooled).unflatten(0, tokens.batch_shape)
-        values = self.values(below_value).view(tokens.batch_shape)
+        for_action, for_value, memory = self._pool_step(tokens, state)
+        logits = self.logits(for_action).unflatten(0, tokens.batch_shape)
+        values = self.values(for_value).view(tokens.batch_shape)
         if explore:
             action = sample(self.actions, logits, self.noise(tokens, generator))
         else:
             action = mode(self.actions, logits)
-        if self.remembers:
-            vectors = self.actions.to_vectors(action).to(logits.dtype)
-            state = {"action": vectors, "memories": memories}
+        next_state = self.next_state(action, memory, logits.dtype)
         return Decision(
-            action, log_prob(self.actions, logits, action), values, logits, state
+            action, log_prob(self.actions, logits, action), values, logits, next_state
         )
 
+    @override
     def value(self, tokens: Tokens, state: State = ()) -> Tensor:
-        """Values ``(*B,)`` of what is seen; see `Policy.value`."""
-        _, below_value, _ = self._look(tokens, state)
-        return self.values(below_value).view(tokens.batch_shape)
+        _, for_value, _ = self._pool_step(tokens, state)
+        return self.values(for_value).view(tokens.batch_shape)
 
-    def _look(
-        self, tokens: Tokens, state: State
-    ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
-        """What `pool` returns for all rows of the batch, and the new memories."""
-        flat, shape = tokens.flatten_batch(), tokens.batch_shape
-        if not self.remembers:
-            return *self.pool(flat), ()
-        sequences = flat.map(lambda part: part[:, None])
-        prev_action, memories = self._flat_state(state, tokens)
-        pooled, below_value, memories = self.unroll(sequences, prev_action, memories)
-        memories = tree_map(lambda part: part.unflatten(0, shape), memories)
-        return pooled[:, 0], below_value[:, 0], memories
-
-    def _flat_state(
-        self, state: State, tokens: Tokens
-    ) -> tuple[Tensor, tuple[Memory, ...]]:
-        """The state as arguments of `unroll` for one step."""
-        shape = tokens.batch_shape
-        if not state:
-            state = self.initial_state(1, shape.numel(), tokens.num_tokens)
-            shape = torch.Size([1, shape.numel()])
-        flat = tree_map(lambda part: part.flatten(0, len(shape) - 1), state)
-        return flat["action"][:, None], flat["memories"]
-
+    @override
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """What a head that remembers makes of what is seen, ``(*B, C)``, or None."""
-        if not self.remembers:
+        if not self.recurrent:
             return None
-        pooled, _, _ = self._look(tokens, state)
+        pooled, _, _ = self._pool_step(tokens, state)
         return pooled.unflatten(0, tokens.batch_shape)
 
-    def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """The pooling head's weights, ``(*B, heads, N)``, or None if it has none."""
-        flat, weights = tokens.flatten_batch(), None
-        if self.remembers:
-            sequences = flat.map(lambda part: part[:, None])
-            prev_action, memories = self._flat_state(state, tokens)
-            weights = self.network.attention_weights(
-                sequences, prev_action, memories[0]
-            )
+    @override
+    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
+        weights: Tensor | None
+        if self.recurrent:
+            sequences, prev_action, memory = self.single_step(tokens, state)
+            weights = self.network.attention_weights(sequences, prev_action, memory[0])
         else:
-            weights = self.network.weights(flat)
+            weights = self.network.weights(tokens.flatten_batch())
         return None if weights is None else weights.unflatten(0, tokens.batch_shape)
+
+    def _pool_step(
+        self, tokens: Tokens, state: State
+    ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
+        """Return the inputs of both heads, ``(rows, D)``, and the new memory."""
+        if not self.recurrent:
+            return *self.pool(tokens.flatten_batch()), ()
+        for_action, for_value, memory = self.unroll(*self.single_step(tokens, state))
+        return for_action[:, 0], for_value[:, 0], memory

@@ -1,4 +1,4 @@
-"""AttentionNeuron and a CNN: pictures that come as loose patches."""
+"""Vision: a permutation-invariant sensory layer on image patches, and a CNN."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.kernels.batched import tanh
 from marl_pool.networks import seeded
@@ -28,47 +29,49 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 NEURONS: Mapping[str, Any] = {"name": "vision_neuron", "num_codes": 400}
-"""The sensory layer of the published Pong player."""
+"""Default sensory layer, that of the published Pong agent."""
 
 
 class Vision(Agent):
-    """Sensory neurons on patches, their codes a picture that a CNN reads.
+    """A sensory layer on image patches, whose codes form an image for a CNN.
 
-    The codes are laid out in rows on a square; then come a ReLU, convolutions without
-    a margin, and linear layers, with ReLU between them.
+    The sensory layer turns the patches, in any order, into M codes of fixed order
+    (`VisionNeuronPooling`). They are arranged in rows on a √M × √M grid; then follow a
+    ReLU, convolutions without padding, and linear layers, with ReLU between them.
 
-    A patch does not say where it is. With ``memory`` the answer is not made of what is
-    seen now alone: the last hidden layer and the previous action go to a GRU, and that
-    hidden layer and the GRU's state through the layers of ``readout`` to the answer.
-    What has gone before then tells patches that look alike from each other. That is
-    ours.
+    A patch does not contain its position. With ``memory`` (not in the paper) the last
+    hidden layer h and the previous action a are the input of a GRU,
 
-    Source: Tang and Ha (2021), section 4.3, and the published code: with 400 codes the
-    defaults are its Pong player, 1 687 726 parameters with six actions. Where we
-    differ: the initial weights (`VisionNeuronPooling`), and the action before an
-    episode's first, which is none; the published player moves there. It cancels, as
-    every previous action does (`VisionNeuronPooling`).
+    ``s_t = GRU([h_t, a_{t-1}], s_{t-1})``, and the output is ``readout([h_t, s_t])``,
+
+    so that earlier observations can distinguish patches that look alike.
+
+    Source: "The Sensory Neuron as a Transformer" (Tang and Ha, 2021,
+    https://arxiv.org/abs/2109.02869), section 4.3, and the published code: with 400
+    codes the defaults are its Pong agent, 1 687 726 parameters with six actions.
+    Differences: the initial weights (`VisionNeuronPooling`); and the previous action at
+    an episode's start is zero, while the published agent has a move there. It cancels
+    in the codes, as every previous action does (`VisionNeuronPooling`).
 
     Args:
-        spec: of the tokens, patches of several frames.
-        action_space: Discrete, or a bounded Box of one dimension; then there is a
-            tanh on the outputs.
-        pooling: ``{"name": "vision_neuron", **options}``, a square number of codes.
+        spec: sizes and types of the tokens, patches of several frames.
+        action_space: Discrete, or a bounded Box of one dimension, which adds a tanh to
+            the outputs.
+        pooling: ``{"name": "vision_neuron", **options}``, with M a square number.
         convolutions: (channels, kernel, stride) of each.
-        hidden: widths of the linear layers after them.
-        memory: units of the GRU; 0 for none, and then nothing is remembered.
-        readout: widths of linear layers with ReLU between the GRU and the answer; none
-            for an answer that is linear in its state and the hidden layer under it.
+        hidden: widths of the linear layers after the convolutions.
+        memory: units of the GRU; 0 for none, a memoryless agent.
+        readout: widths of hidden layers with ReLU between the GRU and the output.
         seed: of the initial weights.
 
     Raises:
-        InputError: another layer, an unknown option, codes that make no square, a
-            convolution that is wider than what it reads, a size below 1, a memory
+        InputError: another sensory layer, an unknown option, a number of codes that is
+            not square, a convolution wider than its input, a size below 1, a memory
             without a hidden layer, a readout without a memory, or an action space of
             another kind.
     """
 
-    remembers = True
+    recurrent = True
 
     def __init__(
         self,
@@ -123,10 +126,12 @@ class Vision(Agent):
                 self.output = nn.Linear(widths[-1], self.actions.dim)
                 self.hidden_dim = widths[-1]
 
+    @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """The GRU's state, ``(batch, memory)``; () if there is none."""
+        """Return the state of the GRU, ``(batch, memory)``; () without one."""
         return self.on_state.weight.new_zeros(batch, self.units) if self.units else ()
 
+    @override
     def unroll(
         self,
         features: Tensor,
@@ -135,28 +140,26 @@ class Vision(Agent):
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
-        """Answer sequences; see `Agent.unroll`.
+        """Compute the outputs of sequences; see `Agent.unroll`.
 
-        Of bytes it takes the distinct patches, unless they are given: that is exact,
-        and several times as fast. Who sees the same pictures often finds them once,
-        with `marl_pool.pooling.multiset`.
+        Features in bytes are reduced to distinct patches with their counts, which is
+        exact and several times as fast. A caller that passes the same images often can
+        do that once, and pass ``counts``.
 
         Args:
             features: ``(B, T, N, F)``.
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
             prev_action: ``(B, T, A)``, the action before each set.
-            memory: of the GRU, from `initial_memory` or an earlier call; ().
-            counts: ``(B, T, N)``, how many times each patch is there, 0 for a slot
-                without one; None for once.
-
-        Returns:
-            ``(B, T, L)``, see `Agent.unroll`, and the memory.
+            memory: of the GRU, from `initial_memory` or an earlier call.
+            counts: ``(B, T, N)``, multiplicity of each patch, 0 for an empty slot;
+                None: 1 each, or counted here for bytes.
         """
         outputs, _, memory = self.unroll_hidden(
             features, padding, prev_action, memory, counts
         )
         return outputs, memory
 
+    @override
     def unroll_hidden(
         self,
         features: Tensor,
@@ -165,33 +168,34 @@ class Vision(Agent):
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Memory]:
-        """Answer and show the last hidden layer; see `unroll` and `Agent`."""
+        # Sense: codes (B, T, M·V) of the patches, whatever their order.
         codes, _ = self.codes(features, padding, prev_action, (), counts)
         grid = codes.relu().view(-1, self.side, self.side, self.sensor.value_dim)
-        # Channels are last in memory, and stay so: the faster layout on a CPU.
+        # A view with the channels last in memory, the faster layout on a CPU.
         picture = grid.permute(0, 3, 1, 2)
+        # Act: CNN and linear layers, with the GRU before the last ones.
         if not self.units:
             hidden = self.body[:-1](picture).unflatten(0, codes.shape[:-1])
             outputs = self.body[-1](hidden)
         else:
             hidden = self.body(picture).unflatten(0, codes.shape[:-1])
-            states = self._remember(hidden, prev_action, memory)
+            states = self._gru_states(hidden, prev_action, memory)
             memory = states[:, -1]
             hidden = self.readout(torch.cat([hidden, states.to(hidden.dtype)], -1))
             outputs = self.output(hidden)
         return outputs if self.actions.discrete else tanh(outputs), hidden, memory
 
-    def _remember(self, seen: Tensor, prev_action: Tensor, state: Tensor) -> Tensor:
-        """The GRU's states ``(B, T, units)``; torch's own cannot be vectorised."""
-        entering = self.on_input(torch.cat([seen, prev_action.to(seen.dtype)], -1))
+    def _gru_states(self, hidden: Tensor, prev_action: Tensor, state: Tensor) -> Tensor:
+        """Return the GRU's states ``(B, T, units)``; `vmap` rejects torch's own GRU."""
+        inputs = self.on_input(torch.cat([hidden, prev_action.to(hidden.dtype)], -1))
         states = []
-        for entered in entering.unbind(1):
-            kept = self.on_state(state.to(entered.dtype))
-            update, reset, new = entered.chunk(3, -1)
-            by_update, by_reset, by_new = kept.chunk(3, -1)
+        for from_input in inputs.unbind(1):
+            from_state = self.on_state(state.to(from_input.dtype))
+            update, reset, new = from_input.chunk(3, -1)
+            by_update, by_reset, by_new = from_state.chunk(3, -1)
             candidate = tanh(new + (reset + by_reset).sigmoid() * by_new)
-            share = (update + by_update).sigmoid()
-            state = torch.lerp(candidate.to(state.dtype), state, share.to(state.dtype))
+            kept = (update + by_update).sigmoid()
+            state = torch.lerp(candidate.to(state.dtype), state, kept.to(state.dtype))
             states.append(state)
         return torch.stack(states, 1)
 
@@ -203,20 +207,21 @@ class Vision(Agent):
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
-        """What the sensory layer makes of sequences, ``(B, T, M·V)``; see `unroll`."""
+        """Return the codes ``(B, T, M·V)`` and the memory; arguments as of `unroll`."""
         if counts is None and features.dtype == torch.uint8:
             features, counts = unique_patches(features, padding)
             padding = None
-        x = self.readings(features, padding, self._precision(features))
+        x = self.scale_features(features, padding, self._precision(features))
         return self.sensor.unroll(x, padding, prev_action, memory, counts)
 
     def _precision(self, features: Tensor) -> torch.dtype | None:
-        """What a CNN on patches would be given: to cast them twice takes long."""
+        """Return autocast's dtype where a CNN embeds the patches: one cast, not two."""
         device = features.device.type
         if self.sensor.embedding is None or not torch.is_autocast_enabled(device):
             return None
         return torch.get_autocast_dtype(device)
 
+    @override
     def forward(
         self,
         features: Tensor,
@@ -225,11 +230,10 @@ class Vision(Agent):
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
-        """Call `unroll`."""
         return self.unroll(features, padding, prev_action, memory, counts)
 
+    @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
-        """`unroll` for P members; see `Agent.members`."""
         each: Callable[..., tuple[Tensor, Memory]] = super().members(parameters)
 
         def unroll(
@@ -240,33 +244,35 @@ class Vision(Agent):
         ) -> tuple[Tensor, Memory]:
             if features.dtype != torch.uint8:
                 return each(features, padding, prev_action, memory)
-            # How many patches differ decides a shape, so it is found before `vmap`.
+            # The number of distinct patches is a shape, which `vmap` must not compute.
             patches, counts = unique_patches(features, padding)
             return each(patches, None, prev_action, memory, counts)
 
         return unroll
 
+    @override
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
-        """The codes, ``(*B, M·V)``; see `Policy.latent`."""
-        features, padding, prev_action, _ = self.arguments(tokens, state)
+        """Return the codes, ``(*B, M·V)``."""
+        features, padding, prev_action, _ = self.unroll_arguments(tokens, state)
         codes, _ = self.codes(features, padding, prev_action, ())
         return codes[:, 0].unflatten(0, tokens.batch_shape)
 
-    def weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Each patch's share in the mean of the codes, ``(*B, 1, N)``."""
-        features, padding, prev_action, _ = self.arguments(tokens, state)
-        x = self.readings(features, padding)
-        shares = self.sensor.attention_weights(x, padding, prev_action, ())
-        return shares.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
+    @override
+    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
+        """Return those of the patches, ``(*B, 1, N)``, averaged over the codes."""
+        features, padding, prev_action, _ = self.unroll_arguments(tokens, state)
+        x = self.scale_features(features, padding)
+        weights = self.sensor.attention_weights(x, padding, prev_action, ())
+        return weights.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
 
 
 def make_vision(
     pooling: Mapping[str, Any], spec: TokenSpec, actions: ActionSpec, seed: int | None
 ) -> VisionNeuronPooling:
-    """Build a sensory layer on patches; see `make_sensor`.
+    """Build a sensory layer on image patches; see `make_sensor`.
 
     Raises:
-        InputError: an unknown name or option, or another layer.
+        InputError: an unknown name or option, or another sensory layer.
     """
     sensor = make_sensor(pooling, spec, actions, seed)
     if not isinstance(sensor, VisionNeuronPooling):
@@ -284,10 +290,10 @@ def make_cnn(
     hidden: Sequence[int],
     dim_out: int,
 ) -> nn.Sequential:
-    """Convolutions of a square picture and linear layers, with ReLU between them.
+    """Build convolutions of a square image and linear layers, with ReLU between them.
 
     Raises:
-        InputError: a convolution that is wider than what it reads, or a size below 1.
+        InputError: a convolution wider than its input, or a size below 1.
     """
     layers, width = make_convolutions(
         channels, side, convolutions, "policy.convolutions"
@@ -297,7 +303,7 @@ def make_cnn(
 
 
 def relu_layers(widths: Sequence[int]) -> list[nn.Module]:
-    """Linear layers from each width to the next, a ReLU after each."""
+    """Build linear layers from each width to the next, with a ReLU after each."""
     layers: list[nn.Module] = []
     for dim_from, dim_to in pairwise(widths):
         layers += [nn.Linear(dim_from, dim_to), nn.ReLU()]

@@ -1,7 +1,7 @@
-"""Policies that are shipped with the package, each with the world it acts in.
+"""Pretrained policies that are shipped with the package.
 
-Each is a folder ``NAME/`` that `marl_pool.policies.storage.save_policies` wrote, with
-``env``: ``config.json``, ``model.safetensors`` and their ``manifest.json``.
+Each is a folder ``NAME/`` written by `marl_pool.policies.storage.save_policies`, with
+the environment of the policy in its ``config.json``.
 """
 
 import json
@@ -14,15 +14,15 @@ CONFIG = "config.json"
 
 
 def pretrained_names() -> list[str]:
-    """The policies that there are."""
+    """List the pretrained policies."""
     return sorted(file.parent.name for file in FOLDER.glob(f"*/{CONFIG}"))
 
 
 def pretrained_path(name: str) -> Path:
-    """The folder of a policy, for `marl_pool.load_policy`.
+    """Return the folder of a policy, for `marl_pool.load_policy`.
 
     Raises:
-        InputError: no such policy.
+        InputError: an unknown name.
     """
     known = pretrained_names()
     if name not in known:
@@ -31,9 +31,9 @@ def pretrained_path(name: str) -> Path:
 
 
 def pretrained_summary(name: str) -> str:
-    """A word on a policy: what acts in which world."""
+    """Describe a policy in one line: its class and its environment."""
     config = json.loads((pretrained_path(name) / CONFIG).read_text(encoding="utf-8"))
     kinds = dict.fromkeys(module["class"] for module in config["modules"].values())
     env = dict(config["env"])
-    world = " ".join([env.pop("name"), *(f"{key}={env[key]}" for key in env)])
-    return f"{', '.join(kinds)} in {world}"
+    options = " ".join([env.pop("name"), *(f"{key}={env[key]}" for key in env)])
+    return f"{', '.join(kinds)} in {options}"

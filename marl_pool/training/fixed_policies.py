@@ -119,7 +119,7 @@ def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
         InputError: the policy does not fit.
     """
     spec = group.tokens
-    reason = policy.misfit(spec, group.action_space)
+    reason = policy.mismatch(spec, group.action_space)
     if reason:
         raise InputError(f"{path} does not fit the group: {reason}")
     dtype = getattr(torch, spec.dtype)

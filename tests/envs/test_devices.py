@@ -88,7 +88,7 @@ def test_policies_say_where_their_tensors_live(name: str, options: Any) -> None:
         rollout = Rollout(world, {"agent": policy}, explore=True)
         part = rollout.steps(STEPS)["agent"]
         assert on_cpu(*estimate_advantages(part, 0.9, 0.9))
-        policy.weights(part.tokens.at(0))
+        policy.attention_weights(part.tokens.at(0))
         rollout.load_state_dict(rollout.state_dict())
 
 

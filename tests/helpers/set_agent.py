@@ -29,7 +29,7 @@ class SetAgent(Agent):
         prev_action: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        x = self.embedding(self.readings(features, padding)).flatten(0, 1)
+        x = self.embedding(self.scale_features(features, padding)).flatten(0, 1)
         mask = None if padding is None else padding.flatten(0, 1)
         pooled = self.pooling(self.encoder(x, mask), mask)
         return self.head(pooled).tanh().unflatten(0, features.shape[:2]), memory

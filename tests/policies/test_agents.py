@@ -79,7 +79,7 @@ def test_a_population_acts_as_its_members_one_by_one(name: str) -> None:
 def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
     agent = agents()[name].double()
     population = Population(agent, vectors(agent, 3))
-    parameters = population._lay_out(torch.arange(3)).parameters
+    parameters = population._named_parameters(torch.arange(3))
     features = torch.randn(3, 4, 2, 5, 1, dtype=torch.float64)
     padding = torch.rand(3, 4, 2, 5) < 0.3
     prev_action = torch.randn(3, 4, 2, 1, dtype=torch.float64)
@@ -115,7 +115,7 @@ def test_only_worlds_that_run_on_may_idle() -> None:
 def test_a_population_needs_a_multiple_of_its_size_in_worlds() -> None:
     agent = agents()["sensory"]
     population = Population(agent, vectors(agent, 4))
-    with pytest.raises(InputError, match="expected a multiple of the population 4"):
+    with pytest.raises(InputError, match="num_envs: expected a multiple .* 4, got 6"):
         Rollout(env(6), {"agent": population})
 
 

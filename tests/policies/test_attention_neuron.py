@@ -308,7 +308,7 @@ def test_the_state_begins_anew_with_the_episode_and_only_there() -> None:
     before = rollout.steps(9)["hen"]
     part = rollout.steps(9)["hen"]
     ended = before.terminated[-1] | before.truncated[-1]
-    hidden = part.states["memories"][0][0]
+    hidden = part.states["memory"][0][0]
     for t in range(9):
         for env in range(6):
             if ended[env]:

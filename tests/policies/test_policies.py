@@ -335,12 +335,14 @@ def test_separate_trunks_share_nothing(space: spaces.Space) -> None:
 
 def test_weights_have_the_batch_dimensions_of_the_tokens() -> None:
     tokens = random_tokens(0, (3, 2))
-    weights = make(CHOICE, pooling={"name": "ada", "num_heads": 4}).weights(tokens)
+    weights = make(CHOICE, pooling={"name": "ada", "num_heads": 4}).attention_weights(
+        tokens
+    )
     assert weights is not None
     assert weights.shape == (3, 2, 4, 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 4))
     assert not weights.movedim(2, -1)[tokens.padding].any()
-    assert make(CHOICE, pooling="max").weights(tokens) is None
+    assert make(CHOICE, pooling="max").attention_weights(tokens) is None
 
 
 def test_dropout_acts_in_training_only() -> None:

@@ -56,7 +56,7 @@ def attention_shares(subject: EvaluationTarget, group: str) -> AttentionShares |
     tokens = played.tokens.map(lambda tensor: tensor.flatten(0, 1))
     states = tree_map(lambda tensor: tensor.flatten(0, 1), played.states)
     with torch.no_grad():
-        weights = subject.policies[group].weights(tokens, states)
+        weights = subject.policies[group].attention_weights(tokens, states)
     if weights is None:
         return None
     living = played.active.flatten(0, 1)

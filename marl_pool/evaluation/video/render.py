@@ -70,7 +70,7 @@ def attention_of(
         InputError: an unknown head.
     """
     with torch.no_grad():
-        heads = policy.weights(tokens, memory)
+        heads = policy.attention_weights(tokens, memory)
     if heads is None:
         return None
     weights = _choose_head(heads[0, agent], head)

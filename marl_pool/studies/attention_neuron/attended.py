@@ -81,6 +81,6 @@ def _row(
 def _require_attention(subject: EvaluationTarget) -> None:
     name, policy = next(iter(subject.policies.items()))
     with torch.no_grad():
-        if policy.weights(blank_tokens(subject, name)) is None:
+        if policy.attention_weights(blank_tokens(subject, name)) is None:
             kind = type(policy).__name__
             raise UnfitTokensError(f"expected attention, which {kind} has not")

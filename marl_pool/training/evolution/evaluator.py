@@ -125,7 +125,7 @@ class Evaluator:
                 f"{', '.join(groups)}"
             )
         group = groups[self.group]
-        misfit = self.agent.misfit(group.tokens, group.action_space)
+        misfit = self.agent.mismatch(group.tokens, group.action_space)
         if misfit:
             raise InputError(f"{where}: the policy does not fit the env: {misfit}")
 

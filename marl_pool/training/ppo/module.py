@@ -43,7 +43,7 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         tokens = Tokens(**batch[Columns.OBS])
-        if self.policy.remembers:
+        if self.policy.recurrent:
             pooled, below_value = self._unroll(tokens, batch)
         else:
             pooled, below_value = self.policy.pool(tokens)
@@ -59,8 +59,8 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         # Shift the recorded actions by one step: each step sees the action before it.
         actions = self.policy.actions.to_vectors(batch[Columns.ACTIONS])
         earlier = actions[:, :-1].to(state["action"].dtype)
-        prev_actions = torch.cat([state["action"][:, None], earlier], dim=1)
-        return self.policy.unroll(tokens, prev_actions, state["memories"])[:2]
+        prev_action = torch.cat([state["action"][:, None], earlier], dim=1)
+        return self.policy.unroll(tokens, prev_action, state["memory"])[:2]
 
     def compute_values(
         self, batch: dict[str, Any], embeddings: Tensor | None = None

@@ -135,7 +135,7 @@ def test_each_fits_its_world(agent: str) -> None:
         pytest.importorskip("Box2D" if env["name"] == "car_racing" else "pybullet")
     group = make_batched_env(num_envs=1, **env).groups["agent"]
     policy = PUBLISHED[agent].build()
-    assert not policy.misfit(group.tokens, group.action_space)
+    assert not policy.mismatch(group.tokens, group.action_space)
     assert group.tokens.num_tokens == policy.spec.num_tokens
     low, high = policy.actions.low, policy.actions.high
     np.testing.assert_array_equal(group.action_space.low, low)

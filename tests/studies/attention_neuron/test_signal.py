@@ -83,7 +83,7 @@ def test_a_policy_does_not_care_what_is_signal() -> None:
     group = make_batched_env("simple_centroid", 1).groups["agent"]
     bare = TokenSpec(32, 4, group.tokens.type_names)
     policy = make_policy(bare, group.action_space)
-    assert policy.misfit(group.tokens, group.action_space) == ""
+    assert policy.mismatch(group.tokens, group.action_space) == ""
 
 
 # BoxWorld: the level tells

@@ -91,7 +91,7 @@ def test_remote_runners_and_learners_share_sequences(tmp_path, memory):
         assert row["fox/first_ratio_error"] < 1e-5
         assert row["hen/first_ratio_error"] < 1e-5
     policies = load_policies(run.policy_dir)
-    assert all(policy.remembers for policy in policies.values())
+    assert all(policy.recurrent for policy in policies.values())
 
 
 def test_every_step_is_passed_as_often_as_asked(build):
