@@ -1,4 +1,4 @@
-"""SetNetwork: tokens → embedding → encoder → pooling → one vector."""
+"""SetNetwork, from a set of tokens to one vector: embedding, encoder, pooling."""
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,31 +20,34 @@ from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 
 Part = Mapping[str, Any]
-"""A ``name`` and the keyword options of what it names."""
+"""An encoder or a head: its ``name`` and the keyword options of its constructor."""
 
 
 @contextmanager
 def seeded(seed: int | None, part: str) -> Iterator[None]:
-    """Draw initial weights from a generator that (seed, part) alone decides.
+    """Seed torch's generator by (seed, part) within the context; None leaves it.
 
-    So a network's parts don't shift each other's numbers: at one seed the base is the
-    same for every pooling head, as the AdaPool paper requires (section 4.3).
+    Each part of a network has random numbers of its own. So at one seed the weights
+    below the head are the same for every pooling head, as the AdaPool paper requires
+    (https://arxiv.org/abs/2506.09215, section 4.3).
     """
     if seed is None:
         yield
         return
     with torch.random.fork_rng(devices=[]):
-        # torch's CPU generator heeds the low 32 bits of its seed only: hash into those.
+        # torch's CPU generator only uses the low 32 bits of its seed: hash into these.
         torch.manual_seed(zlib.crc32(f"{part} {seed}".encode()))
         yield
 
 
 def init_weights(module: nn.Module, std: float) -> None:
-    """Set weight matrices, embeddings and extra tokens to N(0, std), biases to 0.
+    """Sample weight matrices, embeddings and extra tokens from N(0, std²); zero biases.
 
-    Source: the AdaPool paper, C.2 (std 0.02); its published centroid and tag
-    configurations use 0.2. LayerNorms keep 1 and 0. Heads and encoders that say
-    ``keeps_initial_weights`` are passed over.
+    LayerNorms keep 1 and 0. Heads and encoders with ``keeps_initial_weights`` are
+    skipped.
+
+    Source: the AdaPool paper (https://arxiv.org/abs/2506.09215), C.2, std 0.02; its
+    published configurations for centroid and tag use 0.2.
     """
     kept = {
         part
@@ -65,28 +68,35 @@ def init_weights(module: nn.Module, std: float) -> None:
 
 
 TypeEmbedding = int | Literal["add"]
-"""Width of a type's learned vector beside the features, 0 for none, or ``"add"``."""
+"""Width of the learned vector joined to the features, 0 for none; or ``"add"``."""
 
 
 class TokenEmbedding(nn.Module):
-    """Join a learned embedding of its type to each token's features.
+    r"""Embedding of tokens from their features and their types.
 
-    It is concatenated to them and both are projected, or added to the features,
-    which are projected only where their width is another than ``dim``.
+    .. math::
+        x_i = \phi(W [o_i; e_{k_i}] + b) \qquad\text{or}\qquad
+        x_i = \phi(W o_i + b) + e_{k_i}
 
-    Source: the AdaPool paper; concatenated in section 4.3 (four features and a
-    four-dimensional embedding of the type, one projection for all tokens), added in
-    section 4.2.
+    :math:`e_k` is a learned vector for each type. It is concatenated to the features
+    and both are projected; or, with ``type_embedding="add"``, it is added to the
+    features, which are projected only if their width is not D already.
+
+    Shapes: `Tokens` of batch ``(B,)`` to ``(B, N, D)``.
+
+    Source: the AdaPool paper (https://arxiv.org/abs/2506.09215), concatenated in
+    section 4.3 (four features, a type embedding of width four and one projection for
+    all tokens), added in section 4.2.
 
     Args:
-        spec: of the tokens.
+        spec: specification of the tokens.
         dim: D, the width to project to; None for no projection.
-        type_embedding: width of the type embedding, 0 for none; ``"add"``.
-        activation: applied to what was projected, before a type is added; None for
-            none. Without a projection there is none either.
+        type_embedding: width of the type embedding, 0 for none; or ``"add"``.
+        activation: φ, applied to projected tokens; None for none. Without a projection
+            there is no activation.
 
     Attributes:
-        dim_out: width of the vectors.
+        dim_out: D, or without a projection the width of features and type embedding.
 
     Raises:
         InputError: an unknown activation, or from `forward`, features of another shape.
@@ -102,17 +112,17 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.num_features = width = spec.num_features
         self.adds = type_embedding == "add"
-        beside = (dim or width) if type_embedding == "add" else type_embedding
-        self.types = nn.Embedding(spec.num_types, beside) if beside else None
+        type_dim = (dim or width) if type_embedding == "add" else type_embedding
+        self.types = nn.Embedding(spec.num_types, type_dim) if type_dim else None
         if not self.adds:
-            width += beside
+            width += type_dim
         is_wide_enough = dim is None or (self.adds and dim == width)
         self.project = None if is_wide_enough else nn.Linear(width, dim or width)
         self.activate: nn.Module = nn.Identity()
         if activation is not None:
             self.activate = make_activation(activation, "input_activation")
         self.dim_out = width if dim is None else dim
-        # It knows the network's dtype also where nothing is learned here.
+        # Follows the network's dtype, also where there are no parameters here.
         self.one: Tensor
         self.register_buffer("one", torch.ones(()), persistent=False)
 
@@ -126,7 +136,7 @@ class TokenEmbedding(nn.Module):
             )
         features = tokens.features.to(self.one.dtype)
         if tokens.features.dtype == torch.uint8:
-            features = features.div_(255)  # a copy already
+            features = features.div_(255)  # in place, since .to() made a copy
         return features
 
     def forward(self, tokens: Tokens) -> Tensor:
@@ -143,13 +153,13 @@ class TokenEmbedding(nn.Module):
             return torch.cat([features, self.types(tokens.types)], dim=-1)
         if self.types is None:
             return self.activate(self.project(features))
-        # Projecting K types instead of B·N copies of them is the same sum, sooner.
-        on_features, on_types = self.project.weight.split(
+        # Project the K types once instead of their B N copies: the same sum, faster.
+        feature_weight, type_weight = self.project.weight.split(
             [self.num_features, self.types.embedding_dim], dim=1
         )
-        table = self.types.weight @ on_types.T + self.project.bias
-        on_each = nn.functional.embedding(tokens.types, table)
-        return self.activate(features @ on_features.T + on_each)
+        table = self.types.weight @ type_weight.T + self.project.bias
+        projected_types = nn.functional.embedding(tokens.types, table)
+        return self.activate(features @ feature_weight.T + projected_types)
 
 
 MakeEmbedding = Callable[
@@ -158,26 +168,48 @@ MakeEmbedding = Callable[
 
 
 class SetNetwork(nn.Module):
-    """From a set of tokens to one vector, for policies and supervised tasks.
+    """Network from a set of tokens to one vector, for policies and supervised tasks.
+
+    ``pooling(encoder(embedding(tokens)))``, where the embedding maps each token to a
+    vector of width D, the encoder lets the vectors interact, and the pooling head
+    summarizes them.
+
+    Shapes: `Tokens` of batch ``(B,)`` to ``(B, dim_out)``.
+
+    Example:
+        >>> network = SetNetwork(
+        ...     TokenSpec(num_tokens=6, num_features=3, type_names=("self", "other")),
+        ...     encoder={"name": "transformer", "dim": 8, "num_heads": 2},
+        ...     pooling={"name": "ada"},
+        ... )
+        >>> tokens = Tokens(
+        ...     features=torch.randn(4, 6, 3),
+        ...     types=torch.tensor([0, 1, 1, 1, 1, 1]).expand(4, 6),
+        ...     padding=torch.zeros(4, 6, dtype=torch.bool),
+        ... )
+        >>> network(tokens).shape
+        torch.Size([4, 8])
 
     Args:
-        spec: of the tokens.
+        spec: specification of the tokens.
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
-        type_embedding: width of the learned type embedding, 0 for none; ``"add"``:
-            it is added to the features in place of standing beside them.
-        input_activation: applied to the projected tokens, before the encoder; None
-            for none. The AdaPool paper's RL code has GELU there, its supervised
-            code (KNN-centroid, images) nothing.
+        type_embedding: width of the learned type embedding, concatenated to the
+            features, 0 for none; ``"add"`` to add it to them instead.
+        input_activation: activation after the projection of the tokens, before the
+            encoder; None for none. The AdaPool paper's RL code has GELU there, its
+            supervised code (KNN-centroid, images) nothing.
         dropout: probability in the encoder, in [0, 1).
-        attention_dropout: probability in the attention of encoder and head, where
-            they name it; see `MultiHeadAttention`.
+        attention_dropout: probability in the attention of encoder and head, if their
+            constructors have this parameter; see `MultiHeadAttention`.
         init_std: standard deviation of the initial weights; see `init_weights`.
-        action_dim: A, the width of the previous action, for heads that take it.
-        embedding: what makes the embedding of tokens, a `TokenEmbedding` or one that
-            derives from it, out of the spec, the encoder's width,
-            ``type_embedding`` and ``input_activation``.
-        seed: of the initial weights; None draws from torch's global generator.
+        action_dim: A, the width of the previous action, for heads that read it.
+        embedding: `TokenEmbedding` or a subclass, called with ``spec``, the encoder's
+            width, ``type_embedding`` and ``input_activation``.
+        seed: seed of the initial weights; None uses torch's global generator.
+
+    Attributes:
+        dim_out: width of the result, that of the pooling head.
 
     Raises:
         InputError: an unknown name or option, or a head that does not fit the tokens.
@@ -211,7 +243,7 @@ class SetNetwork(nn.Module):
             if not hasattr(self.encoder, "dim"):
                 raise InputError(
                     f"encoder {encoder['name']!r}: expected an attribute dim, the "
-                    "width of its vectors or None for that of the tokens, got none"
+                    "width of its vectors or None for the width of the tokens, got none"
                 )
             init_weights(self.encoder, init_std)
         with seeded(seed, "embedding"):
@@ -232,24 +264,28 @@ class SetNetwork(nn.Module):
         self.dim_out = self.pooling.dim_out
 
     def forward(self, tokens: Tokens) -> Tensor:
-        """Summarise tokens of batch ``(B,)`` as ``(B, dim_out)``."""
+        """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
         return self.pooling(*self.encode(tokens))
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return what the pooling head takes: vectors, padding and types."""
+        """Return the input of the pooling head: vectors, padding and types."""
         features, types, padding = tokens
-        masked: Tensor | None = padding
+        # Without padding drop the mask: attention is faster without one. A function
+        # transform does not allow the test.
+        mask: Tensor | None = padding
         if not is_transformed() and not padding.any():
-            masked = None  # attention without a mask is faster
-        if masked is not None:
+            mask = None
+        # Padded slots may hold NaN or any type.
+        if mask is not None:
             features = features.masked_fill(padding[..., None], 0)
             types = types.masked_fill(padding, 0)
         x = self.embedding(Tokens(features, types, padding))
-        x, masked, types = self.pooling.prepend(x, masked, types)
-        return self.encoder(x, masked), masked, types
+        # The head's extra tokens pass through the encoder with the set.
+        x, mask, types = self.pooling.prepend(x, mask, types)
+        return self.encoder(x, mask), mask, types
 
     def weights(self, tokens: Tokens) -> Tensor | None:
-        """Return the head's weights on the tokens, ``(B, heads, N)``, or None."""
+        """Return the head's attention weights, ``(B, heads, N)``, or None."""
         weights = self.pooling.weights(*self.encode(tokens))
         if weights is None:
             return None
@@ -257,31 +293,31 @@ class SetNetwork(nn.Module):
 
     @property
     def memory_head(self) -> MemoryPooling | None:
-        """The pooling head, if it takes the previous action and may remember."""
+        """The pooling head if it is a `MemoryPooling`, else None."""
         return self.pooling if isinstance(self.pooling, MemoryPooling) else None
 
     def unroll(
-        self, tokens: Tokens, actions: Tensor, memory: Memory
+        self, tokens: Tokens, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Summarise T sets of each row one after the other, with a `memory_head`.
+        """Summarize T sets of each row one after the other, with a `memory_head`.
 
         Args:
-            tokens: of batch ``(B, T)``.
-            actions: ``(B, T, A)``, the actions before each set.
-            memory: of the head.
+            tokens: tokens of batch ``(B, T)``.
+            prev_actions: ``(B, T, A)``, the action taken before each set.
+            memory: the head's memory before the first set.
 
         Returns:
-            ``(B, T, dim_out)`` and the memory after the last set.
+            ``(B, T, dim_out)``, and the memory after the last set.
         """
         x, padding = self._sequences(tokens)
-        return self._head.unroll(x, padding, actions, memory)
+        return self._head.unroll(x, padding, prev_actions, memory)
 
     def attention_weights(
-        self, tokens: Tokens, actions: Tensor, memory: Memory
+        self, tokens: Tokens, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
-        """What share each token of the last set has; arguments as of `unroll`."""
+        """Return the weights of the last of T sets, ``(B, heads, N)``; see `unroll`."""
         x, padding = self._sequences(tokens)
-        return self._head.attention_weights(x, padding, actions, memory)
+        return self._head.attention_weights(x, padding, prev_actions, memory)
 
     @property
     def _head(self) -> MemoryPooling:
@@ -304,10 +340,10 @@ def build_part(
     base: type,
     context: Mapping[str, Any],
 ) -> Any:
-    """Construct what a ``{"name": …, **options}`` names; see `build`.
+    """Build an encoder or a head from ``{"name": …, **options}``; see `build`.
 
     Raises:
-        InputError: no name is in it, an unknown name, or a wrong option.
+        InputError: no name, an unknown name, or a wrong option.
     """
     if part is None:
         raise InputError(f"{kind}: expected one, got none")

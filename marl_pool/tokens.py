@@ -1,4 +1,4 @@
-"""What flows through the package: sets of tokens, and their description."""
+"""Sets of tokens, and their specification."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,8 +18,18 @@ SELF_TYPE = 0
 class Tokens(NamedTuple):
     """A batch of sets of tokens; a pytree of tensors, batch dimensions first.
 
-    ``padding`` has the sense of torch's ``key_padding_mask`` everywhere in the
-    package: True means *no token here, ignore the slot*.
+    ``padding`` means the same as torch's ``key_padding_mask`` everywhere in the
+    package: True marks a slot without a token, which is to be ignored. Features and
+    types of such a slot are arbitrary, NaN included.
+
+    Example:
+        >>> tokens = Tokens(
+        ...     features=torch.randn(2, 5, 3),
+        ...     types=torch.zeros(2, 5, dtype=torch.int64),
+        ...     padding=torch.zeros(2, 5, dtype=torch.bool),
+        ... )
+        >>> tokens.batch_shape, tokens.num_tokens
+        (torch.Size([2]), 5)
     """
 
     features: Tensor
@@ -44,7 +54,7 @@ class Tokens(NamedTuple):
         return Tokens(*(function(tensor) for tensor in self))
 
     def at(self, index: Any) -> "Tokens":
-        """Index the batch dimensions of all three tensors."""
+        """Apply ``[index]`` to the batch dimensions of all three tensors."""
         return self.map(lambda tensor: tensor[index])
 
     def flatten_batch(self) -> "Tokens":
@@ -62,17 +72,17 @@ class TokenSpec:
     Args:
         num_tokens: N, the number of slots, at least 1.
         num_features: F, the features of a token, at least 1.
-        type_names: a name for each type, ``type_names[0]`` is the observer's own
-            where ``has_self``.
-        has_self: whether a token of type 0 is the observer's own. Sensor channels
-            and image patches have none.
-        dtype: of the features.
+        type_names: name of each type; with ``has_self``, ``type_names[0]`` is the
+            observer's own.
+        has_self: True if a token of type 0 is the observer's own. Sets of sensor
+            channels and of image patches have none.
+        dtype: dtype of the features.
         signal_types: names of the types that matter for the task, the observer's own
-            among them; the others are noise. Empty where a type does not tell.
-        positions: numbers of the features, from 0, that say where the token is; ()
-            for tokens without a place, None where nobody knows.
-        num_frames: observations that the features stack, oldest first, each with the
-            same number of features; 1 for the current one alone.
+            included; the others are noise. Empty if the type does not determine this.
+        positions: indices of the features that hold the token's position; () for
+            tokens without a position, None if unknown.
+        num_frames: number of observations that the features stack, oldest first, each
+            with the same number of features; 1 for the current one alone.
 
     Raises:
         InputError: a size below 1, no type name, signal of an unknown type, or
@@ -112,7 +122,7 @@ class TokenSpec:
             object.__setattr__(self, "positions", tuple(self.positions))
             if not set(self.positions) <= set(range(self.num_features)):
                 raise InputError(
-                    f"TokenSpec.positions: expected numbers of features below "
+                    f"TokenSpec.positions: expected indices of features below "
                     f"{self.num_features}, got {list(self.positions)}"
                 )
 
@@ -122,7 +132,7 @@ class TokenSpec:
         return len(self.type_names)
 
     def space(self) -> spaces.Dict:
-        """The observation space of one agent."""
+        """Return the observation space of one agent."""
         shape = (self.num_tokens, self.num_features)
         if self.dtype == "uint8":
             features = spaces.Box(0, 255, shape, np.uint8)
@@ -143,5 +153,5 @@ class TokenSpec:
             raise InputError(f"{where}: expected (..., {expected}), got (..., {got})")
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready form that ``TokenSpec(**…)`` reads back."""
+        """Return keyword arguments of an equal `TokenSpec`, ready for JSON."""
         return asdict(self)

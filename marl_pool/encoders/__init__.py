@@ -1,4 +1,4 @@
-"""Encoders: from a set of vectors to a set of vectors."""
+"""Encoders, which map a set of vectors to a set of vectors."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +31,16 @@ ENCODERS: dict[str, str] = {
 
 
 def encoder_names() -> list[str]:
-    """The registered encoders."""
+    """Return the names of the registered encoders."""
     return sorted(ENCODERS)
 
 
 def make_encoder(name: str, **options: Any) -> "Encoder":
-    """Build an encoder.
+    """Build an encoder from its name.
 
     Args:
         name: one of `encoder_names`, or ``package.module:Class`` of your own.
-        **options: of its constructor.
+        **options: options of the encoder's constructor.
 
     Raises:
         InputError: an unknown name or a wrong option.

@@ -1,25 +1,27 @@
-"""The contract of an encoder: a set of vectors in, a set of vectors out."""
+"""Base class of encoders, which map a set of vectors to a set of vectors."""
 
 from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from marl_pool.utils.errors import InputError
+
 
 class Encoder(nn.Module, ABC):
-    """Map N vectors to N vectors, equivariant under permutation unless it says not.
+    """Base class: map N vectors to N vectors, equivariant to permutations by default.
 
-    One of your own calls ``super().__init__()``, sets ``self.dim`` and writes
-    `forward`; its keyword arguments are the options ``encoder.KEY``, and ``dropout`` is
-    handed to it if it names that.
+    A subclass calls ``super().__init__()``, sets ``self.dim`` and implements `forward`.
+    Its keyword arguments are the options ``encoder.KEY``; it also receives ``dropout``
+    and ``attention_dropout`` if its constructor has these parameters.
 
     Attributes:
-        dim: D, the width of the vectors in and out; None: that of the tokens.
-        permutation_equivariant: whether another order of the vectors gives the same
-            results in that order. It belongs to the instance: options may decide it.
-        keeps_initial_weights: whether a policy leaves them as the encoder drew them,
-            in place of N(0, init_std). Layers that add nothing to their input need it:
-            where the standard deviation is small, 0.02 say, several in a row would
-            make of all vectors nearly the same.
+        dim: D, the width of the vectors in and out; None for the width of the tokens.
+        permutation_equivariant: True if permuted vectors give the same results in the
+            permuted order. Options may decide it, so ask the instance, not the class.
+        keeps_initial_weights: True if a policy must not initialize the weights again,
+            to N(0, init_std). Layers without a residual connection need it: with a
+            small standard deviation such as 0.02, several of them in a row would make
+            all vectors nearly equal.
     """
 
     dim: int | None
@@ -31,6 +33,17 @@ class Encoder(nn.Module, ABC):
         """Encode ``(B, N, D)`` to ``(B, N, D)``.
 
         Args:
-            x: the vectors; finite also under padding.
+            x: the vectors, finite also under padding.
             padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
         """
+
+
+def validate_sizes(**sizes: int) -> None:
+    """Reject an option ``encoder.KEY`` below 1.
+
+    Raises:
+        InputError: a size is below 1.
+    """
+    for name, size in sizes.items():
+        if size < 1:
+            raise InputError(f"encoder.{name}: expected at least 1, got {size}")

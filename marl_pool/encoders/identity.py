@@ -1,6 +1,7 @@
-"""No encoder: the pooling head stands on the tokens themselves."""
+"""The identity: no interaction between tokens before pooling."""
 
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
 from marl_pool.utils.errors import InputError
@@ -8,15 +9,15 @@ from marl_pool.utils.types import PositiveInt
 
 
 class IdentityEncoder(Encoder):
-    """Hand the embedded tokens on, as they are.
+    """Return the embedded tokens unchanged.
 
-    A control without interaction between tokens, and what a sensory layer
-    (`marl_pool.pooling.attention_neuron`) wants below it.
+    A control without interaction between tokens, and the encoder below a sensory layer
+    such as `AttentionNeuronPooling`.
 
     Args:
-        dim: D, the width to which tokens are projected; None for no projection: the
-            vectors are the tokens' features, images scaled to [0, 1], and the
-            type embedding if the policy has one.
+        dim: D, the width that tokens are projected to; None for no projection: the
+            vectors are the tokens' features, images scaled to [0, 1], and the type
+            embedding if the policy has one.
 
     Raises:
         InputError: ``dim`` is below 1.
@@ -28,6 +29,6 @@ class IdentityEncoder(Encoder):
             raise InputError(f"encoder.dim: expected at least 1 or null, got {dim}")
         self.dim = dim
 
+    @override
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return ``x``."""
         return x

@@ -1,31 +1,34 @@
-"""A bidirectional LSTM over the vectors in their order, or sorted."""
+"""Bidirectional LSTM over the vectors in their order, or sorted."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder
+from marl_pool.encoders.base import Encoder, validate_sizes
 from marl_pool.kernels.transforms import is_transformed
-from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt
 
 
 class LSTMEncoder(Encoder):
-    """Bidirectional LSTM layers and a projection back to the width.
+    """Bidirectional LSTM layers and a linear projection back to the width.
 
-    Padded places are passed over as if they were not there. Unsorted it depends on the
-    order: a baseline and a control. Sorted by the first feature, ties by the second,
-    it is equivariant (where no two vectors agree in both).
+    Padded slots are skipped. Unsorted, the result depends on the order of the vectors:
+    a baseline and a control. Sorted by the first feature, ties by the second, it is
+    permutation equivariant, unless two vectors are equal in both.
 
-    Source: SWARM (Vollgraf, 2019), section 4.1.2 (LSTM, LSTM (sorted)); Graves and
-    Schmidhuber (2005). Where we differ: in a policy the vectors that are sorted are the
-    embedded tokens, not points.
+    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
+
+    Source: Graves and Schmidhuber (2005), *Framewise Phoneme Classification with
+    Bidirectional LSTM*; SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400),
+    section 4.1.2 (LSTM, LSTM (sorted)). Difference from the source: in a policy the
+    sorted vectors are embedded tokens, not points.
 
     Args:
         dim: D, the width of the vectors in and out.
         hidden: units in each direction; None means D.
-        num_layers: LSTM layers.
+        num_layers: number of LSTM layers.
         sort: sort the vectors first.
 
     Raises:
@@ -44,10 +47,7 @@ class LSTMEncoder(Encoder):
     ) -> None:
         super().__init__()
         hidden = dim if hidden is None else hidden
-        sizes = {"dim": dim, "hidden": hidden, "num_layers": num_layers}
-        for name, size in sizes.items():
-            if size < 1:
-                raise InputError(f"encoder.{name}: expected at least 1, got {size}")
+        validate_sizes(dim=dim, hidden=hidden, num_layers=num_layers)
         self.dim, self.sort = dim, sort
         self.permutation_equivariant = sort
         self.lstm = nn.LSTM(
@@ -55,74 +55,77 @@ class LSTMEncoder(Encoder):
         )
         self.project = nn.Linear(2 * hidden, dim)
 
+    @override
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Encode ``(B, N, D)`` to ``(B, N, D)``; see `Encoder.forward`."""
         if padding is None and not self.sort:
             return self.project(self._read(x, None))
+        # Bring the vectors in the order of reading, encode them, and put them back.
         order = self._order(x, padding)[..., None]
-        line = x.gather(1, order.expand_as(x))
+        sequence = x.gather(1, order.expand_as(x))
         if padding is not None:
             padding = padding.gather(1, order[..., 0])
-        encoded = self.project(self._read(line, padding))
+        encoded = self.project(self._read(sequence, padding))
         return torch.empty_like(encoded).scatter(1, order.expand_as(encoded), encoded)
 
     def _order(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        """Places ``(B, N)`` in the order of reading; padded ones come last."""
+        """Return indices ``(B, N)`` in the order of reading, padding last."""
         order = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        # Stable sorts by the least important key first.
+        # Stable sorts, from the least to the most important key.
         keys = [x[..., min(1, x.shape[-1] - 1)], x[..., 0]] if self.sort else []
         for key in [*keys, *([] if padding is None else [padding.byte()])]:
             order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
         return order
 
-    def _read(self, line: Tensor, padding: Tensor | None) -> Tensor:
-        """Read ``(B, N, D)`` in both directions, padded places last."""
-        # Packing needs lengths that are numbers, and a row; `nn.LSTM` cannot be mapped.
+    def _read(self, sequence: Tensor, padding: Tensor | None) -> Tensor:
+        """Run all layers on ``(B, N, D)``, whose padded slots are last."""
+        # Packing needs lengths as numbers and at least one row, and vmap does not
+        # support `nn.LSTM`.
         compiling = torch.compiler.is_compiling()
-        if (is_transformed() and not compiling) or line.shape[0] == 0:
-            return self._read_stepwise(line, padding)
+        if (is_transformed() and not compiling) or sequence.shape[0] == 0:
+            return self._read_stepwise(sequence, padding)
         if padding is None:
-            return self.lstm(line)[0]
-        # A row without any vector reads one that nobody looks at.
+            return self.lstm(sequence)[0]
+        # An empty set cannot be packed: read one slot, whose result is ignored.
         lengths = (~padding).sum(1).clamp(min=1).cpu()
         packed = pack_padded_sequence(
-            line, lengths, batch_first=True, enforce_sorted=False
+            sequence, lengths, batch_first=True, enforce_sorted=False
         )
-        read = self.lstm(packed)[0]
-        return pad_packed_sequence(read, batch_first=True, total_length=line.shape[1])[
-            0
-        ]
+        encoded, _ = pad_packed_sequence(
+            self.lstm(packed)[0], batch_first=True, total_length=sequence.shape[1]
+        )
+        return encoded
 
-    def _read_stepwise(self, line: Tensor, padding: Tensor | None) -> Tensor:
-        """Compute what `nn.LSTM` does, by plain operations."""
-        places = list(range(line.shape[1]))
+    def _read_stepwise(self, sequence: Tensor, padding: Tensor | None) -> Tensor:
+        """Compute the result of `nn.LSTM` by plain operations."""
+        places = list(range(sequence.shape[1]))
         for layer in range(self.lstm.num_layers):
-            sides = []
-            for suffix, order in (("", places), ("_reverse", places[::-1])):
-                read = self._read_one_way(line, padding, f"_l{layer}{suffix}", order)
-                sides.append(read)
-            line = torch.cat(sides, -1)
-        return line
+            directions = []
+            for direction, order in (("", places), ("_reverse", places[::-1])):
+                suffix = f"_l{layer}{direction}"
+                directions.append(self._read_one_way(sequence, padding, suffix, order))
+            sequence = torch.cat(directions, -1)
+        return sequence
 
     def _read_one_way(
-        self, line: Tensor, padding: Tensor | None, suffix: str, order: list[int]
+        self, sequence: Tensor, padding: Tensor | None, suffix: str, order: list[int]
     ) -> Tensor:
         def weight(name: str) -> Tensor:
             found = getattr(self.lstm, name + suffix)
             assert isinstance(found, Tensor)
             return found
 
-        on_input = linear(line, weight("weight_ih"), weight("bias_ih"))
-        hidden = cell = line.new_zeros(line.shape[0], self.lstm.hidden_size)
+        on_input = linear(sequence, weight("weight_ih"), weight("bias_ih"))
+        hidden = cell = sequence.new_zeros(sequence.shape[0], self.lstm.hidden_size)
         outputs = {}
         for place in order:
             gates = on_input[:, place]
             gates = gates + linear(hidden, weight("weight_hh"), weight("bias_hh"))
-            enter, forget, content, leave = gates.chunk(4, -1)
-            new_cell = forget.sigmoid() * cell + enter.sigmoid() * content.tanh()
-            new_hidden = leave.sigmoid() * new_cell.tanh()
+            input_gate, forget_gate, content, output_gate = gates.chunk(4, -1)
+            new_cell = forget_gate.sigmoid() * cell
+            new_cell = new_cell + input_gate.sigmoid() * content.tanh()
+            new_hidden = output_gate.sigmoid() * new_cell.tanh()
             outputs[place] = new_hidden
-            if padding is not None and place:  # a row reads one vector at least
+            if padding is not None and place:  # an empty set reads one slot
                 skip = padding[:, place, None]
                 outputs[place] = new_hidden.masked_fill(skip, 0.0)
                 new_cell = torch.where(skip, cell, new_cell)

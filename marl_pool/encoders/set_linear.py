@@ -1,13 +1,13 @@
-"""Set-linear layers: each vector by itself, and the others pooled."""
+"""Set-linear layers: linear in each vector and in the pooled others."""
 
 import itertools
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder
-from marl_pool.utils.errors import InputError
+from marl_pool.encoders.base import Encoder, validate_sizes
 from marl_pool.utils.names import unknown
 from marl_pool.utils.types import PositiveInt
 
@@ -16,18 +16,24 @@ CHOICES = ("sum", "mean", "max")
 
 
 class SetLinear(nn.Module):
-    """``y_i = W_own x_i + W_others pool_{j ≠ i} x_j + b``, or with the maximum of all.
+    r"""Linear layer on a vector and on a pooling of the other vectors.
 
-    Source: Zaheer et al. (2017); SWARM (Vollgraf, 2019), equation 2, which is a *sum*
-    over the others. Its experiments call their layers mean and max pooling, so all
-    three are here. As in its published code the maximum is ``max_j W_others x_j``,
-    feature by feature, over all vectors, the own one among them. There the mean is
-    over all as well: the same functions for a set of given size.
+    .. math::
+        y_i = W_{own}\, x_i + b + W_{others} \sum_{j \ne i} x_j, \qquad
+        y_i = W_{own}\, x_i + b + \max_j W_{others}\, x_j
+
+    The mean divides the sum by the number of others. The maximum is taken feature by
+    feature over all vectors, i included. Without others, sum and mean are zero.
+
+    Source: Zaheer et al. (2017), *Deep Sets*, https://arxiv.org/abs/1703.06114; SWARM
+    (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), equation 2, which is the sum;
+    its experiments name mean and max. Difference from the published code: there the
+    mean includes i too, which gives the same functions for sets of a given size.
 
     Args:
         dim_in: width of the vectors.
         dim_out: width of the results.
-        others: how the others are pooled, "sum" or "mean", of none zero; or "max".
+        others: pooling of the others: "sum", "mean" or "max".
     """
 
     def __init__(self, dim_in: int, dim_out: int, others: Others) -> None:
@@ -41,12 +47,12 @@ class SetLinear(nn.Module):
         if self.others == "max":
             each = self.on_others(x)
             if padding is not None:
-                # Finite, so that a set without any vector has no NaN.
+                # Finite, so that an empty set has no NaN.
                 lowest = torch.finfo(each.dtype).min
                 each = each.masked_fill(padding[..., None], lowest)
                 each = each.masked_fill(padding.all(1)[:, None, None], 0.0)
             return self.on_own(x) + each.amax(1, keepdim=True)
-        # Both are linear: sums of the results are results of the sums, and cheaper.
+        # The layer is linear, so the others' sum is the total minus the own result.
         each = self.on_others(x)
         total = each.sum(1, keepdim=True)
         if self.others == "sum":
@@ -59,16 +65,19 @@ class SetLinear(nn.Module):
 
 
 class SetLinearEncoder(Encoder):
-    """Set-linear layers with ReLU between them, and a last one back to the width.
+    """`SetLinear` layers with ReLU between them.
 
-    Source: SWARM, sections 2 and 4.1.2 (SetLinear, SetLinear (max)), where a ReLU
-    follows every layer; here the last has none, so that vectors may be negative.
+    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
+
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), sections 2 and
+    4.1.2 (SetLinear, SetLinear (max)). Difference from the source: no ReLU after the
+    last layer, so that vectors may be negative.
 
     Args:
         dim: D, the width of the vectors in and out.
-        num_layers: layers, with ReLU between them.
+        num_layers: number of layers.
         hidden: width between the layers; None means D.
-        others: pooling of the others: sum or mean; or max, the largest of all.
+        others: pooling of the others: "sum" or "mean"; or "max", over all vectors.
 
     Raises:
         InputError: a number out of range or an unknown pooling.
@@ -86,10 +95,7 @@ class SetLinearEncoder(Encoder):
     ) -> None:
         super().__init__()
         hidden = dim if hidden is None else hidden
-        sizes = {"dim": dim, "num_layers": num_layers, "hidden": hidden}
-        for name, size in sizes.items():
-            if size < 1:
-                raise InputError(f"encoder.{name}: expected at least 1, got {size}")
+        validate_sizes(dim=dim, num_layers=num_layers, hidden=hidden)
         if others not in CHOICES:
             raise unknown("encoder.others", others, CHOICES)
         self.dim = dim
@@ -98,8 +104,8 @@ class SetLinearEncoder(Encoder):
             SetLinear(*pair, others) for pair in itertools.pairwise(widths)
         )
 
+    @override
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Encode ``(B, N, D)`` to ``(B, N, D)``; see `Encoder.forward`."""
         for number, layer in enumerate(self.layers):
             if number:
                 x = x.relu()

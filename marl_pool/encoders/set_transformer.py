@@ -1,10 +1,11 @@
-"""The Set Transformer's blocks: attention between all, or through inducing points."""
+"""Set Transformer: attention between all vectors, or through inducing points."""
 
 from typing import Literal
 
 from torch import Tensor, nn
+from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder
+from marl_pool.encoders.base import Encoder, validate_sizes
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import unknown
@@ -15,12 +16,15 @@ INITIAL = ("network", "swarm")
 
 
 class AttentionBlock(nn.Module):
-    """``MAB(X, Y) = LN(H + rFF(H))`` with ``H = LN(X + Attention(X, Y, Y))``.
+    r"""Multi-head attention block (MAB).
 
-    Source: Lee et al. (2019), *Set Transformer*, equations 6 and 7; rFF is one linear
-    layer with ReLU, as in the authors' code, or several of them.
+    .. math::
+        \mathrm{MAB}(X, Y) = \mathrm{LN}(H + \mathrm{rFF}(H)), \qquad
+        H = \mathrm{LN}(X + \mathrm{Attention}(X, Y, Y))
 
-    Args: see `SetTransformerEncoder`.
+    Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
+    equations 6 and 7; rFF is one linear layer with ReLU, as in the authors' code, or
+    several of them. The arguments are those of `SetTransformerEncoder`.
     """
 
     def __init__(
@@ -41,12 +45,12 @@ class AttentionBlock(nn.Module):
         self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor, y: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Let ``x (B, M, D)`` attend to ``y (B, N, D)``, padded by ``(B, N)``."""
+        """Attend from ``x (B, M, D)`` to ``y (B, N, D)`` with padding ``(B, N)``."""
         hidden = self.norms[0](x + self.attention(x, y, padding))
         return self.norms[1](hidden + self.feedforward(hidden))
 
     def initialize_as_swarm(self) -> None:
-        """Draw weights as SWARM's code does: Xavier, before a ReLU Kaiming, no bias."""
+        """Initialize as SWARM's code does: Xavier, Kaiming before ReLU, zero biases."""
         for part in self.attention.modules():
             if isinstance(part, nn.Linear):
                 nn.init.xavier_normal_(part.weight)
@@ -59,29 +63,36 @@ class AttentionBlock(nn.Module):
 
 
 class SetTransformerEncoder(Encoder):
-    """Set attention blocks: SAB, or ISAB through a few inducing points.
+    r"""Set attention blocks: SAB, or ISAB through a few inducing points.
 
-    ``SAB(X) = MAB(X, X)`` costs O(N²); ``ISAB(X) = MAB(X, MAB(I, X))`` with m learned
-    vectors I costs O(N m).
+    .. math::
+        \mathrm{SAB}(X) = \mathrm{MAB}(X, X), \qquad
+        \mathrm{ISAB}(X) = \mathrm{MAB}(X, \mathrm{MAB}(I, X))
 
-    Source: Lee et al. (2019), equations 8 to 10. The Set Transformer that SWARM
-    (Vollgraf, 2019) compares with has four linear layers in its rFF, biases in the
-    attention, the head width's scale and initial weights of its own
-    (``encoder=paper_isab``).
+    with `AttentionBlock` as MAB. A SAB costs O(N²); an ISAB with m learned vectors I
+    costs O(N m).
+
+    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
+
+    Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
+    equations 8 to 10. The authors' code has no LayerNorm by default. The Set
+    Transformer that SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400) compares
+    with has four linear layers in its rFF, biases in the attention, the scale of the
+    head width and another initialization (``encoder=paper_isab``).
 
     Args:
-        dim: D, the width.
-        num_layers: blocks.
-        num_heads: H, the attention heads, a divisor of ``dim``.
-        num_inducing: m, inducing points of each block; 0 for SAB.
-        layer_norm: normalise as above; the authors' code leaves it away by default.
+        dim: D, the width of the vectors in and out.
+        num_layers: number of blocks.
+        num_heads: number of attention heads, a divisor of D.
+        num_inducing: m, the number of inducing points of each block; 0 for SAB.
+        layer_norm: normalize as above.
         attention_scale: divide scores by the square root of the model width, as
             published, or of the head width.
-        feedforward_layers: of the rFF, each with ReLU.
-        bias: of the attention's projections.
-        initial: "network", as the rest of the network (N(0, init_std) in a policy), or
-            "swarm", as in SWARM's published code: Xavier in the attention, Kaiming in
-            the rFF, N(0, 1) for the inducing points and biases of zero.
+        feedforward_layers: number of layers of the rFF, each with ReLU.
+        bias: give the projections of the attention a bias.
+        initial: initialization. "network": as the rest of the network (N(0, init_std)
+            in a policy). "swarm": as SWARM's published code, Xavier in the attention,
+            Kaiming in the rFF, N(0, 1) for the inducing points, zero biases.
 
     Raises:
         InputError: a number out of range.
@@ -103,16 +114,13 @@ class SetTransformerEncoder(Encoder):
         super().__init__()
         if initial not in INITIAL:
             raise unknown("encoder.initial", initial, INITIAL)
-        for name, size, least in (
-            ("dim", dim, 1),
-            ("num_layers", num_layers, 1),
-            ("num_inducing", num_inducing, 0),
-            ("feedforward_layers", feedforward_layers, 1),
-        ):
-            if size < least:
-                raise InputError(
-                    f"encoder.{name}: expected at least {least}, got {size}"
-                )
+        validate_sizes(
+            dim=dim, num_layers=num_layers, feedforward_layers=feedforward_layers
+        )
+        if num_inducing < 0:
+            raise InputError(
+                f"encoder.num_inducing: expected at least 0, got {num_inducing}"
+            )
         self.dim = dim
 
         def block() -> AttentionBlock:
@@ -125,7 +133,7 @@ class SetTransformerEncoder(Encoder):
         self.inducing: nn.Embedding | None = None
         if num_inducing:
             self.gathering = nn.ModuleList(block() for _ in range(num_layers))
-            # Weights of an embedding begin as all others do.
+            # An embedding, so that a policy initializes the points like its weights.
             self.inducing = nn.Embedding(num_layers * num_inducing, dim)
         if initial == "swarm":
             self.keeps_initial_weights = True
@@ -133,14 +141,17 @@ class SetTransformerEncoder(Encoder):
                 if isinstance(part, AttentionBlock):
                     part.initialize_as_swarm()
 
+    @override
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Encode ``(B, N, D)``; see `Encoder.forward`."""
         if self.inducing is None:
             for layer in self.layers:
                 x = layer(x, x, padding)
             return x
         points = self.inducing.weight.chunk(len(self.layers))
-        for layer, gather, own in zip(self.layers, self.gathering, points, strict=True):
-            induced = gather(own.expand(x.shape[0], -1, -1), x, padding)
+        for layer, gather, inducing in zip(
+            self.layers, self.gathering, points, strict=True
+        ):
+            # The inducing points attend to the set, then the set to them.
+            induced = gather(inducing.expand(x.shape[0], -1, -1), x, padding)
             x = layer(x, induced)
         return x

@@ -1,12 +1,12 @@
-"""SWARM: an LSTM in every entity, which also hears what the population remembers."""
+"""SWARM: an LSTM for each entity that also reads the population's pooled state."""
 
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder
-from marl_pool.utils.errors import InputError
+from marl_pool.encoders.base import Encoder, validate_sizes
 from marl_pool.utils.names import unknown
 from marl_pool.utils.types import PositiveInt
 
@@ -15,22 +15,29 @@ CHOICES = ("mean", "max", "causal")
 
 
 class SwarmLayer(nn.Module):
-    """Run one LSTM cell in all entities for some iterations.
+    r"""Iterations of one LSTM cell, shared by all entities.
 
-    ``g_i = W_x x_i + W_h h_i + W_p p_i + b`` for each of the four gates, with
-    ``p = pool(h_1, …, h_N)`` of the iteration before, the entity's own among them;
-    ``c ← σ(f) c + σ(i) tanh(u)``, ``h ← σ(o) tanh(c)``, both zero at first. The same x
-    enters every iteration; the result is ``W_y [h; c] + b_y``.
+    .. math::
+        (i, f, o, u)_n = W_x x_n + W_h h_n + W_p\, \mathrm{pool}(h_1, \dots, h_N) + b,
+        \qquad
+        c_n \leftarrow \sigma(f) c_n + \sigma(i) \tanh(u), \qquad
+        h_n \leftarrow \sigma(o) \tanh(c_n)
 
-    Source: SWARM (Vollgraf, 2019), section 3 and Figure 1. Causal pooling (section
-    4.3) is the mean over the entities up to one's own, in their order.
+    Hidden and cell state are zero at first. The same :math:`x_n` enters every
+    iteration, and the pooled states are those of the iteration before, that of n
+    included. The result is :math:`W_y [h_n; c_n] + b_y`.
+
+    Shapes: ``(B, N, dim_in)`` to ``(B, N, dim_out)``.
+
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 3 and
+    Figure 1. Causal pooling (section 4.3) is the mean over entities 1 to n.
 
     Args:
         dim_in: width of the entities.
-        units: of the memory.
+        units: width of the hidden state and of the cell state.
         dim_out: width of the results.
-        iterations: at least 1.
-        population: how the hidden states are pooled.
+        iterations: number of iterations, at least 1.
+        population: pooling of the hidden states, "mean", "max" or "causal".
     """
 
     def __init__(
@@ -50,77 +57,80 @@ class SwarmLayer(nn.Module):
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """Map ``(B, N, dim_in)`` to ``(B, N, dim_out)``."""
-        # What does not change between iterations is computed once.
+        # The input's part of the gates is the same in all iterations.
         constant = self.on_input(x)
         hidden, cell = self._cell(constant, None)
         for _ in range(self.iterations - 1):
-            told = self.on_population(self._pool(hidden, padding))
+            pooled = self.on_population(self._pool(hidden, padding))
             gates = self.on_hidden(hidden) + constant
-            hidden, cell = self._cell(gates + told, cell)
+            hidden, cell = self._cell(gates + pooled, cell)
         return self.output(torch.cat([hidden, cell], -1))
 
     def step(self, x: Tensor, sums: Tensor, place: int) -> Tensor:
-        """Map one entity more of a causal population; the cost is that of one.
-
-        Those before it are needed no more: what they remembered is in the sums.
+        """Map the next entity of a causal population, without the entities before it.
 
         Args:
             x: ``(B, dim_in)``, the entity.
-            sums: ``(iterations - 1, B, units)``, of the hidden states after each
+            sums: ``(iterations - 1, B, units)``, sums of the hidden states after each
                 iteration but the last, over all entities so far; zero before the
-                first. The entity's own are added, in place.
-            place: how many came before.
+                first. The new entity's states are added in place.
+            place: number of entities before this one.
 
         Returns:
-            ``(B, dim_out)``, as `forward` gives it at this place.
+            ``(B, dim_out)``, the result of `forward` at this place.
         """
         constant = self.on_input(x)
         hidden, cell = self._cell(constant, None)
         for total in sums:
             total += hidden
-            told = self.on_population(total / (place + 1))
-            hidden, cell = self._cell(self.on_hidden(hidden) + constant + told, cell)
+            pooled = self.on_population(total / (place + 1))
+            hidden, cell = self._cell(self.on_hidden(hidden) + constant + pooled, cell)
         return self.output(torch.cat([hidden, cell], -1))
 
     @staticmethod
     def _cell(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
         units = gates.shape[-1] // 4
         sigmoid = gates[..., : 3 * units].sigmoid()
-        enter, forget, leave = sigmoid.chunk(3, -1)
+        input_gate, forget_gate, output_gate = sigmoid.chunk(3, -1)
         content = gates[..., 3 * units :].tanh()
-        new = enter * content
+        new = input_gate * content
         if cell is not None:
-            new = new + forget * cell
-        return leave * new.tanh(), new
+            new = new + forget_gate * cell
+        return output_gate * new.tanh(), new
 
     def _pool(self, hidden: Tensor, padding: Tensor | None) -> Tensor:
         """Pool ``(B, N, units)`` to ``(B, 1, units)``, causally ``(B, N, units)``."""
         if self.population == "max":
             if padding is not None:
-                # Hidden states lie in (-1, 1).
+                # Below all hidden states, which lie in (-1, 1).
                 hidden = hidden.masked_fill(padding[..., None], -1)
             return hidden.amax(1, keepdim=True)
-        there = torch.ones_like(hidden[..., :1])
+        present = torch.ones_like(hidden[..., :1])
         if padding is not None:
-            there = (~padding)[..., None].to(hidden.dtype)
-            hidden = hidden * there
+            present = (~padding)[..., None].to(hidden.dtype)
+            hidden = hidden * present
         if self.population == "mean":
-            return hidden.sum(1, keepdim=True) / there.sum(1, keepdim=True).clamp(min=1)
-        return hidden.cumsum(1) / there.cumsum(1).clamp(min=1)
+            count = present.sum(1, keepdim=True).clamp(min=1)
+            return hidden.sum(1, keepdim=True) / count
+        return hidden.cumsum(1) / present.cumsum(1).clamp(min=1)
 
 
 class SwarmEncoder(Encoder):
-    """SWARM layers with ReLU between them.
+    """`SwarmLayer`s with ReLU between them.
 
-    Source: SWARM (Vollgraf, 2019), sections 3 and 4.1.2. With ``population="causal"``
-    it depends on the order (section 4.3).
+    With ``population="causal"`` the result depends on the order of the vectors.
+
+    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
+
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), sections 3, 4.1.2
+    and 4.3 (causal).
 
     Args:
         dim: D, the width of the vectors in and out.
-        units: width of each entity's memory; None means D.
-        iterations: of each layer.
-        num_layers: SWARM layers; the paper's best has one.
-        population: pooling of the hidden states: mean, max or causal.
+        units: width of each entity's hidden state and cell state; None means D.
+        iterations: number of iterations of each layer.
+        num_layers: number of layers; the paper's best model has one.
+        population: pooling of the hidden states: "mean", "max" or "causal".
 
     Raises:
         InputError: a number out of range or an unknown pooling.
@@ -139,15 +149,9 @@ class SwarmEncoder(Encoder):
     ) -> None:
         super().__init__()
         units = dim if units is None else units
-        sizes = {
-            "dim": dim,
-            "units": units,
-            "iterations": iterations,
-            "num_layers": num_layers,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise InputError(f"encoder.{name}: expected at least 1, got {size}")
+        validate_sizes(
+            dim=dim, units=units, iterations=iterations, num_layers=num_layers
+        )
         if population not in CHOICES:
             raise unknown("encoder.population", population, CHOICES)
         self.dim = dim
@@ -157,8 +161,8 @@ class SwarmEncoder(Encoder):
             for _ in range(num_layers)
         )
 
+    @override
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Encode ``(B, N, D)`` to ``(B, N, D)``; see `Encoder.forward`."""
         for number, layer in enumerate(self.layers):
             x = layer(x.relu() if number else x, padding)
         return x

@@ -1,8 +1,9 @@
-"""The pre-norm transformer encoder."""
+"""Pre-norm transformer."""
 
 from torch import Tensor, nn
+from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder
+from marl_pool.encoders.base import Encoder, validate_sizes
 from marl_pool.kernels.activations import Activation, make_activation
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
 from marl_pool.utils.errors import InputError
@@ -10,9 +11,9 @@ from marl_pool.utils.types import PositiveInt, Probability
 
 
 class TransformerLayer(nn.Module):
-    """``x + attention(norm(x))``, then ``x + feedforward(norm(x))``.
+    """``x = x + attention(norm(x))``, then ``x = x + feedforward(norm(x))``.
 
-    Args: see `TransformerEncoder`.
+    The arguments are those of `TransformerEncoder`.
     """
 
     def __init__(
@@ -39,31 +40,40 @@ class TransformerLayer(nn.Module):
         )
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Encode ``(B, N, D)``."""
+        """Encode ``(B, N, D)`` to ``(B, N, D)``."""
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed, padding)
         return x + self.feedforward(self.feedforward_norm(x))
 
 
 class TransformerEncoder(Encoder):
-    """A stack of pre-norm layers, with or without a final LayerNorm.
+    r"""Pre-norm transformer, by default without a final LayerNorm.
 
-    Source: the AdaPool paper, C.2 and Tables 9, 10, 12 and 14: biases in the
-    feed-forward parts only, dropout after them only, and parameter counts that leave
-    no room for a final LayerNorm. Its image studies have both a final LayerNorm and
-    dropout in the attention.
+    .. math::
+        x \leftarrow x + \mathrm{Attention}(\mathrm{LN}(x)), \qquad
+        x \leftarrow x + W_2\, \phi(W_1\, \mathrm{LN}(x) + b_1) + b_2
+
+    in each layer. There is no positional encoding, so it is permutation equivariant.
+
+    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
+
+    Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215), C.2
+    and Tables 9, 10, 12 and 14: biases and dropout in the feed-forward parts only, and
+    parameter counts that leave no room for a final LayerNorm. Its image studies have
+    both a final LayerNorm and dropout in the attention.
 
     Args:
-        dim: D, the width.
-        num_layers: layers of attention and feed-forward.
-        num_heads: H, the attention heads, a divisor of ``dim``.
+        dim: D, the width of the vectors in and out.
+        num_layers: number of layers.
+        num_heads: number of attention heads, a divisor of D.
         dim_ff: width of the feed-forward part.
-        dropout: probability in the feed-forward part, in [0, 1).
+        dropout: probability after the feed-forward part, in [0, 1).
         attention_scale: divide scores by the square root of the model width, as the
             paper does, or of the head width.
-        activation: of the feed-forward part.
+        activation: φ, the activation of the feed-forward part.
         final_norm: apply a LayerNorm after the last layer.
-        attention_dropout: see `MultiHeadAttention`.
+        attention_dropout: probability in the attention, in [0, 1); see
+            `MultiHeadAttention`.
 
     Raises:
         InputError: a number out of range, or an unknown activation or scale.
@@ -83,10 +93,7 @@ class TransformerEncoder(Encoder):
         attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
-        sizes = {"dim": dim, "num_layers": num_layers, "dim_ff": dim_ff}
-        for name, size in sizes.items():
-            if size < 1:
-                raise InputError(f"encoder.{name}: expected at least 1, got {size}")
+        validate_sizes(dim=dim, num_layers=num_layers, dim_ff=dim_ff)
         if not 0 <= dropout < 1:
             raise InputError(f"dropout: expected a number in [0, 1), got {dropout}")
         self.dim = dim
@@ -104,8 +111,8 @@ class TransformerEncoder(Encoder):
         )
         self.final_norm = nn.LayerNorm(dim) if final_norm else None
 
+    @override
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Encode ``(B, N, D)``; see `Encoder.forward`."""
         for layer in self.layers:
             x = layer(x, padding)
         return x if self.final_norm is None else self.final_norm(x)

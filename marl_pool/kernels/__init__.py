@@ -1,1 +1,1 @@
-"""Attention, LSTM sequences and layers batched over a population."""
+"""Fast layers: attention, LSTM sequences, and layers batched over a population."""

@@ -1,4 +1,4 @@
-"""Activation functions that an option chooses by name."""
+"""Activation functions by name."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from marl_pool.utils.names import unknown
 
 Activation = Literal["gelu", "relu"]
 ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
-"""GELU is the exact one, x Φ(x), not its approximation by a tanh."""
+"""GELU is the exact x Φ(x), not its approximation by tanh."""
 
 
 def make_activation(name: Activation, option: str) -> nn.Module:
@@ -16,7 +16,7 @@ def make_activation(name: Activation, option: str) -> nn.Module:
 
     Args:
         name: a key of `ACTIVATIONS`.
-        option: the option that was set to ``name``, for the message.
+        option: key of the option with this value, for the message.
 
     Raises:
         InputError: an unknown name.

@@ -1,4 +1,4 @@
-"""Multi-head attention with padding, shared by the encoders and the pooling heads."""
+"""Multi-head attention with padding, for encoders and pooling heads."""
 
 import math
 from collections.abc import Sequence
@@ -18,17 +18,29 @@ AttentionScale = Literal["model", "head"]
 
 
 class MultiHeadAttention(nn.Module):
-    """softmax(Q Kᵀ · scale) V, then an output projection.
+    r"""Multi-head attention.
 
-    Source: Vaswani et al. (2017); the AdaPool paper, section 3.5 and B.2. That paper
-    scales by the model width, which for several heads is a softer softmax than the
-    usual head width; both are here.
+    .. math::
+        \mathrm{concat}_h\left(\mathrm{softmax}\left(
+            s\, Q_h K_h^\top\right) V_h\right) W_O
+
+    with :math:`Q = q W_Q`, :math:`K = x W_K` and :math:`V = x W_V` split in H heads.
+
+    On a CPU, narrow heads use `narrow_attention`, all others torch's fused kernels; in
+    function transforms, `plain_attention`.
+
+    Shapes: queries ``(B, M, D)`` and context ``(B, N, D)`` to ``(B, M, D)``.
+
+    Source: Vaswani et al. (2017), https://arxiv.org/abs/1706.03762; the AdaPool paper
+    (Brothers, 2025, https://arxiv.org/abs/2506.09215), section 3.5 and B.2, which
+    scales by the model width. For several heads this gives a softer softmax than the
+    usual scale by the head width.
 
     Args:
-        dim: D, the width of queries, keys, values and output.
-        num_heads: H, a divisor of ``dim``.
-        scale: divide scores by √dim ("model") or √(dim / num_heads) ("head").
-        bias: of the four projections.
+        dim: D, the width of queries, keys, values and result.
+        num_heads: H, the number of heads, a divisor of D.
+        scale: s, 1/√D ("model") or 1/√(D / H) ("head").
+        bias: give the four projections a bias.
         dropout: probability, while training, that an attention weight is dropped, and
             that a feature of the result is; in [0, 1).
 
@@ -75,13 +87,13 @@ class MultiHeadAttention(nn.Module):
         Args:
             query: ``(B, M, D)``.
             context: ``(B, N, D)``, finite also under padding.
-            padding: ``(B, N)`` bool, True = ignore. A row that is all padding gives
-                the output for a zero mixture.
+            padding: ``(B, N)`` bool, True = ignore. An empty set gives the output
+                projection of zero.
 
         Returns:
             ``(B, M, D)``.
         """
-        queries, keys, values = map(self._split, self._project(query, context))
+        queries, keys, values = map(self._split_heads, self._project(query, context))
         if self.training and self.dropout:
             mixed = _scaled_dot_product(
                 queries, keys, values, padding, self.scale, self.dropout
@@ -89,11 +101,12 @@ class MultiHeadAttention(nn.Module):
             return F.dropout(
                 self.to_out(mixed.transpose(1, 2).flatten(2)), self.dropout
             )
-        # Its gradient is a difference of means: bfloat16 has too few digits for it.
+        # The gradient of narrow attention is a difference of means, for which bfloat16
+        # has too few digits.
         precise = queries.dtype in (torch.float32, torch.float64)
         attend = fused_attention
         if torch.compiler.is_compiling():
-            attend = _scaled_dot_product  # the compiler knows it best
+            attend = _scaled_dot_product  # fused by the compiler
         elif is_transformed():
             attend = plain_attention
         elif self._narrow and precise and query.is_cpu:
@@ -105,7 +118,7 @@ class MultiHeadAttention(nn.Module):
         parts = (self.to_query, self.to_key, self.to_value)
         if query is not context:
             return parts[0](query), parts[1](context), parts[2](context)
-        # One product instead of three: narrow ones are bound by memory.
+        # Self-attention: one product instead of three, since they are memory-bound.
         weight = torch.cat([part.weight for part in parts])
         bias = None
         if self.to_query.bias is not None:
@@ -115,12 +128,12 @@ class MultiHeadAttention(nn.Module):
     def logits(
         self, query: Tensor, context: Tensor, padding: Tensor | None = None
     ) -> Tensor:
-        """Return the softmax's arguments, ``(B, H, M, N)``; the lowest under padding.
+        """Return the scores, ``(B, H, M, N)``; the lowest number under padding.
 
-        The lowest is finite, so that a row that is all padding has no NaN.
+        It is finite, so that the softmax over an empty set is not NaN.
         """
-        queries = self._split(self.to_query(query))
-        keys = self._split(self.to_key(context))
+        queries = self._split_heads(self.to_query(query))
+        keys = self._split_heads(self.to_key(context))
         scores = queries @ keys.transpose(-1, -2) * self.scale
         if padding is None:
             return scores
@@ -130,13 +143,13 @@ class MultiHeadAttention(nn.Module):
     def weights(
         self, query: Tensor, context: Tensor, padding: Tensor | None = None
     ) -> Tensor:
-        """Return the softmax weights, ``(B, H, M, N)``; zero under padding."""
+        """Return the attention weights, ``(B, H, M, N)``; zero under padding."""
         weights = self.logits(query, context, padding).softmax(-1)
         if padding is None:
             return weights
         return weights.masked_fill(padding[:, None, None, :], 0.0)
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
@@ -145,8 +158,8 @@ def fused_attention(
 ) -> Tensor:
     """Return ``softmax(scale · q kᵀ) v`` by torch's fused kernels.
 
-    Those have no second derivative of their own: a gradient of the gradient is that of
-    `plain_attention`, which explains the arguments.
+    As these have no second derivative, a gradient of the gradient is that of
+    `plain_attention`. The arguments are the same.
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -177,16 +190,16 @@ class _FusedAttention(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             exact = plain_gradients(inputs, padding, ctx.scale, gradient)
             return (*exact, None, None)
-        # Given away, so that its memory is free as soon as an ordinary node's would be;
-        # a second pass through a retained graph makes it again.
+        # Release the inner graph, so that its memory is freed as early as that of an
+        # ordinary node. A second pass through a retained graph builds it again.
         inner, ctx.inner = ctx.inner, None
         if inner is None:
             inner = _with_graph(inputs, ctx.needs_input_grad, padding, ctx.scale)
         parts, result = inner
-        wanted = [part for part in parts if part.requires_grad]
-        found = iter(torch.autograd.grad(result, wanted, gradient))
-        fast = (next(found) if part.requires_grad else None for part in parts)
-        return (*fast, None, None)
+        differentiable = [part for part in parts if part.requires_grad]
+        found = iter(torch.autograd.grad(result, differentiable, gradient))
+        gradients = (next(found) if part.requires_grad else None for part in parts)
+        return (*gradients, None, None)
 
 
 def _with_graph(
@@ -195,7 +208,7 @@ def _with_graph(
     padding: Tensor | None,
     scale: float,
 ) -> tuple[list[Tensor], Tensor]:
-    """Return detached inputs and torch's result, with a graph between the two."""
+    """Return detached inputs and the fused result, with a graph between the two."""
     with torch.enable_grad():
         parts = [
             part.detach().requires_grad_(needed)
@@ -218,13 +231,13 @@ def _scaled_dot_product(
     )
     if padding is None:
         return mixed
-    # A row without any key is undefined in softmax; we define it as zero.
+    # A softmax over no keys is undefined; here its result is zero.
     return mixed.masked_fill(padding.all(-1)[:, None, None, None], 0.0)
 
 
 def _keep(padding: Tensor) -> Tensor:
-    # torch's attention wants True = attend: turned round here and nowhere else.
-    # Rows without a key keep them all, so that no NaN enters the gradient. torch's CPU
-    # kernels have given such rows zeros since 2.5; CUDA's are not tested here.
+    # In torch's attention True means attend. The mask is inverted here and nowhere
+    # else. An empty set keeps all its keys, so that its gradient is not NaN. (torch's
+    # CPU kernels return zeros for such rows since 2.5; CUDA's are not tested here.)
     keep = ~padding | padding.all(-1, keepdim=True)
     return keep[:, None, None, :]

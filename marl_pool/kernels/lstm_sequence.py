@@ -1,14 +1,16 @@
-"""An LSTM over a sequence, with its gradient written out.
+"""An LSTM over a sequence, with a hand-written gradient.
 
-With gates ``i, f, u, o = σ(U x_t + W h_{t-1} + b)``, the update's rows of U, W and b
-doubled so that ``tanh(z) = 2 σ(2 z) - 1``,
+    i, f, u, o = σ(U x_t + W h_{t-1} + b)
+    c_t = f c_{t-1} + i (2 u - 1)
+    h_t = o tanh(c_t)
 
-    c_t = f c_{t-1} + i (2 u - 1),   h_t = o tanh(c_t).
+The update's rows of U, W and b are doubled, so that one logistic function serves all
+gates: tanh(z) = 2 σ(2 z) - 1.
 
-Autograd would note some ten operations a step and take memory for each. Here a step is
-one small product and a few operations in place, forwards and back; what the gradient
-needs beside is computed for as many steps at once as fit the cache. Rows are the last
-dimension, so that each gate is one contiguous block of them.
+Autograd would record about ten operations a step and allocate memory for each. Here a
+step is one small product and a few operations in place, forward and backward; the
+derivatives of the gates are computed for as many steps at once as fit the cache. Rows
+(tokens of a batch) are the last dimension, so that each gate is a contiguous block.
 """
 
 from collections.abc import Sequence
@@ -17,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-PIECE = 1 << 16
-"""Numbers of all gates that are handled at once, 256 KB of float32."""
+CHUNK = 1 << 16
+"""Gate values that are handled at once, 256 KB of float32."""
 
 
 class Gates(NamedTuple):
-    """From input and hidden state to the four gates.
+    """Weights from input and hidden state to the four gates.
 
     Attributes:
         of_input: ``(4 K, I)``, U.
@@ -43,17 +45,17 @@ def lstm_sequence(
     Args:
         inputs: ``(T, I, R)``.
         gates: the weights.
-        hidden: ``(K, R)``, before the first step.
-        state: ``(K, R)``, of the cells, before the first step.
-        held: ``(T, R)`` bool, rows that keep their memory in a step; None: none do.
+        hidden: ``(K, R)``, the hidden state before the first step.
+        state: ``(K, R)``, the cell state before the first step.
+        held: ``(T, R)`` bool, rows that keep their memory in a step; None for none.
 
     Returns:
-        The hidden states ``(T, K, R)`` and the last cells' state ``(K, R)``. A gradient
+        The hidden states ``(T, K, R)`` and the last cell state ``(K, R)``. A gradient
         of the gradient is that of `plain_lstm_sequence`.
     """
     own = gates.bias.dtype
     parts = (inputs.to(own), *gates, hidden.to(own), state.to(own), held)
-    # Sums over many steps need more digits than mixed precision would leave them.
+    # Sums over many steps need more digits than mixed precision has.
     with torch.autocast(inputs.device.type, enabled=False):
         result: tuple[Tensor, Tensor] = _LSTMSequence.apply(*parts)
     return result
@@ -66,10 +68,9 @@ def plain_lstm_sequence(
     from_inputs = gates.of_input @ inputs + gates.bias[:, None]
     hiddens = []
     for t, from_input in enumerate(from_inputs):
-        opened = (from_input + gates.of_hidden @ hidden).sigmoid()
-        let_in, forget, update, let_out = opened.chunk(4)
-        new_state = forget * state + let_in * (2 * update - 1)
-        new_hidden = let_out * new_state.tanh()
+        i, f, u, o = (from_input + gates.of_hidden @ hidden).sigmoid().chunk(4)
+        new_state = f * state + i * (2 * u - 1)
+        new_hidden = o * new_state.tanh()
         if held is not None:
             new_state = torch.where(held[t], state, new_state)
             new_hidden = torch.where(held[t], hidden, new_hidden)
@@ -97,13 +98,13 @@ class _LSTMSequence(torch.autograd.Function):
         states, squashed = torch.empty_like(hiddens), torch.empty_like(hiddens[1:])
         hiddens[0], states[0] = hidden, state
         for t in range(steps):
-            opened, new = gates[t], states[t + 1]
-            opened.addmm_(of_hidden, hiddens[t]).sigmoid_()
-            let_in, forget, update, let_out = opened.split(units)
-            torch.mul(forget, states[t], out=new)
-            new.addcmul_(let_in, update, value=2).sub_(let_in)
+            gate, new = gates[t], states[t + 1]
+            gate.addmm_(of_hidden, hiddens[t]).sigmoid_()
+            i, f, u, o = gate.split(units)
+            torch.mul(f, states[t], out=new)
+            new.addcmul_(i, u, value=2).sub_(i)
             torch.tanh(new, out=squashed[t])
-            torch.mul(let_out, squashed[t], out=hiddens[t + 1])
+            torch.mul(o, squashed[t], out=hiddens[t + 1])
             if held is not None:
                 torch.where(held[t], states[t], new, out=new)
                 torch.where(held[t], hiddens[t], hiddens[t + 1], out=hiddens[t + 1])
@@ -135,14 +136,16 @@ class _LSTMSequence(torch.autograd.Function):
 def _plain_gradients(
     given: Sequence[Any], for_hiddens: Tensor, for_last: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of what `_LSTMSequence` was given, differentiable again."""
+    """Return the gradients of the arguments, in a form that is differentiable again."""
     *tensors, held = given
-    # Views, so that one tensor in two roles is counted once in each.
+    # Views, so that a tensor passed as two arguments has a gradient for each.
     inputs, *weights, hidden, state = parts = [part.view_as(part) for part in tensors]
     results = plain_lstm_sequence(inputs, Gates(*weights), hidden, state, held)
-    wanted = [part for part in parts if part.requires_grad]
+    differentiable = [part for part in parts if part.requires_grad]
     found = iter(
-        torch.autograd.grad(results, wanted, (for_hiddens, for_last), create_graph=True)
+        torch.autograd.grad(
+            results, differentiable, (for_hiddens, for_last), create_graph=True
+        )
     )
     return (*(next(found) if part.requires_grad else None for part in parts), None)
 
@@ -150,27 +153,29 @@ def _plain_gradients(
 def _gradients(
     ctx: Any, for_hiddens: Tensor, for_last: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of what `_LSTMSequence` was given."""
+    """Return the gradients of the arguments of `_LSTMSequence`."""
     inputs, of_input, of_hidden, *_, held, gates, hiddens, states, squashed = (
         ctx.saved_tensors
     )
     slopes = torch.empty_like(gates)
     back = of_hidden.mT.contiguous()
     for_state, for_hidden = for_last.clone(), torch.zeros_like(for_last)
-    size = max(1, PIECE // max(1, gates[0].numel()))
+    # Backpropagate through time, chunk by chunk from the last step to the first.
+    size = max(1, CHUNK // max(1, gates[0].numel()))
     for first in reversed(range(0, len(gates), size)):
-        piece = slice(first, first + size)
-        keeps = None if held is None else held[piece]
-        through = _slopes(
-            gates[piece], states[:-1][piece], squashed[piece], keeps, slopes[piece]
+        chunk = slice(first, first + size)
+        kept = None if held is None else held[chunk]
+        through = _local_derivatives(
+            gates[chunk], states[:-1][chunk], squashed[chunk], kept, slopes[chunk]
         )
-        forget = gates[piece, len(for_last) : 2 * len(for_last)]
-        for_hidden = _back(
-            for_hiddens[piece],
-            (slopes[piece], through, forget, back, keeps),
+        forget = gates[chunk, len(for_last) : 2 * len(for_last)]
+        for_hidden = _backpropagate(
+            for_hiddens[chunk],
+            (slopes[chunk], through, forget, back, kept),
             for_hidden,
             for_state,
         )
+    # `slopes` now holds the gradients of the gates' logits in all steps.
     for_inputs = of_input.mT @ slopes if ctx.needs_input_grad[0] else None
     of_inputs = torch.bmm(slopes, inputs.mT).sum(0)
     of_hiddens = torch.bmm(slopes, hiddens[:-1].mT).sum(0)
@@ -178,55 +183,60 @@ def _gradients(
     return for_inputs, of_inputs, of_hiddens, of_bias, for_hidden, for_state, None
 
 
-def _slopes(
-    gates: Tensor, before: Tensor, squashed: Tensor, held: Tensor | None, out: Tensor
+def _local_derivatives(
+    gates: Tensor,
+    prev_state: Tensor,
+    squashed: Tensor,
+    held: Tensor | None,
+    out: Tensor,
 ) -> Tensor:
-    """Write what a gate's logits are worth to c_t, and the last gate's to h_t.
+    """Compute the derivatives within each of S steps.
 
     Args:
         gates: ``(S, 4 K, R)``.
-        before: ``(S, K, R)``, the cells' state before each step.
-        squashed: ``(S, K, R)``, its tanh after it.
+        prev_state: ``(S, K, R)``, the cell state before each step.
+        squashed: ``(S, K, R)``, tanh of the cell state after each step.
         held: ``(S, R)`` or None.
-        out: ``(S, 4 K, R)``.
+        out: ``(S, 4 K, R)``, where to write the derivatives of c_t by the logits of
+            i, f and u, and of h_t by the logits of o.
 
     Returns:
-        ``(S, K, R)``, what c_t is worth to h_t.
+        ``(S, K, R)``, the derivative of h_t by c_t.
     """
-    units = before.shape[1]
-    let_in, _, update, let_out = gates.split(units, dim=1)
-    torch.mul(gates, 1 - gates, out=out)
-    for_in, for_forget, for_update, for_out = out.split(units, dim=1)
-    for_in.mul_(2 * update - 1)
-    for_forget.mul_(before)
-    for_update.mul_(2 * let_in)
-    for_out.mul_(squashed)
-    through = let_out * (1 - squashed.square())
+    units = prev_state.shape[1]
+    i, _, u, o = gates.split(units, dim=1)
+    torch.mul(gates, 1 - gates, out=out)  # the logistic function's derivative
+    by_i, by_f, by_u, by_o = out.split(units, dim=1)
+    by_i.mul_(2 * u - 1)
+    by_f.mul_(prev_state)
+    by_u.mul_(2 * i)
+    by_o.mul_(squashed)
+    through = o * (1 - squashed.square())
     if held is not None:
         out.masked_fill_(held[:, None], 0.0)
         through.masked_fill_(held[:, None], 0.0)
     return through
 
 
-def _back(
+def _backpropagate(
     for_hiddens: Tensor,
-    worth: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    derivatives: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
     for_hidden: Tensor,
     for_state: Tensor,
 ) -> Tensor:
-    """Go back through some steps; slopes become gradients in place.
+    """Backpropagate through S steps; the gates' derivatives become gradients in place.
 
     Args:
-        for_hiddens: ``(S, K, R)``, the gradient of what was returned.
-        worth: slopes, what c_t is worth to h_t, the forget gates, the transpose of W,
-            and the rows that were held.
-        for_hidden: ``(K, R)``, the gradient that later steps have for h_t.
-        for_state: ``(K, R)``, likewise for c_t; changed in place.
+        for_hiddens: ``(S, K, R)``, the gradient of the returned hidden states.
+        derivatives: those by the gates' logits, those of h_t by c_t, the forget gates,
+            the transpose of W, and the rows that were held.
+        for_hidden: ``(K, R)``, the gradient of the last h_t from later steps.
+        for_state: ``(K, R)``, likewise of c_t; changed in place.
 
     Returns:
-        The gradient for the hidden state before these steps.
+        The gradient of the hidden state before these steps.
     """
-    slopes, through, forget, back, held = worth
+    slopes, through, forget, back, held = derivatives
     units = len(for_state)
     for t in reversed(range(len(slopes))):
         for_hidden = for_hidden + for_hiddens[t]

@@ -1,21 +1,21 @@
-"""Exact softmax attention for narrow heads, of width one or a few, on a CPU.
+"""Exact softmax attention on a CPU for narrow heads, of width one to three.
 
 The AdaPool paper's policies have as many heads as features, so a query, a key and a
 value are one number each; in its set studies they are two. Then torch's
-`scaled_dot_product_attention` spends its time in matrix products with an inner
-dimension that small. Written out, a query q gives
+`scaled_dot_product_attention` spends its time in matrix products of a tiny inner
+dimension. For a query q,
 
     o(q) = Σ_j e_j v_j / Σ_j e_j,   e_j = exp(s q · k_j),
     do_a/dq_b = s (mean of k_b v_a - mean of k_b · mean of v_a), with the weights e,
 
-so that all the sums a query needs, for the result and its own gradient, are one
-product with the columns 1, v, k and k v. Three things make it faster:
+so all the sums for the result and its gradient are one product of the weights e with
+the columns 1, v, k and k v. Three more things make it fast:
 
-- the keys are centred on the middle of their range, so that the largest score of a
-  query is small and its bound follows from the range: no pass over the scores to find
-  it, and none to subtract it unless it is large;
-- ``exp2`` costs a third of ``exp``: the scores are kept in units of ln 2;
-- scores are made in pieces that stay in the cache, and made again for the gradient.
+- The keys are centered on the middle of their range. Then the largest score of a query
+  is small, and a bound of it follows from the range: no pass over the scores to find
+  it, and none to subtract it unless it is large.
+- ``exp2`` costs a third of ``exp``, so scores are in units of ln 2.
+- Scores are computed in chunks that fit the cache, and again for the gradient.
 
 There are 1 + 2 W + W² columns for heads of width W, so it pays up to `WIDEST`.
 """
@@ -33,11 +33,11 @@ from marl_pool.kernels.plain_attention import plain_gradients
 WIDEST = 3
 """Wider heads are faster in `scaled_dot_product_attention`."""
 
-PIECE = 1 << 19
-"""Scores held at a time, 2 MB of float32."""
+CHUNK = 1 << 19
+"""Scores in memory at a time, 2 MB of float32."""
 
 LIMIT = 30.0 / math.log(2)
-"""Largest score, in units of ln 2, that is taken as it is."""
+"""Largest score, in units of ln 2, that is exponentiated without subtracting it."""
 
 _LN2 = math.log(2)
 _scratch = threading.local()
@@ -52,8 +52,8 @@ def narrow_attention(
         query: ``(B, H, M, W)``.
         key: ``(B, H, N, W)``.
         value: ``(B, H, N, W)``.
-        padding: ``(B, N)`` bool, True = ignore. A row of padding alone gives zero.
-        scale: of the scores.
+        padding: ``(B, N)`` bool, True = ignore. An empty set gives zero.
+        scale: factor of the scores.
 
     Returns:
         ``(B, H, M, W)``. A gradient of the gradient is that of `plain_attention`.
@@ -86,38 +86,38 @@ class _NarrowAttention(torch.autograd.Function):
             exact = plain_gradients(inputs, padding, ctx.scale, gradient)
             return (*exact, None, None)
         width = len(q)
-        g = _across(gradient)
+        g = _to_rows(gradient)
         mean_v, mean_k, mean_kv = _split(means, width)
         pull = (g * mean_v).sum(0)
         for_query = ctx.scale * ((g * mean_kv).sum(1) - mean_k * pull)
         columns = g.new_empty(2 * width + width * width, *g.shape[1:])
-        share, less, both = _split(columns, width)
-        torch.div(g, total, out=share)
-        torch.mul(q, pull / total, out=less)
-        torch.mul(q[:, None], share, out=both)
+        scaled, offset, both = _split(columns, width)
+        torch.div(g, total, out=scaled)
+        torch.mul(q, pull / total, out=offset)
+        torch.mul(q[:, None], scaled, out=both)
         sums = _products(columns, q, k, None if peak is None else peak[:, :, None])
-        for_value, less, pulls = _split(sums, width)
-        for_key = ((v * pulls).sum(1) - less).mul_(_LN2)
+        for_value, offset, pulls = _split(sums, width)
+        for_key = ((v * pulls).sum(1) - offset).mul_(_LN2)
         if ignore is not None:
             for_key = for_key.masked_fill(ignore, 0.0)
             for_value = for_value.masked_fill(ignore, 0.0)
         rows = gradient.shape[:2]
-        each = (_back(part, rows) for part in (for_query, for_key, for_value))
+        each = (_from_rows(part, rows) for part in (for_query, for_key, for_value))
         return (*each, None, None)
 
 
-def _across(x: Tensor) -> Tensor:
-    """From ``(B, H, N, W)`` to ``(W, B · H, N)``, so that operations run along N."""
+def _to_rows(x: Tensor) -> Tensor:
+    """Permute ``(B, H, N, W)`` to ``(W, B H, N)``, so that operations run along N."""
     return x.permute(3, 0, 1, 2).flatten(1, 2).contiguous()
 
 
-def _back(x: Tensor, rows: Sequence[int]) -> Tensor:
-    """From ``(W, B · H, N)`` to ``(B, H, N, W)``."""
+def _from_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """Permute ``(W, B H, N)`` to ``(B, H, N, W)``."""
     return x.unflatten(1, rows).permute(1, 2, 3, 0)
 
 
 def _split(columns: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """From ``(2 W + W², n, N)`` to W, W and ``(W, W)`` columns."""
+    """Split ``(2 W + W², n, N)`` into W, W and ``(W, W)`` columns."""
     first, second, both = columns.split([width, width, width * width])
     return first, second, both.unflatten(0, (width, width))
 
@@ -131,36 +131,37 @@ def _attend(
     *,
     for_gradient: bool,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return the result and what the gradient needs of the way to it."""
+    """Return the result, and the tensors to save for its gradient."""
     heads, width = query.shape[1], query.shape[3]
-    q = _across(query) * (scale / _LN2)
-    ignore = None if padding is None else _rows(padding, heads)
-    columns, low, high, mean = _columns(_across(key), _across(value), ignore)
+    q = _to_rows(query) * (scale / _LN2)
+    ignore = None if padding is None else _repeat_heads(padding, heads)
+    columns, low, high, mean = _columns(_to_rows(key), _to_rows(value), ignore)
     v, k, _ = _split(columns[1:], width)
     peak = _peak(k, q, low, high, ignore)
-    wanted = columns if for_gradient else columns[: 1 + width]
-    sums = _products(wanted, k, q, None if peak is None else peak[:, None, :])
+    # Without a gradient the columns 1 and v suffice.
+    used = columns if for_gradient else columns[: 1 + width]
+    sums = _products(used, k, q, None if peak is None else peak[:, None, :])
     total = sums[0]
     if ignore is not None:
-        # An empty set: zero over anything is zero.
+        # An empty set has the sum 0: divide it by anything else.
         total = total.clamp(min=torch.finfo(q.dtype).tiny)
     means = sums[1:] / total
-    result = _back(means[:width] + mean, query.shape[:2])
+    result = _from_rows(means[:width] + mean, query.shape[:2])
     return result, (q, k, v, peak, total, means, ignore)
 
 
-def _rows(padding: Tensor, heads: int) -> Tensor:
-    """From ``(B, N)`` to ``(B · heads, N)``."""
+def _repeat_heads(padding: Tensor, heads: int) -> Tensor:
+    """Repeat ``(B, N)`` for each head, ``(B heads, N)``."""
     return padding[:, None].expand(-1, heads, -1).flatten(0, 1)
 
 
 def _peak(
     k: Tensor, q: Tensor, low: Tensor, high: Tensor, ignore: Tensor | None
 ) -> Tensor | None:
-    """Return each query's largest score, ``(n, M)``, or None where all are small.
+    """Return each query's largest score, ``(n, M)``, or None if all are small.
 
-    Made as the scores are, so that the largest of them is exactly this: for heads of
-    width one, where it belongs to the least or the largest key, from the range alone.
+    It is computed like the scores, so that it is equal to the largest of them to the
+    bit. For heads of width one it is that of the smallest or the largest key.
     """
     bound = torch.maximum(q * low, q * high).sum(0)
     if not bound.numel() or bound.amax() <= LIMIT:
@@ -168,9 +169,9 @@ def _peak(
     if len(q) == 1:
         return bound
     peak = torch.empty_like(bound)
-    for rows, scores in _pieces(k, q):
+    for rows, scores in _chunks(k, q):
         if ignore is not None:
-            # Padding lies in the middle, where in three dimensions it may be nearest.
+            # Padded keys are at the center, where they may have the largest score.
             scores.masked_fill_(ignore[rows, :, None], torch.finfo(k.dtype).min)
         torch.amax(scores, 1, out=peak[rows])
     return peak if ignore is None else peak.masked_fill(ignore.all(1)[:, None], 0.0)
@@ -179,7 +180,7 @@ def _peak(
 def _columns(
     k: Tensor, v: Tensor, ignore: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Centre keys on the middle of their range and values on their mean.
+    """Center keys on the middle of their range, and values on their mean.
 
     Args:
         k: ``(W, n, N)`` keys.
@@ -187,11 +188,11 @@ def _columns(
         ignore: ``(n, N)`` bool, or None.
 
     Returns:
-        ``(1 + 2 W + W², n, N)``: 1, v, k and k v, zero under padding; then the least
-        and the largest of the centred keys and the mean value, ``(W, n, 1)`` each.
+        ``(1 + 2 W + W², n, N)``: 1, v, k and k v, zero under padding; then the smallest
+        and the largest of the centered keys and the mean value, ``(W, n, 1)`` each.
     """
     width = len(k)
-    # Filled in place: a stack of separate tensors costs as much as all else here.
+    # Filled in place: stacking separate tensors costs as much as the rest of this.
     columns = k.new_empty(1 + 2 * width + width * width, *k.shape[1:])
     if ignore is None:
         low, high = k.aminmax(dim=2, keepdim=True)
@@ -222,7 +223,7 @@ def _products(
 
     Args:
         columns: ``(C, n, I)``.
-        inner: ``(W, n, I)``, what is summed over.
+        inner: ``(W, n, I)``, summed over.
         outer: ``(W, n, O)``.
         peak: each query's largest score, ``(n, 1, O)`` or ``(n, I, 1)``; None for 0.
 
@@ -231,25 +232,25 @@ def _products(
     """
     columns = columns.transpose(0, 1)
     result = columns.new_empty(*columns.shape[:2], outer.shape[2])
-    for rows, scores in _pieces(inner, outer):
+    for rows, scores in _chunks(inner, outer):
         if peak is not None:
             scores -= peak[rows]
             if len(inner) > 2:
-                scores.clamp_(max=0.0)  # what lies above is padding
+                scores.clamp_(max=0.0)  # only padding is above
         torch.bmm(columns[rows], scores.exp2_(), out=result[rows])
     return result.transpose(0, 1)
 
 
-def _pieces(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows and their scores ``(rows, I, O)``, in memory that is used again."""
+def _chunks(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows and their scores ``(rows, I, O)``, in memory that is reused."""
     width, count, inside = inner.shape
     outside = outer.shape[2]
-    step = max(1, PIECE // max(1, inside * outside))
-    room = _room(inner, min(step, count) * inside * outside)
+    step = max(1, CHUNK // max(1, inside * outside))
+    memory = _scratch_memory(inner, min(step, count) * inside * outside)
     for start in range(0, count, step):
         rows = slice(start, min(start + step, count))
         size = rows.stop - start
-        scores = room[: size * inside * outside].view(size, inside, outside)
+        scores = memory[: size * inside * outside].view(size, inside, outside)
         if width == 1:
             torch.mul(inner[0, rows, :, None], outer[0, rows, None], out=scores)
         else:
@@ -261,16 +262,17 @@ def _pieces(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield rows, scores
 
 
-def _room(like: Tensor, count: int) -> Tensor:
-    """Return memory kept between calls: fresh pages cost as much as the exponentials.
+def _scratch_memory(like: Tensor, count: int) -> Tensor:
+    """Return a tensor kept between calls: new pages cost as much as the exponentials.
 
-    It is an ordinary tensor also where it is first needed in inference mode: gradients
-    could not write to an inference tensor later.
+    It is an ordinary tensor, also if inference mode is on when it is first needed,
+    since a later gradient could not write to an inference tensor.
     """
-    rooms: dict[torch.dtype, Tensor] = _scratch.__dict__.setdefault("rooms", {})
-    room = rooms.get(like.dtype)
-    if room is None or len(room) < count:
+    tensors: dict[torch.dtype, Tensor] = _scratch.__dict__.setdefault("tensors", {})
+    memory = tensors.get(like.dtype)
+    if memory is None or len(memory) < count:
+        size = max(count, CHUNK)
         with torch.inference_mode(False):
-            room = torch.empty(max(count, PIECE), dtype=like.dtype, device=like.device)
-        rooms[like.dtype] = room
-    return room
+            memory = torch.empty(size, dtype=like.dtype, device=like.device)
+        tensors[like.dtype] = memory
+    return memory

@@ -1,9 +1,11 @@
-"""Attention by its definition: slower, differentiable any number of times."""
+"""Attention by its definition: slow, but differentiable any number of times."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from marl_pool.kernels.softmax import masked_softmax
 
 
 def plain_attention(
@@ -15,20 +17,15 @@ def plain_attention(
         query: ``(B, H, M, W)``.
         key: ``(B, H, N, W)``.
         value: ``(B, H, N, W)``.
-        padding: ``(B, N)`` bool, True = ignore. A row of padding alone gives zero.
-        scale: of the scores.
+        padding: ``(B, N)`` bool, True = ignore. An empty set gives zero.
+        scale: factor of the scores.
 
     Returns:
         ``(B, H, M, W)``.
     """
     scores = (scale * query) @ key.transpose(-1, -2)
-    if padding is None:
-        return scores.softmax(-1) @ value
-    hidden = padding[:, None, None]
-    # Finite, so that a row of padding alone has no NaN in its gradient.
-    lowest = torch.finfo(scores.dtype).min
-    weights = scores.masked_fill(hidden, lowest).softmax(-1)
-    return weights.masked_fill(hidden, 0.0) @ value
+    ignore = None if padding is None else padding[:, None, None]
+    return masked_softmax(scores, ignore) @ value
 
 
 def plain_gradients(
@@ -40,16 +37,16 @@ def plain_gradients(
 
     Args:
         inputs: query, key and value.
-        padding: as of `plain_attention`.
-        scale: of the scores.
-        gradient: of the result.
+        padding: ``(B, N)`` bool or None.
+        scale: factor of the scores.
+        gradient: gradient of the result.
 
     Returns:
-        The three gradients, None for an input that needs none.
+        The gradients of the three inputs; None for one that does not require it.
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Views, so that one tensor passed as key and as value is counted once as each.
+        # Views, so that a tensor passed as key and as value has a gradient for each.
         parts = [part.view_as(part) for part in inputs]
         result = plain_attention(parts[0], parts[1], parts[2], padding, scale)
         wanted = [part for part in parts if part.requires_grad]

@@ -53,7 +53,7 @@ def test_its_gradients_are_right(monkeypatch, holds):
     rows = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 0]]).bool()
     held = rows if holds else None
     monkeypatch.setattr(
-        "marl_pool.kernels.lstm_sequence.PIECE", 3 * 8 * 3
+        "marl_pool.kernels.lstm_sequence.CHUNK", 3 * 8 * 3
     )  # and one more
 
     def run(inputs, *rest):

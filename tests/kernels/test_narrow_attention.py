@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from marl_pool.kernels import attention
-from marl_pool.kernels import narrow_attention as room
+from marl_pool.kernels import narrow_attention as kernel
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.narrow_attention import WIDEST, narrow_attention
 
@@ -87,12 +87,12 @@ def test_results_and_gradients_are_torchs(
 
 
 @widths
-@pytest.mark.parametrize("limit", [room.LIMIT, -1e3], ids=["as they are", "shifted"])
+@pytest.mark.parametrize("limit", [kernel.LIMIT, -1e3], ids=["as they are", "shifted"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_gradcheck_on_both_roads(
     monkeypatch: pytest.MonkeyPatch, width: int, limit: float, padded: bool
 ) -> None:
-    monkeypatch.setattr(room, "LIMIT", limit)
+    monkeypatch.setattr(kernel, "LIMIT", limit)
     tensors = [
         t.double().requires_grad_() for t in inputs(0, width=width, batch=2, keys=4)
     ]
@@ -148,7 +148,7 @@ def test_an_empty_set_gives_zero_and_no_gradient(width: int) -> None:
 def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     tensors = inputs(0, width=width, batch=9)
     whole = narrow_attention(*tensors, None, SCALE)
-    monkeypatch.setattr(room, "PIECE", 60)
+    monkeypatch.setattr(kernel, "CHUNK", 60)
     torch.testing.assert_close(narrow_attention(*tensors, None, SCALE), whole)
 
 
