@@ -15,6 +15,7 @@ from typing import Any
 
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.tables import markdown_table
 
 TASKS = ("clustering", "mixture")
 PUBLISHED = {
@@ -45,13 +46,11 @@ def family(results: dict[str, Any]) -> str:
 
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:
-    """A row for each run."""
+    """Format a row for each run."""
     other = "accuracy" if "accuracy" in runs[0]["mean"] else None
     head = ["encoder", "pooling", "width", "parameters", "loss ± sd over folds"]
     head += [*([other] if other else []), "true mixture", "published", "scale"]
-    rows = [head, ["---"] * len(head)]
-    rows += [_row(results, other) for results in runs]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown_table(head, (_row(results, other) for results in runs))
 
 
 def _row(results: dict[str, Any], other: str | None) -> list[str]:

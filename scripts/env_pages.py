@@ -31,6 +31,7 @@ from marl_pool.utils.signatures import (
     show,
     summary,
 )
+from marl_pool.utils.tables import markdown_table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "envs"
 INDEX = "README"
@@ -69,10 +70,9 @@ def prose(docstring: str) -> str:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """A table; the first row is its head."""
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    cells.insert(1, ["---"] * len(cells[0]))
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    """Format a table; the first row is its head."""
+    head, *others = rows
+    return markdown_table(head, others)
 
 
 def option_rows(cls: type) -> Iterator[Row]:

@@ -16,6 +16,7 @@ from typing import Any
 from marl_pool.sweeps import Sweep, trial_name
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.tables import markdown_table
 
 COUNTED = ("epochs", "seconds")
 """Numbers of a fold whose mean is shown."""
@@ -61,7 +62,7 @@ def table(sweep: Path, metrics: Sequence[str] | None) -> list[str]:
     rows = [
         [*values, *_numbers(run, metrics or known)] for values, run in found.items()
     ]
-    return [_line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
+    return markdown_table(columns, rows).splitlines()
 
 
 def _numbers(run: dict[str, Any], metrics: Sequence[str]) -> list[str]:
@@ -74,10 +75,6 @@ def _numbers(run: dict[str, Any], metrics: Sequence[str]) -> list[str]:
         for name in metrics
     ]
     return [f"{run['parameters']:,}", *(f"{count:.0f}" for count in counts), *scores]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

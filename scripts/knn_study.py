@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.tables import markdown_table
 
 METHODS = {"max": "MaxPool", "avg": "AvgPool", "cls": "ClsToken", "ada": "AdaPool"}
 COLORS = {"MaxPool": "C1", "AvgPool": "C2", "ClsToken": "C3", "AdaPool": "C0"}
@@ -140,14 +141,13 @@ def tabulate(trials: list[dict[str, Any]]) -> Table:
 
 
 def markdown(table: Table) -> str:
-    """The table for a document."""
+    """Format the table of a document."""
     columns = sorted({column for row in table.values() for column in row}, key=_place)
     names = [f"k = {each}" if isinstance(each, int) else each for each in columns]
-    lines = [f"| | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for name, row in table.items():
-        cells = [str(row[each]) if each in row else "" for each in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = (
+        [name, *(row.get(each, "") for each in columns)] for name, row in table.items()
+    )
+    return markdown_table(["", *names], rows)
 
 
 def caveat(table: Table) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from marl_pool.runs import Run
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.tables import markdown_table
 
 TASKS = ("reconstruction", "merged_classification")
 AgentGroup = dict[str, list[float]]
@@ -44,13 +45,13 @@ def _options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown(groups: dict[str, AgentGroup]) -> str:
-    """The table for a document."""
+    """Format the table of a document."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
-    lines = [f"| | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for label, group in groups.items():
-        cells = [_cell(group.get(name, [])) for name in names]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = (
+        [label, *(_cell(group.get(name, [])) for name in names)]
+        for label, group in groups.items()
+    )
+    return markdown_table(["", *names], rows)
 
 
 def _cell(values: list[float]) -> str:

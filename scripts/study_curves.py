@@ -17,6 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from marl_pool.sweeps import read_table
+from marl_pool.utils.tables import markdown_table
 
 BINS = 50
 
@@ -41,18 +42,16 @@ def interval(values: np.ndarray, level: float = 0.95) -> float:
 
 
 def markdown(final: pd.DataFrame, facet: str, line: str) -> str:
-    """A row for each cell: its seeds one by one, their mean and its interval."""
-    rows = [
-        f"| {facet} | {line} | each seed | mean | 95 % t interval |",
-        "|---|---|---|---|---|",
-    ]
+    """Format a row for each cell: each seed, their mean and its interval."""
+    rows = []
     for (panel, name), cell in final.groupby([facet, line], sort=False):
         values = cell["final"].to_numpy()
         half, mean = interval(values), values.mean()
         seeds = ", ".join(f"{value:.3g}" for value in values)
         between = "" if np.isnan(half) else f"{mean - half:.3g} to {mean + half:.3g}"
-        rows.append(f"| {panel} | {name} | {seeds} | {mean:.3g} | {between} |")
-    return "\n".join(rows)
+        rows.append([panel, name, seeds, f"{mean:.3g}", between])
+    head = [facet, line, "each seed", "mean", "95 % t interval"]
+    return markdown_table(head, rows)
 
 
 def draw(table: pd.DataFrame, facet: str, line: str, metric: str, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""``metrics.csv`` of a run: appended to, checked, cut back, and mended."""
+"""The log ``metrics.csv`` of a run: appended, validated, truncated and repaired."""
 
 import csv
 import math
@@ -17,10 +17,13 @@ Row = dict[str, float]
 
 
 class Metrics:
-    """A CSV file of numbers, a row an iteration.
+    """A CSV file of numbers with one row per iteration.
+
+    The file survives crashes: an incomplete last line is ignored, checkpoints record a
+    checksum of the rows so far, and unreadable rows are moved to a file of their own.
 
     Args:
-        path: of the file; it exists once a row was logged.
+        path: of the file, which the first row creates.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,10 +33,10 @@ class Metrics:
     # Writing
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Append a row; the first fixes the names, a later one may leave some out.
+        """Append a row. The first row sets the columns; later ones may omit some.
 
         Raises:
-            ValueError: it has a name that the first had not.
+            ValueError: a name that is no column.
         """
         header = self._header() or list(row)
         with appended(self.path) as out:
@@ -44,14 +47,14 @@ class Metrics:
         self._last = dict(row)
 
     def fix(self, iteration: int) -> dict[str, Any]:
-        """Make what is logged survive a power cut; say what it is, for `problem`.
+        """Write the file to disk and return its fingerprint for `problem`.
 
         Args:
-            iteration: that was logged last.
+            iteration: the last logged iteration.
 
         Returns:
-            Size, checksum and names of columns as ``metrics``, the last row as ``row``;
-            nothing where nothing was logged, or more than this.
+            ``metrics``: size, checksum and columns; ``row``: the last row. Empty if
+            nothing was logged, or a later iteration was.
         """
         if not self.path.is_file():
             return {}
@@ -66,21 +69,21 @@ class Metrics:
         }
 
     def cut(self, size: int) -> None:
-        """Drop all but the first ``size`` bytes."""
+        """Truncate the file to ``size`` bytes."""
         content = self.path.read_bytes()
         if len(content) > size:
             with new_binary_file(self.path) as out:
                 out.write(content[:size])
 
     def keep(self, iteration: int, columns: list[str] | None) -> str:
-        """Keep the readable rows up to an iteration.
+        """Keep only the readable rows up to an iteration.
 
         Args:
-            iteration: the last to be kept.
-            columns: the names, where they are known; None: as the file says.
+            iteration: the last one to keep.
+            columns: expected columns; None for those of the file.
 
         Returns:
-            What could not be read, in words, and where it is now; empty if all could.
+            A message about unreadable lines and their copy; empty without any.
         """
         content = self.path.read_bytes() if self.path.is_file() else b""
         header, *lines = _parsed(content) or [[]]
@@ -90,27 +93,28 @@ class Metrics:
         bad = sum(row is None for _, row in read)
         if header and ITERATION not in header:
             bad, kept, header = len(lines) + 1, [], []
-        told = ""
+        message = ""
         if bad:
-            aside = free(self.path.with_suffix(".damaged.csv"))
-            told = f"{bad} lines that cannot be read are kept in {aside.name} only"
-            with new_binary_file(aside) as copy:
+            copied = free(self.path.with_suffix(".damaged.csv"))
+            message = f"{bad} lines that cannot be read are kept in {copied.name} only"
+            with new_binary_file(copied) as copy:
                 copy.write(content)
         if not header:
             self.path.unlink(missing_ok=True)
-            return told
+            return message
         with new_file(self.path) as out:
             _write_header(out, header)
             csv.writer(out, lineterminator="\n").writerows(kept)
-        return told
+        return message
 
     # Reading
 
     def rows(self) -> list[Row]:
-        """All rows; NaN where a row left a name out.
+        """Read all rows; omitted values are NaN.
 
         Raises:
-            InputError: the file is damaged: not text, or a cell holds no number.
+            InputError: a damaged file, with bytes that are no text or cells that are no
+                numbers.
         """
         header, *lines = self._lines() or [[]]
         found = []
@@ -125,7 +129,7 @@ class Metrics:
         return found
 
     def readable_rows(self) -> list[Row]:
-        """The rows that can be read, of a file that may be damaged."""
+        """Read the intact rows of a file that may be damaged."""
         if not self.path.is_file():
             return []
         header, *lines = _parsed(self.path.read_bytes()) or [[]]
@@ -133,11 +137,14 @@ class Metrics:
         return [row for row in rows if row is not None]
 
     def problem(self, logged: Mapping[str, Any], until: int) -> str:
-        """Describe how the file differs from the logged rows; empty if it does not.
+        """Compare the start of the file with a fingerprint.
 
         Args:
-            logged: what `fix` returned as ``metrics``.
-            until: the iteration at which it did.
+            logged: ``metrics`` as returned by `fix`.
+            until: iteration of the fingerprint.
+
+        Returns:
+            A message about the difference; empty if there is none.
         """
         name = self.path.name
         if not self.path.is_file():
@@ -147,13 +154,13 @@ class Metrics:
             return f"{name} was cut: rows up to iteration {until} are missing"
         if found["sha256"] != logged["sha256"]:
             return (
-                f"{name} is not as it was logged up to iteration {until}: its checksum "
+                f"{name} has changed since iteration {until} was logged: its checksum "
                 "differs"
             )
         return ""
 
     def _header(self) -> list[str] | None:
-        """The names of the columns; None if there are none yet."""
+        """The columns; None without a complete header."""
         if not self.path.is_file():
             return None
         with self.path.open(newline="", encoding="utf-8") as lines:
@@ -166,7 +173,7 @@ class Metrics:
             return []
         try:
             with self.path.open(newline="", encoding="utf-8") as lines:
-                # A line without its end was cut off by a crash.
+                # A crash may have cut off the last line.
                 whole = [line for line in lines if line.endswith("\n")]
             header, *others = list(csv.reader(whole)) or [[]]
         except (UnicodeDecodeError, OSError, csv.Error) as error:
@@ -175,7 +182,7 @@ class Metrics:
 
 
 def free(path: Path) -> Path:
-    """The path, or ``STEM-2`` and so on if something is there."""
+    """The path itself, or ``STEM-2``, ``STEM-3``, … if it exists."""
     found, number = path, 1
     while os.path.lexists(found):
         number += 1
@@ -188,7 +195,7 @@ def _write_header(out: TextIO, header: Iterable[str]) -> None:
 
 
 def _row(header: list[str], line: list[str]) -> Row | None:
-    """A line as numbers; None if it is none."""
+    """Parse a line; None if it is no row of the log."""
     if len(line) != len(header):
         return None
     try:
@@ -199,12 +206,12 @@ def _row(header: list[str], line: list[str]) -> Row | None:
 
 
 def _parsed(content: bytes) -> list[list[str]]:
-    """The lines of a CSV file that may be damaged, but for one without its end."""
+    """Parse the complete lines of a CSV file that may be damaged."""
     text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
     lines = text.split("\n")[:-1]
     try:
         return list(csv.reader(lines))
-    except csv.Error:  # a NUL, or a quote that does not end
+    except csv.Error:  # a NUL or an unclosed quote
         return [line.split(",") for line in lines]
 
 

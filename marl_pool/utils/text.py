@@ -1,4 +1,4 @@
-"""Text from files and folders' names, made harmless where it is shown or written."""
+"""Escaping of untrusted text on terminals, in shell commands and in CSV files."""
 
 import re
 import shlex
@@ -6,15 +6,15 @@ import unicodedata
 from typing import Any
 
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""How a cell begins that spreadsheets would compute, or one that was escaped."""
+"""Start of a cell that spreadsheets evaluate as a formula, or of an escaped one."""
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of what moves the cursor, turns text around or ends a line."""
+"""Unicode categories that move the cursor, change the direction or end a line."""
 
 
 def printable(text: object) -> str:
-    """Text on one line: control characters are shown as Python writes them.
+    """Escape control characters as in Python literals.
 
-    So a folder's name cannot clear a terminal, hide what follows or add a line.
+    The name of a folder then cannot clear a terminal, hide text or add lines.
     """
     return "".join(
         repr(each)[1:-1] if unicodedata.category(each) in HIDDEN else each
@@ -23,24 +23,19 @@ def printable(text: object) -> str:
 
 
 def quoted(path: object) -> str:
-    """A path as a shell takes it, for commands that are shown to be copied.
+    """Quote a path for a shell command that users may copy.
 
-    Dollar signs, backquotes, spaces and semicolons stand in single quotes, where a
-    shell gives them no meaning; nothing that the package does runs a shell.
+    Dollar signs, backquotes, spaces and semicolons are put into single quotes. The
+    package itself never runs a shell.
     """
     return shlex.quote(printable(path))
 
 
-def literal(text: str) -> str:
-    """Escape text for Matplotlib, which reads dollar signs as formulas."""
-    return printable(text).replace("$", r"\$")
-
-
 def cell(value: Any) -> Any:
-    """Quote a CSV cell that a spreadsheet would read as a formula.
+    """Escape a CSV cell that a spreadsheet would evaluate as a formula.
 
-    Text that begins with one of ``= + - @``, a tab or a newline gets a leading single
-    quote unless it is a number; `uncell` removes it. Other values are unchanged.
+    Text that starts with ``= + - @``, a tab or a line break is prefixed with a single
+    quote unless it is a number. `uncell` is the inverse. Other values are unchanged.
     """
     if not isinstance(value, str) or not FORMULA.match(value) or _is_number(value):
         return value
@@ -48,7 +43,7 @@ def cell(value: Any) -> Any:
 
 
 def uncell(text: str) -> str:
-    """Undo `cell`."""
+    """Remove the escape of `cell`."""
     return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import shlex
 import subprocess
 import unicodedata
@@ -24,8 +23,9 @@ from marl_pool.utils.manifest import (
     sealed_json,
     sealed_text,
 )
+from marl_pool.utils.plotting import figure_style, new_figure, to_svg
 from marl_pool.utils.tables import read_csv
-from marl_pool.utils.text import HIDDEN, cell, literal, printable, quoted, uncell
+from marl_pool.utils.text import HIDDEN, cell, printable, quoted, uncell
 
 NASTY = ["=1+1", "+1 a", "-x", "@SUM(A1)", "\tx", "\rx", "=HYPERLINK(1)", "＝1", "'=x"]
 SHELL = "run$(touch OWNED)`touch OWNED`;touch OWNED"
@@ -114,14 +114,11 @@ def test_the_table_of_a_sweep_reads_back_what_was_quoted(tmp_path):
 
 def test_dollar_signs_in_a_picture_are_dollar_signs():
     pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    figure.suptitle(literal(f"{SHELL} $x^{{$ \\"))
-    with open(os.devnull, "wb") as nowhere:
-        figure.savefig(nowhere, format="png")
+    with figure_style():
+        figure = new_figure(3, 2)
+        title = figure.suptitle(f"{SHELL} $x^{{$ \\")
+        assert f"{SHELL} $x^{{$ \\" in to_svg(figure).replace("&gt;", ">")
+    assert not title.get_parse_math()
 
 
 # Seals

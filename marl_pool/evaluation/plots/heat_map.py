@@ -1,6 +1,5 @@
 """Occlusion in training against occlusion in tests: Figure 5 of AttentionNeuron."""
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,13 @@ from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.results import CLEAN, TRAINED
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.plotting import INK, new_figure, save_png
+from marl_pool.utils.plotting import (
+    INK,
+    figure_style,
+    has_matplotlib,
+    new_figure,
+    save_png,
+)
 from marl_pool.utils.tables import write_csv
 
 OCCLUDE = "occlude"
@@ -77,7 +82,7 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     make_folder(folder)
     table, picture = folder / "occlusion.csv", folder / "occlusion.png"
     write_cells(table, cells)
-    if importlib.util.find_spec("matplotlib") is None:
+    if not has_matplotlib():
         return [table]
     draw_heat_map(picture, cells)
     return [table, picture]
@@ -120,6 +125,7 @@ def write_cells(path: Path, cells: Sequence[Cell]) -> None:
     write_csv(path, Cell._fields, (cell._asdict() for cell in cells))
 
 
+@figure_style()
 def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
     """Draw a row for each run, by its occlusion in training, and a column each test.
 
@@ -149,8 +155,8 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
             )
     axes.set_xticks(range(len(tests)), [f"{share:.0%}" for share in tests])
     axes.set_yticks(range(len(runs)), [trained for trained, _ in runs])
-    axes.set_xlabel("missing in the test", color=INK)
-    axes.set_ylabel("missing in training", color=INK)
+    axes.set_xlabel("missing in the test")
+    axes.set_ylabel("missing in training")
     figure.colorbar(image, ax=axes, label="mean return")
     save_png(figure, path)
 

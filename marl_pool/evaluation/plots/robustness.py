@@ -7,18 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
-from marl_pool.utils.plotting import GRID, INK, legend_below, new_figure, save_png
-from marl_pool.utils.text import literal
+from marl_pool.utils.plotting import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    PURPLE,
+    VERMILION,
+    figure_style,
+    legend_below,
+    new_figure,
+    save_png,
+    style_axes,
+)
+from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 4
-COLORS = {False: "#0b5fa5", True: "#e07b00"}
+COLORS = {False: BLUE, True: VERMILION}
 """Of the trained policy, deterministic and sampled."""
-BASELINES = {"random": "#b03a2e", "heuristic": "#2e8b57"}
+BASELINES = {"random": PURPLE, "heuristic": GREEN}
 
 
+@figure_style()
 def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw return against severity, a panel for each perturbation.
 
@@ -55,24 +68,21 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
         prefix = f"{group}: " if len(groups) > 1 else ""
         for column, axes in enumerate(used):
             if column % columns == 0:
-                axes.set_ylabel(f"{prefix}mean return", color=INK)
+                axes.set_ylabel(f"{prefix}mean return")
             else:
                 axes.tick_params(labelleft=False)
     legend_below(figure, legend.values(), legend, columns=len(legend))
-    figure.suptitle(f"{literal(title)}; bands: 95 % over episodes, {ONLY}", color=INK)
+    figure.suptitle(f"{printable(title)}; bands: 95 % over episodes, {ONLY}")
     save_png(figure, path)
 
 
 def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
-    axes.set_title("\n".join(textwrap.wrap(label, 34)), fontsize=10, color=INK)
+    axes.set_title("\n".join(textwrap.wrap(label, 34)), fontsize=10)
     measured = {r.severity for r in results if r.label in (CLEAN, label)}
     axes.set_xlim(0, max(measured) or 1)
     axes.set_xticks(sorted(measured), [f"{place:g}" for place in sorted(measured)])
-    axes.set_xlabel("severity", color=INK)
-    axes.grid(color=GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=INK)
+    axes.set_xlabel("severity")
+    style_axes(axes)
     for result in results:
         if result.policy != TRAINED:
             axes.axhline(
@@ -103,7 +113,6 @@ def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
             transform=axes.transAxes,
             ha="center",
             va="center",
-            color=INK,
             fontsize=9,
             bbox={"facecolor": "white", "edgecolor": GRID},
         )

@@ -6,12 +6,23 @@ from pathlib import Path
 
 from marl_pool.evaluation.plots.robustness import BASELINES, bounds
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
-from marl_pool.utils.plotting import GRID, INK, new_figure, save_png
-from marl_pool.utils.text import literal
+from marl_pool.utils.plotting import (
+    BLUE,
+    VERMILION,
+    figure_style,
+    label_rows,
+    legend_below,
+    mark_missing_row,
+    new_figure,
+    save_png,
+    style_axes,
+)
+from marl_pool.utils.text import printable
 
-OURS, PAPER = "#0b5fa5", "#e07b00"
+OURS, PAPER = BLUE, VERMILION
 
 
+@figure_style()
 def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw a line for each row: mean, its 95 % interval, and the published mean.
 
@@ -35,14 +46,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         own = rows[group]
         for place, row in enumerate(own):
             if row.gap:
-                axes.annotate(
-                    "not measured",
-                    (0.02, place),
-                    xycoords=("axes fraction", "data"),
-                    va="center",
-                    color="#8a8a84",
-                    fontsize=8,
-                )
+                mark_missing_row(axes, place)
         measured = [(place, row) for place, row in enumerate(own) if not row.gap]
         axes.errorbar(
             [row.mean for _, row in measured],
@@ -77,19 +81,13 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
                     linewidth=1.2,
                     label=f"{base.policy}, clean",
                 )
-        axes.set_yticks(range(len(own)), [_name(row) for row in own])
-        axes.set_ylim(len(own) - 0.5, -0.5)
-        axes.grid(axis="x", color=GRID)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=INK)
+        label_rows(axes, [_name(row) for row in own])
+        style_axes(axes, grid="x")
         prefix = f"{group}: " if len(groups) > 1 else ""
-        axes.set_xlabel(f"{prefix}return", color=INK)
+        axes.set_xlabel(f"{prefix}return")
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=len(names), frameon=False
-    )
-    figure.suptitle(literal(title), color=INK)
+    legend_below(figure, handles, names, columns=len(names))
+    figure.suptitle(printable(title))
     save_png(figure, path)
 
 

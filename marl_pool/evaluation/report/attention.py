@@ -1,4 +1,4 @@
-"""Attention of the policies: entropy of the weights, and shares of token types."""
+"""Attention of the policies: entropy, and total weight of each type of token."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -22,35 +22,35 @@ from marl_pool.evaluation.report.runs import Loaded, load_problem
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
 
-WORLDS = 16
+NUM_ENVS = 16
 STEPS = 64
 ALL_SIGNAL = "all signal"
-"""All types that matter for the task together, self among them."""
+"""Column of all types of signal tokens together, self included."""
 NO_WEIGHTS = "its pooling head has no attention weights"
 
 
-class AttentionShares(NamedTuple):
-    """Unperturbed attention of one run, as means over steps, agents and heads.
+class AttentionSummary(NamedTuple):
+    """Unperturbed attention of one run, averaged over steps, agents and heads.
 
     Attributes:
-        entropy: of the weights over that of equal ones, in [0, 1].
-        shares: of the weight, by type of token, and of all signal where it is known.
-        equal: the shares of equal weights.
+        entropy: of the weights, divided by that of uniform weights, in [0, 1].
+        weights: total weight by type of token, and of all signal where it is known.
+        uniform: the same for uniform weights.
     """
 
     entropy: float
-    shares: dict[str, float]
-    equal: dict[str, float]
+    weights: dict[str, float]
+    uniform: dict[str, float]
 
 
-def attention_shares(subject: EvaluationTarget, group: str) -> AttentionShares | None:
-    """Play short episodes and average the attention of a group's policy.
+def attention_summary(subject: EvaluationTarget, group: str) -> AttentionSummary | None:
+    """Play short episodes and average the attention of a group's active agents.
 
     Returns:
-        None if its pooling head has no weights. Dead agents are left out.
+        None if the policy's pooling head has no attention weights.
     """
     # Play, and flatten steps and environments to one batch.
-    env = subject.worlds(WORLDS)
+    env = subject.worlds(NUM_ENVS)
     spec = env.groups[group].tokens
     played = Rollout(env, subject.policies).steps(min(STEPS, env.max_steps))[group]
     tokens = played.tokens.map(lambda tensor: tensor.flatten(0, 1))
@@ -59,11 +59,11 @@ def attention_shares(subject: EvaluationTarget, group: str) -> AttentionShares |
         weights = subject.policies[group].attention_weights(tokens, states)
     if weights is None:
         return None
-    living = played.active.flatten(0, 1)
-    return _averaged(weights[living], tokens.at(living), spec)
+    active = played.active.flatten(0, 1)
+    return _averaged(weights[active], tokens.at(active), spec)
 
 
-def _averaged(weights: Tensor, tokens: Tokens, spec: TokenSpec) -> AttentionShares:
+def _averaged(weights: Tensor, tokens: Tokens, spec: TokenSpec) -> AttentionSummary:
     present = ~tokens.padding
     count = present.sum(-1)
     entropy = torch.special.entr(weights).sum(-1).mean(-1)
@@ -76,22 +76,22 @@ def _averaged(weights: Tensor, tokens: Tokens, spec: TokenSpec) -> AttentionShar
     if spec.signal_types:
         signal = torch.stack([types[name] for name in spec.signal_types])
         types[ALL_SIGNAL] = signal.any(0)
-    equal = present / count.clamp(min=1)[..., None]
+    uniform = present / count.clamp(min=1)[..., None]
     mean = weights.mean(-2)
-    return AttentionShares(
+    return AttentionSummary(
         float(evenness.mean()) if several.any() else float("nan"),
-        {name: _share(mean, mask) for name, mask in types.items()},
-        {name: _share(equal, mask) for name, mask in types.items()},
+        {name: _total(mean, mask) for name, mask in types.items()},
+        {name: _total(uniform, mask) for name, mask in types.items()},
     )
 
 
-def _share(weights: Tensor, mask: Tensor) -> float:
+def _total(weights: Tensor, mask: Tensor) -> float:
     return float((weights * mask).sum(-1).mean())
 
 
 def attention(methods: Sequence[Method], loaded: Loaded, group: str) -> PageSection:
-    """Build the table of entropies and shares."""
-    facts = {"worlds": WORLDS, "steps": STEPS}
+    """Build the table of entropies and weights."""
+    facts = {"envs": NUM_ENVS, "steps": STEPS}
     found = {method.name: _of_method(method, loaded, group) for method in methods}
     shown = [one for seeds, _ in found.values() for one in seeds.values()]
     if not shown:
@@ -100,7 +100,7 @@ def attention(methods: Sequence[Method], loaded: Loaded, group: str) -> PageSect
         return PageSection("attention", [note], facts)
     types = list(
         dict.fromkeys(
-            name for one in shown for name, share in one.equal.items() if share
+            name for one in shown for name, weight in one.uniform.items() if weight
         )
     )
     lines = [_line(name, *own, types) for name, own in found.items()]
@@ -110,8 +110,8 @@ def attention(methods: Sequence[Method], loaded: Loaded, group: str) -> PageSect
 
 def _of_method(
     method: Method, loaded: Loaded, group: str
-) -> tuple[dict[str, AttentionShares], str]:
-    """The attention of each run by its provenance; why one is missing, if one is."""
+) -> tuple[dict[str, AttentionSummary], str]:
+    """The attention of each run by its provenance, and the reason if one is missing."""
     found, why = {}, ""
     for one in method.runs:
         subject = loaded[one.run.path]
@@ -119,20 +119,20 @@ def _of_method(
         if problem or isinstance(subject, str):
             why = problem
             continue
-        shares = attention_shares(subject, group)
-        if shares is None:
+        summary = attention_summary(subject, group)
+        if summary is None:
             why = NO_WEIGHTS
             continue
         source = (
-            f"{one.name}, checkpoint {subject.name}, {WORLDS} worlds of seed "
+            f"{one.name}, checkpoint {subject.name}, {NUM_ENVS} envs of seed "
             f"{subject.seed}, {STEPS} steps"
         )
-        found[source] = shares
+        found[source] = summary
     return found, why
 
 
 def _line(
-    name: str, seeds: Mapping[str, AttentionShares], why: str, types: Sequence[str]
+    name: str, seeds: Mapping[str, AttentionSummary], why: str, types: Sequence[str]
 ) -> list[TableCell]:
     if why or not seeds:
         return [TableCell(name), *[missing(why)] * (len(types) + 1)]
@@ -140,10 +140,10 @@ def _line(
     each = (f"{source}: {number(one.entropy)}" for source, one in seeds.items())
     line = [TableCell(name), TableCell(number(mean), "; ".join(each))]
     for kind in types:
-        shares = {source: one.shares.get(kind, 0.0) for source, one in seeds.items()}
-        equal = float(np.mean([one.equal.get(kind, 0.0) for one in seeds.values()]))
-        each = (f"{source}: {share:.0%}" for source, share in shares.items())
-        title = f"{'; '.join(each)}; equal weights: {equal:.0%}"
-        text = f"{float(np.mean(list(shares.values()))):.0%}"
-        line.append(TableCell(text, title, small=f"{equal:.0%}"))
+        weights = {source: one.weights.get(kind, 0.0) for source, one in seeds.items()}
+        uniform = float(np.mean([one.uniform.get(kind, 0.0) for one in seeds.values()]))
+        each = (f"{source}: {weight:.0%}" for source, weight in weights.items())
+        title = f"{'; '.join(each)}; uniform weights: {uniform:.0%}"
+        text = f"{float(np.mean(list(weights.values()))):.0%}"
+        line.append(TableCell(text, title, small=f"{uniform:.0%}"))
     return line

@@ -40,8 +40,8 @@ from marl_pool.utils.plotting import LineStyle
 THRESHOLDS = 121
 FEW = "fewer than two seeds of a method: there is no interval over seeds"
 UNDEFINED = (
-    "drawn anew, the episodes leave no score: there are too few, or the scripted "
-    "policy is hardly better than the random one"
+    "some bootstrap samples of the episodes have no score: there are too few, or the "
+    "scripted policy is hardly better than the random one"
 )
 NOT_SHARED = Note("The methods have no condition in common.", missing=True)
 Styles = Mapping[str, LineStyle]
@@ -52,15 +52,15 @@ Tasks = Mapping[str, tuple[list[MethodScores], list[Condition]]]
 def comparison(group: GroupScores, styles: Styles) -> list[PageSection]:
     """Build the sections that compare the methods of one training environment."""
     tasks = {}
-    for world in group.worlds:
-        own = group.of_world(world)
+    for env in group.envs:
+        own = group.of_env(env)
         areas = group.common(own, "area")
-        tasks[world] = own, areas or group.common(own, "clean")
+        tasks[env] = own, areas or group.common(own, "clean")
     contents = {"ranking": _ranking(group, tasks, styles)}
     if group.unit == "score" and any(len(own) > 1 for own, _ in tasks.values()):
         contents["performance"] = [_performance(group, tasks, styles)]
         contents["improvement"] = _improvement(group, tasks)
-    if len(group.worlds) > 1:
+    if len(group.envs) > 1:
         contents["retraining"] = [_retraining(group)]
     facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
     return [PageSection(name, own, facts) for name, own in contents.items()]
@@ -70,8 +70,8 @@ def _ranking(group: GroupScores, tasks: Tasks, styles: Styles) -> list[Component
     if group.unit != "score":
         return [Note("Not ranked: no score is defined here, only returns.", True)]
     components: list[Component] = []
-    for world, (own, conditions) in tasks.items():
-        components += trained_in(group, world)
+    for env, (own, conditions) in tasks.items():
+        components += trained_in(group, env)
         components += _ranked(group, own, conditions, styles)
     return components
 
@@ -134,13 +134,13 @@ def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> Component:
 
     def draw() -> str:
         panels = [
-            Panel(world, _shares(*task)) for world, task in tasks.items() if task[1]
+            Panel(env, _profiles(*task)) for env, task in tasks.items() if task[1]
         ]
         return draw_panels(
             panels,
             styles,
             xlabel="score",
-            ylabel="share of runs above",
+            ylabel="fraction of runs above",
             columns=2,
             height=3.0,
             dots=False,
@@ -151,7 +151,7 @@ def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> Component:
     return figure(draw, caption, joint_provenance(group.measured))
 
 
-def _shares(
+def _profiles(
     own: Sequence[MethodScores], conditions: Sequence[Condition]
 ) -> list[Curve]:
     """The performance profile of each method, with its band over seeds."""
@@ -166,8 +166,8 @@ def _shares(
         low = high = np.full(len(grid), np.nan)
         resampled = own_scores.resampled()
         if own_scores.seeds >= INTERVAL_FROM and np.isfinite(resampled).all():
-            shares = performance_profile(resampled, grid)
-            low, high = np.percentile(shares, (tail, 100 - tail), axis=0)
+            profiles = performance_profile(resampled, grid)
+            low, high = np.percentile(profiles, (tail, 100 - tail), axis=0)
         no_points = np.empty((0, len(grid)))
         curves.append(Curve(one.method.kind, grid, value, low, high, no_points))
     return curves
@@ -175,8 +175,8 @@ def _shares(
 
 def _improvement(group: GroupScores, tasks: Tasks) -> list[Component]:
     components: list[Component] = []
-    for world, (own, conditions) in tasks.items():
-        components += trained_in(group, world)
+    for env, (own, conditions) in tasks.items():
+        components += trained_in(group, env)
         if conditions:
             head = ["P(row > column)", *(one.method.kind for one in own)]
             lines = [_improvement_line(one, own, conditions) for one in own]
@@ -204,16 +204,16 @@ def _improvement_line(
 
 
 def _retraining(group: GroupScores) -> Component:
-    first, *rest = group.worlds
+    first, *rest = group.envs
     pairs = [
         (one, other)
-        for one in group.of_world(first)
-        for world in rest
-        for other in group.of_world(world)
+        for one in group.of_env(first)
+        for env in rest
+        for other in group.of_env(env)
         if other.method.kind == one.method.kind
     ]
     if not pairs:
-        return Note("No method was trained in two worlds.", missing=True)
+        return Note("No method was trained in two environments.", missing=True)
     lines = []
     for pair in pairs:
         value = retraining_gap(*(one.under([UNPERTURBED]) for one in pair))
@@ -222,7 +222,7 @@ def _retraining(group: GroupScores) -> Component:
             for one in pair
         ]
         gap = TableCell(number(value.value), joint_provenance(pair))
-        name = TableCell(pair[0].method.kind, small=pair[1].method.world)
+        name = TableCell(pair[0].method.kind, small=pair[1].method.env)
         lines.append([name, *means, gap, _interval_cell(value, pair)])
-    head = ["method", f"in {first}", "in the other world", "gap", "95 % over seeds"]
+    head = ["method", f"in {first}", "in the other env", "gap", "95 % over seeds"]
     return Table(head, lines)

@@ -1,16 +1,15 @@
 """Components of the page, and the format of its numbers."""
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.evaluation.statistics.intervals import Interval
+from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
 
 DARK = 0.72
 """Tone from which on blue needs white letters."""
-NO_PLOTS = 'no pictures: pip install "marl-pool[plots]"'
 
 
 @dataclass(frozen=True)
@@ -127,9 +126,9 @@ def missing(reason: str) -> TableCell:
 
 
 def figure(draw: Callable[[], str], caption: str, title: str = "") -> Figure | Note:
-    """A drawn figure, or a note where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return Note(NO_PLOTS, missing=True)
+    """Draw a figure; without matplotlib return a note."""
+    if not has_matplotlib():
+        return Note(f"no figures: {INSTALL_PLOTS}", missing=True)
     return Figure(draw(), caption, title)
 
 

@@ -30,7 +30,7 @@ class Diagnosed:
 
     Attributes:
         path: of its ``diagnosis.json``.
-        about: what holds for all rows.
+        about: values common to all rows.
         rows: the diagnoses.
     """
 

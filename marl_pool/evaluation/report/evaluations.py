@@ -53,10 +53,10 @@ class Evaluation:
 
     Attributes:
         path: of its ``results.json``; of several, that of the newest.
-        about: what holds for all rows.
+        about: values common to all rows.
         rows: one row per condition and policy, with the columns of ``results.json``,
             ``returns`` (an array of one return per episode; episode j is played in the
-            same world in every row), ``path`` (its file) and ``key`` (identifies it).
+            same env in every row), ``path`` (its file) and ``key`` (identifies it).
     """
 
     path: Path
@@ -90,14 +90,14 @@ class Evaluation:
     @property
     def written(self) -> str:
         """Modification time of its newest file, in UTC."""
-        moment = datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
-        return f"{moment:%Y-%m-%d %H:%M}"
+        modified = datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
+        return f"{modified:%Y-%m-%d %H:%M}"
 
     def join(self, other: "Evaluation") -> "Evaluation":
         """Add the rows of an earlier evaluation that this one lacks.
 
         Both must have measured the same policy by the same protocol: their episodes
-        are then played in the same worlds, and remain paired.
+        are then played in the same environments, and remain paired.
         """
         for key in ("iteration", "config_digest"):
             if self.about.get(key) != other.about.get(key):

@@ -134,13 +134,13 @@ class GroupScores:
         return f"{condition.label} ({severities or condition.options})"
 
     @cached_property
-    def worlds(self) -> list[str]:
-        """The environments that methods were trained in."""
-        return list(dict.fromkeys(own.method.world for own in self.measured))
+    def envs(self) -> list[str]:
+        """Training environments of the methods."""
+        return list(dict.fromkeys(own.method.env for own in self.measured))
 
-    def of_world(self, world: str) -> list[MethodScores]:
+    def of_env(self, env: str) -> list[MethodScores]:
         """The scores of the methods that were trained in an environment."""
-        return [own for own in self.measured if own.method.world == world]
+        return [own for own in self.measured if own.method.env == env]
 
     def of_kind(self, kind: ConditionKind) -> list[Condition]:
         """The conditions of one kind."""
@@ -216,13 +216,13 @@ class GroupScores:
             )
         baselines = self._baselines(run, condition)
         if not baselines:
-            return "no random and scripted policy, the better one, in that world"
+            return "no random policy and better scripted policy in that environment"
         return np.stack([cell.returns, *baselines])
 
     def _area_sample(self, run: str, area: Condition) -> np.ndarray | str:
         """Means over severity, episode by episode."""
         if self.unit != "score":
-            return "an area needs scores: returns of both baselines in this world"
+            return "an area needs scores: returns of both baselines in this environment"
         tested = self._severities.get((run, area.label))
         if tested is None:
             return NOT_ASKED

@@ -23,7 +23,7 @@ COUNTS = {
 }
 """Columns of the progress of training, in order of preference."""
 POINTS = 120
-"""Maximal length of a curve; a longer one is averaged over as many stretches."""
+"""Maximal length of a curve; longer ones are averaged over as many intervals."""
 
 
 def learning_curves(
@@ -46,7 +46,7 @@ def learning_curves(
     if files:
         picture = figure(
             lambda: _draw(methods, styles, count),
-            "Each point is the mean over a short stretch of training.",
+            "Each point is the mean over a short interval of training.",
             "; ".join(files),
         )
         section.components.append(picture)
@@ -61,10 +61,10 @@ def _draw(
     methods: Sequence[Method], styles: Mapping[str, LineStyle], count: str
 ) -> str:
     panels = []
-    for world in dict.fromkeys(method.world for method in methods):
-        curves = [_mean(one, count) for one in methods if one.world == world]
+    for env in dict.fromkeys(method.env for method in methods):
+        curves = [_mean(one, count) for one in methods if one.env == env]
         known = [curve for curve in curves if curve is not None]
-        panels.append(Panel(f"trained in {world}" if world else "", known))
+        panels.append(Panel(f"trained in {env}" if env else "", known))
     return draw_panels(
         panels,
         styles,
@@ -97,6 +97,6 @@ def _mean(method: Method, count: str) -> Curve | None:
 
 
 def _smooth(seed: np.ndarray) -> np.ndarray:
-    """Means over as many stretches as a picture shows."""
+    """Average a curve over at most `POINTS` intervals."""
     chunks = np.array_split(seed, min(POINTS, seed.shape[1]), axis=1)
     return np.stack([chunk.mean(1) for chunk in chunks], 1)

@@ -27,7 +27,7 @@ class Method:
     Attributes:
         kind: the options in which its training differs from that of other methods,
             without those of the environment.
-        world: the options in which its training environment differs; empty where all
+        env: the options in which its training environment differs; empty where all
             methods of a report were trained in the same.
         head: the kind without the perturbations in training.
         perturbed: the options of the perturbations in training that differ.
@@ -35,15 +35,15 @@ class Method:
     """
 
     kind: str
-    world: str
+    env: str
     head: str
     perturbed: str
     runs: tuple[ReportedRun, ...]
 
     @property
     def name(self) -> str:
-        """``kind · world``."""
-        return f"{self.kind} · {self.world}" if self.world else self.kind
+        """``kind · env``."""
+        return f"{self.kind} · {self.env}" if self.env else self.kind
 
     @property
     def evaluated(self) -> tuple[ReportedRun, ...]:
@@ -73,8 +73,8 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     ]
     for method in methods:
         _validate_seeds(method)
-    worlds = list(dict.fromkeys(method.world for method in methods))
-    return sorted(methods, key=lambda method: worlds.index(method.world))
+    envs = list(dict.fromkeys(method.env for method in methods))
+    return sorted(methods, key=lambda method: envs.index(method.env))
 
 
 def _relevant(config: Config) -> dict[str, Any]:
@@ -132,16 +132,16 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
 
 
 def _names(config: Config, differing: Sequence[str]) -> tuple[str, str, str, str]:
-    """The kind, world, head and perturbations of a `Method`."""
+    """The kind, env, head and perturbations of a `Method`."""
     own = [key for key in differing if key in config]
-    world = [key for key in own if key.split(".")[0] == ENV]
-    kind = [key for key in own if key not in world]
+    env = [key for key in own if key.split(".")[0] == ENV]
+    kind = [key for key in own if key not in env]
     perturbed = [key for key in kind if key.startswith(PERTURBED)]
     head = [key for key in kind if key not in perturbed]
     default = config.get("pooling.name") or config.get("policy.name") or UNNAMED
     return (
         _words(kind, config) or str(default),
-        _words(world, config),
+        _words(env, config),
         _words(head, config) or str(default),
         _words(perturbed, config),
     )

@@ -12,8 +12,10 @@ from marl_pool.utils.plotting import (
     FAINT,
     LineStyle,
     figure_style,
+    label_rows,
     legend_below,
     new_figure,
+    short_number,
     style_axes,
     to_svg,
 )
@@ -95,6 +97,7 @@ def draw_panels(
         for place, (axes, panel) in enumerate(zip(cells, panels, strict=False)):
             first = place % columns == 0
             style_axes(axes)
+            axes.xaxis.set_major_formatter(short_number)
             title = "\n".join(textwrap.wrap(panel.title, 108 // columns))
             axes.set_title(title, fontsize=9.5)
             axes.set_ylim(low, high)
@@ -128,7 +131,8 @@ def draw_points(
     with figure_style():
         figure = new_figure(WIDTH, 0.8 + 0.36 * len(rows))
         axes = figure.subplots()
-        style_axes(axes)
+        style_axes(axes, grid="x")
+        axes.xaxis.set_major_formatter(short_number)
         for y, (name, points, value, low, high) in enumerate(rows):
             color, marker = styles[name]
             if not math.isnan(low):
@@ -140,9 +144,7 @@ def draw_points(
                 "markeredgecolor": "white",
             }
             axes.plot(points, [y] * len(points), marker, **dots)
-        axes.set_yticks(range(len(rows)), [row[0] for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(axis="y", visible=False)
+        label_rows(axes, [row[0] for row in rows])
         axes.set_xlabel(xlabel)
         return to_svg(figure)
 

@@ -42,9 +42,9 @@ def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> PageSection
     components: list[Component] = []
     if not labels:
         components.append(Note("No perturbation was measured.", missing=True))
-    for world in group.worlds if labels else []:
-        own = group.of_world(world)
-        components += trained_in(group, world)
+    for env in group.envs if labels else []:
+        own = group.of_env(env)
+        components += trained_in(group, env)
         panels = [_panel(group, own, label) for label in labels]
         # Rows as equal as possible, of four panels at most.
         columns = math.ceil(len(panels) / math.ceil(len(panels) / 4))
@@ -56,10 +56,10 @@ def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> PageSection
     return PageSection("profiles", components, facts)
 
 
-def trained_in(group: GroupScores, world: str) -> list[Component]:
+def trained_in(group: GroupScores, env: str) -> list[Component]:
     """A heading for the methods of one environment, if there are several."""
-    several = len(group.worlds) > 1
-    return [Heading(f"Trained and tested in {world}")] if several else []
+    several = len(group.envs) > 1
+    return [Heading(f"Trained and tested in {env}")] if several else []
 
 
 def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> Panel:
@@ -82,9 +82,9 @@ def areas(group: GroupScores) -> PageSection:
     section = PageSection("areas")
     if group.unit != "score":
         reason = (
-            "Returns of different worlds have no common scale, and shares of negative "
-            "returns mean nothing. Scores need a random policy, a scripted one that is "
-            "better, and a single group that learns, which are not given here."
+            "Returns of different environments have no common scale, and fractions of "
+            "negative returns are meaningless. Scores need a random policy, a better "
+            "scripted one, and a single group that learns."
         )
         section.components.append(Note(reason, missing=True))
         return section

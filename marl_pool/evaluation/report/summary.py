@@ -29,7 +29,7 @@ from marl_pool.evaluation.statistics.comparison import (
 )
 
 LAST = 0.1
-"""Share of the training whose episodes count as its end."""
+"""Fraction of the training at its end that gives the training return."""
 
 
 def summary(
@@ -40,7 +40,7 @@ def summary(
         "runs": sum(len(method.runs) for method in methods),
         "methods": len(methods),
         "kinds": list(dict.fromkeys(method.kind for method in methods)),
-        "worlds": len({method.world for method in methods}),
+        "envs": len({method.env for method in methods}),
         "env": methods[0].runs[0].run.config["env"]["name"].rpartition(":")[2],
         "ranked_from": RANKED_FROM,
         "groups": {name: _findings(group) for name, group in groups.items()},
@@ -63,13 +63,13 @@ def _findings(group: GroupScores) -> dict[str, Any]:
         "unit": group.unit,
         "clean": average(UNPERTURBED),
         "areas": sorted(areas.items(), key=lambda area: area[1]),
-        "best": [best for world in group.worlds for best in _best_two(group, world)],
+        "best": [best for env in group.envs for best in _best_two(group, env)],
     }
 
 
-def _best_two(group: GroupScores, world: str) -> list[dict[str, Any]]:
+def _best_two(group: GroupScores, env: str) -> list[dict[str, Any]]:
     """The best two methods of a training environment, if methods are ranked."""
-    own = group.of_world(world)
+    own = group.of_env(env)
     areas = group.common(own, "area")
     fewest = min(one.scores.seeds for one in group.measured)
     if len(own) < 2 or not areas or fewest < RANKED_FROM:
@@ -81,7 +81,7 @@ def _best_two(group: GroupScores, world: str) -> list[dict[str, Any]]:
     if np.isnan(bounds).any():
         relation = "without intervals it is unknown if they are apart"
     return [
-        {"world": world, "places": [(name, first), (second, its)], "relation": relation}
+        {"env": env, "places": [(name, first), (second, its)], "relation": relation}
     ]
 
 

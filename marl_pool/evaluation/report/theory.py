@@ -26,7 +26,7 @@ SIZES = ("heads", "episodes", "observations")
 
 
 @dataclass(frozen=True)
-class _Diagnosis:
+class _RunNumbers:
     """The numbers of one run, or the reason why it has none."""
 
     run: ReportedRun
@@ -64,8 +64,7 @@ def theory(methods: Sequence[Method]) -> list[PageSection]:
 def _section(methods: Sequence[Method], group: str) -> PageSection:
     section = PageSection("theory", facts={"only": ONLY})
     found = {
-        method.name: [_diagnosis(one, group) for one in method.runs]
-        for method in methods
+        method.name: [_numbers(one, group) for one in method.runs] for method in methods
     }
     every = [one for seeds in found.values() for one in seeds]
     columns = dict.fromkeys(c for one in every for c in one.numbers if _shown(c, one))
@@ -83,26 +82,26 @@ def _section(methods: Sequence[Method], group: str) -> PageSection:
     return section
 
 
-def _diagnosis(one: ReportedRun, group: str) -> _Diagnosis:
+def _numbers(one: ReportedRun, group: str) -> _RunNumbers:
     if one.diagnosis is None:
-        return _Diagnosis(one, {}, one.diagnosis_missing or "it was not diagnosed")
+        return _RunNumbers(one, {}, one.diagnosis_missing or "it was not diagnosed")
     numbers = one.diagnosis.numbers(group)
     if isinstance(numbers, str):
-        return _Diagnosis(one, {}, numbers)
-    return _Diagnosis(one, numbers)
+        return _RunNumbers(one, {}, numbers)
+    return _RunNumbers(one, numbers)
 
 
-def _shown(column: str, one: _Diagnosis) -> bool:
+def _shown(column: str, one: _RunNumbers) -> bool:
     """False for sample sizes and for the bounds of other numbers."""
     stem = column.removesuffix("_low").removesuffix("_high")
     return column not in SIZES and (stem == column or stem not in one.numbers)
 
 
-def _cell(seeds: Sequence[_Diagnosis], column: str) -> TableCell:
+def _cell(seeds: Sequence[_RunNumbers], column: str) -> TableCell:
     known = [one for one in seeds if column in one.numbers]
     if not known:
         reasons = [one.reason for one in seeds if one.reason]
-        return missing([*reasons, "undefined for this head or this world"][0])
+        return missing([*reasons, "undefined for this pooling head or environment"][0])
     value = joined(column, [one.numbers[column] for one in known])
     small = [f"{len(known)} of {len(seeds)} seeds"] if len(known) < len(seeds) else []
     spans = filter(None, (span(one.interval(column)) for one in known))

@@ -65,14 +65,14 @@ def _environments(
 
     def row_name(own: MethodScores) -> str:
         home = homes[own.method.name]
-        world = group.named(home) if home else own.method.world or unchanged
-        return " ".join(filter(None, (world, own.method.perturbed)))
+        env = group.named(home) if home else own.method.env or unchanged
+        return " ".join(filter(None, (env, own.method.perturbed)))
 
     maps = _maps(
         group, rows, lambda own: own.method.head, columns, "trained in", row_name
     )
     facts = {"options": ", ".join(keys), "unit": group.unit}
-    return PageSection("worlds", maps, facts, number)
+    return PageSection("transfer", maps, facts, number)
 
 
 def _training_env(
@@ -88,7 +88,7 @@ def _training_env(
 
 
 def _missing_tokens(group: GroupScores) -> list[PageSection]:
-    """Tokens occluded in the test, by the share occluded in training."""
+    """Tokens occluded in the test, by the fraction occluded in training."""
     levels = {label: group.levels(label) for label in group.labels("level")}
     occluded = {
         label: own
@@ -108,11 +108,11 @@ def _missing_tokens(group: GroupScores) -> list[PageSection]:
 
 
 def _head(own: MethodScores) -> str:
-    return " · ".join(filter(None, (own.method.head, own.method.world)))
+    return " · ".join(filter(None, (own.method.head, own.method.env)))
 
 
 def _occluded(own: MethodScores) -> str:
-    """The share of tokens occluded in training, and other perturbations in it."""
+    """The fraction of tokens occluded in training, and other perturbations in it."""
     config = own.method.runs[0].run.config
     share = occluded_in_training(config)
     if isinstance(share, list):

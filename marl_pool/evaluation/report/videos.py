@@ -1,4 +1,4 @@
-"""Videos of the policies, clean and perturbed side by side in the same environment."""
+"""Videos of the policies, unperturbed and perturbed episodes side by side."""
 
 import base64
 from collections import deque
@@ -73,9 +73,9 @@ def videos(
 
 
 def _most_harmful(group: GroupScores | None) -> Condition | None:
-    """The perturbation and severity with the lowest score, of those all methods met.
+    """The level with the lowest mean score, of those common to all methods.
 
-    The first one, if none lowers the score.
+    The first one, if none is lower than the unperturbed score.
     """
     if group is None or not group.measured:
         return None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.studies.hierarchical.dependence import Dependence
-from marl_pool.utils.atomic import new_binary_file
+from marl_pool.utils.plotting import figure_style, new_figure, save_png
 
 SIDE = 4
 """Policies of so many tokens are shown in each direction, as in Figure 4."""
@@ -16,6 +16,7 @@ OWN = "#e3008c"
 """Marks the token whose policy it is."""
 
 
+@figure_style()
 def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
     """Draw images below their reconstructions.
 
@@ -23,12 +24,8 @@ def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
         rows: title → ``(n, H, W, C)`` in [0, 1], all with one n.
         path: of the PNG.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     count = len(next(iter(rows.values())))
-    figure = Figure(figsize=(1.1 * count, 1.35 * len(rows)), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+    figure = new_figure(1.1 * count, 1.35 * len(rows))
     panels = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
     for panel, (title, images) in zip(panels, rows.items(), strict=True):
         panel.suptitle(title, fontsize=9, x=0.01, ha="left")
@@ -36,10 +33,10 @@ def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
         for axes, image in zip(places, images, strict=True):
             axes.imshow(_shown(image), vmin=0, vmax=1, cmap="gray")
             axes.set_axis_off()
-    with new_binary_file(path) as file:
-        canvas.print_png(file)
+    save_png(figure, path, dpi=100)
 
 
+@figure_style()
 def draw_policies(
     images: Tensor, policies: Tensor, found: Dependence, side: int, path: Path
 ) -> None:
@@ -57,17 +54,11 @@ def draw_policies(
         side: patches in each direction, T is its square.
         path: of the PNG.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     places = torch.linspace(0, side - 1, min(SIDE, side)).round().long().tolist()
     tokens = [row * side + column for row in places for column in places]
     columns = 1 + len(places)
-    figure = Figure(
-        figsize=(1.1 * columns * len(images), 1.15 * len(places) + 0.5),
-        layout="constrained",
-    )
-    canvas = FigureCanvasAgg(figure)
+    width = 1.1 * columns * len(images)
+    figure = new_figure(width, 1.15 * len(places) + 0.5)
     figure.suptitle(
         "First merge: a token's partners. Information about the image "
         f"{found.information:.3f} nats, entropy {found.entropy:.2f} of "
@@ -87,8 +78,7 @@ def draw_policies(
             axes.imshow(partners, cmap="viridis")
             axes.plot(token % side, token // side, "s", color=OWN, markersize=4)
             axes.set_axis_off()
-    with new_binary_file(path) as file:
-        canvas.print_png(file)
+    save_png(figure, path, dpi=100)
 
 
 def _shown(image: Tensor) -> np.ndarray:

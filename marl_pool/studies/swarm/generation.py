@@ -26,8 +26,8 @@ from marl_pool.training.supervised.task import (
     Task,
     refuse_part,
 )
-from marl_pool.utils.atomic import new_binary_file
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.plotting import figure_style, new_figure, save_png
 from marl_pool.utils.types import PositiveInt
 
 INTENSITIES = 256
@@ -179,11 +179,9 @@ class ImageGeneration(Task):
         return [path]
 
 
+@figure_style()
 def _draw(images: Tensor, num_levels: int, path: Path) -> None:
     """Draw ``(rows, columns, H, W, C)`` images with a gap between them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     bright = images.float() / (num_levels - 1)
     framed = nn.functional.pad(bright, (0, 0, 1, 1, 1, 1), value=0.5)
     rows, columns, height, width, channels = framed.shape
@@ -191,8 +189,7 @@ def _draw(images: Tensor, num_levels: int, path: Path) -> None:
         rows * height, columns * width, channels
     )
     colored = sheet if channels == 3 else sheet.expand(-1, -1, 3)
-    figure = Figure(figsize=(0.6 * columns + 0.8, 0.6 * rows + 0.5))
-    canvas = FigureCanvasAgg(figure)
+    figure = new_figure(0.6 * columns + 0.8, 0.6 * rows + 0.5)
     axes = figure.add_subplot()
     axes.imshow(colored.numpy(), vmin=0, vmax=1)
     middles = [(row + 0.5) * height - 0.5 for row in range(rows)]
@@ -200,5 +197,4 @@ def _draw(images: Tensor, num_levels: int, path: Path) -> None:
     axes.set_xticks([])
     axes.set_ylabel("class that was asked for")
     axes.set_title("samples", fontsize=10)
-    with new_binary_file(path) as file:
-        canvas.print_png(file)
+    save_png(figure, path, dpi=100)

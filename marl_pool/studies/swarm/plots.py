@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from marl_pool.studies.swarm.data import Mixtures
 from marl_pool.studies.swarm.matching import match_clusters
-from marl_pool.utils.atomic import new_binary_file
+from marl_pool.utils.plotting import figure_style, new_figure, save_png, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, GRID = "#333333", "#e4e4e0"
+DPI = 130
 MARGIN = 0.15
 """Of a picture, as a share of the points' range."""
 DEVIATIONS = 2.0
@@ -25,6 +25,7 @@ AT_ONCE = 20_000
 """Entities that are computed together."""
 
 
+@figure_style()
 @torch.no_grad()
 def draw_clustering(
     network: nn.Module, mixtures: Mixtures, folder: Path, cells: int
@@ -55,8 +56,10 @@ def draw_clustering(
     probabilities = extra_entity(network, mixtures.points[0], extent, cells)
     assigned = colors[log_probs[0].argmax(-1)]
     files = [folder / "clustering.png", folder / "probabilities.png"]
-    _save(_side_by_side(mixtures, assigned, probabilities, extent), files[0])
-    _save(_probability_maps(mixtures, probabilities, colors, extent), files[1])
+    left = _side_by_side(mixtures, assigned, probabilities, extent)
+    save_png(left, files[0], DPI)
+    maps = _probability_maps(mixtures, probabilities, colors, extent)
+    save_png(maps, files[1], DPI)
     return files
 
 
@@ -103,6 +106,7 @@ def output_colors(outputs: Tensor, count: int) -> Tensor:
     return colors
 
 
+@figure_style()
 def draw_spread(spreads: dict[str, Tensor], path: Path) -> None:
     """Draw how far the loss depends on the order of the entities (Figure 3).
 
@@ -111,28 +115,24 @@ def draw_spread(spreads: dict[str, Tensor], path: Path) -> None:
             loss over orders, as a share of its mean loss.
         path: of the PNG.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.2 + 0.9 * len(spreads), 3.2), layout="constrained")
+    figure = new_figure(1.2 + 0.9 * len(spreads), 3.2)
     axes = figure.subplots()
     axes.violinplot([100 * each.numpy() for each in spreads.values()], showmedians=True)
     axes.set_xticks(range(1, len(spreads) + 1), list(spreads))
-    axes.set_xlabel("entities", color=INK)
-    axes.set_ylabel("loss: sd over orders / mean, %", color=INK)
+    axes.set_xlabel("entities")
+    axes.set_ylabel("loss: sd over orders / mean, %")
     axes.set_ylim(bottom=0)
-    _plain(axes)
-    _save(figure, path)
+    style_axes(axes)
+    save_png(figure, path, DPI)
 
 
 def _side_by_side(
     mixtures: Mixtures, assigned: Tensor, probabilities: Tensor, extent: list[float]
 ) -> "Figure":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 4.9), layout="constrained")
+    figure = new_figure(9.5, 4.9)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-    left.set_title("true clusters", color=INK, fontsize=10)
-    right.set_title("assigned; gray: entropy of one more point", color=INK, fontsize=10)
+    left.set_title("true clusters", fontsize=10)
+    right.set_title("assigned; gray: entropy of one more point", fontsize=10)
     entropy = torch.special.entr(probabilities).sum(-1)
     shown = right.imshow(
         entropy.numpy(),
@@ -149,7 +149,7 @@ def _side_by_side(
     for axes, colors in ((left, mixtures.labels[0]), (right, assigned)):
         axes.scatter(*points.T.numpy(), c=_palette(colors), s=7, linewidths=0)
         axes.set_aspect("equal")
-        _plain(axes)
+        style_axes(axes)
     for cluster in range(int(mixtures.num_clusters[0])):
         color = _palette(torch.tensor([cluster]))[0]
         _ellipse(left, mixtures, cluster, color)
@@ -161,12 +161,11 @@ def _probability_maps(
     mixtures: Mixtures, probabilities: Tensor, colors: Tensor, extent: list[float]
 ) -> "Figure":
     from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
 
     count = len(colors)
     columns = min(5, count)
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(2.1 * columns, 2.2 * rows + 0.4), layout="constrained")
+    figure = new_figure(2.1 * columns, 2.2 * rows + 0.4)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in panels:
         axes.set_axis_off()
@@ -184,11 +183,11 @@ def _probability_maps(
             vmax=1,
         )
         spare = "" if place < clusters else ", spare"
-        axes.set_title(f"output {output}{spare}", fontsize=8, color=INK)
+        axes.set_title(f"output {output}{spare}", fontsize=8)
         for cluster in range(clusters):
             own = cluster == place
             _ellipse(axes, mixtures, cluster, "white", width=1.4 if own else 0.5)
-    figure.suptitle("probability of one more point (black 0, full color 1)", color=INK)
+    figure.suptitle("probability of one more point (black 0, full color 1)")
     return figure
 
 
@@ -216,18 +215,3 @@ def _palette(numbers: Tensor) -> list[Any]:
 
     table = mpl.colormaps["tab10"]
     return [table(int(number) % 10) for number in numbers]
-
-
-def _plain(axes: "Axes") -> None:
-    axes.grid(color=GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=INK)
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
-    with new_binary_file(path) as out:
-        figure.savefig(out, dpi=130, format="png")

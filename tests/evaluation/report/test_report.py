@@ -39,7 +39,7 @@ from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.evaluation import report as report_package
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report import attention, page
-from marl_pool.evaluation.report.attention import attention_shares
+from marl_pool.evaluation.report.attention import attention_summary
 from marl_pool.evaluation.report.components import (
     TableCell,
     listed,
@@ -294,13 +294,13 @@ def test_each_head_has_a_map_of_the_worlds_it_learned_and_was_tested_in(
     ]
     html = written(runs, tmp_path)
     ratios = ["trained in", "1-2-3", "1-2-9", "1-2-3", "1-2-9"]
-    assert heads_of(html, "worlds0") == ["ada", *ratios, "max", *ratios]
-    shown = [text.split()[0] for text, _, _ in cells(html, "worlds0")]
+    assert heads_of(html, "transfer0") == ["ada", *ratios, "max", *ratios]
+    shown = [text.split()[0] for text, _, _ in cells(html, "transfer0")]
     assert shown == ["0.63", "0.28", "0.69", "0.34", "0.73", "0.38", "0.79", "0.44"]
-    assert "0.63 0.63 to 0.63" in cells(html, "worlds0")[0][0]
+    assert "0.63 0.63 to 0.63" in cells(html, "transfer0")[0][0]
     # No one was trained among eight.
     agents = ["trained in", "as trained", "8 agents", "num_noise=9", "num_noise=3"]
-    assert heads_of(html, "worlds1") == ["ada", *agents, "max", *agents]
+    assert heads_of(html, "transfer1") == ["ada", *agents, "max", *agents]
 
 
 def test_methods_of_one_world_stand_in_one_map(tmp_path: Path) -> None:
@@ -312,9 +312,9 @@ def test_methods_of_one_world_stand_in_one_map(tmp_path: Path) -> None:
         for head in ("ada", "max")
     ]
     html = written(runs, tmp_path)
-    assert heads_of(html, "worlds0") == ["method", "1-2-3", "1-2-9", "ada", "max"]
+    assert heads_of(html, "transfer0") == ["method", "1-2-3", "1-2-9", "ada", "max"]
     # Blue says how much of 1 a score of 0.6 is, whatever the other cells hold.
-    own = html[html.index('id="worlds0"') :].partition("</section>")[0]
+    own = html[html.index('id="transfer0"') :].partition("</section>")[0]
     assert own.count("background:rgb(102,170,209)") == 2
     tokens = ["occlude", "method", "0%", "50%", "100%", "ada", "max"]
     assert heads_of(html, "occlusion") == tokens
@@ -347,13 +347,13 @@ def test_three_sentences_say_what_was_done_and_found(three_seeds: Page) -> None:
     assert first == (
         "6 runs of 2 methods (ada and max) learned simple_centroid, 3 seeds each, and "
         "were tested in 16 episodes a condition, under 2 perturbations and 1 other "
-        "world"
+        "environment"
     )
     # Means over both methods and all seeds: 0.8 + 0.05 + 0.01, and so on.
     assert "Unperturbed they score 0.86 on average" in second
     assert "occlude costs most: 0.61 is left" in second
     assert "jitter leaves 0.81" in second
-    assert third.startswith("With 3 seeds of a method no order")
+    assert third.startswith("With 3 seeds of a method the methods are not ranked")
 
 
 def test_under_five_seeds_each_is_shown_and_none_is_ranked(three_seeds: Page) -> None:
@@ -373,8 +373,8 @@ def test_five_seeds_are_ranked_with_intervals(tmp_path: Path) -> None:
     ranking = html[html.index('id="ranking"') :].partition("</section>")[0]
     assert "Not ranked" not in ranking
     assert texts(ranking).index("1. max") < texts(ranking).index("2. ada")
-    assert "Max keeps most, 0.77 (" in html
-    assert "before ada with 0.67 (" in html
+    assert "Max scores highest, 0.77 (" in html
+    assert "followed by ada with 0.67 (" in html
     # Areas of 0.55 and 0.75 and 0.02 more for the mean seed; max has 0.1 more again.
     assert [text for text, _, _ in cells(html, "ranking")[2::4]] == ["0.23", "0.33"]
 
@@ -423,7 +423,7 @@ def test_every_number_has_its_provenance_and_every_missing_value_its_reason(
         if kind == "missing":
             assert re.search("[a-z]{2} ", title or ""), told
         elif section == "attention":
-            form = rf"({names}), checkpoint best, 16 worlds of seed 0, 64 steps: \d"
+            form = rf"({names}), checkpoint best, 16 envs of seed 0, 64 steps: \d"
             assert re.match(form, title or ""), told
         elif re.search(r"\d", text):
             assert re.search(file, title or ""), told
@@ -456,7 +456,7 @@ def test_what_is_missing_is_listed_with_the_command(tmp_path: Path) -> None:
 def test_runs_without_any_evaluation_have_learning_curves(tmp_path: Path) -> None:
     html = written([trained(tmp_path / "a"), trained(tmp_path / "b", seed=1)], tmp_path)
     assert html.count("<svg") == 1
-    assert "None of them has an evaluation that counts" in html
+    assert "None of them has a comparable evaluation" in html
     assert "not evaluated yet" in html
 
 
@@ -507,7 +507,15 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
     seen.feed(html)
     assert not seen.names & {"script", "b"}
     assert not [name for name in seen.attributes if name.startswith("on")]
-    for what in ("", "mark=", "fox ", "hen ", "world ", "occlude ", "Other worlds: "):
+    for what in (
+        "",
+        "mark=",
+        "fox ",
+        "hen ",
+        "world ",
+        "occlude ",
+        "Other environments: ",
+    ):
         assert f"{what}{HOSTILE}" in seen.text, what
     assert f"{HOSTILE}0 and {HOSTILE}1: no return_mean" in seen.text
     # In a picture, too, where a dollar would begin a formula.
@@ -589,17 +597,17 @@ def test_dead_agents_attend_to_nothing(
         alive[0] = 1
         return {"agent": alive.bool()}
 
-    everyone = attention_shares(subject, "agent")
+    everyone = attention_summary(subject, "agent")
     with monkeypatch.context() as patch:
         patch.setattr(SimpleCentroid, "active", property(living))
-        first_alone = attention_shares(subject, "agent")
-    monkeypatch.setattr(attention, "WORLDS", 1)
-    first = attention_shares(subject, "agent")
+        first_alone = attention_summary(subject, "agent")
+    monkeypatch.setattr(attention, "NUM_ENVS", 1)
+    first = attention_summary(subject, "agent")
     assert first is not None
     assert first_alone is not None
     assert first_alone != everyone
     assert first_alone.entropy == pytest.approx(first.entropy)
-    assert first_alone.shares == pytest.approx(first.shares)
+    assert first_alone.weights == pytest.approx(first.weights)
 
 
 def films(html: str) -> list[bytes]:

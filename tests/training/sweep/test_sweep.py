@@ -622,7 +622,7 @@ def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert first.name in lines[0]
-    assert "metrics.csv is not as it was logged" in lines[0]
+    assert "metrics.csv has changed since" in lines[0]
     assert second.name in lines[1]
     assert "continuing from" in lines[1]
 
