@@ -94,7 +94,7 @@ def evaluate(
     with cpu_threads(1):
         measured = measure(
             subject.policies,
-            lambda: subject.worlds(episodes),
+            lambda: subject.make_env(episodes),
             settings["perturbations"],
             others=others,
             baselines=subject.baselines(),
@@ -156,7 +156,7 @@ def _subject(
     device: str,
 ) -> EvaluationTarget:
     bare = EvaluationTarget({}, dict(env), dict(env), seed, device, "", None)
-    world = bare.worlds(1)
+    world = bare.make_env(1)
     given = policy
     if not isinstance(policy, Mapping):
         given = dict.fromkeys(world.groups, policy)

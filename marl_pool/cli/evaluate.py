@@ -157,13 +157,13 @@ def _act_on_one(arguments: Namespace, settings: dict[str, Any], act: "Act") -> i
 
 def _readable(arguments: Namespace) -> "list[Run]":
     """Open what was named, before any of it is measured, which may take hours."""
-    from marl_pool.evaluation.bare_policies import find_bare
+    from marl_pool.evaluation.standalone import find_standalone
 
     if len(arguments.run) < 2:
         return []  # the one is opened soon enough
     if arguments.out is not None and Path(arguments.out).exists():
         raise InputError(f"{arguments.out} exists; choose another --out")
-    bare = [find_bare(path, None) for path in arguments.run]
+    bare = [find_standalone(path, None) for path in arguments.run]
     return [
         open_run(arguments.verb, path)
         for path, policy in zip(arguments.run, bare, strict=True)
@@ -199,10 +199,10 @@ def _act_on(
         settings: of the verb; the env in them becomes complete, if there is one.
         act: takes the run, the settings and the plug-ins; returns what it wrote.
     """
-    from marl_pool.evaluation.bare_policies import find_bare
+    from marl_pool.evaluation.standalone import find_standalone
 
     verb, change = arguments.verb, settings["env"]
-    bare = find_bare(path, settings["pretrained"])
+    bare = find_standalone(path, settings["pretrained"])
     own = change is not None and "name" in change
     # A suite may choose an environment, too: only what the user typed is allowed.
     typed = names.texts_in(change) & names.allowed()

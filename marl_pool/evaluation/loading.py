@@ -107,7 +107,7 @@ class EvaluationTarget:
             frozenset(fixed),
             frozenset(plugins),
         )
-        reason = misfit(subject.policies, subject.worlds(1))
+        reason = misfit(subject.policies, subject.make_env(1))
         if reason:
             raise InputError(f"{run.path} does not fit the env {env['name']}: {reason}")
         if settings.get("rescale_codes"):
@@ -121,7 +121,7 @@ class EvaluationTarget:
             return str(self.checkpoint)
         return f"{self.checkpoint} (iteration {self.iteration})"
 
-    def worlds(self, count: int, first: int = 0, **changes: Any) -> BatchedEnv:
+    def make_env(self, count: int, first: int = 0, **changes: Any) -> BatchedEnv:
         """Evaluation worlds ``first`` to ``first + count - 1``, not yet reset.
 
         Args:
@@ -159,12 +159,12 @@ class EvaluationTarget:
         lacking = self._lacks(env)
         gap = f"env {self.env['name']} has no {lacking}" if lacking else ""
         if not gap:
-            gap = misfit(policies, self.worlds(1, **env))
+            gap = misfit(policies, self.make_env(1, **env))
         if change["rescale_codes"]:
             policies = rescaled(policies)
-        make = partial(self.worlds, count, **env)
+        make = partial(self.make_env, count, **env)
         baselines: dict[str, Policies] = {}
-        if not gap and not self.worlds(1, **env).simulated:
+        if not gap and not self.make_env(1, **env).simulated:
             baselines = self.baselines(**env)
         return TransferEnv(change["label"], dict(env), make, policies, baselines, gap)
 
@@ -181,7 +181,7 @@ class EvaluationTarget:
         Args:
             **changes: options of the env that differ.
         """
-        groups = self.worlds(1, **changes).groups
+        groups = self.make_env(1, **changes).groups
         found: dict[str, Policies] = {
             "random": {
                 name: RandomPolicy(group.action_space) for name, group in groups.items()

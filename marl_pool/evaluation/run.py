@@ -62,7 +62,7 @@ def evaluate_run(
 
         measured = measure(
             subject.policies,
-            lambda: subject.worlds(episodes),
+            lambda: subject.make_env(episodes),
             settings["perturbations"],
             others=others,
             baselines=subject.baselines(),

@@ -511,14 +511,14 @@ def test_the_seed_reaches_the_intervals(run: Run) -> None:
 
 
 def test_evaluation_worlds_are_none_that_training_meets(run: Run) -> None:
-    env = EvaluationTarget.load(run, SETTINGS).worlds(3, first=2)
+    env = EvaluationTarget.load(run, SETTINGS).make_env(3, first=2)
     assert env.env_ids.tolist() == [EVALUATION_WORLDS + i for i in (2, 3, 4)]
 
 
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
     subject = EvaluationTarget.load(run, SETTINGS)
     few, many = (
-        play(subject.policies, subject.worlds(count)).returns["agent"]
+        play(subject.policies, subject.make_env(count)).returns["agent"]
         for count in (2, 5)
     )
     np.testing.assert_array_equal(few, many[:2])

@@ -52,7 +52,7 @@ def observe(subject: EvaluationTarget, episodes: int, most: int) -> dict[str, Ob
         UnfitTokensError: the world does not know its signal.
         InputError: ``most`` is less than one step of all episodes.
     """
-    env = subject.worlds(1)
+    env = subject.make_env(1)
     env.reset()
     env.signal()  # it says at once if it knows none
     agents = max(group.num_agents for group in env.groups.values())
@@ -65,7 +65,7 @@ def observe(subject: EvaluationTarget, episodes: int, most: int) -> dict[str, Ob
     together = SIMULATORS if env.simulated else episodes
     recorders = []
     for first in range(0, episodes, together):
-        worlds = subject.worlds(min(together, episodes - first), first=first)
+        worlds = subject.make_env(min(together, episodes - first), first=first)
         rollout = Rollout(worlds, subject.policies)
         recorder = _Recorder(rollout.env, stride, first)
         rollout.episodes(on_step=recorder)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.bare_policies import new_folder_for
+from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.evaluation.diagnosis.files import (
     DOCUMENT,
     NAMES,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_pool.evaluation.bare_policies import new_folder_for
+from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.results import CLEAN, TRAINED
 from marl_pool.utils.atomic import make_folder

@@ -50,7 +50,7 @@ def attention_shares(subject: EvaluationTarget, group: str) -> AttentionShares |
         None if its pooling head has no weights. Dead agents are left out.
     """
     # Play, and flatten steps and environments to one batch.
-    env = subject.worlds(WORLDS)
+    env = subject.make_env(WORLDS)
     spec = env.groups[group].tokens
     played = Rollout(env, subject.policies).steps(min(STEPS, env.max_steps))[group]
     tokens = played.tokens.map(lambda tensor: tensor.flatten(0, 1))

@@ -202,7 +202,7 @@ def load_subject(
 ) -> EvaluationTarget:
     """Read a run that is to be filmed; arguments and errors as of `render_run`."""
     subject = EvaluationTarget.load(run, settings, plugins)
-    if settings["top_patches"] and subject.worlds(1).patch_grid is None:
+    if settings["top_patches"] and subject.make_env(1).patch_grid is None:
         raise InputError(
             f"top_patches: expected 0 for the env {subject.env['name']}, whose "
             f"tokens are no patches, got {settings['top_patches']}"
@@ -231,7 +231,7 @@ def film_to(
     conditions = [options]
     if settings["beside_clean"] and options is not None:
         conditions.insert(0, None)
-    longest = max(subject.worlds(1).max_steps for subject in subjects.values())
+    longest = max(subject.make_env(1).max_steps for subject in subjects.values())
     with (
         Writer(path, settings["fps"]) as writer,
         Progress(count * (longest + 1), unit="frames") as progress,
@@ -258,7 +258,7 @@ def _tile(
     name: str,
 ) -> Tile:
     """One episode, at its start."""
-    env = subject.worlds(1, first=number)
+    env = subject.make_env(1, first=number)
     many = settings["episodes"] * settings["rows"]
     which = f"episode {number + 1} of {many}   " if many > 1 else ""
     who = f"{name}   " if name else ""

@@ -38,18 +38,18 @@ def draw_attended(
     Raises:
         UnfitTokensError: tokens that are no patches, or a policy without attention.
     """
-    env = subject.worlds(1)
+    env = subject.make_env(1)
     if env.patch_grid is None:
         name = subject.env["name"]
         raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
     _require_attention(subject)
     rows = [
-        _row(subject.worlds(1), subject.policies, "clean", shuffled=False),
-        _row(subject.worlds(1), subject.policies, "shuffled", shuffled=True),
+        _row(subject.make_env(1), subject.policies, "clean", shuffled=False),
+        _row(subject.make_env(1), subject.policies, "shuffled", shuffled=True),
     ]
     for other in others:
         if not other.gap:
-            changed = subject.worlds(1, **other.env)
+            changed = subject.make_env(1, **other.env)
             rows.append(_row(changed, other.policies, other.label, shuffled=False))
     sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
     opencv().imwrite(str(path), sheet[..., ::-1])

@@ -52,7 +52,7 @@ def record(
         max_steps: steps after which an episode is cut.
         keep_worlds: whether worlds are needed, to be drawn; for a single one.
     """
-    env = subject.worlds(len(numbers), first=numbers[0])
+    env = subject.make_env(len(numbers), first=numbers[0])
     env.max_steps = min(env.max_steps, max_steps)
     recorder = _Recorder(_rollout(subject, env, shuffled), keep_worlds)
     recorder.rollout.episodes(on_step=recorder)
@@ -68,14 +68,14 @@ def longest(subject: EvaluationTarget, max_steps: int) -> int:
     """
     if is_picture(subject):
         return 0
-    env = subject.worlds(CANDIDATES)
+    env = subject.make_env(CANDIDATES)
     env.max_steps = min(env.max_steps, max_steps)
     return int(_rollout(subject, env, False).episodes().lengths.argmax())
 
 
 def is_picture(subject: EvaluationTarget) -> bool:
     """Whether tokens are patches of a picture, not readings."""
-    (group,) = subject.worlds(1).groups.values()
+    (group,) = subject.make_env(1).groups.values()
     return group.tokens.dtype == "uint8"
 
 
@@ -97,7 +97,7 @@ def require_codes(subject: EvaluationTarget) -> None:
 
 def blank_tokens(subject: EvaluationTarget, group: str) -> Tokens:
     """Zeros in the form of what one agent sees, without playing anything."""
-    spec = subject.worlds(1).groups[group].tokens
+    spec = subject.make_env(1).groups[group].tokens
     shape = (1, 1, spec.num_tokens)
     types = torch.zeros(shape, dtype=torch.int64, device=subject.device)
     features = types.new_zeros(*shape, spec.num_features)

@@ -67,7 +67,7 @@ def regress(subject: EvaluationTarget, episodes: int) -> list[Fit]:
             "expected readings, of which each is a number, got bytes"
         )
     numbers = range(min(episodes, EPISODES))
-    limit = subject.worlds(1).max_steps
+    limit = subject.make_env(1).max_steps
     played = record(subject, numbers, shuffled=True, max_steps=limit)
     codes, inputs = played.codes.double(), played.inputs.double()
     known = REGRESSION if subject.env["name"] == "cartpole" else {}
@@ -114,7 +114,7 @@ def _shown(value: float) -> str:
 
 def _names(subject: EvaluationTarget) -> list[str]:
     """Of the inputs, in the world's own order."""
-    env = subject.worlds(1)
+    env = subject.make_env(1)
     (group,) = env.groups.values()
     spec = group.tokens
     numbered = [f"token_{i}" for i in range(spec.num_tokens)]

@@ -68,7 +68,7 @@ class StandalonePolicy:
                 discard(path)
 
 
-def find_bare(path: str | None, pretrained: str | None) -> StandalonePolicy | None:
+def find_standalone(path: str | None, pretrained: str | None) -> StandalonePolicy | None:
     """Find the policy that a user names, if it is one without a run.
 
     Args:
@@ -88,7 +88,7 @@ def find_bare(path: str | None, pretrained: str | None) -> StandalonePolicy | No
                 f"{pretrained!r} and {path}"
             )
         folder = pretrained_path(pretrained)
-        return _bare(pretrained, folder, f"pretrained={pretrained}")
+        return _standalone(pretrained, folder, f"pretrained={pretrained}")
     if path is None:
         return None
     folder = Path(path)
@@ -96,10 +96,10 @@ def find_bare(path: str | None, pretrained: str | None) -> StandalonePolicy | No
         return None
     absolute = folder.absolute()
     named = absolute if absolute.name != "policy" else absolute.parent
-    return _bare(named.name, folder, str(absolute))
+    return _standalone(named.name, folder, str(absolute))
 
 
-def _bare(name: str, folder: Path, source: str) -> StandalonePolicy:
+def _standalone(name: str, folder: Path, source: str) -> StandalonePolicy:
     from marl_pool.policies.storage import world_of  # brings torch
 
     return StandalonePolicy(name, folder, source, world_of(folder))
