@@ -554,7 +554,11 @@ class Run:
 
     @property
     def evaluation_dir(self) -> Path:
-        """Where evaluations are written; made when asked for.
+        """Folder of evaluations, once there is one."""
+        return self.path / "evaluation"
+
+    def make_evaluation_dir(self) -> Path:
+        """Make `evaluation_dir` if it does not exist.
 
         Raises:
             InputError: it cannot be written to.

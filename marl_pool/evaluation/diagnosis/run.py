@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.evaluation.diagnosis.files import (
     DOCUMENT,
     NAMES,
@@ -23,7 +22,8 @@ from marl_pool.evaluation.diagnosis.observations import Observed, observe
 from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, diagnoses
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import Files
-from marl_pool.evaluation.run import about
+from marl_pool.evaluation.settings import DiagnoseSettings
+from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.policies.base import Policy
 from marl_pool.pooling import POOLING
 from marl_pool.utils.atomic import make_folder
@@ -55,7 +55,12 @@ def diagnose_run(
             its signal.
     """
     episodes = settings["episodes"]
-    subject = EvaluationTarget.load(run, settings, plugins)
+    subject = EvaluationTarget.from_run(
+        run,
+        DiagnoseSettings.from_config(settings),
+        env=settings["env"],
+        plugins=plugins,
+    )
     with cpu_threads(settings["threads"]):
         observed = observe(subject, episodes, settings["max_observations"])
         rows = [
@@ -70,12 +75,8 @@ def diagnose_run(
         f"checkpoint {subject.name}"
     )
     print_table(named, title)
-    files = Files(run.evaluation_dir, NAMES)
-    told = {
-        **about(subject, episodes, run=run.path.name),
-        "config_digest": run.config_digest,
-        "training_seed": run.config.get("seed"),
-    }
+    files = Files(run.make_evaluation_dir(), NAMES)
+    told = subject.record(episodes)
     lines = [plain(row) for row in rows]
     write_csv(files.path(TABLE), [{**line, **told} for line in lines])
     write_json(files.path(DOCUMENT), lines, told)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.results import CLEAN, TRAINED
+from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.plotting import INK, new_figure, save_png
@@ -158,7 +158,7 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
 def _counts(row: Mapping[str, Any]) -> bool:
     plain = row["policy"] == TRAINED and not row["stochastic"] and not row["fixed"]
     known = row["label"] in (CLEAN, OCCLUDE)
-    return plain and known and not row["gap"]
+    return plain and known and not row["missing"]
 
 
 def _order(row: tuple[str, str]) -> tuple[list[float], str]:

@@ -89,13 +89,15 @@ def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
             if result.policy == TRAINED
             and result.stochastic == stochastic
             and result.label in (CLEAN, label)
-            and not result.gap
+            and not result.missing
         ]
         if curve:
             _curve(axes, sorted(curve, key=lambda result: result.severity), color)
-    gaps = [result.gap for result in results if result.label == label and result.gap]
-    if gaps:
-        text = "\n".join(textwrap.wrap(f"not measured: {gaps[0]}", 30))
+    reasons = [
+        result.missing for result in results if result.label == label and result.missing
+    ]
+    if reasons:
+        text = "\n".join(textwrap.wrap(f"not measured: {reasons[0]}", 30))
         axes.text(
             0.5,
             0.5,
@@ -118,7 +120,7 @@ def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
         color=color,
         linestyle=":",
         linewidth=1,
-        label=f"{curve[0].who}, clean",
+        label=f"{curve[0].policy_label}, clean",
     )
     axes.fill_between(severities, low, high, color=color, alpha=0.2, linewidth=0)
     axes.plot(
@@ -128,7 +130,7 @@ def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
         marker="o",
         markersize=4,
         clip_on=False,
-        label=curve[0].who,
+        label=curve[0].policy_label,
     )
 
 
@@ -141,7 +143,7 @@ def bounds(result: Result) -> tuple[float, float]:
 
 def _share_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
     """Give the panels of a group the range of all that they show."""
-    seen = [result for result in results if not result.gap]
+    seen = [result for result in results if not result.missing]
     low = min(bounds(result)[0] for result in seen)
     high = max(bounds(result)[1] for result in seen)
     margin = 0.06 * (high - low) or 0.1

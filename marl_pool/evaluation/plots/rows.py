@@ -1,6 +1,5 @@
 """A picture of an evaluation of many different rows, the published ones beside them."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
 from marl_pool.utils.plotting import GRID, INK, new_figure, save_png
 from marl_pool.utils.text import literal
 
-OURS, PAPER = "#0b5fa5", "#e07b00"
+COLOR = "#0b5fa5"
 
 
 def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
@@ -34,7 +33,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     for axes, group in zip(panels, groups, strict=True):
         own = rows[group]
         for place, row in enumerate(own):
-            if row.gap:
+            if row.missing:
                 axes.annotate(
                     "not measured",
                     (0.02, place),
@@ -43,7 +42,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
                     color="#8a8a84",
                     fontsize=8,
                 )
-        measured = [(place, row) for place, row in enumerate(own) if not row.gap]
+        measured = [(place, row) for place, row in enumerate(own) if not row.missing]
         axes.errorbar(
             [row.mean for _, row in measured],
             [place for place, _ in measured],
@@ -52,21 +51,10 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
                 [bounds(row)[1] - row.mean for _, row in measured],
             ],
             fmt="o",
-            color=OURS,
+            color=COLOR,
             capsize=3,
             label=f"mean, 95 % over episodes ({ONLY})",
         )
-        paper = [(p, row) for p, row in measured if not math.isnan(row.published)]
-        if paper:
-            axes.plot(
-                [row.published for _, row in paper],
-                [place for place, _ in paper],
-                "|",
-                color=PAPER,
-                markersize=13,
-                markeredgewidth=2.5,
-                label="published",
-            )
         for base in shown:
             own_world = base.group == group and base.label == CLEAN
             if own_world and base.policy in BASELINES:

@@ -2,14 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report.runs import ReportedRun
+from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
 
-DEFAULTS = {"checkpoint": "best", "seed": 0, "device": "cpu", "env": None}
 Loaded = Mapping[Path, EvaluationTarget | str]
 """The policies of each run by its folder, or the reason why they cannot be loaded."""
 
@@ -26,13 +25,17 @@ def load_policies(runs: Sequence[ReportedRun], plugins: Collection[str]) -> Load
 
 def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
     """Load the evaluated policies of a run; without an evaluation, the best ones."""
-    settings: dict[str, Any] = dict(DEFAULTS)
-    if one.evaluation is not None:
-        about = one.evaluation.about
-        settings |= {key: about[key] for key in ("checkpoint", "seed", "rescale_codes")}
-        settings["env"] = about["env"] if about["changed"] else None
+    about = {} if one.evaluation is None else one.evaluation.about
     try:
-        return EvaluationTarget.load(one.run, settings, plugins)
+        return EvaluationTarget.from_run(
+            one.run,
+            TargetSettings.from_config(
+                {key: about[key] for key in ("checkpoint", "seed") if about}
+            ),
+            env=about["env"] if about and about["changed"] else None,
+            rescale_codes=about["rescale_codes"] if about else False,
+            plugins=plugins,
+        )
     except InputError as error:
         return one.without_folders(error)
 

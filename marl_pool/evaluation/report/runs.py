@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from marl_pool.evaluation.comparable import require_comparable
+from marl_pool.evaluation.comparable import validate_comparable
 from marl_pool.evaluation.report.diagnoses import Diagnosed, diagnosis_of
 from marl_pool.evaluation.report.evaluations import (
     AS_TRAINED,
@@ -97,7 +97,7 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
         InputError: runs that cannot be compared, or one that is given twice.
     """
     validate_envs(runs)
-    require_comparable(runs)
+    validate_comparable(runs)
     evaluations = [evaluation_of(run) for run in runs]
     diagnoses = [diagnosis_of(run) for run in runs]
     usual = _usual([one for one in evaluations if isinstance(one, Evaluation)])

@@ -14,6 +14,7 @@ from marl_pool.envs.drawing.patches import outline
 from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import CLEAN
+from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.tiling import Tile, frames_of
 from marl_pool.evaluation.video.webm import Writer, captioned
 from marl_pool.perturbations.base import PerturbationState
@@ -201,7 +202,13 @@ def load_subject(
     run: "Run", settings: Mapping[str, Any], plugins: Collection[str]
 ) -> EvaluationTarget:
     """Read a run that is to be filmed; arguments and errors as of `render_run`."""
-    subject = EvaluationTarget.load(run, settings, plugins)
+    subject = EvaluationTarget.from_run(
+        run,
+        RenderSettings.from_config(settings),
+        env=settings["env"],
+        rescale_codes=settings["rescale_codes"],
+        plugins=plugins,
+    )
     if settings["top_patches"] and subject.make_env(1).patch_grid is None:
         raise InputError(
             f"top_patches: expected 0 for the env {subject.env['name']}, whose "

@@ -48,7 +48,7 @@ def draw_attended(
         _row(subject.make_env(1), subject.policies, "shuffled", shuffled=True),
     ]
     for other in others:
-        if not other.gap:
+        if not other.missing:
             changed = subject.make_env(1, **other.env)
             rows.append(_row(changed, other.policies, other.label, shuffled=False))
     sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)

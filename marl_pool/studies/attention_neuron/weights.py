@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedModel:
     """A published model.
 
     Attributes:
@@ -100,8 +100,8 @@ _ANT = TokenSpec(28, 1, ("channel",), has_self=False)
 _PATCHES = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8", num_frames=4)
 _OVERLAPPING = TokenSpec(529, 147, ("patch",), has_self=False, dtype="uint8")
 
-PUBLISHED: dict[str, Published] = {
-    "cartpole_pi": Published(
+PUBLISHED: dict[str, PublishedModel] = {
+    "cartpole_pi": PublishedModel(
         env={"name": "cartpole"},
         spec=_CARTPOLE,
         num_actions=1,
@@ -123,7 +123,7 @@ PUBLISHED: dict[str, Published] = {
             *_linear("body.0", 1, 16),
         ),
     ),
-    "ant_pi": Published(
+    "ant_pi": PublishedModel(
         env={"name": "ant_bullet"},
         spec=_ANT,
         num_actions=8,
@@ -144,7 +144,7 @@ PUBLISHED: dict[str, Published] = {
             *_linear("body.2", 8, 32),
         ),
     ),
-    "ant_mlp": Published(
+    "ant_mlp": PublishedModel(
         env={"name": "ant_bullet"},
         spec=_ANT,
         num_actions=8,
@@ -155,7 +155,7 @@ PUBLISHED: dict[str, Published] = {
             *_linear("body.4", 8, 32),
         ),
     ),
-    "carracing": Published(
+    "carracing": PublishedModel(
         env={
             "name": "car_racing",
             "patch": 7,
@@ -180,7 +180,7 @@ PUBLISHED: dict[str, Published] = {
             *_linear("output", 3, 16),
         ),
     ),
-    "carracing_pi": Published(
+    "carracing_pi": PublishedModel(
         env={"name": "car_racing"},
         spec=_PATCHES,
         num_actions=3,
