@@ -34,9 +34,9 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
         return _act_on_one(arguments, settings, _evaluate_run)
     documents = _documents(arguments, settings, _evaluate_run)
     from marl_pool.evaluation.comparable import validate_comparable
-    from marl_pool.evaluation.plots.heat_map import compare, is_shown
+    from marl_pool.evaluation.plots.heat_map import compare, has_occlusion
 
-    if is_shown(settings["perturbations"]):
+    if has_occlusion(settings["perturbations"]):
         try:
             validate_comparable(runs)
         except InputError as error:

@@ -99,7 +99,7 @@ def _check_env_change(
 
 
 def _refuse_context(where: str, change: Mapping[str, Any]) -> None:
-    """Refuse what the program itself tells an env, such as the seed."""
+    """Reject arguments that the program fills, such as the seed."""
     for key in change:
         if key in GROUPS["env"].context:
             raise InputError(
@@ -110,7 +110,8 @@ def _refuse_context(where: str, change: Mapping[str, Any]) -> None:
 def _refuse_misspelt(where: str, change: Mapping[str, Any]) -> None:
     """Refuse a key that no env has and that is nearly one that some env has.
 
-    Other unknown keys may be those of a plug-in; what a world lacks is a gap.
+    Other unknown keys may be those of a plug-in; an env that lacks one gives a row
+    without numbers.
     """
     group = GROUPS["env"]
     known = {

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation."""
+"""Plot of return against severity."""
 
 import math
 import textwrap
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 4
 COLORS = {False: "#0b5fa5", True: "#e07b00"}
-"""Of the trained policy, deterministic and sampled."""
+"""Colors of the trained policy, deterministic and sampled."""
 BASELINES = {"random": "#b03a2e", "heuristic": "#2e8b57"}
 
 
@@ -23,13 +23,13 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw return against severity, a panel for each perturbation.
 
     Bands are 95 % bootstrap intervals of the mean over episodes; horizontal lines are
-    clean returns of the trained policy, the random one and the heuristic. What could
-    not be measured is said in its panel. Several groups stand below each other.
+    clean returns of the trained policy, the random one and the heuristic. A panel shows
+    the reason of missing values. Groups are stacked from top to bottom.
 
     Args:
-        results: of `evaluate`.
-        path: of the PNG.
-        title: above all panels.
+        results: rows of an evaluation.
+        path: path of the PNG.
+        title: title of the figure.
     """
     results = [result for result in results if not result.fixed]
     groups = list(dict.fromkeys(result.group for result in results))
@@ -51,7 +51,7 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
             legend |= dict(zip(names, handles, strict=True))
         for axes in unused:
             axes.set_axis_off()
-        _share_range(used, own)
+        _set_common_range(used, own)
         prefix = f"{group}: " if len(groups) > 1 else ""
         for column, axes in enumerate(used):
             if column % columns == 0:
@@ -135,14 +135,14 @@ def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
 
 
 def bounds(result: Result) -> tuple[float, float]:
-    """The interval of the mean; of a single episode the mean itself."""
+    """Return the interval of the mean; for a single episode the mean itself."""
     if math.isnan(result.mean_low):
         return result.mean, result.mean
     return result.mean_low, result.mean_high
 
 
-def _share_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
-    """Give the panels of a group the range of all that they show."""
+def _set_common_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
+    """Set the range of all panels of a group to that of all their values."""
     seen = [result for result in results if not result.missing]
     low = min(bounds(result)[0] for result in seen)
     high = max(bounds(result)[1] for result in seen)

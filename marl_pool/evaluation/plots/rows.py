@@ -1,4 +1,4 @@
-"""A picture of an evaluation of many different rows, the published ones beside them."""
+"""Plot of an evaluation with many different rows, such as other environments."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ COLOR = "#0b5fa5"
 
 
 def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
-    """Draw a line for each row: mean, its 95 % interval, and the published mean.
+    """Draw mean and 95 % interval of each row.
 
-    Rows of sampled actions, and of groups that did not learn, are in the table alone.
+    Rows of sampled actions, and of groups that were not trained, are left out.
 
     Args:
-        results: of `evaluate`.
-        path: of the PNG.
-        title: above all.
+        results: rows of an evaluation.
+        path: path of the PNG.
+        title: title of the figure.
     """
     shown = [r for r in results if not (r.fixed or r.stochastic)]
     groups = list(dict.fromkeys(result.group for result in shown))
@@ -56,8 +56,8 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
             label=f"mean, 95 % over episodes ({ONLY})",
         )
         for base in shown:
-            own_world = base.group == group and base.label == CLEAN
-            if own_world and base.policy in BASELINES:
+            clean = base.group == group and base.label == CLEAN
+            if clean and base.policy in BASELINES:
                 axes.axvline(
                     base.mean,
                     color=BASELINES[base.policy],

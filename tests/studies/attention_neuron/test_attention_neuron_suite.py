@@ -354,16 +354,16 @@ def subject_of(folder: Path, policy: SpecifiedPolicy, **env: Any) -> EvaluationT
 def test_a_recording_is_in_the_worlds_own_order(tmp_path: Path) -> None:
     subject = subject_of(tmp_path / "run", sensory(), start_speed=0.5)
     plain, shuffled = (
-        record(subject, range(2), shuffled=moved, max_steps=30, keep_worlds=not moved)
+        record(subject, range(2), shuffled=moved, max_steps=30, keep_envs=not moved)
         for moved in (False, True)
     )
     torch.testing.assert_close(plain.codes, shuffled.codes)
     torch.testing.assert_close(plain.inputs, shuffled.inputs)
     assert plain.inputs.shape == (60, 5)
     assert plain.codes.std(0).min() > 0
-    assert not shuffled.worlds
-    # The worlds are kept as they were when their first row was seen.
-    seen = [world.observe()["agent"].features.flatten() for world in plain.worlds]
+    assert not shuffled.envs
+    # Environments are kept as they were when their first row was observed.
+    seen = [env.observe()["agent"].features.flatten() for env in plain.envs]
     torch.testing.assert_close(torch.stack(seen), plain.inputs[::2])
 
 
