@@ -553,7 +553,11 @@ class Run:
 
     @property
     def evaluation_dir(self) -> Path:
-        """Folder of evaluations; created on access.
+        """Folder of evaluations, which exists after the first one."""
+        return self.path / "evaluation"
+
+    def make_evaluation_dir(self) -> Path:
+        """Create `evaluation_dir` if it does not exist.
 
         Raises:
             InputError: the folder is not writable.

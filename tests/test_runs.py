@@ -393,6 +393,8 @@ def test_policy_path_finds_best_last_and_numbered(run):
 
 
 def test_results_have_their_places_and_videos_never_overwrite(run):
+    assert not run.evaluation_dir.exists()
+    assert run.make_evaluation_dir() == run.evaluation_dir
     assert run.evaluation_dir.is_dir()
     names = []
     for _ in range(3):

@@ -1,29 +1,23 @@
-"""Evaluate a policy or any function of observations from Python."""
+"""Robustness evaluation of policies from anywhere, from Python."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marl_pool.evaluation.callable_policy import Act, as_policy
-from marl_pool.evaluation.loading import (
-    EvaluationTarget,
-    check_device,
-    cpu_threads,
-    misfit,
-    to_float64,
-)
-from marl_pool.evaluation.measure import Measured, measure
+from marl_pool.evaluation.callable_policy import Act
+from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.evaluation.results import Files
-from marl_pool.evaluation.run import about, write_measured
+from marl_pool.evaluation.run import evaluate_target, write_results
+from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.policies.base import Policy
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import texts_in, trust, unknown
 
-SUITE = ("perturbations", "worlds")
-"""What a suite of one's own may say."""
+SUITE_KEYS = ("perturbations", "transfer")
+"""Keys of a suite that is given as a mapping."""
 
 
 def evaluate(
@@ -40,80 +34,70 @@ def evaluate(
     title: str | None = None,
     out: str | Path | None = None,
     plugins: Iterable[str] = (),
-) -> Measured:
-    """Measure how robust a policy is: one of ours, or any function.
+) -> EvaluationResults:
+    """Measure the robustness of a policy: one of this package, or any function.
 
-    ``marl_pool.evaluate(lambda obs: model.predict(obs)[0], "simple_centroid")`` tests
-    a model of Stable-Baselines3; see ``examples/``. What `marl-pool evaluate`
-    does for a run, this does for a policy from anywhere, in the same worlds.
+    ``marl_pool.evaluate(lambda obs: model.predict(obs)[0], "simple_centroid")``
+    evaluates a model of Stable-Baselines3; see ``examples/``. It plays the same
+    episodes as ``marl-pool evaluate``, which evaluates a run.
 
     Args:
-        policy: what acts; see `Function` for functions. By group where a world has
-            several groups of agents; a single one plays them all.
+        policy: policy, or function of observations (see `CallablePolicy`). By group if
+            an environment has several groups of agents; a single one plays them all.
         env: a registered name, or ``{"name": …, **options}``.
-        suite: a name of ``configs/suite``, or ``{"perturbations": […], "worlds":
-            […]}`` as in its files. Analyses, which some suites have too, are made of
-            runs only.
-        episodes: for each perturbation and severity, in as many paired worlds.
-        stochastic: measure sampled actions beside the most likely ones; a function
-            does as it likes in both.
-        seed: of the worlds, which training never meets.
-        device: where worlds, and policies of ours, live.
-        threads: of torch; each plays another case.
+        suite: a name of ``configs/suite``, or ``{"perturbations": […], "transfer":
+            […]}`` as in its files. The analyses of some suites are made of runs only.
+        episodes: episodes for each perturbation and severity, in as many paired
+            environments.
+        stochastic: measure sampled actions in addition to the most likely ones. A
+            function decides by itself and is called in the same way for both.
+        seed: seed of the environments, none of which occurs in training.
+        device: device of environments, and of policies of this package.
+        threads: threads, each of which plays another case.
         config_dir: a folder with ``suite/NAME.yaml`` of your own.
-        title: of the table on screen and of the picture; None for no table.
-        out: a folder that gets the same files as a run's ``evaluation/``; None for
-            none.
+        title: title of the table on screen and of the plot; None prints no table.
+        out: folder for the same files as in a run's ``evaluation/``; None writes none.
         plugins: ``package.module:Class`` names that the file of ``suite`` may use. A
-            suite that is a mapping is yours, and may name any.
+            suite that is a mapping is yours, and may use any.
 
     Returns:
-        Rows, each episode's returns, and one number for each perturbation.
+        Rows, each episode's returns, and an AUC over severity for each perturbation.
 
     Raises:
         InputError: unknown names, wrong options, a policy that does not fit the env,
-            a function that returns no actions of its space.
+            or a function that returns no actions of its space.
     """
-    given: dict[str, Any] = {
-        "episodes": episodes,
-        "stochastic": stochastic,
-        "seed": seed,
-        "device": device,
-        "threads": threads,
-    }
-    own = not isinstance(suite, str)
-    with nullcontext() if own else trust(plugins, f"the suite {suite!r}"):
-        settings = _settings(suite, config_dir, **given)
-    check_device(device)
-    files = None if out is None else Files(_folder(out))
-    subject = _subject(policy, _env(env), seed, device)
-    if not own:  # its other environments may not import what the user did not name
-        named = frozenset({*plugins, *texts_in(env)})
-        subject = replace(subject, plugins=named)
-    others = subject.others(settings["worlds"], episodes)
-    with cpu_threads(1):
-        measured = measure(
-            subject.policies,
-            lambda: subject.worlds(episodes),
-            settings["perturbations"],
-            others=others,
-            baselines=subject.baselines(),
+    from_file = isinstance(suite, str)
+    with trust(plugins, f"the suite {suite!r}") if from_file else nullcontext():
+        settings = _settings(
+            suite,
+            config_dir,
+            episodes=episodes,
             stochastic=stochastic,
             seed=seed,
-            workers=threads,
+            device=device,
+            threads=threads,
         )
+    folder = None if out is None else _make_folder(out)
+    name = title or (folder.name if folder else "")
+    # Transfer environments of a file may not import what the user did not name.
+    allowed = {*plugins, *texts_in(env)} if from_file else None
+    target = EvaluationTarget.from_policies(
+        policy, _env(env), name=name, seed=seed, device=device, plugins=allowed
+    )
+    transfers = target.transfer_envs(settings.transfer_settings, episodes)
+    results = evaluate_target(target, settings, transfers)
     if title is not None:
-        measured.show(title)
-    if files is not None:
-        name = title or files.folder.name
-        write_measured(files, measured, about(subject, episodes, run=name), name)
-    return measured
+        results.show(title)
+    if folder is not None:
+        write_results(Files(folder), results, target.record(episodes), name)
+    return results
 
 
 def _settings(
     suite: str | Mapping[str, Any], config_dir: str | Path | None, **given: Any
-) -> dict[str, Any]:
-    """All of it, checked as the command line checks it."""
+) -> EvaluateSettings:
+    """Compose the suite, and check it with the arguments as the command line does."""
     from marl_pool.config import check, compose_only
 
     if not isinstance(suite, str | Mapping):
@@ -122,13 +106,13 @@ def _settings(
         )
     folder = None if config_dir is None else str(config_dir)
     named = suite if isinstance(suite, str) else "quick"
-    composed, _ = compose_only("evaluate", [f"suite={named}"], folder)
+    config, _ = compose_only("evaluate", [f"suite={named}"], folder)
     if not isinstance(suite, str):
         for key in suite:
-            if key not in SUITE:
-                raise unknown("key of a suite", str(key), SUITE)
-        composed = {**composed, **{key_0: [] for key_0 in SUITE}, **suite}
-    return check("evaluate", {**composed, **given})
+            if key not in SUITE_KEYS:
+                raise unknown("key of a suite", str(key), SUITE_KEYS)
+        config = {**config, **{key: [] for key in SUITE_KEYS}, **suite}
+    return EvaluateSettings.from_config(check("evaluate", {**config, **given}))
 
 
 def _env(env: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -139,34 +123,11 @@ def _env(env: str | Mapping[str, Any]) -> dict[str, Any]:
     return check_section("env", given, GROUPS["env"])
 
 
-def _folder(out: str | Path) -> Path:
-    """Made before anything is played, which may take hours."""
+def _make_folder(out: str | Path) -> Path:
+    """Make the folder before the episodes are played, which may take hours."""
     folder = Path(out)
     try:
         make_folder(folder)
     except OSError as error:
         raise InputError(f"out: {folder} cannot be made: {error.strerror}") from error
     return folder
-
-
-def _subject(
-    policy: Policy | Act | Mapping[str, Policy | Act],
-    env: Mapping[str, Any],
-    seed: int,
-    device: str,
-) -> EvaluationTarget:
-    bare = EvaluationTarget({}, dict(env), dict(env), seed, device, "", None)
-    groups = bare.describe().groups
-    given = policy
-    if not isinstance(policy, Mapping):
-        given = dict.fromkeys(groups, policy)
-    assert isinstance(given, Mapping)
-    if set(given) != set(groups):
-        raise InputError(
-            f"policy: expected one for each group {sorted(groups)}, got {sorted(given)}"
-        )
-    policies = {name: as_policy(given[name], group) for name, group in groups.items()}
-    reason = misfit(policies, groups)
-    if reason:
-        raise InputError(f"policy does not fit the env {env['name']}: {reason}")
-    return replace(bare, policies=to_float64(policies, device))

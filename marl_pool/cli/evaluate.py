@@ -1,4 +1,4 @@
-"""The verbs that measure and show what runs and policies do."""
+"""Verbs for trained policies: evaluate, diagnose, render and report."""
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from marl_pool.evaluation.video.side_by_side import SideBySideVideo
     from marl_pool.runs import Run
 
-    Act = Callable[[Run, dict[str, Any], list[str]], list[Path]]
+    Action = Callable[[Run, dict[str, Any], list[str]], list[Path]]
 
 REPORT_KEYS = ("videos", "evaluate", "threads")
-"""Keys of ``report`` itself; with ``evaluate=true`` others go to ``evaluate``."""
+"""Keys of ``report``; with ``evaluate=true``, others are passed to ``evaluate``."""
 
 
 def evaluate(arguments: Namespace, overrides: list[str]) -> int:
-    """Measure runs or policies under perturbations; several are compared."""
+    """Measure runs or policies under perturbations, and compare several."""
     with reading(arguments, overrides):
         return _evaluate(arguments, overrides)
 
@@ -35,12 +35,12 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
     if len(arguments.run) < 2:
         return _act_on_one(arguments, settings, _evaluate_run)
     documents = _documents(arguments, settings, _evaluate_run)
-    from marl_pool.evaluation.comparable import require_comparable
-    from marl_pool.evaluation.plots.heat_map import compare, is_shown
+    from marl_pool.evaluation.comparable import validate_comparable
+    from marl_pool.evaluation.plots.heat_map import compare, has_occlusion
 
-    if is_shown(settings["perturbations"]):
+    if has_occlusion(settings["perturbations"]):
         try:
-            require_comparable(runs)
+            validate_comparable(runs)
         except InputError as error:
             print(f"no heat map: {error}")
             return 0
@@ -49,7 +49,7 @@ def _evaluate(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def diagnose(arguments: Namespace, overrides: list[str]) -> int:
-    """Look into runs or policies; several are compared."""
+    """Measure what pooling heads keep of the signal, and compare several runs."""
     with reading(arguments, overrides):
         return _diagnose(arguments, overrides)
 
@@ -61,17 +61,17 @@ def _diagnose(arguments: Namespace, overrides: list[str]) -> int:
     runs = _readable(arguments)
     if len(arguments.run) < 2:
         return _act_on_one(arguments, settings, _diagnose_run)
-    from marl_pool.evaluation.comparable import require_comparable
+    from marl_pool.evaluation.comparable import validate_comparable
     from marl_pool.evaluation.diagnosis.run import compare
 
-    require_comparable(runs)
+    validate_comparable(runs)
     documents = _documents(arguments, settings, _diagnose_run)
     print_paths(compare(documents, arguments.out))
     return 0
 
 
 def render(arguments: Namespace, overrides: list[str]) -> int:
-    """Film a run or a policy, or several side by side."""
+    """Write a video of a run or a policy, or of several side by side."""
     with reading(arguments, overrides):
         return _render(arguments, overrides)
 
@@ -93,7 +93,7 @@ def _render(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def report(arguments: Namespace, overrides: list[str]) -> int:
-    """Write a page of runs."""
+    """Write a report page of runs."""
     with reading(arguments, overrides):
         return _report(arguments, overrides)
 
@@ -134,8 +134,12 @@ def _evaluate_run(
     run: "Run", settings: dict[str, Any], plugins: list[str]
 ) -> list[Path]:
     from marl_pool.evaluation.run import evaluate_run
+    from marl_pool.evaluation.settings import EvaluateSettings
+    from marl_pool.studies.attention_neuron.analyses import analyse_run
 
-    return evaluate_run(run, settings, plugins=plugins)
+    typed = EvaluateSettings.from_config(settings)
+    evaluated = evaluate_run(run, typed, env=settings["env"], plugins=plugins)
+    return evaluated.paths + analyse_run(evaluated, typed)
 
 
 def _diagnose_run(
@@ -179,35 +183,39 @@ def _render_options(
     return RenderSettings(**own), perturbation, env
 
 
-def _act_on_one(arguments: Namespace, settings: dict[str, Any], act: "Act") -> int:
+def _act_on_one(
+    arguments: Namespace, settings: dict[str, Any], action: "Action"
+) -> int:
     path = next(iter(arguments.run), None)
-    print_paths(_act_on(path, arguments.out, arguments, settings, act))
+    print_paths(_act_on(path, arguments.out, arguments, settings, action))
     return 0
 
 
 def _readable(arguments: Namespace) -> "list[Run]":
-    """Open what was named, before any of it is measured, which may take hours."""
-    from marl_pool.evaluation.bare_policies import find_bare
+    """Open all runs before any is measured, which may take hours.
+
+    Standalone policies are left out. A single run is opened by `_act_on`.
+    """
+    from marl_pool.evaluation.standalone import find_standalone
 
     if len(arguments.run) < 2:
-        return []  # the one is opened soon enough
+        return []
     if arguments.out is not None and Path(arguments.out).exists():
         raise InputError(f"{arguments.out} exists; choose another --out")
-    bare = [find_bare(path, None) for path in arguments.run]
     return [
         open_run(arguments.verb, path)
-        for path, policy in zip(arguments.run, bare, strict=True)
-        if policy is None
+        for path in arguments.run
+        if find_standalone(path, None) is None
     ]
 
 
 def _documents(
-    arguments: Namespace, settings: dict[str, Any], act: "Act"
+    arguments: Namespace, settings: dict[str, Any], action: "Action"
 ) -> list[Path]:
-    """Act on each of several runs; return the JSON files among what was written."""
+    """Act on each of several runs, and return the JSON files that it wrote."""
     documents = []
     for path in arguments.run:
-        written = _act_on(path, None, arguments, settings, act)
+        written = _act_on(path, None, arguments, settings, action)
         print_paths(written)
         documents += [file for file in written if file.suffix == ".json"]
     return documents
@@ -218,47 +226,46 @@ def _act_on(
     out: str | None,
     arguments: Namespace,
     settings: dict[str, Any],
-    act: "Act",
+    action: "Action",
 ) -> list[Path]:
-    """Evaluate or render a run, or a policy without one.
+    """Act on a run, or on a standalone policy as a new run.
 
     Args:
-        path: of either; None where ``pretrained`` names a policy.
-        out: folder for the results of a policy without a run.
-        arguments: the flags.
-        settings: of the verb; the env in them becomes complete, if there is one.
-        act: takes the run, the settings and the plug-ins; returns what it wrote.
+        path: folder of either; None if ``pretrained`` names a policy.
+        out: folder for the results of a standalone policy.
+        arguments: parsed flags.
+        settings: configuration of the verb. If it changes the env, ``action`` gets the
+            env's complete options.
+        action: takes the run, the settings and the plug-ins; returns the files written.
     """
-    from marl_pool.evaluation.bare_policies import find_bare
+    from marl_pool.evaluation.standalone import find_standalone
 
     verb, change = arguments.verb, settings["env"]
-    bare = find_bare(path, settings["pretrained"])
-    own = change is not None and "name" in change
-    # A suite may choose an environment, too: only what the user typed is allowed.
+    policy = find_standalone(path, settings["pretrained"])
+    named = change is not None and "name" in change
+    # A suite may choose an environment too: only names that the user typed are allowed.
     typed = names.texts_in(change) & names.allowed()
     plugins = [*arguments.plugin, *sorted(typed)]
-    if bare is None:
+    if policy is None:
         run = open_run(verb, path)
         if out is not None:
             raise InputError(f"--out: the results of {path} are written to that run")
         env = _env(change, run.env, run.path)
-        return act(run, {**settings, "env": env}, plugins)
-    if not own and bare.env is None:
-        raise InputError(
-            f"{bare.source} does not say in what world it acts: expected env=NAME"
-        )
-    trained = _env(bare.env, None, bare.source)
-    env = _env(change, trained, bare.source) or trained
+        return action(run, {**settings, "env": env}, plugins)
+    if not named and policy.env is None:
+        raise InputError(f"{policy.source} names no environment: expected env=NAME")
+    trained = _env(policy.env, None, policy.source)
+    env = _env(change, trained, policy.source) or trained
     assert env is not None
-    with bare.as_run(trained or env, out, verb) as run:
-        changed = None if env == run.config["env"] else env
-        return act(run, {**settings, "env": changed}, plugins)
+    with policy.new_run(trained or env, out, verb) as run:
+        changed = None if env == run.env else env
+        return action(run, {**settings, "env": changed}, plugins)
 
 
 def _env(
     change: Mapping[str, Any] | None, base: Mapping[str, Any] | None, source: object
 ) -> dict[str, Any] | None:
-    """An environment's complete options; None where nothing is to change."""
+    """Return an environment's complete options, None without a change."""
     from marl_pool.config.checks import check_change
 
     if change is None:

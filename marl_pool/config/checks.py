@@ -16,7 +16,7 @@ from marl_pool.config.sections import (
     Section,
     load,
 )
-from marl_pool.evaluation.settings import EnvChange
+from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.signatures import (
@@ -64,14 +64,14 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             _check_sweep(f"perturbations[{i}]", entry)
             for i, entry in enumerate(checked["perturbations"])
         ]
-    if "worlds" in checked:
-        checked["worlds"] = [
-            check_settings(EnvChange, entry, f"worlds[{i}]")
-            for i, entry in enumerate(checked["worlds"])
+    if "transfer" in checked:
+        checked["transfer"] = [
+            check_settings(TransferSettings, entry, f"transfer[{i}]")
+            for i, entry in enumerate(checked["transfer"])
         ]
-        for i, world in enumerate(checked["worlds"]):
-            _refuse_context(f"worlds[{i}].env", world["env"])
-            _refuse_misspelt(f"worlds[{i}].env", world["env"])
+        for i, entry in enumerate(checked["transfer"]):
+            _refuse_context(f"transfer[{i}].env", entry["env"])
+            _refuse_misspelt(f"transfer[{i}].env", entry["env"])
     if change := checked.get("clone", {}).get("rollout_env"):
         changed = _check_env_change("clone.rollout_env", checked["env"], change)
         checked["clone"]["rollout_env"] = changed
@@ -99,7 +99,7 @@ def _check_env_change(
 
 
 def _refuse_context(where: str, change: Mapping[str, Any]) -> None:
-    """Refuse what the program itself tells an env, such as the seed."""
+    """Reject arguments that the program fills, such as the seed."""
     for key in change:
         if key in GROUPS["env"].context:
             raise InputError(
@@ -110,7 +110,8 @@ def _refuse_context(where: str, change: Mapping[str, Any]) -> None:
 def _refuse_misspelt(where: str, change: Mapping[str, Any]) -> None:
     """Refuse a key that no env has and that is nearly one that some env has.
 
-    Other unknown keys may be those of a plug-in; what a world lacks is a gap.
+    Other unknown keys may be those of a plug-in; an env that lacks one gives a row
+    without numbers.
     """
     group = GROUPS["env"]
     known = {

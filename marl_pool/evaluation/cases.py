@@ -1,11 +1,12 @@
-"""The cases of an evaluation: who plays, and what is done to what they see."""
+"""Cases of an evaluation: policies, with a perturbation or another environment."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD, Result
+from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
+from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.severity import refuse_ramp
@@ -17,15 +18,15 @@ from marl_pool.utils.signatures import options_of
 
 @dataclass(frozen=True)
 class TransferEnv:
-    """A world other than the one that all else is measured in.
+    """An environment that differs from the one of all other cases.
 
     Attributes:
-        label: of its row.
+        label: label of its row.
         env: options of the env that differ.
-        make: makes the worlds, of the same numbers as the others.
-        policies: by group, made ready for it.
-        baselines: other policies by name, which play there too.
-        gap: why it cannot be played; empty where it can.
+        make: makes the environments, numbered as those of the other cases.
+        policies: policies by group, rescaled if asked for.
+        baselines: other policies by name, which play in it too.
+        missing: reason why it cannot be played; empty if it can.
     """
 
     label: str
@@ -33,25 +34,25 @@ class TransferEnv:
     make: Callable[[], BatchedEnv]
     policies: Mapping[str, Policy]
     baselines: Mapping[str, Mapping[str, Policy]] = field(default_factory=dict)
-    gap: str = ""
+    missing: str = ""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Who plays, and what is done to what they see.
+    """Policies under one condition, each of which plays the same episodes.
 
     Attributes:
-        policy: the name of who plays.
-        policies: by group.
+        policy: ``"trained"`` or the name of a baseline.
+        policies: policies by group.
         explore: sample actions.
-        perturbation: None for clean, and for a gap.
-        name: of the perturbation, or "clean".
-        options: of it, without severity.
-        severity: of it, in [0, 1].
-        other: the world, where it is another one.
-        gap: why it cannot be played; empty where it can.
-        exact: the policies are as they were given, and not in float32.
-        hidden: played for others to be compared with; it is no row.
+        perturbation: None for clean episodes, and if it does not fit the tokens.
+        name: name of the perturbation, ``"clean"`` or ``"transfer"``.
+        options: options of the perturbation, without severity.
+        severity: severity in [0, 1].
+        transfer: the other environment, if it is one.
+        missing: reason why it cannot be played; empty if it can.
+        exact: the policies have their original precision, not float32.
+        hidden: played for comparison only, without a row of its own.
     """
 
     policy: str
@@ -61,118 +62,119 @@ class Case:
     name: str = CLEAN
     options: Mapping[str, Any] = field(default_factory=dict)
     severity: float = 0.0
-    other: TransferEnv | None = None
-    gap: str = ""
+    transfer: TransferEnv | None = None
+    missing: str = ""
     exact: bool = True
     hidden: bool = False
 
     def result(self, group: str, **numbers: Any) -> Result:
-        """A record for one of the groups."""
+        """Return the row of one group."""
+        transfer = self.transfer
         return Result(
             group=group,
             policy=self.policy,
             stochastic=self.explore,
             perturbation=self.name,
-            label=self.other.label if self.other else label(self.name, self.options),
+            label=transfer.label if transfer else label(self.name, self.options),
             severity=self.severity,
             options=dict(self.options),
-            world=dict(self.other.env) if self.other else {},
+            transfer_env=dict(transfer.env) if transfer else {},
             **numbers,
         )
 
 
 def cases_of(
     policies: Mapping[str, Policy],
-    perturbations: Sequence[Mapping[str, Any]],
-    others: Sequence[TransferEnv],
-    world: BatchedEnv,
+    perturbations: Sequence[PerturbationLevels],
+    transfers: Sequence[TransferEnv],
+    env: BatchedEnv,
 ) -> list[Case]:
-    """The clean case, each perturbation at each severity, and each other world.
+    """Return the clean case, each perturbation at each severity, and each transfer env.
 
     Raises:
         InputError: a wrong perturbation, or the same row twice.
     """
-    perturbed = conditions(perturbations, world)
-    _refuse_twice([(label(c["name"], c["options"]), c["severity"]) for c in perturbed])
-    _refuse_twice([(other.label, None) for other in others])
+    perturbed = [
+        case for levels in perturbations for case in _levels(policies, levels, env)
+    ]
+    rows = [(label(case.name, case.options), case.severity) for case in perturbed]
+    _validate_unique(rows)
+    _validate_unique([(transfer.label, None) for transfer in transfers])
     return [
         Case(TRAINED, policies),
-        *(Case(TRAINED, policies, **condition) for condition in perturbed),
+        *perturbed,
         *(
-            Case(TRAINED, other.policies, name=WORLD, other=other, gap=other.gap)
-            for other in others
+            Case(
+                TRAINED,
+                transfer.policies,
+                name=TRANSFER,
+                transfer=transfer,
+                missing=transfer.missing,
+            )
+            for transfer in transfers
         ),
     ]
 
 
-def _refuse_twice(labels: Sequence[tuple[str, float | None]]) -> None:
-    """Refuse rows that nothing would tell apart."""
-    for name, severity in {key for key in labels if labels.count(key) > 1}:
+def _levels(
+    policies: Mapping[str, Policy], levels: PerturbationLevels, env: BatchedEnv
+) -> list[Case]:
+    """Return a case for each severity, with a reason if it does not fit the tokens."""
+    cases = []
+    for severity in levels.severities:
+        perturbation, missing = None, ""
+        config = {"name": levels.name, **levels.options, "severity": severity}
+        try:
+            perturbation = perturb(config, env)
+        except UnfitTokensError as error:
+            missing = str(error)
+        cases.append(
+            Case(
+                TRAINED,
+                policies,
+                perturbation=perturbation,
+                name=levels.name,
+                options=levels.options,
+                severity=severity,
+                missing=missing,
+            )
+        )
+    return cases
+
+
+def _validate_unique(rows: Sequence[tuple[str, float | None]]) -> None:
+    """Reject rows with equal label and severity."""
+    for name, severity in {row for row in rows if rows.count(row) > 1}:
         at = "" if severity is None else f" at severity {severity:g}"
         raise InputError(f"{name!r}{at}: expected each row once, got it twice")
 
 
-def perturb(options: Mapping[str, Any], world: BatchedEnv) -> Perturbation:
-    """Build the perturbation ``{"name": …, **options}`` for the groups of a world.
+def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:
+    """Build the perturbation ``{"name": …, **options}`` for the groups of an env.
 
     Raises:
-        InputError: an unknown name or a wrong option.
+        InputError: an unknown name, a wrong option, or one that belongs to training.
+        UnfitTokensError: a perturbation that does not fit the tokens.
     """
-    refuse_ramp(options, "each world plays one episode")
-    severity = options.get("severity")
+    refuse_ramp(config, "each environment plays one episode")
+    severity = config.get("severity")
     if isinstance(severity, Sequence):
         raise InputError(
             "perturbation.severity: expected a number outside training, got "
             f"{severity!r}"
         )
-    specs = [group.tokens for group in world.groups.values()]
-    return make_perturbation(specs=specs, **options)
-
-
-def conditions(
-    perturbations: Sequence[Mapping[str, Any]], world: BatchedEnv
-) -> list[dict[str, Any]]:
-    """Build each perturbation at each of its severities.
-
-    One that does not fit the tokens of the world is a gap, with its reason.
-
-    Raises:
-        InputError: an unknown name, a wrong option, no severities.
-    """
-    built = []
-    for entry in perturbations:
-        name, severities = entry.get("name"), entry.get("severities")
-        if not isinstance(name, str):
-            raise InputError(f"perturbation: expected a name, got {dict(entry)}")
-        if not isinstance(severities, Sequence) or not severities:
-            raise InputError(
-                f"perturbation {name!r}: expected severities, a list of numbers in "
-                f"[0, 1], got {severities!r}"
-            )
-        options = {k: v for k, v in entry.items() if k not in ("name", "severities")}
-        for severity in severities:
-            if isinstance(severity, bool) or not isinstance(severity, int | float):
-                raise InputError(
-                    f"perturbation {name!r}: expected severities to be numbers in "
-                    f"[0, 1], got {severity!r}"
-                )
-            case = {"name": name, "options": options, "severity": severity}
-            try:
-                made = perturb({"name": name, **options, "severity": severity}, world)
-                built.append({**case, "perturbation": made, "gap": ""})
-            except UnfitTokensError as error:
-                built.append({**case, "gap": str(error)})
-    return built
+    specs = [group.tokens for group in env.groups.values()]
+    return make_perturbation(specs=specs, **config)
 
 
 def label(name: str, options: Mapping[str, Any]) -> str:
-    """A perturbation's name and those of its options that are not the default."""
+    """Return a perturbation's name with the options that differ from its defaults."""
     if name == CLEAN:
         return name
     known = options_of(resolve(name, PERTURBATIONS, "perturbation", Perturbation))
-    telling = [
+    changed = [
         f"{key}={value}"
         for key, value in options.items()
         if key not in known or known[key].default != value
     ]
-    return " ".join([name, *telling])
+    return " ".join([name, *changed])

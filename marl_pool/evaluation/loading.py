@@ -1,9 +1,9 @@
-"""What is evaluated or rendered: a run's policies, its worlds, and baselines."""
+"""Evaluation targets: policies, the environments to measure them in, and baselines."""
 
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,9 @@ from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
 from marl_pool.envs.scripted import is_scripted, scripted_policy
+from marl_pool.evaluation.callable_policy import Act, as_policy
 from marl_pool.evaluation.cases import TransferEnv
+from marl_pool.evaluation.settings import TargetSettings, TransferSettings
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
@@ -24,6 +26,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve, trust
 from marl_pool.utils.randomness import EVALUATION_WORLDS
 from marl_pool.utils.signatures import options_of
+from marl_pool.version import __version__, commit
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -33,106 +36,201 @@ Policies = dict[str, Policy]
 
 
 @dataclass(frozen=True)
-class EvaluationTarget:
-    """A run's policies, and the worlds to measure them in.
+class Provenance:
+    """Origin of evaluated policies, as recorded in results.
 
     Attributes:
-        policies: by group, in float64; see `to_float64`.
-        env: ``{"name": …, **options}`` of the worlds.
-        trained_env: the same of those that the policy was trained in.
-        seed: of the worlds.
-        device: of policies and worlds.
-        checkpoint: which of the run's policies: best, last or an iteration.
-        iteration: of training, where it is known.
-        fixed: the groups that did not learn; a baseline meets them too.
-        plugins: names from outside the package that ``env`` may use; None for an
-            environment that the user chose, not a file.
+        run: name of the run, or of whatever else was evaluated.
+        trained_env: ``{"name": …, **options}`` of the training environments.
+        checkpoint: ``"best"``, ``"last"`` or the number of an iteration; empty for
+            policies that come from no run.
+        iteration: iteration of training, if known.
+        training: further entries about the run's training.
+    """
+
+    run: str
+    trained_env: Mapping[str, Any]
+    checkpoint: str | int = ""
+    iteration: int | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluationTarget:
+    """Policies, and the environments to measure them in.
+
+    Attributes:
+        policies: policies by group, in float64; see `to_float64`.
+        env: ``{"name": …, **options}`` of the environments.
+        provenance: origin of the policies.
+        seed: seed of the environments.
+        device: device of policies and environments.
+        fixed: groups that were not trained; baselines play with them too.
+        plugins: ``package.module:Class`` names that ``env`` may use; None for an
+            environment that the user chose, rather than a file.
     """
 
     policies: Policies
     env: dict[str, Any]
-    trained_env: dict[str, Any]
+    provenance: Provenance
     seed: int
     device: str
-    checkpoint: str | int
-    iteration: int | None
     fixed: frozenset[str] = frozenset()
     plugins: frozenset[str] | None = None
 
     @classmethod
-    def load(
-        cls, run: "Run", settings: Mapping[str, Any], plugins: Collection[str] = ()
+    def from_run(
+        cls,
+        run: "Run",
+        settings: TargetSettings,
+        *,
+        env: Mapping[str, Any] | None = None,
+        rescale_codes: bool = False,
+        plugins: Collection[str] = (),
     ) -> "EvaluationTarget":
-        """Read a run.
+        """Load the policies of a run.
 
         Args:
             run: an earlier run.
-            settings: with ``checkpoint``, ``seed``, ``device`` and ``rescale_codes``;
-                ``env`` is the world's, None for the run's own.
+            settings: checkpoint, seed and device.
+            env: options of the environments, complete; None for the run's own.
+            rescale_codes: apply `rescaled`.
             plugins: ``package.module:Class`` names that the run may use.
 
         Raises:
-            InputError: no such policy, one that does not fit the world, or no such
-                device.
+            InputError: no such policy or device, or a policy that does not fit the
+                environment.
         """
+        check_device(settings.device)
+        trained_env = dict(run.env)
+        env = dict(env or trained_env)
         with trust(plugins, run.path):
-            return cls._load(run, settings, plugins)
+            groups = describe_env(env).groups
+            fixed = _fixed_groups(run, groups)
+            # Scripted opponents come from the env's registry, not from the folder.
+            scripted = {
+                name: scripted_policy(
+                    policy, env=env["name"], role=name, group=groups[name]
+                )
+                for name, policy in fixed.items()
+                if is_scripted(policy)
+            }
+            folder = run.policy_path(settings.checkpoint)
+            saved = _saved_policies(folder, groups, scripted, plugins)
+            policies = {**saved, **scripted}
+            target = cls(
+                to_float64(
+                    rescaled(policies) if rescale_codes else policies, settings.device
+                ),
+                env,
+                Provenance(
+                    run.path.name,
+                    trained_env,
+                    settings.checkpoint,
+                    _iteration(run, settings.checkpoint),
+                    {
+                        "config_digest": run.config_digest,
+                        "training_seed": run.config.get("seed"),
+                    },
+                ),
+                settings.seed,
+                settings.device,
+                frozenset(fixed),
+                frozenset(plugins),
+            )
+            target.validate_fit(str(run.path))
+        return target
 
     @classmethod
-    def _load(
-        cls, run: "Run", settings: Mapping[str, Any], plugins: Collection[str]
+    def from_policies(
+        cls,
+        policy: Policy | Act | Mapping[str, Policy | Act],
+        env: Mapping[str, Any],
+        *,
+        name: str = "",
+        seed: int = 0,
+        device: str = "cpu",
+        plugins: Collection[str] | None = None,
     ) -> "EvaluationTarget":
-        which, device = settings["checkpoint"], settings["device"]
+        """Take policies or functions as they are.
+
+        Args:
+            policy: policy or function of observations; by group, or one for all.
+            env: ``{"name": …, **options}``.
+            name: name in the results.
+            seed: seed of the environments.
+            device: device of policies and environments.
+            plugins: as in `EvaluationTarget`.
+
+        Raises:
+            InputError: no such device, groups without a policy, or a policy that does
+                not fit the environment.
+        """
         check_device(device)
-        trained_env = dict(run.env)
-        env = dict(settings.get("env") or trained_env)
-        groups = describe_env(env).groups
-        fixed = _fixed(run, groups)
-        folder = run.policy_path(which)
-        scripted = {
-            group: scripted_policy(
-                name, env=env["name"], role=group, group=groups[group]
+        bare = cls({}, dict(env), Provenance(name, dict(env)), seed, device)
+        groups = bare.describe().groups
+        given = policy if isinstance(policy, Mapping) else dict.fromkeys(groups, policy)
+        if set(given) != set(groups):
+            raise InputError(
+                f"policy: expected one for each group {sorted(groups)}, "
+                f"got {sorted(given)}"
             )
-            for group, name in fixed.items()
-            if is_scripted(name)
+        policies = {
+            group: as_policy(given[group], about) for group, about in groups.items()
         }
-        policies = {**_load(folder, groups, scripted, plugins), **scripted}
-        subject = cls(
-            to_float64(policies, device),
-            env,
-            trained_env,
-            settings["seed"],
-            device,
-            which,
-            _iteration(run, which),
-            frozenset(fixed),
-            frozenset(plugins),
-        )
-        reason = misfit(subject.policies, groups)
-        if reason:
-            raise InputError(f"{run.path} does not fit the env {env['name']}: {reason}")
-        if settings.get("rescale_codes"):
-            return replace(subject, policies=rescaled(subject.policies))
-        return subject
+        allowed = None if plugins is None else frozenset(plugins)
+        target = replace(bare, policies=to_float64(policies, device), plugins=allowed)
+        target.validate_fit("policy")
+        return target
 
     @property
     def name(self) -> str:
-        """The checkpoint in words."""
-        if self.iteration is None or self.iteration == self.checkpoint:
-            return str(self.checkpoint)
-        return f"{self.checkpoint} (iteration {self.iteration})"
+        """The checkpoint, with its iteration where that adds something."""
+        checkpoint, iteration = self.provenance.checkpoint, self.provenance.iteration
+        if iteration is None or iteration == checkpoint:
+            return str(checkpoint)
+        return f"{checkpoint} (iteration {iteration})"
 
-    def worlds(self, count: int, first: int = 0, **changes: Any) -> BatchedEnv:
-        """Evaluation worlds ``first`` to ``first + count - 1``, not yet reset.
+    def validate_fit(self, source: str) -> None:
+        """Raise `InputError` if the policies cannot act in the environment."""
+        if reason := misfit(self.policies, self.describe().groups):
+            raise InputError(
+                f"{source} does not fit the env {self.env['name']}: {reason}"
+            )
+
+    def record(self, episodes: int) -> dict[str, Any]:
+        """Return the entries that hold for all rows of an evaluation.
 
         Args:
-            count: how many.
-            first: the number of the first.
+            episodes: episodes of each row.
+        """
+        provenance = self.provenance
+        return {
+            "run": provenance.run,
+            "env": self.env,
+            "changed": changed(provenance.trained_env, self.env),
+            "episodes": episodes,
+            "seed": self.seed,
+            "checkpoint": provenance.checkpoint,
+            "iteration": provenance.iteration,
+            "package_version": __version__,
+            "commit": commit(),
+            **provenance.training,
+        }
+
+    def make_env(self, num_envs: int, first: int = 0, **changes: Any) -> BatchedEnv:
+        """Make evaluation environments ``first`` to ``first + num_envs - 1``.
+
+        They are not yet reset. The same numbers and seed give the same episodes.
+
+        Args:
+            num_envs: number of environments.
+            first: number of the first one.
             **changes: options of the env that differ.
         """
         with nullcontext() if self.plugins is None else trust(self.plugins):
             return make_batched_env(
-                num_envs=count,
+                num_envs=num_envs,
                 seed=self.seed,
                 first_env=EVALUATION_WORLDS + first,
                 device=self.device,
@@ -144,76 +242,80 @@ class EvaluationTarget:
         with nullcontext() if self.plugins is None else trust(self.plugins):
             return describe_env({**self.env, **changes})
 
-    def others(
-        self, changes: Sequence[Mapping[str, Any]], count: int
+    def transfer_envs(
+        self, settings: Sequence[TransferSettings], num_envs: int
     ) -> list[TransferEnv]:
-        """Build the rows of other worlds.
+        """Prepare other environments, in which the policies play unperturbed.
 
-        What the env cannot do, or the policies cannot play, is a gap.
+        An option that the env lacks, or tokens that the policies cannot take, are
+        recorded as the reason why there are no numbers.
 
         Args:
-            changes: `marl_pool.evaluation.settings.EnvChange`, as plain data.
-            count: worlds of each.
+            settings: changed options, by label.
+            num_envs: environments of each.
 
         Raises:
-            InputError: a value that the env refuses.
+            InputError: a value that the env rejects.
         """
-        return [self._other(change, count) for change in changes]
+        return [self._transfer_env(each, num_envs) for each in settings]
 
-    def _other(self, change: Mapping[str, Any], count: int) -> TransferEnv:
-        env, policies = change["env"], self.policies
-        lacking = self._lacks(env)
-        gap = f"env {self.env['name']} has no {lacking}" if lacking else ""
-        if not gap:
-            gap = misfit(policies, self.describe(**env).groups)
-        if change["rescale_codes"]:
-            policies = rescaled(policies)
-        make = partial(self.worlds, count, **env)
-        baselines: dict[str, Policies] = {}
-        if not gap and not self.describe(**env).simulated:
-            baselines = self.baselines(**env)
-        return TransferEnv(change["label"], dict(env), make, policies, baselines, gap)
-
-    def _lacks(self, env: Mapping[str, Any]) -> str:
-        """The first option that the world's class lacks; empty if none."""
+    def _transfer_env(self, settings: TransferSettings, num_envs: int) -> TransferEnv:
+        changes, policies = settings.env, self.policies
         known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
-        return next((key for key in env if key not in known), "")
+        lacking = next((key for key in changes if key not in known), "")
+        missing = f"env {self.env['name']} has no {lacking}" if lacking else ""
+        baselines: dict[str, Policies] = {}
+        if not missing:
+            about = self.describe(**changes)
+            missing = misfit(policies, about.groups)
+            # Simulators are too slow to play baselines in as well.
+            if not missing and not about.simulated:
+                baselines = self.baselines(**changes)
+        return TransferEnv(
+            settings.label,
+            dict(changes),
+            partial(self.make_env, num_envs, **changes),
+            rescaled(policies) if settings.rescale_codes else policies,
+            baselines,
+            missing,
+        )
 
     def baselines(self, **changes: Any) -> dict[str, Policies]:
-        """The random policy, and the heuristic of the env if it has one.
+        """Return the random policy, and the env's heuristic if it has one.
 
-        They take the place of what learned; the other groups are played as in training.
+        They replace the policies that learned; the other groups stay as in training.
 
         Args:
             **changes: options of the env that differ.
         """
         groups = self.describe(**changes).groups
-        found: dict[str, Policies] = {
+        baselines: dict[str, Policies] = {
             "random": {
                 name: RandomPolicy(group.action_space) for name, group in groups.items()
             }
         }
         env = self.env["name"]
         if env in HEURISTICS:
-            found["heuristic"] = {
+            baselines["heuristic"] = {
                 name: make_heuristic(env, group, role=name)
                 for name, group in groups.items()
             }
-        kept = {name: self.policies[name] for name in self.fixed}
+        fixed = {name: self.policies[name] for name in self.fixed}
         return {
-            name: to_float64({**played, **kept}, self.device)
-            for name, played in found.items()
+            name: to_float64({**policies, **fixed}, self.device)
+            for name, policies in baselines.items()
         }
 
 
 def to_float64(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
     """Copy policies in float64, for evaluation.
 
-    The world stays in float32. So the order in which a policy sums is lost when its
-    action is rounded, and a permutation of what it sees changes nothing that it does.
-    In float32 the last bits of the actions would depend on the order, and after some
-    steps the trajectory too. (An action whose float64 value lies within its own error
-    of a float32 rounding boundary still could: about one number in 10^8.)
+    The environment stays in float32. The order in which a policy sums its tokens then
+    only affects bits that are lost when its action is rounded, so a permutation of the
+    observation changes no action. In float32 the last bits of the actions would depend
+    on the order, and after some steps the trajectory too. (An action whose float64
+    value lies within its own error of a float32 rounding boundary still could: about
+    one number in 10^8.)
     """
     copies = copy.deepcopy(dict(policies))
     return {name: policy.double().to(device).eval() for name, policy in copies.items()}
@@ -222,24 +324,28 @@ def to_float64(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
 def rescaled(policies: Mapping[str, Policy]) -> Policies:
     """Copy policies so that more tokens make no larger codes than in training.
 
-    AttentionNeuron's codes are sums over tokens; they are multiplied by the number of
-    tokens that the policy was made for over those that are present
-    (``expected_tokens``). Means, and other heads, stay as they are.
+    AttentionNeuron's codes are sums over tokens. They are multiplied by the number of
+    tokens that the policy was made for over the number present (``expected_tokens``).
+    Means, and other heads, are unchanged.
 
-    Source: Tang and Ha (2021), footnote 3; inside the tanh, which makes inputs that are
-    there twice exactly those that are there once.
+    Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), footnote 3. The factor
+    is applied inside the tanh, so that duplicated inputs give exactly the codes of
+    single ones.
     """
     copies = copy.deepcopy(dict(policies))
     for policy in copies.values():
-        for part in policy.modules():
-            if isinstance(part, AttentionNeuronPooling) and part.activation == "tanh":
+        for module in policy.modules():
+            if (
+                isinstance(module, AttentionNeuronPooling)
+                and module.activation == "tanh"
+            ):
                 assert isinstance(policy, SpecifiedPolicy)
-                part.expected_tokens = policy.spec.num_tokens
+                module.expected_tokens = policy.spec.num_tokens
     return copies
 
 
 def changed(trained: Mapping[str, Any], played: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the world played that the trained one had not."""
+    """Return the options of the evaluated env that differ from the trained one."""
     return {
         key: value
         for key, value in played.items()
@@ -248,9 +354,9 @@ def changed(trained: Mapping[str, Any], played: Mapping[str, Any]) -> dict[str, 
 
 
 def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> str:
-    """Why policies cannot play in a world; empty if they can.
+    """Return the reason why policies cannot act in an environment, or an empty string.
 
-    Those of other groups than the world's are no misfit of this kind.
+    Policies of groups that the environment lacks are ignored.
     """
     for name, group in groups.items():
         policy = policies.get(name)
@@ -263,32 +369,51 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
 
 @contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """Let torch use ``count`` threads for a while; None leaves it as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
+    """Set torch's number of threads inside the block; None leaves it unchanged."""
+    previous = torch.get_num_threads()
+    torch.set_num_threads(count or previous)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
-def _load(
-    folder: Path, played: Collection[str], others: Policies, plugins: Collection[str]
-) -> Policies:
-    """The saved policies; one that names no group plays all groups but ``others``."""
-    modules, groups = load_modules(folder, plugins=plugins)
-    if not groups and len(modules) == 1:
-        (only,) = modules
-        groups = {name: only for name in played if name not in others}
-    return {group: modules[module] for group, module in groups.items()}
-
-
-def _fixed(run: "Run", groups: Mapping[str, AgentGroup]) -> dict[str, str]:
-    """What plays each group that did not learn, as the run's configuration says.
+def check_device(device: str) -> None:
+    """Reject a device that is absent or cannot compute in float64.
 
     Raises:
-        InputError: it is no mapping of the environment's groups to names, or leaves no
-            group that learned.
+        InputError: the device cannot be used.
+    """
+    try:
+        torch.empty(1, dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"device: expected one that is here and computes in float64, "
+            f"got {device!r}: {reason}"
+        ) from error
+
+
+def _saved_policies(
+    folder: Path,
+    groups: Collection[str],
+    scripted: Collection[str],
+    plugins: Collection[str],
+) -> Policies:
+    """Load policies; one that names no group plays all groups but the scripted ones."""
+    modules, by_group = load_modules(folder, plugins=plugins)
+    if not by_group and len(modules) == 1:
+        (only,) = modules
+        by_group = {name: only for name in groups if name not in scripted}
+    return {group: modules[module] for group, module in by_group.items()}
+
+
+def _fixed_groups(run: "Run", groups: Mapping[str, AgentGroup]) -> dict[str, str]:
+    """Read the policy names of the groups that were not trained from the config.
+
+    Raises:
+        InputError: no mapping of the environment's groups to names, or no group left
+            that was trained.
     """
     fixed = run.config.get("fixed") or {}
     where = f"{run.path}/config.yaml: fixed"
@@ -309,26 +434,10 @@ def _fixed(run: "Run", groups: Mapping[str, AgentGroup]) -> dict[str, str]:
     return dict(fixed)
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that is not here or does not compute in float64.
-
-    Raises:
-        InputError: such a one.
-    """
-    try:
-        torch.empty(1, dtype=torch.float64, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"device: expected one that is here and computes in float64, "
-            f"got {device!r}: {reason}"
-        ) from error
-
-
-def _iteration(run: "Run", which: str | int) -> int | None:
-    if which == "best":
+def _iteration(run: "Run", checkpoint: str | int) -> int | None:
+    if checkpoint == "best":
         return run.best.iteration if run.best else None
-    if which == "last":
+    if checkpoint == "last":
         newest = next(reversed(run.checkpoints()), None)
         return iteration_of(newest) if newest else None
-    return int(which)
+    return int(checkpoint)

@@ -1,200 +1,203 @@
-"""Measure policies: episodes clean, perturbed and in other worlds, all paired."""
+"""Measurement of policies: paired episodes, clean, perturbed and in other envs."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import Case, TransferEnv, cases_of
-from marl_pool.evaluation.episodes import Played, play
+from marl_pool.evaluation.episodes import EpisodeReturns, play
 from marl_pool.evaluation.results import (
     CLEAN,
     TRAINED,
-    WORLD,
-    Area,
+    TRANSFER,
     Result,
-    print_areas,
+    SeverityAUC,
+    print_aucs,
     print_table,
 )
+from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.evaluation.statistics.intervals import paired_drop, summarize
-from marl_pool.evaluation.statistics.scores import areas_of, scored
+from marl_pool.evaluation.statistics.scores import scored, severity_aucs
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import UnfitTokensError
 
-Watch = Callable[[int, int], None]
-"""Takes how many cases are done, and of how many."""
+OnProgress = Callable[[int, int], None]
+"""Takes the number of finished cases and the number of all cases."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What came out of the cases.
+class EvaluationResults:
+    """Numbers of an evaluation.
 
     Attributes:
         results: a row for each case and group.
-        returns: ``(rows, episodes)`` float64, in the order of the rows; column j is
-            the same world in each. NaN where nothing was measured.
-        areas: one number for each perturbation.
+        returns: ``(rows, episodes)`` float64, in the order of ``results``. Column j is
+            the same environment in each row; NaN where nothing was measured.
+        aucs: mean score over the severities of each perturbation.
     """
 
     results: list[Result]
     returns: np.ndarray
-    areas: list[Area]
+    aucs: list[SeverityAUC]
 
     def show(self, title: str) -> None:
-        """Print the rows, and below them the areas."""
+        """Print the rows, then the AUCs."""
         print_table(self.results, title)
-        print_areas(self.areas)
+        print_aucs(self.aucs)
 
 
 def measure(
     policies: Mapping[str, Policy],
-    make_world: Callable[[], BatchedEnv],
-    perturbations: Sequence[Mapping[str, Any]] = (),
+    make_env: Callable[[], BatchedEnv],
+    perturbations: Sequence[PerturbationLevels] = (),
     *,
-    others: Sequence[TransferEnv] = (),
+    transfers: Sequence[TransferEnv] = (),
     baselines: Mapping[str, Mapping[str, Policy]] | None = None,
     fixed: Collection[str] = (),
     stochastic: bool = False,
     seed: int = 0,
     workers: int = 1,
-    watch: Watch = lambda done, total: None,
-) -> Measured:
-    """Measure policies clean and under perturbations.
+    on_progress: OnProgress = lambda done, total: None,
+) -> EvaluationResults:
+    """Measure policies clean, under perturbations and in other environments.
 
-    Every case plays one episode in each world, all in the same worlds with the same
-    random numbers: the clean and the perturbed return of a world are a pair.
+    Every case plays one episode in each environment, all in the same environments with
+    the same random numbers: the clean and the perturbed return of an environment are a
+    pair.
 
-    Float64 is for what an invariant policy must not notice, another order, and for
-    whatever is compared with the clean episodes as they are reported. Under other
-    perturbations float32 says the same in half the time; their drops are from clean
-    episodes in float32, which no row shows.
+    Reordering perturbations, which must not change an invariant policy's return at all,
+    are played in the precision of ``policies``. All others are played in float32, which
+    takes half the time; their drops are from clean episodes in float32, which get no
+    row.
 
-    A head for a fixed number of tokens cannot be measured with more of them, nor any
-    under distractors of a type that the world lacks: such a case is reported as a gap.
+    A head for a fixed number of tokens cannot take more of them, and no distractors can
+    be of a type that the environment lacks. Such a case gets a row without numbers that
+    holds the reason.
 
     Args:
-        policies: for each group, in eval mode; in float64 if a permutation is to
-            change exactly nothing (`to_float64`).
-        make_world: makes the same worlds at each call.
-        perturbations: ``{"name": …, "severities": […], **options}``.
-        others: other worlds, in which the policies play unperturbed. What they get
-            there is no drop of what they get here: the task is another one.
+        policies: policies by group, in eval mode; in float64 (`to_float64`) if a
+            permutation is to change exactly nothing.
+        make_env: makes the same environments at each call.
+        perturbations: perturbations with their severities.
+        transfers: other environments, in which the policies play unperturbed. They are
+            other tasks, so that their rows have no drop.
         baselines: other policies by name, which play clean episodes.
-        fixed: groups that did not learn; their results say so.
-        stochastic: measure the sampled policies beside the deterministic ones.
-        seed: of the bootstrap.
-        workers: how many cases are played at a time, each by a thread of its own.
-        watch: is told of the progress, first before anything is played.
+        fixed: groups that were not trained; marked in their results.
+        stochastic: measure the sampled policies in addition to the deterministic ones.
+        seed: seed of the bootstrap.
+        workers: cases played at a time, each in a thread of its own.
+        on_progress: called before any episode is played, and after each case.
 
     Raises:
-        InputError: a wrong perturbation, or policies that don't fit the worlds.
+        InputError: a wrong perturbation, or policies that don't fit the environments.
     """
-    cases = cases_of(policies, perturbations, others, make_world())
+    # List the cases, which builds every perturbation before any episode is played.
+    cases = cases_of(policies, perturbations, transfers, make_env())
     if stochastic:
         cases += [replace(case, explore=True) for case in cases]
-    cases += _baseline_cases(baselines or {}, others)
-    played_cases = _in_single(cases, policies)
-    episodes = list(_play_all(played_cases, make_world, workers, watch))
+    cases += _baseline_cases(baselines or {}, transfers)
+    cases = _with_float32(cases, policies)
+    # Play them, and take the clean returns of each precision as the pairs of drops.
+    episodes = list(_play_all(cases, make_env, workers, on_progress))
     clean = {
         (case.explore, case.exact): played.returns
-        for case, (played, _) in zip(played_cases, episodes, strict=True)
+        for case, (played, _) in zip(cases, episodes, strict=True)
         if played is not None and case.name == CLEAN and case.policy == TRAINED
     }
+    # Summarize each case in a row for each group.
     results: list[Result] = []
     returns: list[np.ndarray | None] = []
-    for case, (played, gap) in zip(played_cases, episodes, strict=True):
+    for case, (played, missing) in zip(cases, episodes, strict=True):
         if case.hidden:
             continue
         if played is None:
-            results += [case.result(name, gap=gap) for name in policies]
+            results += [case.result(name, missing=missing) for name in policies]
             returns += [None] * len(policies)
             continue
-        # Another world is another task: a difference to it would be no drop.
-        paired = case.policy == TRAINED and case.name not in (CLEAN, WORLD)
+        # A transfer environment is another task: a difference would be no drop.
+        paired = case.policy == TRAINED and case.name not in (CLEAN, TRANSFER)
         pairs = clean[case.explore, case.exact] if paired else None
         results += _rows(case, played, pairs, seed)
         returns += [played.returns[name] for name in policies]
     results = [replace(result, fixed=result.group in fixed) for result in results]
-    table = _stacked(returns)
-    return Measured(
-        scored(results, table, seed=seed), table, areas_of(results, table, seed=seed)
+    # Normalize by the baselines of the same environment.
+    table = _table(returns)
+    return EvaluationResults(
+        scored(results, table, seed=seed),
+        table,
+        severity_aucs(results, table, seed=seed),
     )
 
 
-def _in_single(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list[Case]:
-    """Let cases that need no float64 be played in float32, and the clean ones again.
-
-    The latter come last; they are not shown.
-    """
+def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list[Case]:
+    """Move cases that need no float64 to float32, and append hidden clean ones."""
     weights = [weight for policy in policies.values() for weight in policy.parameters()]
     if not any(weight.dtype == torch.float64 for weight in weights):
         return list(cases)
     copies = copy.deepcopy(dict(policies))
     single = {name: policy.float() for name, policy in copies.items()}
 
-    def played(case: Case) -> Case:
+    def moved(case: Case) -> Case:
         perturbation = case.perturbation
         if perturbation is None or perturbation.reorders or case.severity == 0:
             return case
         return replace(case, policies=single, exact=False)
 
-    found = [played(case) for case in cases]
-    explored = {case.explore: None for case in found if not case.exact}
+    result = [moved(case) for case in cases]
+    explored = dict.fromkeys(case.explore for case in result if not case.exact)
     clean = Case(TRAINED, single, exact=False, hidden=True)
-    return [*found, *(replace(clean, explore=explore) for explore in explored)]
+    return [*result, *(replace(clean, explore=explore) for explore in explored)]
 
 
 def _baseline_cases(
-    baselines: Mapping[str, Mapping[str, Policy]], others: Sequence[TransferEnv]
+    baselines: Mapping[str, Mapping[str, Policy]], transfers: Sequence[TransferEnv]
 ) -> list[Case]:
-    """Who else plays, clean: in the world itself and in the others."""
-    cases = [Case(name, played) for name, played in baselines.items()]
-    for other in others:
-        if not other.gap:
-            cases += [
-                Case(name, played, name=WORLD, other=other)
-                for name, played in other.baselines.items()
-            ]
-    return cases
+    """Return the clean cases of baselines, in the env itself and in the others."""
+    return [Case(name, policies) for name, policies in baselines.items()] + [
+        Case(name, policies, name=TRANSFER, transfer=transfer)
+        for transfer in transfers
+        if not transfer.missing
+        for name, policies in transfer.baselines.items()
+    ]
 
 
-Outcome = tuple[Played | None, str]
-"""The episodes of a case, or None and why there are none."""
+CaseEpisodes = tuple[EpisodeReturns | None, str]
+"""The episodes of a case, or None and the reason."""
 
 
 def _play_all(
     cases: Sequence[Case],
-    make_world: Callable[[], BatchedEnv],
+    make_env: Callable[[], BatchedEnv],
     workers: int,
-    watch: Watch,
-) -> Iterator[Outcome]:
+    on_progress: OnProgress,
+) -> Iterator[CaseEpisodes]:
     """Yield each case's episodes, in order."""
-    watch(0, len(cases))
-    # Threads, not processes: nearly all time is spent in torch, which lets go of the
-    # interpreter. A simulator costs more memory than a second thread is worth.
-    with ThreadPoolExecutor(1 if make_world().simulated else workers) as pool:
-        # Each thread runs in a copy of the context, which says what may be imported.
+    on_progress(0, len(cases))
+    # Threads, not processes: nearly all time is spent in torch, which releases the
+    # interpreter's lock. A simulator costs more memory than a second thread is worth.
+    with ThreadPoolExecutor(1 if make_env().simulated else workers) as pool:
+        # Each thread runs in a copy of the context, which holds the trusted names.
         futures = [
-            pool.submit(copy_context().run, _play, case, make_world) for case in cases
+            pool.submit(copy_context().run, _play, case, make_env) for case in cases
         ]
         try:
             for done, future in enumerate(futures, 1):
                 yield future.result()
-                watch(done, len(cases))
+                on_progress(done, len(cases))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _play(case: Case, make_world: Callable[[], BatchedEnv]) -> Outcome:
-    if case.gap:
-        return None, case.gap
-    make = case.other.make if case.other else make_world
+def _play(case: Case, make_env: Callable[[], BatchedEnv]) -> CaseEpisodes:
+    if case.missing:
+        return None, case.missing
+    make = case.transfer.make if case.transfer else make_env
     try:
         return play(case.policies, make(), case.perturbation, explore=case.explore), ""
     except UnfitTokensError as error:
@@ -203,16 +206,20 @@ def _play(case: Case, make_world: Callable[[], BatchedEnv]) -> Outcome:
         return None, str(error)
 
 
-def _stacked(returns: Sequence[np.ndarray | None]) -> np.ndarray:
+def _table(returns: Sequence[np.ndarray | None]) -> np.ndarray:
+    """Stack rows of returns; missing ones are NaN."""
     episodes = next(len(row) for row in returns if row is not None)
     missing = np.full(episodes, np.nan)
     return np.stack([missing if row is None else row for row in returns])
 
 
 def _rows(
-    case: Case, played: Played, clean: Mapping[str, np.ndarray] | None, seed: int
+    case: Case,
+    played: EpisodeReturns,
+    clean: Mapping[str, np.ndarray] | None,
+    seed: int,
 ) -> list[Result]:
-    """Records of one case, for each group; ``clean`` are the returns to pair with."""
+    """Return a row for each group; ``clean`` are the returns to pair with."""
     results = []
     for name, returns in played.returns.items():
         summary = summarize(returns, seed=seed)

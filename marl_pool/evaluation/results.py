@@ -1,4 +1,4 @@
-"""The numbers of an evaluation: one record a condition; as CSV, JSON and a table."""
+"""Rows of an evaluation, as CSV, JSON and a table on screen."""
 
 import json
 import math
@@ -16,39 +16,41 @@ from marl_pool.utils.manifest import sealed_json
 from marl_pool.utils.reading import read_npz
 from marl_pool.utils.text import printable
 
-CLEAN, WORLD = "clean", "world"
+CLEAN, TRANSFER = "clean", "transfer"
+"""Values of `Result.perturbation` of unperturbed rows."""
 TRAINED = "trained"
 ONLY = "this policy only"
-"""What intervals over episodes hold for: other training seeds may do otherwise."""
+"""Scope of intervals over episodes; other training seeds may differ."""
 NAN = math.nan
 TABLE, DOCUMENT, RETURNS = "results.csv", "results.json", "returns.npz"
 CURVES, ROWS = "robustness.png", "rows.png"
+PUBLISHED = "published.csv"
 REGRESSION, LATENTS = "regression.csv", "latents.png"
 CODES, PATCHES = "codes.png", "patches.png"
 NAMES = (
-    *(TABLE, DOCUMENT, RETURNS, CURVES, ROWS),
+    *(TABLE, DOCUMENT, RETURNS, CURVES, ROWS, PUBLISHED),
     *(REGRESSION, LATENTS, CODES, PATCHES),
 )
-"""What an evaluation may write."""
+"""Files that an evaluation may write."""
 
 
 @dataclass(frozen=True)
 class Result:
     """Returns of one group of agents under one condition.
 
-    Numbers are NaN where they could not be measured. Intervals are 95 % percentile
-    bootstrap intervals over episodes.
+    Numbers are NaN where they could not be measured. Intervals (``_low``, ``_high``)
+    are 95 % percentile bootstrap intervals over episodes.
     """
 
     group: str
     policy: str
     """``"trained"``, ``"random"`` or ``"heuristic"``."""
     stochastic: bool
-    """Actions were sampled, not the most likely ones."""
+    """Actions were sampled."""
     perturbation: str
-    """Its name; ``"clean"``, or ``"world"`` for another world."""
+    """Name of the perturbation; ``"clean"``, or ``"transfer"`` for another env."""
     label: str
-    """The name and the options that differ from its defaults; or the world's label."""
+    """Name with the options that differ from the defaults; or the other env's label."""
     severity: float
     options: dict[str, Any] = field(default_factory=dict)
     """All options given."""
@@ -62,44 +64,40 @@ class Result:
     iqm_low: float = NAN
     iqm_high: float = NAN
     drop: float = NAN
-    """Mean of clean minus perturbed return, paired by world."""
+    """Mean of clean minus perturbed return, paired by environment."""
     drop_low: float = NAN
     drop_high: float = NAN
     self_query_lost: float | None = None
-    """Share of decisions in which AdaPool's self token was padded."""
-    gap: str = ""
-    """Why there are no numbers; empty where there are."""
+    """Fraction of decisions in which AdaPool's self token was padded."""
+    missing: str = ""
+    """Reason why there are no numbers; empty if there are."""
     fixed: bool = False
-    """The group did not learn: it plays as in training, beside ``policy``."""
-    world: dict[str, Any] = field(default_factory=dict)
-    """Options of the env that differ in another world."""
-    published: float = NAN
-    """The mean that a paper has for the same."""
-    published_std: float = NAN
-    """Standard deviation over the paper's episodes."""
+    """The group was not trained; it plays as in training, with ``policy``."""
+    transfer_env: dict[str, Any] = field(default_factory=dict)
+    """Options of the env that differ in another environment."""
     score: float = NAN
-    """(mean - random's) / (heuristic's - random's) in the same unperturbed world."""
+    """(mean - random) / (heuristic - random), in the same unperturbed environment."""
     score_low: float = NAN
     score_high: float = NAN
 
     @property
     def perturbed(self) -> bool:
-        """Whether there was a perturbation."""
-        return self.perturbation not in (CLEAN, WORLD)
+        """True if there was a perturbation."""
+        return self.perturbation not in (CLEAN, TRANSFER)
 
     @property
-    def who(self) -> str:
+    def policy_label(self) -> str:
         """The policy in words."""
-        who = f"{self.policy}, sampled" if self.stochastic else self.policy
-        return f"fixed, beside {who}" if self.fixed else who
+        label = f"{self.policy}, sampled" if self.stochastic else self.policy
+        return f"fixed, beside {label}" if self.fixed else label
 
 
 @dataclass(frozen=True)
-class Area:
-    """One number for a perturbation's ladder of severities.
+class SeverityAUC:
+    """Area under the curve of score over severity, divided by the curve's length.
 
-    The area under the score over severity, from the clean episodes at 0 to the
-    ladder's end, divided by its length: the mean score on the way. Intervals are as in
+    The curve goes from the clean episodes at severity 0 to the highest severity, by the
+    trapezoidal rule, so that this is the mean score on the way. Intervals are as in
     `Result`.
     """
 
@@ -110,22 +108,22 @@ class Area:
     label: str
     options: dict[str, Any]
     severities: list[float]
-    """The rungs, 0 among them."""
-    area: float = NAN
-    """NaN where a rung could not be measured, or no score is defined."""
-    area_low: float = NAN
-    area_high: float = NAN
+    """Severity levels, with 0."""
+    auc: float = NAN
+    """NaN if a level could not be measured, or no score is defined."""
+    auc_low: float = NAN
+    auc_high: float = NAN
 
 
 class Files:
-    """Names for the files of one evaluation that no file has.
+    """Paths of an evaluation's files that do not exist yet.
 
-    They are ``names``, or where one of them exists all with the same number:
+    They are ``names``, or if one of them exists all with the same number:
     ``results-2.csv`` and so on.
 
     Args:
-        folder: where they are to be.
-        names: of the files.
+        folder: folder of the files.
+        names: names of the files.
     """
 
     def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
@@ -134,7 +132,7 @@ class Files:
             self.number += 1
 
     def path(self, name: str) -> Path:
-        """The path of one of the names."""
+        """Return the path of one of the names."""
         if self.number == 1:
             return self.folder / name
         stem, suffix = Path(name).stem, Path(name).suffix
@@ -142,12 +140,12 @@ class Files:
 
 
 def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -> None:
-    """Write a row for each result; what could not be measured stays empty.
+    """Write a line for each result; missing values are empty.
 
     Args:
-        path: of the file.
-        results: the rows.
-        about: what holds for all of them, appended to each row; mappings as JSON.
+        path: path of the file.
+        results: rows.
+        about: entries that hold for all rows, appended to each; mappings as JSON.
     """
     rows = [{**asdict(result), **about} for result in results]
     lines = ({key: _cell(value) for key, value in row.items()} for row in rows)
@@ -158,13 +156,14 @@ def write_json(
     path: Path,
     results: Iterable[Result],
     about: Mapping[str, Any],
-    areas: Iterable[Area] = (),
+    aucs: Iterable[SeverityAUC] = (),
 ) -> None:
-    """Write ``{**about, "results": […], "areas": […]}``; what is missing is null.
+    """Write ``{**about, "results": […], "aucs": […]}``; missing values are null.
 
-    Last comes ``"sha256"`` of the others, by which a damaged file is found.
+    The last key, ``"sha256"``, is the checksum of the others, which reveals a damaged
+    file.
     """
-    content = {**about, "results": _rows(results), "areas": _rows(areas)}
+    content = {**about, "results": _rows(results), "aucs": _rows(aucs)}
     with new_file(path) as out:
         json.dump(sealed_json(content), out, indent=2, allow_nan=False)
         out.write("\n")
@@ -174,20 +173,20 @@ def write_returns(path: Path, returns: np.ndarray) -> None:
     """Write the episodes' returns as ``returns`` of an npz file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         returns: ``(rows, episodes)`` float64, in the order of the results; column j is
-            the same world in every row. NaN where nothing was measured.
+            the same environment in every row. NaN where nothing was measured.
     """
     with new_binary_file(path) as out:
         np.savez_compressed(out, returns=returns)
 
 
 def read_returns(path: Path) -> np.ndarray:
-    """Read what `write_returns` wrote; nothing in it is unpickled."""
+    """Read a file of `write_returns`, without unpickling anything."""
     return read_npz(path)["returns"]
 
 
-def _rows(records: Iterable["Result | Area"]) -> list[dict[str, Any]]:
+def _rows(records: Iterable["Result | SeverityAUC"]) -> list[dict[str, Any]]:
     return [
         {key: _finite(value) for key, value in asdict(record).items()}
         for record in records
@@ -195,97 +194,92 @@ def _rows(records: Iterable["Result | Area"]) -> list[dict[str, Any]]:
 
 
 def print_table(results: Sequence[Result], title: str) -> None:
-    """Show the results on screen."""
+    """Print the results as a table, then the reasons of missing ones."""
+    groups = {result.group for result in results}
+    shows_lost = any(result.self_query_lost for result in results)
+    right = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
+    if shows_lost:
+        right.append("self lost")
+    rows = []
+    for result in results:
+        prefix = f"{result.group}: " if len(groups) > 1 else ""
+        row = [prefix + result.policy_label, result.label, *_numbers(result)]
+        if shows_lost:
+            row.append(f"{result.self_query_lost or 0:.0%}")
+        rows.append(row)
+    print_rows(title, ["policy", "perturbation"], right, rows)
+    for reason, labels in missing_reasons(results).items():
+        print(printable(f"not measured: {', '.join(labels)}: {reason}"))
+
+
+def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
+    """Print the AUC of each perturbation of several severities, if any is defined."""
+    shown = [each for each in aucs if len(each.severities) > 2]
+    shown = [each for each in shown if not math.isnan(each.auc)]
+    if not shown:
+        return
+    groups = {each.group for each in shown}
+    rows = []
+    for each in shown:
+        prefix = f"{each.group}: " if len(groups) > 1 else ""
+        policy = f"{each.policy}, sampled" if each.stochastic else each.policy
+        interval = f"{each.auc_low:.3f} to {each.auc_high:.3f}"
+        severity = f"{each.severities[-1]:g}"
+        rows.append(
+            [prefix + policy, each.label, severity, f"{each.auc:.3f}", interval]
+        )
+    title = "mean score over severity: 0 is random, 1 the heuristic, clean"
+    print_rows(title, ["policy", "perturbation"], ["up to", "AUC", "95 %"], rows)
+
+
+def print_rows(
+    title: str,
+    left: Sequence[str],
+    right: Sequence[str],
+    rows: Iterable[Sequence[str]],
+) -> None:
+    """Print a table whose intervals are over episodes.
+
+    Args:
+        title: line above the table.
+        left: names of the first columns, aligned to the left.
+        right: names of the other columns, aligned to the right.
+        rows: cells.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    groups = {result.group for result in results}
-    loses = any(result.self_query_lost for result in results)
-    compared = any(not math.isnan(result.published) for result in results)
     table = Table(
         title=Text(printable(title)),
         title_justify="left",
         caption=f"95 %: over episodes, so for {ONLY}",
         caption_justify="left",
     )
-    for name in ("policy", "perturbation"):
+    for name in left:
         table.add_column(name)
-    for name in ("severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"):
+    for name in right:
         table.add_column(name, justify="right")
-    if loses:
-        table.add_column("self lost", justify="right")
-    if compared:
-        table.add_column("published", justify="right")
-    for result in results:
-        prefix = f"{result.group}: " if len(groups) > 1 else ""
-        cells = [prefix + result.who, result.label, *_numbers(result)]
-        if loses:
-            cells.append(f"{result.self_query_lost or 0:.0%}")
-        if compared:
-            cells.append(_published(result))
-        table.add_row(*cells)
+    for row in rows:
+        table.add_row(*row)
     console = Console()
     # A pipe has no width of its own, and 80 columns would break the rows.
-    console.width = console.width if console.is_terminal else 140 + 20 * compared
-    console.print(table)
-    for gap, labels in gaps_of(results).items():
-        console.print(f"not measured: {', '.join(labels)}: {gap}", markup=False)
-
-
-def print_areas(areas: Sequence[Area]) -> None:
-    """Show the number of each ladder of several rungs, if any is defined."""
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = [a for a in areas if len(a.severities) > 2 and not math.isnan(a.area)]
-    if not shown:
-        return
-    groups = {area.group for area in shown}
-    table = Table(
-        title="mean score over severity: 0 is random, 1 the heuristic, clean",
-        title_justify="left",
-        caption=f"95 %: over episodes, so for {ONLY}",
-        caption_justify="left",
-    )
-    for name in ("policy", "perturbation"):
-        table.add_column(name)
-    for name in ("up to", "area", "95 %"):
-        table.add_column(name, justify="right")
-    for area in shown:
-        prefix = f"{area.group}: " if len(groups) > 1 else ""
-        who = f"{area.policy}, sampled" if area.stochastic else area.policy
-        interval = f"{area.area_low:.3f} to {area.area_high:.3f}"
-        table.add_row(
-            prefix + who,
-            area.label,
-            f"{area.severities[-1]:g}",
-            f"{area.area:.3f}",
-            interval,
-        )
-    console = Console()
     console.width = console.width if console.is_terminal else 140
     console.print(table)
 
 
-def gaps_of(results: Iterable[Result]) -> dict[str, list[str]]:
-    """The reasons of gaps, each with the labels that it is one for."""
-    gaps: dict[str, dict[str, None]] = {}
+def missing_reasons(results: Iterable[Result]) -> dict[str, list[str]]:
+    """Return the reasons of missing results, each with the labels it holds for."""
+    reasons: dict[str, dict[str, None]] = {}
     for result in results:
-        if result.gap:
-            gaps.setdefault(result.gap, {})[result.label] = None
-    return {gap: list(labels) for gap, labels in gaps.items()}
-
-
-def _published(result: Result) -> str:
-    if math.isnan(result.published):
-        return ""
-    return f"{result.published:g} ± {result.published_std:g}"
+        if result.missing:
+            reasons.setdefault(result.missing, {})[result.label] = None
+    return {reason: list(labels) for reason, labels in reasons.items()}
 
 
 def _numbers(result: Result) -> list[str]:
     severity = f"{result.severity:g}" if result.perturbed else ""
-    if result.gap:
+    if result.missing:
         return [severity, "not measured", *[""] * 5]
     paired = not math.isnan(result.drop)
     return [

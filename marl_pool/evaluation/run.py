@@ -1,13 +1,14 @@
-"""How much of its return a run's policy keeps when what it sees is perturbed."""
+"""Robustness evaluation of a run: measure, print, and write tables and a plot."""
 
 import importlib.util
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.loading import EvaluationTarget, changed, cpu_threads
-from marl_pool.evaluation.measure import Measured, measure
+from marl_pool.evaluation.cases import TransferEnv
+from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.measure import EvaluationResults, OnProgress, measure
 from marl_pool.evaluation.plots.heat_map import occluded_in_training
 from marl_pool.evaluation.results import (
     CURVES,
@@ -15,132 +16,155 @@ from marl_pool.evaluation.results import (
     RETURNS,
     ROWS,
     TABLE,
-    WORLD,
+    TRANSFER,
     Files,
     write_csv,
     write_json,
     write_returns,
 )
-from marl_pool.studies.attention_neuron.analyses import analyse
-from marl_pool.studies.attention_neuron.published import with_published
+from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.utils.progress import Progress
-from marl_pool.version import __version__, commit
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 
-def evaluate_run(
-    run: "Run", settings: Mapping[str, Any], *, plugins: Collection[str] = ()
-) -> list[Path]:
-    """Measure a run's policy and write table, CSV, JSON and plot.
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """Evaluation of a run, for analyses that follow it.
 
-    The files go to the run's ``evaluation/``; earlier ones stay (`Files`).
+    Attributes:
+        target: policies and environments.
+        transfers: other environments of the evaluation.
+        results: measured numbers.
+        files: paths of the evaluation.
+        paths: files written so far.
+    """
+
+    target: EvaluationTarget
+    transfers: list[TransferEnv]
+    results: EvaluationResults
+    files: Files
+    paths: list[Path]
+
+
+def evaluate_run(
+    run: "Run",
+    settings: EvaluateSettings,
+    *,
+    env: Mapping[str, Any] | None = None,
+    plugins: Collection[str] = (),
+) -> EvaluatedRun:
+    """Measure a run's policies; write table, CSV, JSON and plot to ``evaluation/``.
+
+    Files of earlier evaluations stay (`Files`).
 
     Args:
         run: an earlier run.
-        settings: of `EvaluateSettings` and ``env``, as plain data.
+        settings: episodes, perturbations, transfer environments and so on.
+        env: options of the environments, complete; None for the run's own.
         plugins: ``package.module:Class`` names that the run may use.
-
-    Returns:
-        The files written.
 
     Raises:
         InputError: no policy in the run, a wrong perturbation, no such device.
     """
-    episodes, threads = settings["episodes"], settings["threads"]
-    subject = EvaluationTarget.load(run, settings, plugins)
-    others = subject.others(settings["worlds"], episodes)
-    # One thread a case beats several threads in the small operations of each.
-    with cpu_threads(1), Progress(0, unit="episodes") as progress:
-
-        def watch(done: int, total: int) -> None:
-            if not done:
-                _ = run.evaluation_dir  # refused before anything is played
-            progress.total = total * episodes
-            progress.update(done * episodes)
-
-        measured = measure(
-            subject.policies,
-            lambda: subject.worlds(episodes),
-            settings["perturbations"],
-            others=others,
-            baselines=subject.baselines(),
-            fixed=subject.fixed,
-            stochastic=settings["stochastic"],
-            seed=settings["seed"],
-            workers=threads,
-            watch=watch,
-        )
-    results = with_published(measured.results, subject.policies, subject.env)
-    measured = replace(measured, results=results)
-    title = (
-        f"{run.path.name}: {subject.env['name']}, {episodes} episodes, "
-        f"checkpoint {subject.name}"
+    target = EvaluationTarget.from_run(
+        run,
+        settings,
+        env=env,
+        rescale_codes=settings.rescale_codes,
+        plugins=plugins,
     )
-    measured.show(title)
-    files = Files(run.evaluation_dir)
-    told = {
-        **about(subject, episodes, run=run.path.name),
-        "config_digest": run.config_digest,
-        "training_seed": run.config.get("seed"),
+    transfers = target.transfer_envs(settings.transfer_settings, settings.episodes)
+    with Progress(0, unit="episodes") as progress:
+
+        def on_progress(done: int, total: int) -> None:
+            # A folder that cannot be written to is an error before any episode, and
+            # wrong settings, which are known by now, leave no folder behind.
+            if not done:
+                run.make_evaluation_dir()
+            progress.total = total * settings.episodes
+            progress.update(done * settings.episodes)
+
+        results = evaluate_target(target, settings, transfers, on_progress)
+    title = (
+        f"{run.path.name}: {target.env['name']}, {settings.episodes} episodes, "
+        f"checkpoint {target.name}"
+    )
+    results.show(title)
+    record = {
+        **target.record(settings.episodes),
         "occluded_in_training": occluded_in_training(run.config),
-        "rescale_codes": settings["rescale_codes"],
+        "rescale_codes": settings.rescale_codes,
     }
-    written = write_measured(files, measured, told, title)
-    with cpu_threads(threads):
-        return written + analyse(settings["analyses"], subject, others, episodes, files)
+    files = Files(run.evaluation_dir)
+    paths = write_results(files, results, record, title)
+    return EvaluatedRun(target, transfers, results, files, paths)
 
 
-def about(subject: EvaluationTarget, episodes: int, *, run: str) -> dict[str, Any]:
-    """What holds for all rows of an evaluation.
+def evaluate_target(
+    target: EvaluationTarget,
+    settings: EvaluateSettings,
+    transfers: Collection[TransferEnv] = (),
+    on_progress: OnProgress = lambda done, total: None,
+) -> EvaluationResults:
+    """Measure policies, without writing or printing anything.
 
     Args:
-        subject: whose.
-        episodes: of each row.
-        run: its name.
+        target: policies and environments.
+        settings: episodes, perturbations and so on; its checkpoint, seed and device
+            are those that ``target`` was made with.
+        transfers: other environments, from `EvaluationTarget.transfer_envs`.
+        on_progress: see `measure`.
+
+    Raises:
+        InputError: a wrong perturbation.
     """
-    return {
-        "run": run,
-        "env": subject.env,
-        "changed": changed(subject.trained_env, subject.env),
-        "episodes": episodes,
-        "seed": subject.seed,
-        "checkpoint": subject.checkpoint,
-        "iteration": subject.iteration,
-        "package_version": __version__,
-        "commit": commit(),
-    }
+    # One thread a case beats several threads in the small operations of each.
+    with cpu_threads(1):
+        return measure(
+            target.policies,
+            lambda: target.make_env(settings.episodes),
+            settings.perturbation_levels,
+            transfers=list(transfers),
+            baselines=target.baselines(),
+            fixed=target.fixed,
+            stochastic=settings.stochastic,
+            seed=target.seed,
+            workers=settings.threads,
+            on_progress=on_progress,
+        )
 
 
-def write_measured(
-    files: Files, measured: Measured, told: Mapping[str, Any], title: str
+def write_results(
+    files: Files, results: EvaluationResults, record: Mapping[str, Any], title: str
 ) -> list[Path]:
-    """Write what was measured: CSV, JSON, each episode's return, and a picture.
+    """Write CSV, JSON, each episode's return, and a plot.
 
     Args:
-        files: names them.
-        measured: the rows.
-        told: what holds for all of them; see `about`.
-        title: of the picture.
+        files: paths.
+        results: measured numbers.
+        record: entries that hold for all rows; see `EvaluationTarget.record`.
+        title: title of the plot.
 
     Returns:
         The files written.
     """
-    results = measured.results
+    rows = results.results
     paths = [files.path(name) for name in (TABLE, DOCUMENT, RETURNS)]
     table, document, returns = paths
-    write_csv(table, results, told)
-    write_json(document, results, told, measured.areas)
-    write_returns(returns, measured.returns)
+    write_csv(table, rows, record)
+    write_json(document, rows, record, results.aucs)
+    write_returns(returns, results.returns)
     if importlib.util.find_spec("matplotlib") is None:
         print('no plot: pip install "marl-pool[plots]"')
         return paths
     from marl_pool.evaluation.plots.robustness import plot_robustness
     from marl_pool.evaluation.plots.rows import plot_rows
 
-    if any(result.perturbation == WORLD for result in results):
-        plot_rows(results, files.path(ROWS), title)
+    # Curves over severity have no place for other environments.
+    if any(row.perturbation == TRANSFER for row in rows):
+        plot_rows(rows, files.path(ROWS), title)
         return [*paths, files.path(ROWS)]
-    plot_robustness(results, files.path(CURVES), title)
+    plot_robustness(rows, files.path(CURVES), title)
     return [*paths, files.path(CURVES)]

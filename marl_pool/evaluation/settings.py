@@ -1,8 +1,10 @@
-"""What an evaluation and a video can be told, as dataclasses without torch."""
+"""Settings of `evaluate`, `diagnose`, `render` and `report`; imported without torch."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
 
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
     Device,
     NonNegativeInt,
@@ -11,110 +13,151 @@ from marl_pool.utils.types import (
 )
 
 Checkpoint = Literal["best", "last"] | NonNegativeInt
-"""Which of a run's saved policies: the best, the last or that of an iteration."""
+"""A saved policy of a run: the best, the last, or that of an iteration."""
 Analysis = Literal["regression", "latents", "codes", "patches"]
-"""What an evaluation may look at beside returns; see `evaluation.analyses`."""
+"""An analysis of the AttentionNeuron paper; see `studies.attention_neuron`."""
 
 
 @dataclass(frozen=True)
-class EnvChange:
-    """A world that differs from the trained one, as a row of an evaluation."""
+class TransferSettings:
+    """An environment that differs from the trained one: a row of an evaluation."""
 
     label: str
-    """Of the row."""
+    """Name of the row."""
     env: dict[str, Any]
-    """Options of the env that differ; an env without one of them is a gap."""
+    """Changed options of the env; an option that it lacks gives no numbers."""
     rescale_codes: bool = False
-    """Make sums over more tokens as large as in training; see `rescaled`."""
+    """Rescale AttentionNeuron's codes, sums over tokens, to training's token count."""
 
 
 @dataclass(frozen=True)
-class EvaluateSettings:
-    """How a trained policy is measured."""
+class PerturbationLevels:
+    """A perturbation and the severities it is measured at.
+
+    Attributes:
+        name: registered name, or ``package.module:Class``.
+        severities: numbers in [0, 1].
+        options: other arguments of the perturbation's constructor.
+    """
+
+    name: str
+    severities: Sequence[float]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, entry: Mapping[str, Any]) -> "PerturbationLevels":
+        """Read ``{"name": …, "severities": […], **options}``.
+
+        Raises:
+            InputError: no name, or severities that are not a list of numbers.
+        """
+        options = dict(entry)
+        name, severities = options.pop("name", None), options.pop("severities", None)
+        if not isinstance(name, str):
+            raise InputError(f"perturbation: expected a name, got {dict(entry)}")
+        if not isinstance(severities, Sequence) or not severities:
+            raise InputError(
+                f"perturbation {name!r}: expected severities, a list of numbers in "
+                f"[0, 1], got {severities!r}"
+            )
+        for severity in severities:
+            if isinstance(severity, bool) or not isinstance(severity, int | float):
+                raise InputError(
+                    f"perturbation {name!r}: expected severities to be numbers in "
+                    f"[0, 1], got {severity!r}"
+                )
+        return cls(name, tuple(severities), options)
+
+
+@dataclass(frozen=True)
+class TargetSettings:
+    """The saved policy to load, and the environments it acts in."""
+
+    pretrained: str | None = None
+    """Name of a policy shipped with the package, in place of a run."""
+    checkpoint: Checkpoint = "best"
+    """Saved policy of the run: best, last, or the number of an iteration."""
+    seed: Seed = 0
+    """Seed of the environments, none of which occurs in training."""
+    device: Device = "cpu"
+    """Device of environments and policy."""
+    threads: PositiveInt = 2
+    """CPU threads of torch."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Take the fields from a checked configuration, which may have sections too."""
+        names = (each.name for each in fields(cls))
+        return cls(**{name: config[name] for name in names if name in config})
+
+
+@dataclass(frozen=True)
+class EvaluateSettings(TargetSettings):
+    """Measurement of a trained policy."""
 
     episodes: PositiveInt = 256
     """Episodes for each perturbation and severity."""
     stochastic: bool = False
-    """Measure the sampled policy beside the deterministic one."""
+    """Measure the sampled policy in addition to the deterministic one."""
     perturbations: list[dict[str, Any]] = field(default_factory=list)
-    """``{"name": …, "severities": [...], **options}``; clean runs in any case."""
-    worlds: list[dict[str, Any]] = field(default_factory=list)
-    """`EnvChange` each: other worlds, in which the policy plays unperturbed."""
+    """``{"name": …, "severities": [...], **options}``; clean episodes always run."""
+    transfer: list[dict[str, Any]] = field(default_factory=list)
+    """``{"label": …, "env": {...}}``: other environments, played unperturbed."""
     analyses: list[Analysis] = field(default_factory=list)
-    """What else is looked at."""
-    pretrained: str | None = None
-    """A policy shipped with the package, in place of a run."""
+    """Further analyses: regression, latents, codes, patches."""
     rescale_codes: bool = False
-    """Make sums over more tokens as large as in training; see `rescaled`."""
-    checkpoint: Checkpoint = "best"
-    """Which of the run's policies."""
-    seed: Seed = 0
-    """Of the evaluation's worlds, which training never meets."""
-    device: Device = "cpu"
-    """Where worlds and policy live."""
-    threads: PositiveInt = 2
-    """CPU threads of torch."""
+    """Rescale AttentionNeuron's codes, sums over tokens, to training's token count."""
+
+    @property
+    def perturbation_levels(self) -> list[PerturbationLevels]:
+        """``perturbations``, parsed."""
+        return [PerturbationLevels.from_config(entry) for entry in self.perturbations]
+
+    @property
+    def transfer_settings(self) -> list[TransferSettings]:
+        """``transfer``, parsed."""
+        return [TransferSettings(**entry) for entry in self.transfer]
 
 
 @dataclass(frozen=True)
-class DiagnoseSettings:
-    """How signal loss and relation scores of a trained policy are measured."""
+class DiagnoseSettings(TargetSettings):
+    """Measurement of a trained policy's signal loss and relation scores."""
 
     episodes: PositiveInt = 64
     """Episodes that the policy plays."""
     max_observations: PositiveInt = 8192
-    """Of each group of agents; of more than that, every n-th step is taken."""
-    pretrained: str | None = None
-    """A policy shipped with the package, in place of a run."""
-    checkpoint: Checkpoint = "best"
-    """Which of the run's policies."""
-    seed: Seed = 0
-    """Of the evaluation's worlds, which training never meets."""
-    device: Device = "cpu"
-    """Where worlds and policy live."""
-    threads: PositiveInt = 2
-    """CPU threads of torch."""
+    """Limit for each group of agents; beyond it every n-th step is taken."""
 
 
 @dataclass(frozen=True)
-class RenderSettings:
-    """How a video of a trained policy is made."""
+class RenderSettings(TargetSettings):
+    """Video of a trained policy."""
 
     episodes: PositiveInt = 1
-    """Episodes, one after the other; of each row."""
+    """Episodes of each row, one after the other."""
     rows: PositiveInt = 1
-    """Episodes at a time, in rows."""
+    """Episodes shown at a time, in rows."""
     beside_clean: bool = False
-    """Show the same episodes unperturbed, too, in a column of their own."""
+    """Show the same episodes unperturbed in a column of their own."""
     attention: bool = True
-    """Draw the pooling head's weights as lines, where it has any."""
+    """Draw the pooling head's attention weights as lines, if it has any."""
     head: Literal["mean"] | NonNegativeInt = "mean"
-    """Which attention head is drawn: the mean of all, or the number of one."""
+    """Attention head to draw: the mean of all, or the number of one."""
     top_patches: NonNegativeInt = 0
-    """Outline so many patches that get most attention, in place of tints; 0: tint."""
+    """Number of most attended patches to outline in place of tints; 0 draws tints."""
     stochastic: bool = False
     """Sample actions instead of taking the most likely one."""
-    pretrained: str | None = None
-    """A policy shipped with the package, in place of a run."""
     rescale_codes: bool = False
-    """Make sums over more tokens as large as in training; see `rescaled`."""
-    checkpoint: Checkpoint = "best"
-    """Which of the run's policies."""
-    seed: Seed = 0
-    """Of the video's worlds."""
+    """Rescale AttentionNeuron's codes, sums over tokens, to training's token count."""
     size: PositiveInt = 512
     """Height and width in pixels."""
     fps: PositiveInt = 20
-    """Frames a second."""
-    device: Device = "cpu"
-    """Where worlds and policy live."""
-    threads: PositiveInt = 2
-    """CPU threads of torch."""
+    """Frames per second."""
 
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """What a page about runs holds beside their numbers."""
+    """Contents of a report page besides the numbers of its runs."""
 
     videos: bool = True
     """Embed a short video of each method."""

@@ -23,7 +23,7 @@ def standard_suite(size: Size) -> Iterator[Row]:
         measured = marl_pool.evaluate(
             policy, env, suite=suite, episodes=size.episodes, threads=THREADS
         )
-        gaps = [row.label for row in measured.results if row.gap]
+        gaps = [row.label for row in measured.results if row.missing]
         assert not gaps, gaps
         played.append(measured.returns.size * env["max_steps"])
 

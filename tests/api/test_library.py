@@ -11,7 +11,7 @@ import torch
 import marl_pool
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.measure import Measured
+from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 from marl_pool.tokens import Tokens
@@ -47,11 +47,11 @@ def still(observation: Observation) -> np.ndarray:
     return np.zeros((len(observation["types"]), 5), np.float32)
 
 
-def means(measured: Measured) -> dict[tuple[str, str, float], float]:
+def means(measured: EvaluationResults) -> dict[tuple[str, str, float], float]:
     return {(r.policy, r.label, r.severity): r.mean for r in measured.results}
 
 
-def evaluate(policy: Any, **options: Any) -> Measured:
+def evaluate(policy: Any, **options: Any) -> EvaluationResults:
     given = {"env": ENV, "episodes": EPISODES, **options}
     return marl_pool.evaluate(policy, **given)
 
@@ -111,8 +111,8 @@ def test_a_function_of_a_fixed_number_of_tokens_makes_a_gap() -> None:
     clean, injected, rewired, *_ = evaluate(
         act, suite={"perturbations": [inject, rewire]}
     ).results
-    assert "takes 8 tokens and fails on 40: expected 8 tokens" in injected.gap
-    assert not clean.gap + rewired.gap
+    assert "takes 8 tokens and fails on 40: expected 8 tokens" in injected.missing
+    assert not clean.missing + rewired.missing
 
 
 def test_an_error_of_the_function_itself_comes_through() -> None:
@@ -256,7 +256,7 @@ def test_a_function_is_asked_by_one_thread_at_a_time() -> None:
 
 def test_another_world_is_no_drop() -> None:
     worlds = [{"label": "empty", "env": {"num_noise": 0}}]
-    measured = evaluate(still, suite={"worlds": worlds})
+    measured = evaluate(still, suite={"transfer": worlds})
     (row,) = [
         r for r in measured.results if (r.policy, r.label) == ("trained", "empty")
     ]
@@ -277,7 +277,7 @@ def test_another_world_is_no_drop() -> None:
             "'occlude' at severity 0.5: expected each row once, got it twice",
         ),
         (
-            {"worlds": [{"label": "x", "env": {"num_noise": n}} for n in (0, 1)]},
+            {"transfer": [{"label": "x", "env": {"num_noise": n}} for n in (0, 1)]},
             "'x': expected each row once, got it twice",
         ),
     ],

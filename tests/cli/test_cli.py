@@ -6,6 +6,7 @@ import sys
 import types
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -287,7 +288,7 @@ def test_control_c_says_how_to_go_on(capsys, provide):
 
 
 def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
-    def stop(run, settings, plugins):
+    def stop(run, settings, env, plugins):
         raise KeyboardInterrupt
 
     provide("marl_pool.evaluation.run", evaluate_run=stop)
@@ -334,10 +335,16 @@ def test_resume_of_a_run_that_cannot_go_on_keeps_it(refused, provide, run_folder
 
 
 def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_folder):
-    def evaluate_run(run, settings, plugins):
-        assert settings == compose("evaluate", ["episodes=3"])
+    def evaluate_run(run, settings, env, plugins):
+        config = compose("evaluate", ["episodes=3"])
+        assert env is config.pop("env") is None
+        assert asdict(settings) == config
         assert plugins == ["a.b:C", "d:E"]
-        return [run.path / "a", run.path / "b"]
+        return SimpleNamespace(paths=[run.path / "a"], name=run.path)
+
+    def analyse_run(evaluated, settings):
+        assert settings.episodes == 3
+        return [evaluated.name / "b"]
 
     def render_run(run, settings, perturbation, env, plugins):
         assert (env, plugins) == (None, [])
@@ -351,6 +358,7 @@ def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_
 
     allow = ["--plugin", "a.b:C", "--plugin", "d:E"]
     provide("marl_pool.evaluation.run", evaluate_run=evaluate_run)
+    provide("marl_pool.studies.attention_neuron.analyses", analyse_run=analyse_run)
     provide("marl_pool.evaluation.video.render", render_run=render_run)
     assert cli.main(["evaluate", "episodes=3", str(run_folder), *allow]) == 0
     assert cli.main(["render", str(run_folder), "perturbation=shuffle", "head=0"]) == 0
@@ -359,10 +367,11 @@ def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_
 
 
 def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):
-    def paths(run, settings, plugins):
-        return [run.path]
+    def evaluate_run(run, settings, env, plugins):
+        return SimpleNamespace(paths=[run.path])
 
-    provide("marl_pool.evaluation.run", evaluate_run=paths)
+    provide("marl_pool.evaluation.run", evaluate_run=evaluate_run)
+    provide("marl_pool.studies.attention_neuron.analyses", analyse_run=lambda *_: [])
     run_folder.rename("lr=0.1")
     assert cli.main(["evaluate", "lr=0.1", "episodes=3"]) == 0
     assert capsys.readouterr().out == "lr=0.1\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.evaluated import evaluate, levels
 from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
@@ -26,7 +27,6 @@ from marl_pool.evaluation.results import (
     write_csv,
     write_json,
 )
-from marl_pool.evaluation.run import evaluate_run
 from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.evaluation.statistics.intervals import bootstrap, paired_drop
 from marl_pool.perturbations import make_perturbation
@@ -176,15 +176,15 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
     results = measure(
         doubled(env),
         centroid,
-        [
+        levels(
             {"name": "jitter", "severities": [0.0, 0.5]},
             {"name": "occlude", "mode": "zero", "severities": [1.0]},
-        ],
+        ),
         baselines={"random": {"agent": RandomPolicy(env.groups["agent"].action_space)}},
         stochastic=True,
     ).results
     conditions = [("clean", 0.0), ("jitter", 0.0), ("jitter", 0.5), ("occlude", 1.0)]
-    assert [(r.who, r.perturbation, r.severity) for r in results] == [
+    assert [(r.policy_label, r.perturbation, r.severity) for r in results] == [
         *(("trained", *condition) for condition in conditions),
         *(("trained, sampled", *condition) for condition in conditions),
         ("random", "clean", 0.0),
@@ -197,7 +197,7 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
         assert some.drop_low < some.drop < some.drop_high
         assert np.isnan(clean.drop)
     assert results[0].mean != results[4].mean
-    assert all(r.episodes == EPISODES and not r.gap for r in results)
+    assert all(r.episodes == EPISODES and not r.missing for r in results)
 
 
 def test_only_what_must_be_exact_is_measured_in_float64(
@@ -215,10 +215,10 @@ def test_only_what_must_be_exact_is_measured_in_float64(
     measured = measure(
         played,
         centroid,
-        [
+        levels(
             {"name": "shuffle", "severities": [1.0]},
             {"name": "rewire", "severities": [0.0, 1.0]},
-        ],
+        ),
     )
     assert seen == [
         (None, torch.float64),
@@ -242,8 +242,8 @@ def test_what_else_is_measured_does_not_move_a_result() -> None:
     played = doubled(centroid())
     noise = {"name": "jitter", "severities": [0.5]}
     rewire = {"name": "rewire", "severities": [1.0]}
-    alone = measure(played, centroid, [noise]).results
-    among = measure(played, centroid, [rewire, noise], stochastic=True).results
+    alone = measure(played, centroid, levels(noise)).results
+    among = measure(played, centroid, levels(rewire, noise), stochastic=True).results
     assert alone[0].mean == among[0].mean
     assert alone[1] == among[2]
 
@@ -252,38 +252,38 @@ def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
     results = measure(
         doubled(centroid(), "flatten"),
         centroid,
-        [
+        levels(
             {"name": "inject", "token_type": "noise", "severities": [0.0, 1.0]},
             {"name": "shuffle", "severities": [1.0]},
-        ],
+        ),
     ).results
     clean, none, injected, shuffled = results
-    assert "at most 8 tokens, got 40" in injected.gap
+    assert "at most 8 tokens, got 40" in injected.missing
     assert np.isnan([injected.mean, injected.drop, injected.std]).all()
     assert injected.episodes == 0
     assert none.drop == 0.0
     assert shuffled.drop != 0.0
-    assert {clean.gap, none.gap, shuffled.gap} == {""}
+    assert {clean.missing, none.missing, shuffled.missing} == {""}
 
 
 def test_a_type_that_the_world_lacks_is_a_gap_with_its_reason() -> None:
     results = measure(
         doubled(fox_and_hens()),
         fox_and_hens,
-        [
+        levels(
             {"name": "inject", "token_type": "noise", "severities": [0.5]},
             {"name": "inject", "token_type": "hen", "severities": [0.5]},
-        ],
+        ),
     ).results
-    gaps = {(r.label, r.severity): r.gap for r in results if r.group == "fox"}
-    assert "'noise': choose from fox, hen" in gaps["inject token_type=noise", 0.5]
-    assert gaps["clean", 0.0] == gaps["inject token_type=hen", 0.5] == ""
+    reasons = {(r.label, r.severity): r.missing for r in results if r.group == "fox"}
+    assert "'noise': choose from fox, hen" in reasons["inject token_type=noise", 0.5]
+    assert reasons["clean", 0.0] == reasons["inject token_type=hen", 0.5] == ""
 
 
 def test_only_a_head_for_a_fixed_number_of_tokens_makes_a_gap() -> None:
     wide = {"name": "inject", "token_type": "noise", "position_features": [9]}
     with pytest.raises(InputError, match="position_features: expected numbers below 4"):
-        measure(doubled(centroid()), centroid, [{**wide, "severities": [1.0]}])
+        measure(doubled(centroid()), centroid, levels({**wide, "severities": [1.0]}))
 
 
 def test_policies_that_do_not_fit_are_no_gap() -> None:
@@ -307,18 +307,23 @@ def test_policies_that_do_not_fit_are_no_gap() -> None:
 def test_a_wrong_perturbation_is_refused_before_anything_is_played(
     entry: dict[str, Any], message: str
 ) -> None:
-    def watch(done: int, total: int) -> None:
+    def on_progress(done: int, total: int) -> None:
         raise AssertionError("something was played")
 
     with pytest.raises(InputError, match=message):
         measure(
-            doubled(centroid()), centroid, [{"severities": [1.0], **entry}], watch=watch
+            doubled(centroid()),
+            centroid,
+            levels({"severities": [1.0], **entry}),
+            on_progress=on_progress,
         )
 
 
 def test_several_groups_are_reported_each() -> None:
     results = measure(
-        doubled(fox_and_hens()), fox_and_hens, [{"name": "rewire", "severities": [1.0]}]
+        doubled(fox_and_hens()),
+        fox_and_hens,
+        levels({"name": "rewire", "severities": [1.0]}),
     ).results
     assert [(r.group, r.perturbation) for r in results] == [
         ("fox", "clean"),
@@ -355,7 +360,14 @@ def test_labels_tell_what_differs_from_the_defaults() -> None:
 RESULTS = [
     Result("agent", "trained", False, "clean", "clean", 0.0, {}, 2, 1.5, 1.0, 2.0, 0.5),
     Result(
-        "agent", "trained", True, "occlude", "occlude", 0.5, {"mode": "drop"}, gap="why"
+        "agent",
+        "trained",
+        True,
+        "occlude",
+        "occlude",
+        0.5,
+        {"mode": "drop"},
+        missing="why",
     ),
 ]
 
@@ -363,11 +375,11 @@ RESULTS = [
 def test_csv_has_empty_cells_for_what_is_missing(tmp_path: Path) -> None:
     write_csv(tmp_path / "r.csv", RESULTS, {"seed": 3, "env": {"name": "x"}})
     with (tmp_path / "r.csv").open(newline="") as file:
-        measured, gap = csv.DictReader(file)
+        measured, lacking = csv.DictReader(file)
     assert (measured["mean"], measured["std"], measured["iqm"]) == ("1.5", "0.5", "")
-    assert (gap["mean"], gap["gap"], gap["seed"]) == ("", "why", "3")
-    assert json.loads(gap["options"]) == {"mode": "drop"}
-    assert json.loads(gap["env"]) == {"name": "x"}
+    assert (lacking["mean"], lacking["missing"], lacking["seed"]) == ("", "why", "3")
+    assert json.loads(lacking["options"]) == {"mode": "drop"}
+    assert json.loads(lacking["env"]) == {"name": "x"}
 
 
 def test_json_has_null_for_what_is_missing(tmp_path: Path) -> None:
@@ -378,9 +390,9 @@ def test_json_has_null_for_what_is_missing(tmp_path: Path) -> None:
     text = (tmp_path / "r.json").read_text()
     content = json.loads(text, parse_constant=refuse)
     assert content["seed"] == 3
-    measured, gap = content["results"]
+    measured, lacking = content["results"]
     assert (measured["mean"], measured["iqm"]) == (1.5, None)
-    assert (gap["mean"], gap["gap"]) == (None, "why")
+    assert (lacking["mean"], lacking["missing"]) == (None, "why")
 
 
 def test_new_files_never_have_the_name_of_one_that_exists(tmp_path: Path) -> None:
@@ -434,7 +446,7 @@ def read(path: Path) -> dict[str, Any]:
 def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "best.json").write_text('{"iteration": 7, "score": -1}')
-    paths = evaluate_run(run, SETTINGS)
+    paths = evaluate(run, SETTINGS)
     table, document, returns, picture = paths
     assert {path.parent for path in paths} == {run.path / "evaluation"}
     content = read(document)
@@ -464,15 +476,15 @@ def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_run_with_gaps_is_evaluated_and_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = evaluate_run(make_run(tmp_path, "flatten"), SETTINGS)
+    paths = evaluate(make_run(tmp_path, "flatten"), SETTINGS)
     assert all(path.is_file() for path in paths)
     assert "not measured: inject token_type=noise" in capsys.readouterr().out
 
 
 def test_an_earlier_evaluation_stays(run: Run) -> None:
-    first = evaluate_run(run, SETTINGS)
+    first = evaluate(run, SETTINGS)
     before = [path.read_bytes() for path in first]
-    second = evaluate_run(run, {**SETTINGS, "seed": 1})
+    second = evaluate(run, {**SETTINGS, "seed": 1})
     assert [path.read_bytes() for path in first] == before
     assert [path.name for path in second] == [
         "results-2.csv",
@@ -485,7 +497,7 @@ def test_an_earlier_evaluation_stays(run: Run) -> None:
 def test_the_seed_chooses_the_worlds(run: Run) -> None:
     settings = {**SETTINGS, "perturbations": []}
     means = [
-        read(evaluate_run(run, {**settings, "seed": seed})[1])["results"][0]["mean"]
+        read(evaluate(run, {**settings, "seed": seed})[1])["results"][0]["mean"]
         for seed in (0, 0, 1)
     ]
     assert means[0] == means[1] != means[2]
@@ -493,7 +505,7 @@ def test_the_seed_chooses_the_worlds(run: Run) -> None:
 
 def test_the_seed_reaches_the_intervals(run: Run) -> None:
     settings = {**SETTINGS, "episodes": 16, "seed": 3}
-    _, document, returns, _ = evaluate_run(run, settings)
+    _, document, returns, _ = evaluate(run, settings)
     rows, played = read(document)["results"], read_returns(returns)
     (clean,) = [
         values
@@ -511,14 +523,14 @@ def test_the_seed_reaches_the_intervals(run: Run) -> None:
 
 
 def test_evaluation_worlds_are_none_that_training_meets(run: Run) -> None:
-    env = EvaluationTarget.load(run, SETTINGS).worlds(3, first=2)
+    env = EvaluationTarget.from_run(run, EvaluateSettings()).make_env(3, first=2)
     assert env.env_ids.tolist() == [EVALUATION_WORLDS + i for i in (2, 3, 4)]
 
 
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
-    subject = EvaluationTarget.load(run, SETTINGS)
+    subject = EvaluationTarget.from_run(run, EvaluateSettings())
     few, many = (
-        play(subject.policies, subject.worlds(count)).returns["agent"]
+        play(subject.policies, subject.make_env(count)).returns["agent"]
         for count in (2, 5)
     )
     np.testing.assert_array_equal(few, many[:2])
@@ -540,7 +552,7 @@ def test_bad_settings_write_nothing(
     run: Run, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        evaluate_run(run, {**SETTINGS, **change})
+        evaluate(run, {**SETTINGS, **change})
     assert not (run.path / "evaluation").exists()
 
 
@@ -550,13 +562,13 @@ def test_a_folder_that_cannot_be_written_to_is_told_at_once(
     (run.path / "evaluation").write_text("in the way")
     monkeypatch.setattr("marl_pool.evaluation.measure.play", None)
     with pytest.raises(InputError, match="evaluation cannot be written to"):
-        evaluate_run(run, SETTINGS)
+        evaluate(run, SETTINGS)
 
 
 def test_a_run_without_a_policy_is_refused(tmp_path: Path) -> None:
     empty = Run.create(tmp_path / "run", {"env": ENV, "seed": 5})
     with pytest.raises(InputError, match="has no policy 'best'"):
-        evaluate_run(empty, SETTINGS)
+        evaluate(empty, SETTINGS)
 
 
 def test_threads_are_given_back() -> None:

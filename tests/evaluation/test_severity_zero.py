@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.evaluated import levels
 from helpers.perturbed import VARIANTS
 from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.loading import to_float64
-from marl_pool.evaluation.measure import Measured, measure
+from marl_pool.evaluation.measure import EvaluationResults, measure
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.jitter import Jitter
@@ -59,7 +60,7 @@ class Biased(Jitter):
         return tokens._replace(features=tokens.features + 1e-3), state
 
 
-def measured(env: str, *names: str) -> Measured:
+def measured(env: str, *names: str) -> EvaluationResults:
     """Perturbations at severities 0 and 1, by untrained policies."""
     make = WORLDS[env]
     policies = {
@@ -74,8 +75,8 @@ def measured(env: str, *names: str) -> Measured:
         for name, options in VARIANTS
         if name in names and options and not set(options) & set(OWN)
     ]
-    ladders = [{**entry, "severities": [0.0, 1.0]} for entry in entries]
-    return measure(to_float64(policies), make, ladders)
+    swept = levels(*({**entry, "severities": [0.0, 1.0]} for entry in entries))
+    return measure(to_float64(policies), make, swept)
 
 
 # In quick runs a world that all perturbations fit, and one with gaps.
@@ -97,7 +98,7 @@ def test_severity_0_returns_exactly_what_clean_episodes_do(env: str) -> None:
     }
     gaps, changed = set(), set()
     for row, returns in zip(found.results, found.returns, strict=True):
-        if row.gap:
+        if row.missing:
             gaps.add(row.perturbation)
             assert np.isnan(returns).all()
         elif row.severity == 0:

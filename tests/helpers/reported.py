@@ -95,20 +95,25 @@ def evaluated(
             given["fixed"] = group in fixed
             results.append(Result(group=group, **given))
             missing = np.full(episodes, np.nan)
-            table.append(missing if row.get("gap") else level - 2 + luck)
+            table.append(missing if row.get("missing") else level - 2 + luck)
 
     clean = {"perturbation": "clean", "label": "clean", "severity": 0.0}
     add(LADDER[0.0] + shift, **clean)
     for severity in rungs:
-        gap = "a reason" if severity in lost else ""
+        reason = "a reason" if severity in lost else ""
         occlude = {"perturbation": "occlude", "label": "occlude", "severity": severity}
-        add(LADDER[severity] + shift, **occlude, gap=gap)
+        add(LADDER[severity] + shift, **occlude, missing=reason)
     jitter = {"perturbation": "jitter", "label": "jitter", "severity": 0.2}
     add(0.7 + shift, **jitter, options={"features": None})
     elsewhere = {"more noise": ({"num_noise": 9}, 0.4)} if worlds is None else worlds
     others = [
         (
-            {"perturbation": "world", "label": label, "severity": 0.0, "world": env},
+            {
+                "perturbation": "transfer",
+                "label": label,
+                "severity": 0.0,
+                "transfer_env": env,
+            },
             score,
         )
         for label, (env, score) in elsewhere.items()
@@ -120,7 +125,7 @@ def evaluated(
             add(level, policy=policy, **clean)
             for other, _ in others:
                 add(level, policy=policy, **other)
-    files = Files(run.evaluation_dir)
+    files = Files(run.make_evaluation_dir())
     told: dict[str, Any] = {
         **{"run": run.path.name, "env": run.config["env"], "changed": {}, "seed": 0},
         **{"checkpoint": "best", "iteration": 3, "episodes": episodes},
@@ -219,7 +224,7 @@ def diagnosed(
     """Write a diagnosis of what was evaluated."""
     told: dict[str, Any] = {"seed": 0, "checkpoint": "best", "iteration": 3}
     told |= {"changed": {}, "commit": "0123abc", "episodes": 64, **about}
-    run.evaluation_dir.mkdir(exist_ok=True)
+    run.make_evaluation_dir()
     file = run.evaluation_dir / f"diagnosis{number}.json"
     lines = [{"group": "agent", "head": "all", **row} for row in rows]
     file.write_text(json.dumps({**told, "rows": lines}))

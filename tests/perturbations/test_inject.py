@@ -11,6 +11,7 @@ from hypothesis import given
 from scipy import stats
 from torch import Tensor
 
+from helpers.evaluated import levels
 from helpers.perturbed import (
     NOISE,
     SPEC,
@@ -27,7 +28,7 @@ from helpers.perturbed import (
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.cases import conditions
+from marl_pool.evaluation.cases import cases_of
 from marl_pool.perturbations import make_perturbation
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -258,15 +259,15 @@ def test_suites_inject_what_is_noise_in_a_world(
     chosen = [entry for entry in listed if entry["name"] == "inject"]
     made = WORLDS[env]()
     (spec, *_) = (group.tokens for group in made.groups.values())
-    built = conditions(chosen, made)
+    _, *built = cases_of({}, levels(*chosen), [], made)
     assert len(built) >= len(chosen) > 0
     for case in built:
         if expected in spec.type_names:
-            assert not case["gap"]
-            assert spec.type_names[case["perturbation"].token_type] == expected
+            assert not case.missing
+            assert spec.type_names[case.perturbation.token_type] == expected
         else:
             # Where no token is the observer's own, nothing can be near it.
-            assert expected in case["gap"] or case["options"].get("place") == "near"
+            assert expected in case.missing or case.options.get("place") == "near"
 
 
 def test_in_boxworld_cells_move_and_colors_stay() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.evaluated import levels
 from helpers.perturbed import bits, keys, seeds
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -345,15 +346,15 @@ def test_only_what_an_invariant_policy_must_not_notice_is_measured_exactly(
     group = balanced().groups["agent"]
     policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
     entry = {"name": "shuffle", "scope": scope, "every": every, "severities": [1.0]}
-    measure(to_float64({"agent": policy}), balanced, [entry])
+    measure(to_float64({"agent": policy}), balanced, levels(entry))
     assert seen == [torch.float64 if reorders else torch.float32]
 
 
 def test_where_there_are_no_stacks_an_evaluation_has_a_gap() -> None:
     env = make_batched_env("cartpole", num_envs=1)
     entry = {"name": "shuffle", "every": 25, "scope": "frame", "severities": [1.0]}
-    case = cases_of({}, [entry], [], env)[1]
-    assert "perturbation.scope: expected token" in case.gap
+    case = cases_of({}, levels(entry), [], env)[1]
+    assert "perturbation.scope: expected token" in case.missing
     with pytest.raises(UnfitTokensError):
         make_perturbation("shuffle", specs=[env.groups["agent"].tokens], scope="frame")
 

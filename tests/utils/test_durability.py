@@ -398,7 +398,7 @@ def test_parts_of_a_run_that_are_links_out_of_it_are_refused(tmp_path, name):
 
     def write() -> None:
         if name == "evaluation":
-            assert run.evaluation_dir
+            run.make_evaluation_dir()
         elif name == "videos":
             run.new_video_path("clean")
         else:
@@ -421,7 +421,7 @@ def test_a_run_folder_may_itself_be_a_link_and_hold_links_within(tmp_path):
     (run.path / "evaluation").symlink_to("real")
     linked = Run.open(tmp_path / "latest")
     with linked.lock():
-        assert linked.evaluation_dir.is_dir()
+        assert linked.make_evaluation_dir().is_dir()
 
 
 def test_what_a_killed_process_left_is_removed_and_other_names_stay(tmp_path):
@@ -438,7 +438,7 @@ def test_what_a_killed_process_left_is_removed_and_other_names_stay(tmp_path):
     assert left == {"config.yaml", ".lock", "checkpoints", ".mine.new"}
 
 
-@pytest.mark.parametrize("call", ["lock", "evaluation_dir"])
+@pytest.mark.parametrize("call", ["lock", "make_evaluation_dir"])
 def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch, call):
     run = Run.create(tmp_path / "run", CONFIG)
     original = os.open
@@ -459,7 +459,7 @@ def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch, call):
             with run.lock():
                 pass
         else:
-            assert run.evaluation_dir
+            run.make_evaluation_dir()
 
     with pytest.raises(InputError, match="Read-only file system") as caught:
         write()

@@ -418,7 +418,7 @@ def build_heads(pooling: Mapping[str, Any]) -> None:
 
 SUITES = {
     "perturbation": {"perturbations": [{"name": PAYLOAD, "severities": [1.0]}]},
-    "module": {"worlds": [{"label": "x", "env": {"module": "sent_payload"}}]},
+    "module": {"transfer": [{"label": "x", "env": {"module": "sent_payload"}}]},
     "env": {"env": {"name": PAYLOAD}},
     "resolver": {"seed": "${oc.env:HOME}"},
 }

@@ -57,7 +57,7 @@ def record_observations(
         InputError: ``limit`` is less than one step of all episodes.
     """
     # Fail before playing if the signal is undefined or the limit is too small.
-    env = target.worlds(1)
+    env = target.make_env(1)
     env.reset()
     env.signal()
     agents = max(group.num_agents for group in env.groups.values())
@@ -71,7 +71,7 @@ def record_observations(
     batch = SIMULATORS if env.simulated else episodes
     recorders = []
     for first in range(0, episodes, batch):
-        envs = target.worlds(min(batch, episodes - first), first=first)
+        envs = target.make_env(min(batch, episodes - first), first=first)
         rollout = Rollout(envs, target.policies)
         recorder = _ObservationRecorder(rollout.env, stride, first)
         rollout.episodes(on_step=recorder)

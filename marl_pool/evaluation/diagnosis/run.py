@@ -2,11 +2,9 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.bare_policies import new_folder_for
 from marl_pool.evaluation.diagnosis.files import (
     DOCUMENT,
     NAMES,
@@ -26,8 +24,8 @@ from marl_pool.evaluation.diagnosis.observations import (
 from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, summarize
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import Files
-from marl_pool.evaluation.run import about
 from marl_pool.evaluation.settings import DiagnoseSettings
+from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.policies.base import Policy
 from marl_pool.pooling import POOLING
 from marl_pool.utils.atomic import make_folder
@@ -64,7 +62,7 @@ def diagnose_run(
         InputError: a run without such a policy, an unavailable device, or an
             environment that defines no signal.
     """
-    target = EvaluationTarget.load(run, {**asdict(settings), "env": env}, plugins)
+    target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
     with cpu_threads(settings.threads):
         observations = record_observations(
             target, settings.episodes, settings.max_observations
@@ -81,12 +79,8 @@ def diagnose_run(
         f"checkpoint {target.name}"
     )
     print_table(named, title)
-    files = Files(run.evaluation_dir, NAMES)
-    common = {
-        **about(target, settings.episodes, run=run.path.name),
-        "config_digest": run.config_digest,
-        "training_seed": run.config.get("seed"),
-    }
+    files = Files(run.make_evaluation_dir(), NAMES)
+    common = target.record(settings.episodes)
     lines = [to_plain(row) for row in rows]
     columns = [*lines[0], *common]
     write_csv(files.path(TABLE), columns, ({**line, **common} for line in lines))

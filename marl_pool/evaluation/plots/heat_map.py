@@ -1,4 +1,4 @@
-"""Occlusion in training against occlusion in tests: Figure 5 of AttentionNeuron."""
+"""Heat map of occlusion in training and in tests (AttentionNeuron, Figure 5)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_pool.evaluation.bare_policies import new_folder_for
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.results import CLEAN, TRAINED
+from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.plotting import (
@@ -23,7 +23,7 @@ from marl_pool.utils.tables import write_csv
 
 OCCLUDE = "occlude"
 ROW = ("name", "severities")
-"""Keys of a suite's entry that are no options."""
+"""Keys of a suite's entry that are not options."""
 
 
 class Cell(NamedTuple):
@@ -31,19 +31,19 @@ class Cell(NamedTuple):
 
     run: str
     trained: str
-    """Share of the tokens that was missing in training, or its bounds."""
+    """Fraction of tokens missing in training, or its bounds, in words."""
     tested: float
-    """Share that was missing in the test."""
+    """Fraction of tokens missing in the test."""
     episodes: int
     mean: float
     std: float
 
 
 def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
-    """The share of tokens missing in a run's training, or bounds of it.
+    """Return the fraction of tokens missing in a run's training, or its bounds.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
     """
     perturbation = config.get("perturbation") or {}
     if perturbation.get("name") != OCCLUDE:
@@ -53,8 +53,8 @@ def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
     return bounds if isinstance(bounds, list) else float(severity)
 
 
-def is_shown(perturbations: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an evaluation of these has rows for a heat map."""
+def has_occlusion(perturbations: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if an evaluation of these perturbations has rows of a heat map."""
     return any(
         entry["name"] == OCCLUDE
         and label(OCCLUDE, {k: v for k, v in entry.items() if k not in ROW}) == OCCLUDE
@@ -66,7 +66,7 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     """Write table and heat map of several evaluations.
 
     Args:
-        documents: their ``results.json``.
+        documents: ``results.json`` of each.
         out: a new folder; None for one in ``evaluations/``.
 
     Returns:
@@ -91,8 +91,8 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
 def cells_of(documents: Sequence[Path]) -> list[Cell]:
     """Read the cells from evaluations' ``results.json``.
 
-    A clean row is occlusion by 0. Deterministic policies count, and of the first
-    group that learned.
+    A clean row counts as occlusion by 0. Rows are those of the deterministic policy of
+    the first group that was trained.
 
     Raises:
         InputError: an evaluation without occlusion.
@@ -127,9 +127,9 @@ def write_cells(path: Path, cells: Sequence[Cell]) -> None:
 
 @figure_style()
 def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
-    """Draw a row for each run, by its occlusion in training, and a column each test.
+    """Draw a row for each run, by occlusion in training, and a column for each test.
 
-    Source: Tang and Ha (2021), Figure 5.
+    Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 5.
     """
     runs = sorted({(cell.trained, cell.run) for cell in cells}, key=_order)
     tests = sorted({cell.tested for cell in cells})
@@ -153,7 +153,7 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
                 va="center",
                 color="white" if dark else INK,
             )
-    axes.set_xticks(range(len(tests)), [f"{share:.0%}" for share in tests])
+    axes.set_xticks(range(len(tests)), [f"{fraction:.0%}" for fraction in tests])
     axes.set_yticks(range(len(runs)), [trained for trained, _ in runs])
     axes.set_xlabel("missing in the test")
     axes.set_ylabel("missing in training")
@@ -164,17 +164,17 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
 def _counts(row: Mapping[str, Any]) -> bool:
     plain = row["policy"] == TRAINED and not row["stochastic"] and not row["fixed"]
     known = row["label"] in (CLEAN, OCCLUDE)
-    return plain and known and not row["gap"]
+    return plain and known and not row["missing"]
 
 
 def _order(row: tuple[str, str]) -> tuple[list[float], str]:
-    """By the shares that `_words` wrote, then by name."""
+    """Sort key: the fractions that `_words` wrote, then the name."""
     trained, run = row
-    return [float(share.rstrip("%")) for share in trained.split(" to ")], run
+    return [float(fraction.rstrip("%")) for fraction in trained.split(" to ")], run
 
 
-def _words(share: float | list[float]) -> str:
-    if isinstance(share, list):
-        low, high = share
+def _words(fraction: float | list[float]) -> str:
+    if isinstance(fraction, list):
+        low, high = fraction
         return f"{low:.0%} to {high:.0%}"
-    return f"{share:.0%}"
+    return f"{fraction:.0%}"

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation."""
+"""Plot of return against severity."""
 
 import math
 import textwrap
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 4
 COLORS = {False: BLUE, True: VERMILION}
-"""Of the trained policy, deterministic and sampled."""
+"""Colors of the trained policy, deterministic and sampled."""
 BASELINES = {"random": PURPLE, "heuristic": GREEN}
 
 
@@ -36,13 +36,13 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw return against severity, a panel for each perturbation.
 
     Bands are 95 % bootstrap intervals of the mean over episodes; horizontal lines are
-    clean returns of the trained policy, the random one and the heuristic. What could
-    not be measured is said in its panel. Several groups stand below each other.
+    clean returns of the trained policy, the random one and the heuristic. A panel shows
+    the reason of missing values. Groups are stacked from top to bottom.
 
     Args:
-        results: of `evaluate`.
-        path: of the PNG.
-        title: above all panels.
+        results: rows of an evaluation.
+        path: path of the PNG.
+        title: title of the figure.
     """
     results = [result for result in results if not result.fixed]
     groups = list(dict.fromkeys(result.group for result in results))
@@ -64,7 +64,7 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
             legend |= dict(zip(names, handles, strict=True))
         for axes in unused:
             axes.set_axis_off()
-        _share_range(used, own)
+        _set_common_range(used, own)
         prefix = f"{group}: " if len(groups) > 1 else ""
         for column, axes in enumerate(used):
             if column % columns == 0:
@@ -99,13 +99,15 @@ def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
             if result.policy == TRAINED
             and result.stochastic == stochastic
             and result.label in (CLEAN, label)
-            and not result.gap
+            and not result.missing
         ]
         if curve:
             _curve(axes, sorted(curve, key=lambda result: result.severity), color)
-    gaps = [result.gap for result in results if result.label == label and result.gap]
-    if gaps:
-        text = "\n".join(textwrap.wrap(f"not measured: {gaps[0]}", 30))
+    reasons = [
+        result.missing for result in results if result.label == label and result.missing
+    ]
+    if reasons:
+        text = "\n".join(textwrap.wrap(f"not measured: {reasons[0]}", 30))
         axes.text(
             0.5,
             0.5,
@@ -127,7 +129,7 @@ def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
         color=color,
         linestyle=":",
         linewidth=1,
-        label=f"{curve[0].who}, clean",
+        label=f"{curve[0].policy_label}, clean",
     )
     axes.fill_between(severities, low, high, color=color, alpha=0.2, linewidth=0)
     axes.plot(
@@ -137,20 +139,20 @@ def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
         marker="o",
         markersize=4,
         clip_on=False,
-        label=curve[0].who,
+        label=curve[0].policy_label,
     )
 
 
 def bounds(result: Result) -> tuple[float, float]:
-    """The interval of the mean; of a single episode the mean itself."""
+    """Return the interval of the mean; for a single episode the mean itself."""
     if math.isnan(result.mean_low):
         return result.mean, result.mean
     return result.mean_low, result.mean_high
 
 
-def _share_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
-    """Give the panels of a group the range of all that they show."""
-    seen = [result for result in results if not result.gap]
+def _set_common_range(cells: Sequence["Axes"], results: Sequence[Result]) -> None:
+    """Set the range of all panels of a group to that of all their values."""
+    seen = [result for result in results if not result.missing]
     low = min(bounds(result)[0] for result in seen)
     high = max(bounds(result)[1] for result in seen)
     margin = 0.06 * (high - low) or 0.1

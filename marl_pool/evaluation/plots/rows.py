@@ -1,6 +1,5 @@
-"""A picture of an evaluation of many different rows, the published ones beside them."""
+"""Plot of an evaluation with many different rows, such as other environments."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,6 @@ from marl_pool.evaluation.plots.robustness import BASELINES, bounds
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
 from marl_pool.utils.plotting import (
     BLUE,
-    VERMILION,
     figure_style,
     label_rows,
     legend_below,
@@ -19,19 +17,19 @@ from marl_pool.utils.plotting import (
 )
 from marl_pool.utils.text import printable
 
-OURS, PAPER = BLUE, VERMILION
+COLOR = BLUE
 
 
 @figure_style()
 def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
-    """Draw a line for each row: mean, its 95 % interval, and the published mean.
+    """Draw mean and 95 % interval of each row.
 
-    Rows of sampled actions, and of groups that did not learn, are in the table alone.
+    Rows of sampled actions, and of groups that were not trained, are left out.
 
     Args:
-        results: of `evaluate`.
-        path: of the PNG.
-        title: above all.
+        results: rows of an evaluation.
+        path: path of the PNG.
+        title: title of the figure.
     """
     shown = [r for r in results if not (r.fixed or r.stochastic)]
     groups = list(dict.fromkeys(result.group for result in shown))
@@ -45,9 +43,9 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     for axes, group in zip(panels, groups, strict=True):
         own = rows[group]
         for place, row in enumerate(own):
-            if row.gap:
+            if row.missing:
                 mark_missing_row(axes, place)
-        measured = [(place, row) for place, row in enumerate(own) if not row.gap]
+        measured = [(place, row) for place, row in enumerate(own) if not row.missing]
         axes.errorbar(
             [row.mean for _, row in measured],
             [place for place, _ in measured],
@@ -56,24 +54,13 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
                 [bounds(row)[1] - row.mean for _, row in measured],
             ],
             fmt="o",
-            color=OURS,
+            color=COLOR,
             capsize=3,
             label=f"mean, 95 % over episodes ({ONLY})",
         )
-        paper = [(p, row) for p, row in measured if not math.isnan(row.published)]
-        if paper:
-            axes.plot(
-                [row.published for _, row in paper],
-                [place for place, _ in paper],
-                "|",
-                color=PAPER,
-                markersize=13,
-                markeredgewidth=2.5,
-                label="published",
-            )
         for base in shown:
-            own_world = base.group == group and base.label == CLEAN
-            if own_world and base.policy in BASELINES:
+            clean = base.group == group and base.label == CLEAN
+            if clean and base.policy in BASELINES:
                 axes.axvline(
                     base.mean,
                     color=BASELINES[base.policy],

@@ -50,7 +50,7 @@ def attention_summary(subject: EvaluationTarget, group: str) -> AttentionSummary
         None if the policy's pooling head has no attention weights.
     """
     # Play, and flatten steps and environments to one batch.
-    env = subject.worlds(NUM_ENVS)
+    env = subject.make_env(NUM_ENVS)
     spec = env.groups[group].tokens
     played = Rollout(env, subject.policies).steps(min(STEPS, env.max_steps))[group]
     tokens = played.tokens.map(lambda tensor: tensor.flatten(0, 1))

@@ -37,9 +37,9 @@ ABOUT: Kinds = {
     "rescale_codes": (bool,),
 }
 ROW: Kinds = {
-    **dict.fromkeys(("group", "policy", "perturbation", "label", "gap"), (str,)),
+    **dict.fromkeys(("group", "policy", "perturbation", "label", "missing"), (str,)),
     **dict.fromkeys(("stochastic", "fixed"), (bool,)),
-    **dict.fromkeys(("options", "world"), (dict,)),
+    **dict.fromkeys(("options", "transfer_env"), (dict,)),
     "severity": (int, float),
 }
 """Required keys of a document and of its rows, and the types of their values."""
@@ -195,7 +195,9 @@ def _read(path: Path) -> Evaluation | str:
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    return json.dumps([row[k] for k in (*KEY, "options", "world")], sort_keys=True)
+    return json.dumps(
+        [row[k] for k in (*KEY, "options", "transfer_env")], sort_keys=True
+    )
 
 
 def _shape_problem(returns: np.ndarray, rows: int, episodes: int) -> str:
@@ -211,7 +213,7 @@ def _row_problem(rows: pd.DataFrame) -> str:
     """The reason to reject the rows of an evaluation; empty if there is none."""
     if not rows["severity"].between(0, 1).all():
         return "a severity is not in [0, 1]"
-    measured = rows["gap"] == ""
+    measured = rows["missing"] == ""
     if not np.isfinite(np.concatenate([[0.0], *rows["returns"][measured]])).all():
         return "a return is not a finite number"
     trained = is_trained(rows)

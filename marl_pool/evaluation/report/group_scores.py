@@ -16,7 +16,7 @@ from marl_pool.evaluation.report.table import (
     level,
     results_table,
 )
-from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD
+from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER
 from marl_pool.evaluation.statistics.comparison import (
     INTERVAL_FROM,
     Scores,
@@ -95,7 +95,7 @@ class GroupScores:
         self.rows = own
         cells = zip(own["run"], own["policy"], own["condition"], strict=True)
         self._cells = dict(zip(cells, own.itertuples(), strict=True))
-        levels = learned[~learned["perturbation"].isin([CLEAN, WORLD])]
+        levels = learned[~learned["perturbation"].isin([CLEAN, TRANSFER])]
         self._severities = {
             (run, label): tuple(sorted({0.0, *part["severity"]}))
             for (run, label), part in levels.groupby(["run", "label"], sort=False)
@@ -208,8 +208,8 @@ class GroupScores:
         cell = self._cells.get((run, TRAINED, condition))
         if cell is None:
             return NOT_ASKED
-        if cell.gap:
-            return str(cell.gap)
+        if cell.missing:
+            return str(cell.missing)
         if self.unit == "return":
             return np.stack(
                 [cell.returns, np.zeros_like(cell.returns), np.ones_like(cell.returns)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from marl_pool.evaluation.comparable import require_comparable
+from marl_pool.evaluation.comparable import validate_comparable
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report.diagnoses import Diagnosed, diagnosis_of
 from marl_pool.evaluation.report.evaluations import (
@@ -19,13 +19,12 @@ from marl_pool.evaluation.report.evaluations import (
     evaluation_of,
 )
 from marl_pool.evaluation.report.folders import short_folders
+from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
 
 BEST = "best"
-DEFAULTS = {"checkpoint": BEST, "seed": 0, "device": "cpu", "env": None}
-"""Settings for loading the policies of a run without an evaluation."""
 Protocol = Mapping[str, Any]
 Loaded = Mapping[Path, EvaluationTarget | str]
 """The policies of each run by its folder, or the reason why they cannot be loaded."""
@@ -104,7 +103,7 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
         InputError: runs that cannot be compared, or one that is given twice.
     """
     validate_envs(runs)
-    require_comparable(runs)
+    validate_comparable(runs)
     evaluations = [evaluation_of(run) for run in runs]
     diagnoses = [diagnosis_of(run) for run in runs]
     usual = _usual([one for one in evaluations if isinstance(one, Evaluation)])
@@ -155,13 +154,17 @@ def load_policies(runs: Sequence[ReportedRun], plugins: Collection[str]) -> Load
 
 def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
     """Load the evaluated policies of a run; without an evaluation, the best ones."""
-    settings: dict[str, Any] = dict(DEFAULTS)
-    if one.evaluation is not None:
-        about = one.evaluation.about
-        settings |= {key: about[key] for key in ("checkpoint", "seed", "rescale_codes")}
-        settings["env"] = about["env"] if about["changed"] else None
+    about = {} if one.evaluation is None else one.evaluation.about
     try:
-        return EvaluationTarget.load(one.run, settings, plugins)
+        return EvaluationTarget.from_run(
+            one.run,
+            TargetSettings.from_config(
+                {key: about[key] for key in ("checkpoint", "seed") if about}
+            ),
+            env=about["env"] if about and about["changed"] else None,
+            rescale_codes=about["rescale_codes"] if about else False,
+            plugins=plugins,
+        )
     except InputError as error:
         return one.without_folders(error)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.results import CLEAN, WORLD
+from marl_pool.evaluation.results import CLEAN, TRANSFER
 
 ConditionKind = Literal["clean", "level", "area", "environment"]
 
@@ -68,7 +68,7 @@ def level(label: str, severity: float) -> Condition:
 def _condition(row: Any) -> Condition:
     if row.perturbation == CLEAN:
         return UNPERTURBED
-    if row.perturbation == WORLD:
-        options = json.dumps(row.world, sort_keys=True)
+    if row.perturbation == TRANSFER:
+        options = json.dumps(row.transfer_env, sort_keys=True)
         return Condition("environment", row.label, options=options)
     return Condition("level", row.label, row.severity)

@@ -33,7 +33,7 @@ def transfer(group: GroupScores) -> list[PageSection]:
     """
     families: dict[tuple[str, ...], list[Condition]] = {}
     for one in group.of_kind("environment"):
-        families.setdefault(tuple(group.row(one)["world"]), []).append(one)
+        families.setdefault(tuple(group.row(one)["transfer_env"]), []).append(one)
     sections = [
         _environments(group, keys, conditions, str(place))
         for place, (keys, conditions) in enumerate(families.items())
@@ -82,7 +82,7 @@ def _training_env(
     env = method.runs[0].run.config[ENV]
     trained = expand_counts(env)
     for one in conditions:
-        if expand_counts({**env, **group.row(one)["world"]}) == trained:
+        if expand_counts({**env, **group.row(one)["transfer_env"]}) == trained:
             return one
     return None
 

@@ -128,7 +128,7 @@ def _tile(
     about: str,
     group: str,
 ) -> Tile:
-    env = subject.worlds(1)
+    env = subject.make_env(1)
     env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
     change = None if perturbation is None else perturb(perturbation, env)
     rollout = Rollout(env, subject.policies, perturbation=change)

@@ -1,8 +1,8 @@
-"""Methods against each other: training seeds are resampled first, then episodes.
+"""Comparison of methods by a bootstrap over training seeds, then over episodes.
 
 A method was trained several times, with different seeds, and each run played several
-episodes. What holds for the method has to hold for a seed that nobody tried yet. So an
-interval draws runs with replacement, and within them episodes.
+episodes. A claim about the method must hold for new training seeds. An interval
+therefore resamples runs with replacement, and within them episodes.
 """
 
 import zlib
@@ -20,13 +20,13 @@ from marl_pool.evaluation.statistics.intervals import (
 from marl_pool.evaluation.statistics.scores import score_of
 
 RANKED_FROM = 5
-"""Seeds of each method below which methods are not ranked."""
+"""Least number of seeds of each method for a ranking."""
 INTERVAL_FROM = 2
-"""Seeds below which there is no interval over seeds."""
+"""Least number of seeds for an interval over seeds."""
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
 Aggregate = Callable[[np.ndarray], np.ndarray]
-"""From scores ``(..., runs, conditions)`` to ``(...)``."""
+"""Reduces scores ``(..., runs, conditions)`` to ``(...)``."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Scores:
     """Scores of one method.
 
     Attributes:
-        name: of the method. Methods of other names resample their seeds independently.
+        name: name of the method; it seeds the resampling of the method's runs.
         points: ``(runs, conditions)``, the mean over all episodes of each run.
-        draws: ``(resamples, runs, conditions)``, each with the episodes drawn anew.
+        draws: ``(resamples, runs, conditions)``, each with resampled episodes.
     """
 
     name: str
@@ -45,16 +45,16 @@ class Scores:
 
     @property
     def seeds(self) -> int:
-        """How many runs, which differ in their seed alone."""
+        """Number of runs, which differ only in their seed."""
         return len(self.points)
 
     def of(self, conditions: Sequence[int]) -> "Scores":
-        """The same method's scores under some of the conditions."""
+        """Return the method's scores under some of the conditions."""
         places = list(conditions)
         return Scores(self.name, self.points[:, places], self.draws[..., places])
 
     def resampled(self) -> np.ndarray:
-        """``(resamples, runs, conditions)`` with the runs drawn anew, too."""
+        """Return ``(resamples, runs, conditions)`` with resampled runs and episodes."""
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
         count = len(self.draws)
         chosen = generator.integers(self.seeds, size=(count, self.seeds))
@@ -62,19 +62,18 @@ class Scores:
 
 
 def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
-    """Score a method's runs, and score them again under each draw of the episodes.
+    """Score a method's runs, and again for each resample of the episodes.
 
     Args:
-        name: of the method.
-        episodes: ``(runs, conditions, 3, episodes)``: returns of the run, the random
-            policy and the scripted one in the same worlds, for each condition. 0 and 1
-            in place of the latter two leave returns as they are.
+        name: name of the method.
+        episodes: ``(runs, conditions, 3, episodes)`` returns of the run, the random
+            policy and the scripted one in the same environments. 0 and 1 in place of
+            the latter two leave returns unchanged.
         weights: from `episode_draws`.
 
     Returns:
         Scores that are NaN where the scripted policy is not the better one (`score_of`)
-        and draws that are NaN where there is one episode only: nobody knows by how much
-        episodes differ.
+        and resamples that are NaN for a single episode, whose spread is unknown.
     """
     drawn = score_of(np.moveaxis(episodes @ weights.T, 2, -1))
     if weights.shape[-1] < 2:
@@ -89,14 +88,14 @@ def mean_score(scores: np.ndarray) -> np.ndarray:
 
 
 def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
-    """An aggregate of a method and its interval over seeds and episodes.
+    """Aggregate a method's scores, with an interval over seeds and episodes.
 
     Args:
-        scores: of the method.
-        aggregate: of runs and conditions.
+        scores: scores of the method.
+        aggregate: aggregate of runs and conditions.
 
     Returns:
-        Bounds are NaN below `INTERVAL_FROM` seeds, and where a draw has no score.
+        Bounds are NaN below `INTERVAL_FROM` seeds, and if a resample has no score.
     """
     value = aggregate(scores.points)
     if scores.seeds < INTERVAL_FROM:
@@ -105,14 +104,15 @@ def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
 
 
 def this_policy_only(scores: Scores, aggregate: Aggregate) -> Interval:
-    """The same for the runs as they are: the interval is over episodes alone."""
+    """Aggregate a method's scores, with an interval over these runs' episodes only."""
     return around(float(aggregate(scores.points)), aggregate(scores.draws))
 
 
 def improvement(first: Scores, second: Scores) -> Interval:
-    """Probability that a run of the first method scores more than one of the second.
+    """Probability that a run of the first method outscores one of the second.
 
-    Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds, or a draw no score.
+    Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds, or a resample has no
+    score.
     """
     value = probability_of_improvement(first.points, second.points)
     if min(first.seeds, second.seeds) < INTERVAL_FROM:
@@ -122,11 +122,11 @@ def improvement(first: Scores, second: Scores) -> Interval:
 
 
 def retraining_gap(first: Scores, second: Scores) -> Interval:
-    """What training and testing elsewhere costs: first minus second mean score.
+    """Cost of training and testing in another environment: difference of mean scores.
 
-    The first method was trained and tested in one world, the second, which is like it
-    otherwise, trained and tested in another. That is what Figure 7 of the AdaPool paper
-    reports as a drop; but these are two policies, and no policy was perturbed.
+    The first method was trained and tested in one environment; the second, equal
+    otherwise, in another. Figure 7 of the AdaPool paper reports this difference as a
+    drop, but it compares two policies, neither of which was perturbed.
 
     Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds.
     """
@@ -139,11 +139,11 @@ def retraining_gap(first: Scores, second: Scores) -> Interval:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Methods, the best first.
+    """Methods in order, best first.
 
     Attributes:
         places: name and interquartile mean of each method.
-        refusal: why they are in no order; empty where they are.
+        refusal: reason why they are not ordered; empty if they are.
     """
 
     places: list[tuple[str, Interval]]
@@ -156,7 +156,7 @@ def rank(methods: Mapping[str, Scores]) -> Ranking:
     Below `RANKED_FROM` seeds of any of them they stay in the order given.
 
     Args:
-        methods: scores under the same conditions, by name.
+        methods: scores under the same conditions, by name of the method.
     """
     places = [
         (name, over_seeds(scores, interquartile_score))

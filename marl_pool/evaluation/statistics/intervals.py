@@ -1,9 +1,9 @@
-"""Statistics of returns and scores: robust means, and intervals by the bootstrap.
+"""Robust means of returns and scores, with bootstrap intervals.
 
-Scores of several runs are ``(..., runs, conditions)``: what Agarwal et al. (2021,
-https://arxiv.org/abs/2108.13264) call a task is a condition here, such as a
-perturbation. The definitions are those of their package rliable, in numpy, which spares
-a dependency; tests compare them with scipy.
+Scores of several runs are ``(..., runs, conditions)``: a task of Agarwal et al. (2021,
+https://arxiv.org/abs/2108.13264) is a condition here, such as a perturbation. The
+definitions are those of their package rliable, in numpy to save a dependency; tests
+compare them with scipy.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Summary(NamedTuple):
     episodes: int
     mean: Interval
     std: float
-    """Of the sample (n - 1); NaN for a single episode."""
+    """Sample standard deviation (n - 1); NaN for a single episode."""
     iqm: Interval
 
 
@@ -54,13 +54,13 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(scores: np.ndarray, target: float = 1.0) -> np.ndarray:
-    """By how much scores fall short of a target; what lies above counts as met.
+    """Mean shortfall of scores from a target; scores above it count as the target.
 
     Source: Agarwal et al. (2021), section 4.3.
 
     Args:
-        scores: ``(..., runs, conditions)`` normalised.
-        target: the score aimed at; 1 is the scripted policy's.
+        scores: ``(..., runs, conditions)`` normalized.
+        target: target score; the scripted policy's is 1.
 
     Returns:
         ``(...)``, lower is better.
@@ -80,19 +80,20 @@ def interquartile_score(scores: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """How probable it is that a run of one method scores more than one of another.
+    """Probability that a run of one method scores more than one of another.
 
-    For each condition the share of pairs of runs that the first one wins, where a tie
-    is half a win: Mann and Whitney's U over n · m. Then the mean over conditions.
+    For each condition it is the fraction of pairs of runs that the first one wins, with
+    half a win for a tie: Mann and Whitney's U over n · m. The result is the mean over
+    conditions.
 
     Source: Agarwal et al. (2021), section 4.3.
 
     Args:
         first: ``(..., n, conditions)`` scores of a method's runs.
-        second: ``(..., m, conditions)`` scores of the other's.
+        second: ``(..., m, conditions)`` scores of the other method's runs.
 
     Returns:
-        ``(...)``; NaN where a score is.
+        ``(...)``; NaN if a score is NaN.
     """
     one, other = first[..., :, None, :], second[..., None, :, :]
     wins = (one > other) + 0.5 * (one == other)
@@ -102,7 +103,7 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndar
 
 
 def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """The share of runs that score more than each threshold.
+    """Fraction of runs that score more than each threshold.
 
     Source: Agarwal et al. (2021), section 4.2: run-score distributions, averaged over
     conditions.
@@ -112,7 +113,7 @@ def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarra
         thresholds: ``(T,)``.
 
     Returns:
-        ``(..., T)``, falling; NaN where a score is.
+        ``(..., T)``, decreasing; NaN if a score is NaN.
     """
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     count = flat.shape[-1]
@@ -125,12 +126,12 @@ def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarra
 
 
 def around(value: float, drawn: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
-    """The percentile interval of resampled values; unknown where one is undefined.
+    """Percentile interval of resampled values; NaN if one of them is undefined.
 
     Args:
-        value: the estimate.
-        drawn: ``(resamples,)`` the same of resamples.
-        confidence: of the interval, in (0, 1).
+        value: estimate of the sample.
+        drawn: ``(resamples,)`` estimates of the resamples.
+        confidence: level in (0, 1).
     """
     if not np.isfinite(drawn).all():
         return Interval(value, np.nan, np.nan)
@@ -142,22 +143,22 @@ def around(value: float, drawn: np.ndarray, confidence: float = CONFIDENCE) -> I
 def episode_draws(
     episodes: int, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> np.ndarray:
-    """How often each episode is drawn, as weights that sum to 1.
+    """Resample episodes with replacement, as weights that sum to 1.
 
-    The same draws serve all rows and runs that met the same worlds: what differs
-    between worlds then cancels where they are compared.
+    The same weights serve all rows and runs of the same environments: differences
+    between environments then cancel in comparisons.
 
     Args:
-        episodes: how many there are.
-        seed: of the resampling.
-        resamples: how often n of n are drawn with replacement.
+        episodes: number n of episodes.
+        seed: seed of the resampling.
+        resamples: number of resamples, n of n with replacement.
 
     Returns:
         ``(resamples, episodes)``.
     """
     generator = np.random.default_rng(seed)
-    share = np.full(episodes, 1 / episodes)
-    return generator.multinomial(episodes, share, resamples) / episodes
+    uniform = np.full(episodes, 1 / episodes)
+    return generator.multinomial(episodes, uniform, resamples) / episodes
 
 
 def bootstrap(
@@ -175,13 +176,13 @@ def bootstrap(
 
     Args:
         values: ``(n,)`` independent observations.
-        statistic: of them.
-        seed: of the resampling.
-        resamples: how often to draw n of n with replacement.
-        confidence: of the interval, in (0, 1).
+        statistic: reduces the last axis.
+        seed: seed of the resampling.
+        resamples: number of resamples, n of n with replacement.
+        confidence: level in (0, 1).
 
     Returns:
-        Of a single observation no interval: its bounds are NaN.
+        Bounds are NaN for a single observation.
     """
     sample = np.asarray(values, dtype=np.float64)
     value = float(statistic(sample))
@@ -193,7 +194,7 @@ def bootstrap(
 
 
 def summarize(returns: ArrayLike, *, seed: int = 0) -> Summary:
-    """Summarise the returns ``(n,)`` of independent episodes."""
+    """Summarize the returns ``(n,)`` of independent episodes."""
     sample = np.asarray(returns, dtype=np.float64)
     return Summary(
         episodes=len(sample),
@@ -204,15 +205,15 @@ def summarize(returns: ArrayLike, *, seed: int = 0) -> Summary:
 
 
 def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:
-    """By how much the return falls, episode by episode, with its interval.
+    """Mean drop of the return, paired by episode, with its interval.
 
-    The worlds of both are the same, so that what differs between worlds cancels: the
-    interval is narrower than that of a difference of two means.
+    Both play the same environments, whose differences cancel: the interval is narrower
+    than that of a difference of two means.
 
     Args:
         clean: ``(n,)`` returns.
-        perturbed: ``(n,)`` returns in the same worlds.
-        seed: of the resampling.
+        perturbed: ``(n,)`` returns in the same environments.
+        seed: seed of the resampling.
 
     Returns:
         The mean of ``clean - perturbed``: positive where the perturbation harms.

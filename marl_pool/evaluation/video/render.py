@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -215,7 +214,13 @@ def load_target(
     plugins: Collection[str],
 ) -> EvaluationTarget:
     """Load the policies of a run; arguments and errors as in `render_run`."""
-    target = EvaluationTarget.load(run, {**asdict(settings), "env": env}, plugins)
+    target = EvaluationTarget.from_run(
+        run,
+        settings,
+        env=env,
+        rescale_codes=settings.rescale_codes,
+        plugins=plugins,
+    )
     if settings.top_patches and target.describe().patch_grid is None:
         raise InputError(
             f"top_patches: expected 0 for the env {target.env['name']}, whose "
@@ -276,7 +281,7 @@ def _tile(
     name: str,
 ) -> Tile:
     """Start one episode."""
-    env = target.worlds(1, first=episode)
+    env = target.make_env(1, first=episode)
     total = settings.episodes * settings.rows
     about = f"{name}   " if name else ""
     about += f"episode {episode + 1} of {total}   " if total > 1 else ""

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.bare_policies import new_folder_for
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.standalone import new_folder_for
 from marl_pool.evaluation.video.render import load_target, video_name, write_video
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError

@@ -1,18 +1,34 @@
-"""What an evaluation looks at beside returns: the analyses of AttentionNeuron's paper.
+"""Analyses of the AttentionNeuron paper that follow an evaluation.
 
-``regression``: what a linear map finds of the inputs in the codes; ``latents``: the
-codes before and after a shuffle; ``codes``: a map of them, with what was seen;
-``patches``: the most attended ones.
+``regression`` (Table 3): linear fits of the inputs on the codes; ``latents`` (Figure
+4): the codes before and after a shuffle; ``codes`` (Figure 6): a map of the codes with
+frames; ``patches`` (Figure 8): the most attended patches.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marl_pool.evaluation.cases import TransferEnv
-from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.results import CODES, LATENTS, PATCHES, REGRESSION, Files
-from marl_pool.evaluation.settings import Analysis
+from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.results import (
+    CODES,
+    LATENTS,
+    PATCHES,
+    PUBLISHED,
+    REGRESSION,
+    Files,
+)
+from marl_pool.evaluation.settings import Analysis, EvaluateSettings
+from marl_pool.studies.attention_neuron.published import (
+    print_published,
+    published_rows,
+    write_published,
+)
 from marl_pool.utils.errors import UnfitTokensError
+
+if TYPE_CHECKING:
+    from marl_pool.evaluation.run import EvaluatedRun
 
 FILES: dict[Analysis, str] = {
     "regression": REGRESSION,
@@ -21,33 +37,56 @@ FILES: dict[Analysis, str] = {
     "patches": PATCHES,
 }
 EXTRAS = {"sklearn": "analysis", "matplotlib": "plots", "cv2": "plots"}
-"""Which extra installs a module that an analysis needs."""
+"""The package's extra that installs each optional module."""
+
+
+def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[Path]:
+    """Compare an evaluation with published numbers, and make the analyses asked for.
+
+    Args:
+        evaluated: from `marl_pool.evaluation.run.evaluate_run`.
+        settings: settings of that evaluation.
+
+    Returns:
+        The files written.
+    """
+    target, files = evaluated.target, evaluated.files
+    rows = published_rows(evaluated.results.results, target.policies, target.env)
+    paths = []
+    if rows:
+        print_published(rows)
+        write_published(files.path(PUBLISHED), rows)
+        paths.append(files.path(PUBLISHED))
+    with cpu_threads(settings.threads):
+        return paths + analyse(
+            settings.analyses, target, evaluated.transfers, settings.episodes, files
+        )
 
 
 def analyse(
-    wanted: Sequence[Analysis],
-    subject: EvaluationTarget,
-    others: Sequence[TransferEnv],
+    analyses: Sequence[Analysis],
+    target: EvaluationTarget,
+    transfers: Sequence[TransferEnv],
     episodes: int,
     files: Files,
 ) -> list[Path]:
-    """Make the analyses; what cannot be made is said and left out.
+    """Make analyses; print the reason for one that does not fit the policy.
 
     Args:
-        wanted: which.
-        subject: what is evaluated.
-        others: the other worlds of the evaluation.
-        episodes: of the evaluation.
-        files: names for what is written.
+        analyses: names of the analyses.
+        target: policies and environments.
+        transfers: other environments of the evaluation.
+        episodes: episodes of the evaluation.
+        files: paths of the evaluation.
 
     Returns:
-        What was written.
+        The files written.
     """
-    made = []
-    for name in dict.fromkeys(wanted):
+    paths = []
+    for name in dict.fromkeys(analyses):
         path = files.path(FILES[name])
         try:
-            _make(name, subject, others, episodes, path)
+            _make(name, target, transfers, episodes, path)
         except UnfitTokensError as error:
             print(f"not made: {name}: {error}")
         except ModuleNotFoundError as error:
@@ -56,17 +95,18 @@ def analyse(
                 raise
             print(f'not made: {name}: pip install "marl-pool[{EXTRAS[module]}]"')
         else:
-            made.append(path)
-    return made
+            paths.append(path)
+    return paths
 
 
 def _make(
     name: Analysis,
-    subject: EvaluationTarget,
-    others: Sequence[TransferEnv],
+    target: EvaluationTarget,
+    transfers: Sequence[TransferEnv],
     episodes: int,
     path: Path,
 ) -> None:
+    # Plots and scikit-learn are optional, so that each analysis imports its own.
     if name == "regression":
         from marl_pool.studies.attention_neuron.regression import (
             print_fits,
@@ -74,13 +114,13 @@ def _make(
             write_fits,
         )
 
-        fits = regress(subject, episodes)
+        fits = regress(target, episodes)
         print_fits(fits)
         write_fits(path, fits)
     elif name == "patches":
         from marl_pool.studies.attention_neuron.attended import draw_attended
 
-        draw_attended(subject, others, path)
+        draw_attended(target, transfers, path)
     else:
         from marl_pool.studies.attention_neuron.latents import (
             draw_code_map,
@@ -88,6 +128,6 @@ def _make(
         )
 
         if name == "latents":
-            draw_latents(subject, path)
+            draw_latents(target, path)
         else:
-            draw_code_map(subject, path, subject.seed)
+            draw_code_map(target, path, target.seed)

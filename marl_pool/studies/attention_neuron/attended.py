@@ -1,4 +1,4 @@
-"""Which patches of a picture a policy attends to, as a sheet of frames."""
+"""Sheets of frames with the most attended patches."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,46 +17,49 @@ from marl_pool.studies.attention_neuron.recording import SHUFFLED, blank_tokens
 from marl_pool.utils.errors import UnfitTokensError
 
 STEPS = 240
-"""After which an episode is cut."""
-MOMENTS = 6
+"""Steps after which an episode is cut."""
+FRAMES = 6
+"""Frames of an episode."""
 TOP = 10
 """Patches outlined, as in the paper's figure."""
 SIZE, MARGIN = 240, 8
 
 
 def draw_attended(
-    subject: EvaluationTarget, others: Sequence[TransferEnv], path: Path
+    target: EvaluationTarget, transfers: Sequence[TransferEnv], path: Path
 ) -> None:
-    """Draw the most attended patches at some moments of an episode.
+    """Draw the most attended patches at evenly spread steps of an episode.
 
-    Rows are the episode as it is, the same one shuffled (each patch is drawn where it
-    belongs, so that equal rows say that the order does not matter), and the other
-    worlds of the evaluation.
+    Rows are the unperturbed episode, the same one shuffled, and the transfer
+    environments of the evaluation. Patches are drawn at their original places, so that
+    the first two rows are equal if the order does not matter.
 
-    Source: Tang and Ha (2021), Figure 8.
+    Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 8.
 
     Raises:
-        UnfitTokensError: tokens that are no patches, or a policy without attention.
+        UnfitTokensError: tokens that are not patches, or a policy without attention.
     """
-    env = subject.worlds(1)
+    env = target.make_env(1)
     if env.patch_grid is None:
-        name = subject.env["name"]
+        name = target.env["name"]
         raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
-    _require_attention(subject)
+    _validate_attention(target)
     rows = [
-        _row(subject.worlds(1), subject.policies, "clean", shuffled=False),
-        _row(subject.worlds(1), subject.policies, "shuffled", shuffled=True),
+        _row(target.make_env(1), target.policies, "clean", shuffled=False),
+        _row(target.make_env(1), target.policies, "shuffled", shuffled=True),
     ]
-    for other in others:
-        if not other.gap:
-            changed = subject.worlds(1, **other.env)
-            rows.append(_row(changed, other.policies, other.label, shuffled=False))
+    for transfer in transfers:
+        if not transfer.missing:
+            changed = target.make_env(1, **transfer.env)
+            rows.append(
+                _row(changed, transfer.policies, transfer.label, shuffled=False)
+            )
     sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
     opencv().imwrite(str(path), sheet[..., ::-1])
 
 
 def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
-    """Images of one size in a row or a column, with margins between them."""
+    """Join images of one size along an axis, with margins between them."""
     margins = [(0, 0)] * 3
     margins[axis] = (0, MARGIN)
     apart = [np.pad(image, margins, constant_values=255) for image in images]
@@ -66,21 +69,21 @@ def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
 def _row(
     env: BatchedEnv, policies: Mapping[str, Policy], about: str, *, shuffled: bool
 ) -> list[np.ndarray]:
-    """Frames at evenly spread moments, captioned."""
+    """Return captioned frames at evenly spread steps."""
     env.max_steps = min(env.max_steps, STEPS)
     change = perturb(SHUFFLED, env) if shuffled else None
     rollout = Rollout(env, policies, perturbation=change)
     frames: list[np.ndarray] = []
     film = EpisodeDrawer(rollout, frames.append, about=about, size=SIZE, top=TOP)
     rollout.episodes(on_step=film)
-    # The last frame shows how the episode ended: nothing was attended to then.
-    transitions = np.linspace(0, len(frames) - 2, MOMENTS).round().astype(int)
-    return [frames[transition] for transition in transitions]
+    # The last frame shows the end of the episode, without attention.
+    steps = np.linspace(0, len(frames) - 2, FRAMES).round().astype(int)
+    return [frames[step] for step in steps]
 
 
-def _require_attention(subject: EvaluationTarget) -> None:
-    name, policy = next(iter(subject.policies.items()))
+def _validate_attention(target: EvaluationTarget) -> None:
+    name, policy = next(iter(target.policies.items()))
     with torch.no_grad():
-        if policy.attention_weights(blank_tokens(subject, name)) is None:
+        if policy.attention_weights(blank_tokens(target, name)) is None:
             kind = type(policy).__name__
             raise UnfitTokensError(f"expected attention, which {kind} has not")

@@ -1,4 +1,4 @@
-"""Pictures of a sensory layer's codes: under a shuffle, and as a map."""
+"""Plots of a sensory layer's codes: under a shuffle, and as a map."""
 
 from pathlib import Path
 from typing import Any
@@ -12,35 +12,35 @@ from marl_pool.studies.attention_neuron.recording import (
     Recording,
     longest,
     record,
-    require_codes,
+    validate_codes,
 )
 from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.plotting import INK, new_figure, save_png
 
 STEPS = 1000
-"""After which an episode is cut."""
+"""Steps after which an episode is cut."""
 MOST_CODES = 256
-"""Rows of a heat map; of more codes some are shown, evenly spread."""
+"""Rows of a heat map; of more codes, evenly spread ones are shown."""
 GROUPS, SAMPLES = 6, 3
 FEWEST = 30
-"""Steps of an episode from which a map is made."""
+"""Least number of steps for a map."""
 PCA = 50
-"""Directions that codes are reduced to before they are mapped."""
+"""Principal components of the codes that t-SNE maps."""
 COLORS = ("#0b5fa5", "#e07b00", "#2e8b57", "#b03a2e", "#7d3c98", "#8a6d3b")
 
 
-def draw_latents(subject: EvaluationTarget, path: Path) -> None:
-    """Draw the codes over an episode as it is and the same one shuffled.
+def draw_latents(target: EvaluationTarget, path: Path) -> None:
+    """Draw the codes over an episode, unperturbed and shuffled.
 
-    Source: Tang and Ha (2021), Figure 4.
+    Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 4.
 
     Raises:
         UnfitTokensError: no sensory layer.
     """
-    require_codes(subject)
-    number = longest(subject, STEPS)
+    validate_codes(target)
+    number = longest(target, STEPS)
     plain, shuffled = (
-        record(subject, [number], shuffled=shuffled, max_steps=STEPS)
+        record(target, [number], shuffled=shuffled, max_steps=STEPS)
         for shuffled in (False, True)
     )
     figure = new_figure(10, 4.2)
@@ -49,7 +49,7 @@ def draw_latents(subject: EvaluationTarget, path: Path) -> None:
     rows = torch.linspace(0, codes - 1, min(codes, MOST_CODES)).long()
     limit = float(plain.codes.abs().max())
     for axes, played, name in (
-        (panels[0], plain, "as it is"),
+        (panels[0], plain, "unperturbed"),
         (panels[1], shuffled, "shuffled at reset"),
     ):
         shown = played.codes[:, rows].T.cpu().numpy()
@@ -61,17 +61,18 @@ def draw_latents(subject: EvaluationTarget, path: Path) -> None:
     some = "" if len(rows) == codes else f" ({len(rows)} of {codes})"
     panels[0].set_ylabel(f"code{some}", color=INK)
     figure.colorbar(image, ax=panels, shrink=0.9)
-    figure.suptitle(_compared(plain, shuffled), color=INK, fontsize=10)
+    figure.suptitle(_difference(plain, shuffled), color=INK, fontsize=10)
     save_png(figure, path)
 
 
-def draw_code_map(subject: EvaluationTarget, path: Path, seed: int) -> None:
-    """Draw a t-SNE of the codes of a shuffled episode, with what was seen.
+def draw_code_map(target: EvaluationTarget, path: Path, seed: int) -> None:
+    """Draw a t-SNE map of the codes of a shuffled episode, with frames.
 
-    Codes are grouped on the map (k-means), and for each group the samples nearest to
-    its centre are shown, frame by frame, oldest first.
+    Codes are grouped on the map by k-means. Each group shows the frames of the samples
+    nearest to its centre, oldest first.
 
-    Source: Tang and Ha (2021), Figure 6, whose groups were chosen by hand.
+    Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 6, whose groups
+    were chosen by hand.
 
     Raises:
         UnfitTokensError: no sensory layer, or an episode of a few steps.
@@ -79,25 +80,25 @@ def draw_code_map(subject: EvaluationTarget, path: Path, seed: int) -> None:
     """
     from sklearn.cluster import KMeans
 
-    require_codes(subject)
-    played = record(
-        subject,
-        [longest(subject, STEPS)],
+    validate_codes(target)
+    recording = record(
+        target,
+        [longest(target, STEPS)],
         shuffled=True,
         max_steps=STEPS,
-        keep_worlds=True,
+        keep_envs=True,
     )
-    if len(played.codes) < FEWEST:
+    if (steps := len(recording.codes)) < FEWEST:
         raise UnfitTokensError(
-            f"expected an episode of at least {FEWEST} steps, got {len(played.codes)}"
+            f"expected an episode of at least {FEWEST} steps, got {steps}"
         )
-    places = embed(played.codes.cpu().numpy(), seed)
+    places = embed(recording.codes.cpu().numpy(), seed)
     groups = KMeans(GROUPS, n_init=10, random_state=seed).fit(places)
     distances = groups.transform(places)
     chosen = [
         distances[:, group].argsort(kind="stable")[:SAMPLES] for group in range(GROUPS)
     ]
-    _draw_map(played, places, groups.labels_, chosen, path)
+    _draw_map(recording, places, groups.labels_, chosen, path)
 
 
 def embed(codes: np.ndarray, seed: int) -> np.ndarray:
@@ -115,14 +116,14 @@ def embed(codes: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _draw_map(
-    played: Recording,
+    recording: Recording,
     places: np.ndarray,
     labels: np.ndarray,
     chosen: list[np.ndarray],
     path: Path,
 ) -> None:
     pictures = [
-        [_seen(played.worlds[step]) for step in group.tolist()] for group in chosen
+        [_frames(recording.envs[step]) for step in group.tolist()] for group in chosen
     ]
     frames = len(pictures[0][0])
     figure = new_figure(6.5 + 2 * 0.75 * frames + 0.6, 6.5)
@@ -137,7 +138,7 @@ def _draw_map(
     axes.set_title("codes of one episode, by t-SNE", color=INK)
     axes.set_xticks([])
     axes.set_yticks([])
-    # Groups in two columns, a gap between them; samples are rows, frames columns.
+    # Groups in two columns, with space between; samples are rows, frames columns.
     half = GROUPS // 2
     right = grid[1].subgridspec(half, 2, wspace=0.25, hspace=0.15)
     for group, samples in enumerate(pictures):
@@ -156,8 +157,8 @@ def _draw_map(
     save_png(figure, path)
 
 
-def _seen(env: BatchedEnv) -> list[np.ndarray]:
-    """What the world showed, oldest first: its stacked frames, or a drawing of it."""
+def _frames(env: BatchedEnv) -> list[np.ndarray]:
+    """Return the stacked frames, oldest first, or a drawing of an env without them."""
     screens: Any = getattr(env, "screens", None)
     if screens is None:
         return [env.frame(size=160)]
@@ -167,7 +168,7 @@ def _seen(env: BatchedEnv) -> list[np.ndarray]:
     return [np.broadcast_to(frame, (*frame.shape[:2], 3)) for frame in frames]
 
 
-def _compared(plain: Recording, shuffled: Recording) -> str:
+def _difference(plain: Recording, shuffled: Recording) -> str:
     if plain.codes.shape != shuffled.codes.shape:
         steps = f"{len(plain.codes)} and {len(shuffled.codes)}"
         return f"the episodes differ: they have {steps} steps"

@@ -1,12 +1,17 @@
-"""What a paper reports for the rows of ``suite=attention_neuron``."""
+"""Published returns for the rows of ``suite=attention_neuron``.
+
+Source: Tang and Ha, The Sensory Neuron as a Transformer (2021,
+https://arxiv.org/abs/2109.02869), Tables 2 to 6.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from marl_pool.envs import ENVS
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.results import CLEAN, TRAINED, Result
+from marl_pool.evaluation.results import CLEAN, TRAINED, Result, print_rows
 from marl_pool.policies.attention_agent import AttentionAgent
 from marl_pool.policies.base import Policy
 from marl_pool.policies.feed_forward import FeedForward
@@ -14,49 +19,63 @@ from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.vision_neuron import VisionNeuronPooling
 from marl_pool.utils.names import resolve
 from marl_pool.utils.signatures import options_of
+from marl_pool.utils.tables import write_csv
 
-Row = tuple[float, float]
+MeanStd = tuple[float, float]
 """Mean and standard deviation over episodes."""
 
 PERIODS = (25, 50, 100, 200, 500)
 FREE = frozenset({"name", "threads", "lap_complete_percent"})
-"""Options that make no other task, or that no published number settles."""
+"""Options of the env that a published task leaves open."""
 
 
 @dataclass(frozen=True)
-class Published:
-    """One agent's rows.
+class PublishedTable:
+    """Published returns of one agent.
 
     Attributes:
-        env: the world's name.
-        agent: its kind; see `kind_of`.
-        rows: by label.
-        options: of the env that differ from the defaults.
+        env: name of the environment.
+        agent: kind of agent; see `kind_of`.
+        rows: mean and standard deviation by label of the suite's row.
+        options: options of the env that differ from the defaults.
     """
 
     env: str
     agent: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, MeanStd]
     options: Mapping[str, Any]
 
 
-def _reshuffled(*rows: Row, scope: str = "") -> dict[str, Row]:
-    """Table 6: for Pong and CarRacing the paper permutes frames before stacking them.
+class PublishedRow(NamedTuple):
+    """A measured row beside the published one."""
 
-    Orders of whole stacks are another test, which no memoryless invariant agent fails.
+    group: str
+    label: str
+    episodes: int
+    mean: float
+    mean_low: float
+    mean_high: float
+    std: float
+    published: float
+    published_std: float
+
+
+def _reshuffled(*rows: MeanStd, scope: str = "") -> dict[str, MeanStd]:
+    """Return Table 6's rows by label.
+
+    For Pong and CarRacing the paper permutes frames before stacking them. Orders of
+    whole stacks are another test, which no memoryless invariant agent fails.
     """
     labels = [f"shuffle every={period}{scope}" for period in PERIODS]
     return dict(zip(labels, rows, strict=True))
 
 
 FRAMES = " scope=frame"
-
-
 TWICE, NOISY = "two of each channel", "five noise channels"
-"""Labels of the suite's other worlds, which the CartPole rows take."""
+"""Labels of the suite's transfer environments that have published CartPole rows."""
 
 TABLES = (
-    Published(
+    PublishedTable(
         "cartpole",
         "attention_neuron",
         {
@@ -68,16 +87,16 @@ TABLES = (
         },
         {},
     ),
-    Published(
+    PublishedTable(
         "cartpole", "feed_forward", {CLEAN: (593, 433), "shuffle": (38, 120)}, {}
     ),
-    Published(
+    PublishedTable(
         "cartpole",
         "feed_forward",
         {CLEAN: (593, 433), TWICE: (593, 433), NOISY: (137, 242)},
         {"duplicates": 2},
     ),
-    Published(
+    PublishedTable(
         "ant_bullet",
         "attention_neuron",
         {
@@ -89,10 +108,10 @@ TABLES = (
         },
         {},
     ),
-    Published(
+    PublishedTable(
         "ant_bullet", "feed_forward", {CLEAN: (2700, 28), "shuffle": (232, 112)}, {}
     ),
-    Published(
+    PublishedTable(
         "pong",
         "attention_neuron",
         {
@@ -104,7 +123,7 @@ TABLES = (
         },
         {},
     ),
-    Published(
+    PublishedTable(
         "car_racing",
         "attention_neuron",
         {
@@ -120,7 +139,7 @@ TABLES = (
         },
         {},
     ),
-    Published(
+    PublishedTable(
         "car_racing",
         "attention_agent",
         {CLEAN: (901, 54)},
@@ -147,49 +166,86 @@ REGRESSION = {
 as in the code; section 4.1 of the paper lists the angle."""
 
 
-def with_published(
+def published_rows(
     results: Sequence[Result], policies: Mapping[str, Policy], env: Mapping[str, Any]
-) -> list[Result]:
-    """Put the paper's numbers beside the rows that measure the same.
+) -> list[PublishedRow]:
+    """Pair measured rows with the published ones of the same condition.
 
     Args:
-        results: of an evaluation.
-        policies: by group.
-        env: of the clean rows. Nothing is published for other tasks.
+        results: rows of an evaluation.
+        policies: policies by group.
+        env: ``{"name": …, **options}`` of the clean rows. Other tasks than the paper's
+            have no published rows.
     """
-    compared = []
+    rows = []
     for result in results:
-        rows = published_for(policies[result.group], env)
-        plain = result.policy == TRAINED and not result.stochastic
-        if plain and result.label in rows and result.severity in (0.0, 1.0):
-            mean, std = rows[result.label]
-            result = replace(result, published=mean, published_std=std)
-        compared.append(result)
-    return compared
+        published = published_for(policies[result.group], env)
+        plain = result.policy == TRAINED and not (result.stochastic or result.missing)
+        if plain and result.label in published and result.severity in (0.0, 1.0):
+            numbers = (result.mean, result.mean_low, result.mean_high, result.std)
+            rows.append(
+                PublishedRow(
+                    result.group,
+                    result.label,
+                    result.episodes,
+                    *numbers,
+                    *published[result.label],
+                )
+            )
+    return rows
 
 
-def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, Row]:
-    """The paper's rows for such a policy in such a world, by label; {} for none."""
+def print_published(rows: Sequence[PublishedRow]) -> None:
+    """Print measured returns beside published ones."""
+    print_rows(
+        "measured beside published (mean ± std over episodes)",
+        ["perturbation"],
+        ["mean return", "95 %", "measured", "published"],
+        [
+            [
+                row.label,
+                f"{row.mean:.3f}",
+                f"{row.mean_low:.3f} to {row.mean_high:.3f}",
+                f"{row.mean:g} ± {row.std:g}",
+                f"{row.published:g} ± {row.published_std:g}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def write_published(path: Path, rows: Sequence[PublishedRow]) -> None:
+    """Write a line for each row."""
+    write_csv(path, PublishedRow._fields, (row._asdict() for row in rows))
+
+
+def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, MeanStd]:
+    """Return the published rows of such a policy in such an env, {} if there are none.
+
+    Args:
+        policy: a policy of the kind that the paper measures.
+        env: ``{"name": …, **options}``.
+    """
     kind = kind_of(policy)
     for table in TABLES:
-        if (table.env, table.agent) == (env["name"], kind) and _alike(table, env):
+        if (table.env, table.agent) == (env["name"], kind) and _same_task(table, env):
             return table.rows
     return {}
 
 
 def kind_of(policy: Policy) -> str:
-    """``"attention_neuron"``, ``"attention_agent"`` alone, ``"feed_forward"`` or ""."""
-    parts = [type(part) for part in policy.modules()]
-    if AttentionNeuronPooling in parts or VisionNeuronPooling in parts:
+    """Return the kind of agent that `PublishedTable` names, or an empty string."""
+    modules = [type(module) for module in policy.modules()]
+    if AttentionNeuronPooling in modules or VisionNeuronPooling in modules:
         return "attention_neuron"
     if isinstance(policy, AttentionAgent):
         return "attention_agent"
     return "feed_forward" if isinstance(policy, FeedForward) else ""
 
 
-def _alike(table: Published, env: Mapping[str, Any]) -> bool:
-    """Whether a world is the paper's: its options are the defaults but for some."""
+def _same_task(table: PublishedTable, env: Mapping[str, Any]) -> bool:
+    """Compare options, but those of `FREE`, after filling in the defaults."""
     known = options_of(resolve(table.env, ENVS, "env", BatchedEnv))
     defaults = {key: option.default for key, option in known.items()}
-    found, wanted = {**defaults, **env}, {**defaults, **table.options}
-    return all(found[key] == wanted[key] for key in defaults if key not in FREE)
+    evaluated, published = {**defaults, **env}, {**defaults, **table.options}
+    return all(evaluated[key] == published[key] for key in defaults if key not in FREE)

@@ -1,4 +1,4 @@
-"""Episodes of a policy with a sensory layer: what it saw, and its codes."""
+"""Recordings of a sensory layer's inputs and codes over episodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,103 +17,103 @@ from marl_pool.utils.errors import UnfitTokensError
 
 SHUFFLED = {"name": "shuffle"}
 CANDIDATES = 16
-"""Episodes of which the longest one is looked at."""
+"""Episodes among which the longest one is chosen."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Steps of some episodes, one after the other.
+    """Steps of episodes, one after the other.
 
     Attributes:
         codes: ``(steps, C)`` float32.
-        inputs: ``(steps, N · F)`` features in the world's own order.
-        worlds: as each stood when the policy decided; empty if they were not kept.
+        inputs: ``(steps, N · F)`` features in the environment's own order.
+        envs: copies of the environment before each step; empty if not kept.
     """
 
     codes: Tensor
     inputs: Tensor
-    worlds: list[BatchedEnv] = field(default_factory=list)
+    envs: list[BatchedEnv] = field(default_factory=list)
 
 
 def record(
-    subject: EvaluationTarget,
+    target: EvaluationTarget,
     numbers: Sequence[int],
     *,
     shuffled: bool,
     max_steps: int,
-    keep_worlds: bool = False,
+    keep_envs: bool = False,
 ) -> Recording:
-    """Play an episode in each of some evaluation worlds.
+    """Play an episode in each of some evaluation environments.
 
     Args:
-        subject: of one group; its first agents are recorded.
-        numbers: of the worlds, in order.
+        target: policies of one group, whose first agent is recorded.
+        numbers: numbers of the environments, increasing by 1.
         shuffled: permute the tokens at reset.
         max_steps: steps after which an episode is cut.
-        keep_worlds: whether worlds are needed, to be drawn; for a single one.
+        keep_envs: keep copies of a single environment, to draw them.
     """
-    env = subject.worlds(len(numbers), first=numbers[0])
+    env = target.make_env(len(numbers), first=numbers[0])
     env.max_steps = min(env.max_steps, max_steps)
-    recorder = _Recorder(_rollout(subject, env, shuffled), keep_worlds)
+    recorder = _Recorder(_rollout(target, env, shuffled), keep_envs)
     recorder.rollout.episodes(on_step=recorder)
     return Recording(
-        torch.cat(recorder.codes), torch.cat(recorder.inputs), recorder.worlds
+        torch.cat(recorder.codes), torch.cat(recorder.inputs), recorder.envs
     )
 
 
-def longest(subject: EvaluationTarget, max_steps: int) -> int:
-    """The number of the world, of the first few, whose episode is the longest.
+def longest(target: EvaluationTarget, max_steps: int) -> int:
+    """Return the number of the environment with the longest of `CANDIDATES` episodes.
 
-    One alone where worlds are pictures: their simulators are slow.
+    Environments of pictures have slow simulators: the first one is taken.
     """
-    if is_picture(subject):
+    if is_picture(target):
         return 0
-    env = subject.worlds(CANDIDATES)
+    env = target.make_env(CANDIDATES)
     env.max_steps = min(env.max_steps, max_steps)
-    return int(_rollout(subject, env, False).episodes().lengths.argmax())
+    return int(_rollout(target, env, False).episodes().lengths.argmax())
 
 
-def is_picture(subject: EvaluationTarget) -> bool:
-    """Whether tokens are patches of a picture, not readings."""
-    (group,) = subject.describe().groups.values()
+def is_picture(target: EvaluationTarget) -> bool:
+    """Return True if tokens are patches of a picture, False if they are readings."""
+    (group,) = target.describe().groups.values()
     return group.tokens.dtype == "uint8"
 
 
-def require_codes(subject: EvaluationTarget) -> None:
-    """Refuse policies without a sensory layer, and several groups of agents.
+def validate_codes(target: EvaluationTarget) -> None:
+    """Reject policies without a sensory layer, and several groups of agents.
 
     Raises:
-        UnfitTokensError: such a one.
+        UnfitTokensError: the codes cannot be recorded.
     """
-    groups = list(subject.policies)
+    groups = list(target.policies)
     if len(groups) > 1:
         raise UnfitTokensError(f"expected one group of agents, got {', '.join(groups)}")
-    (policy,) = subject.policies.values()
+    (policy,) = target.policies.values()
     with torch.no_grad():
-        if policy.latent(blank_tokens(subject, groups[0])) is None:
+        if policy.latent(blank_tokens(target, groups[0])) is None:
             kind = type(policy).__name__
             raise UnfitTokensError(f"expected a sensory layer, which {kind} has not")
 
 
-def blank_tokens(subject: EvaluationTarget, group: str) -> Tokens:
-    """Zeros in the form of what one agent sees, without playing anything."""
-    spec = subject.describe().groups[group].tokens
+def blank_tokens(target: EvaluationTarget, group: str) -> Tokens:
+    """Return zeros in the shape of one agent's observation."""
+    spec = target.describe().groups[group].tokens
     shape = (1, 1, spec.num_tokens)
-    types = torch.zeros(shape, dtype=torch.int64, device=subject.device)
+    types = torch.zeros(shape, dtype=torch.int64, device=target.device)
     features = types.new_zeros(*shape, spec.num_features)
     return Tokens(features.to(getattr(torch, spec.dtype)), types, types.bool())
 
 
 class _Recorder:
-    """A hook for `Rollout.episodes`."""
+    """Record codes and inputs; ``on_step`` of `Rollout.episodes`."""
 
-    def __init__(self, rollout: Rollout, keep_worlds: bool) -> None:
-        self.rollout, self.keep_worlds = rollout, keep_worlds
+    def __init__(self, rollout: Rollout, keep_envs: bool) -> None:
+        self.rollout, self.keep_envs = rollout, keep_envs
         (self.group,) = rollout.policies
         self.codes: list[Tensor] = []
         self.inputs: list[Tensor] = []
-        self.worlds: list[BatchedEnv] = []
-        self._before = _first(rollout.env)
+        self.envs: list[BatchedEnv] = []
+        self._previous = _first(rollout.env)
 
     def __call__(self, transition: Transition) -> None:
         tokens, state = transition.tokens[self.group], transition.states[self.group]
@@ -122,23 +122,23 @@ class _Recorder:
         self.codes.append(codes[:, 0].float())
         inputs = _in_order(tokens, self.rollout.perturbation_states.get(self.group, {}))
         self.inputs.append(inputs[:, 0].flatten(1))
-        if self.keep_worlds:
-            self.worlds.append(self._before)
-            self._before = _first(transition.env)
+        if self.keep_envs:
+            self.envs.append(self._previous)
+            self._previous = _first(transition.env)
 
 
 def _first(env: BatchedEnv) -> BatchedEnv:
-    """The first world as it stands now."""
+    """Copy the first environment in its present state."""
     return env.select(torch.zeros(1, dtype=torch.int64, device=env.device))
 
 
-def _rollout(subject: EvaluationTarget, env: BatchedEnv, shuffled: bool) -> Rollout:
+def _rollout(target: EvaluationTarget, env: BatchedEnv, shuffled: bool) -> Rollout:
     change = perturb(SHUFFLED, env) if shuffled else None
-    return Rollout(env, subject.policies, perturbation=change)
+    return Rollout(env, target.policies, perturbation=change)
 
 
 def _in_order(tokens: Tokens, state: PerturbationState) -> Tensor:
-    """Features in the world's own order."""
+    """Return features in the environment's own order."""
     if "origin" not in state:
         return tokens.features
     return take_features(tokens.features, state["origin"].argsort(-1))

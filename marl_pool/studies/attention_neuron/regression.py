@@ -1,4 +1,4 @@
-"""What a linear map finds of the inputs in a sensory layer's codes, and the reverse."""
+"""Linear fits of inputs on a sensory layer's codes, and of codes on inputs."""
 
 import math
 from pathlib import Path
@@ -12,19 +12,20 @@ from marl_pool.studies.attention_neuron.published import REGRESSION
 from marl_pool.studies.attention_neuron.recording import (
     is_picture,
     record,
-    require_codes,
+    validate_codes,
 )
 from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.tables import write_csv
 
 EPISODES = 64
+"""Largest number of episodes in a fit."""
 
 
 class Fit(NamedTuple):
-    """How well one number is a linear function of others."""
+    """R² of one number as a linear function of others."""
 
     explained: str
-    """``"input"``, from all codes, or ``"code"``, from all inputs."""
+    """``"input"``, fitted on all codes, or ``"code"``, fitted on all inputs."""
     name: str
     r_squared: float
     """NaN for a number that never changes."""
@@ -32,11 +33,11 @@ class Fit(NamedTuple):
 
 
 def r_squared(explaining: Tensor, explained: Tensor) -> Tensor:
-    """R² of least squares with a constant.
+    """Return R² of least squares with a constant.
 
     Args:
         explaining: ``(n, p)`` float64.
-        explained: ``(n, k)`` float64, each column by itself.
+        explained: ``(n, k)`` float64; each column is fitted by itself.
 
     Returns:
         ``(k,)``, NaN where a column is constant.
@@ -52,36 +53,37 @@ def r_squared(explaining: Tensor, explained: Tensor) -> Tensor:
     return (1 - left / total).masked_fill(constant, torch.nan)
 
 
-def regress(subject: EvaluationTarget, episodes: int) -> list[Fit]:
-    """Play shuffled episodes and fit both ways.
+def regress(target: EvaluationTarget, episodes: int) -> list[Fit]:
+    """Play shuffled episodes and fit inputs on codes, and codes on inputs.
 
-    Source: Tang and Ha (2021), Table 3, which is R² of each input, in its own order,
-    on the codes. How well the inputs explain each code is ours.
+    Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Table 3: R² of each
+    input, in its own order, on the codes. The fits of codes on inputs are not in the
+    paper.
 
     Raises:
         UnfitTokensError: no sensory layer, or inputs that are pictures.
     """
-    require_codes(subject)
-    if is_picture(subject):
+    validate_codes(target)
+    if is_picture(target):
         raise UnfitTokensError(
             "expected readings, of which each is a number, got bytes"
         )
     numbers = range(min(episodes, EPISODES))
-    limit = subject.describe().max_steps
-    played = record(subject, numbers, shuffled=True, max_steps=limit)
+    limit = target.describe().max_steps
+    played = record(target, numbers, shuffled=True, max_steps=limit)
     codes, inputs = played.codes.double(), played.inputs.double()
-    known = REGRESSION if subject.env["name"] == "cartpole" else {}
+    known = REGRESSION if target.env["name"] == "cartpole" else {}
     found = r_squared(codes, inputs).tolist()
     fits = [
         Fit("input", name, value, known.get(name, math.nan))
-        for name, value in zip(_names(subject), found, strict=True)
+        for name, value in zip(_names(target), found, strict=True)
     ]
     found = r_squared(inputs, codes).tolist()
     return fits + [Fit("code", str(i), value) for i, value in enumerate(found)]
 
 
 def write_fits(path: Path, fits: list[Fit]) -> None:
-    """Write a row for each fit; what is not known stays empty."""
+    """Write a line for each fit; unknown values are empty."""
     rows = (
         {name: "" if value != value else value for name, value in fit._asdict().items()}
         for fit in fits
@@ -90,7 +92,7 @@ def write_fits(path: Path, fits: list[Fit]) -> None:
 
 
 def print_fits(fits: list[Fit]) -> None:
-    """Show R² of each input, and the mean of the codes'."""
+    """Print R² of each input, and the mean over codes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -112,15 +114,15 @@ def _shown(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
 
 
-def _names(subject: EvaluationTarget) -> list[str]:
-    """Of the inputs, in the world's own order."""
-    env = subject.worlds(1)
+def _names(target: EvaluationTarget) -> list[str]:
+    """Return the names of the inputs, in the environment's own order."""
+    env = target.make_env(1)
     (group,) = env.groups.values()
     spec = group.tokens
     numbered = [f"token_{i}" for i in range(spec.num_tokens)]
-    tell = getattr(env, "channel_names", None)
-    names = numbered if tell is None else tell()
-    if len(set(names)) < len(names):  # channels that are there twice
+    channel_names = getattr(env, "channel_names", None)
+    names = numbered if channel_names is None else channel_names()
+    if len(set(names)) < len(names):  # duplicated channels
         names = [f"{name}_{i}" for i, name in enumerate(names)]
     if spec.num_features == 1:
         return list(names)

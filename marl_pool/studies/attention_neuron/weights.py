@@ -1,8 +1,9 @@
-"""The published weights of AttentionNeuron: flat arrays that become policies here.
+"""Import of AttentionNeuron's published weights.
 
-They are ``.npz`` files of the folder AttentionNeuron in github.com/google/
-brain-tokyo-workshop: one array ``params``, all tensors of a model one after the other,
-each row by row. What follows says which tensors, and what they are called here.
+The ``.npz`` files of the folder AttentionNeuron in
+https://github.com/google/brain-tokyo-workshop hold one array ``params``: all tensors of
+a model one after the other, each row by row. `PUBLISHED` lists the tensors of each
+model with their parameter names in this package.
 """
 
 from collections.abc import Mapping
@@ -26,33 +27,34 @@ from marl_pool.utils.names import unknown
 from marl_pool.utils.reading import read_npz
 
 ARRAY = "params"
-"""The only key of a file."""
+"""Only key of a file."""
 GROUP = "agent"
-"""The group of agents that each of them drives, in its world."""
+"""Group of agents that each policy controls."""
 
 
 class Part(NamedTuple):
     """A tensor in a file."""
 
     name: str
-    """Of the parameter here."""
+    """Name of the parameter in this package."""
     shape: tuple[int, ...]
-    """The published one, outputs first, as torch has it."""
+    """Published shape, outputs first, as in torch."""
     by_pixel: tuple[int, int] | None = None
-    """Pixels and frames, where the first columns are pixel by pixel, all frames of each
-    side by side; here they are frame by frame. None where the order is ours."""
+    """Pixels and frames, if the first columns are ordered pixel by pixel, with all
+    frames of a pixel side by side; this package orders them frame by frame. None if the
+    order is the same."""
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedModel:
     """A published model.
 
     Attributes:
-        env: the world that it acts in: a name and the options that are not defaults.
-        spec: of that world's tokens.
-        num_actions: numbers in [-1, 1] that are an action there.
-        policy: what computes the same here: a name and options.
-        parts: the file, from its beginning to its end.
+        env: environment that it acts in: name, and options that are not defaults.
+        spec: spec of that environment's tokens.
+        num_actions: size of an action, whose numbers are in [-1, 1].
+        policy: equivalent policy of this package: name and options.
+        parts: tensors in the order of the file.
     """
 
     env: Mapping[str, Any]
@@ -63,11 +65,11 @@ class Published:
 
     @property
     def size(self) -> int:
-        """How many numbers the file has."""
+        """Numbers in the file."""
         return sum(int(np.prod(part.shape)) for part in self.parts)
 
     def build(self) -> SpecifiedPolicy:
-        """The policy, with weights that mean nothing."""
+        """Return the policy with random weights."""
         bound = (1.0,) * self.num_actions
         actions = ActionSpec(low=tuple(-one for one in bound), high=bound)
         context = {"spec": self.spec, "action_space": actions, "seed": 0}
@@ -100,8 +102,8 @@ _ANT = TokenSpec(28, 1, ("channel",), has_self=False)
 _PATCHES = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8", num_frames=4)
 _OVERLAPPING = TokenSpec(529, 147, ("patch",), has_self=False, dtype="uint8")
 
-PUBLISHED: dict[str, Published] = {
-    "cartpole_pi": Published(
+PUBLISHED: dict[str, PublishedModel] = {
+    "cartpole_pi": PublishedModel(
         env={"name": "cartpole"},
         spec=_CARTPOLE,
         num_actions=1,
@@ -123,7 +125,7 @@ PUBLISHED: dict[str, Published] = {
             *_linear("body.0", 1, 16),
         ),
     ),
-    "ant_pi": Published(
+    "ant_pi": PublishedModel(
         env={"name": "ant_bullet"},
         spec=_ANT,
         num_actions=8,
@@ -144,7 +146,7 @@ PUBLISHED: dict[str, Published] = {
             *_linear("body.2", 8, 32),
         ),
     ),
-    "ant_mlp": Published(
+    "ant_mlp": PublishedModel(
         env={"name": "ant_bullet"},
         spec=_ANT,
         num_actions=8,
@@ -155,7 +157,7 @@ PUBLISHED: dict[str, Published] = {
             *_linear("body.4", 8, 32),
         ),
     ),
-    "carracing": Published(
+    "carracing": PublishedModel(
         env={
             "name": "car_racing",
             "patch": 7,
@@ -180,7 +182,7 @@ PUBLISHED: dict[str, Published] = {
             *_linear("output", 3, 16),
         ),
     ),
-    "carracing_pi": Published(
+    "carracing_pi": PublishedModel(
         env={"name": "car_racing"},
         spec=_PATCHES,
         num_actions=3,
@@ -212,25 +214,25 @@ PUBLISHED: dict[str, Published] = {
         ),
     ),
 }
-"""By the name of its folder there."""
+"""Published models by the name of their folder."""
 
 
 def import_weights(file: str | Path, agent: str, out: str | Path) -> Path:
-    """Make a policy's folder of a published file.
+    """Convert a published file to the folder of a policy.
 
-    ``config.json`` says under ``env`` in which world it acts.
+    ``config.json`` holds the environment that it acts in under ``env``.
 
     Args:
         file: an ``.npz`` with one array.
         agent: a key of `PUBLISHED`.
-        out: the folder; `marl_pool.policies.storage.load_policy` reads it.
+        out: new folder, read by `marl_pool.policies.storage.load_policy`.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: an unknown agent, a folder that is there already or cannot be
-            written, or a file that `load_published` refuses.
+        InputError: an unknown agent, a folder that exists or cannot be written, or a
+            file that `load_published` rejects.
     """
     folder = Path(out)
     policy = load_published(file, agent)
@@ -247,7 +249,7 @@ def import_weights(file: str | Path, agent: str, out: str | Path) -> Path:
 
 
 def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
-    """Build the policy that a published file holds; nothing is unpickled.
+    """Build the policy of a published file, without unpickling anything.
 
     Args:
         file: an ``.npz`` with one array.
@@ -264,18 +266,18 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
     numbers = _read(Path(file), agent, published.size)
     policy = published.build()
     sizes = [int(np.prod(part.shape)) for part in published.parts]
-    pieces = numbers.split(sizes)
+    chunks = numbers.split(sizes)
     policy.load_state_dict(
         {
-            part.name: _arrange(piece.view(part.shape), part.by_pixel)
-            for part, piece in zip(published.parts, pieces, strict=True)
+            part.name: _arrange(chunk.view(part.shape), part.by_pixel)
+            for part, chunk in zip(published.parts, chunks, strict=True)
         }
     )
     return policy.eval()
 
 
 def _arrange(tensor: Tensor, by_pixel: tuple[int, int] | None) -> Tensor:
-    """Columns in our order; see `Part.by_pixel`."""
+    """Order columns frame by frame; see `Part.by_pixel`."""
     if by_pixel is None:
         return tensor
     pixels, frames = by_pixel
@@ -285,7 +287,7 @@ def _arrange(tensor: Tensor, by_pixel: tuple[int, int] | None) -> Tensor:
 
 
 def _read(file: Path, agent: str, size: int) -> Tensor:
-    """The array of a file, ``(size,)`` float32."""
+    """Read the array of a file, ``(size,)`` float32."""
     array = _open(file)
     if array.ndim != 1 or array.dtype.kind != "f" or len(array) != size:
         raise InputError(
@@ -313,7 +315,7 @@ def _open(file: Path) -> np.ndarray:
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"{file} cannot be read: {reason}") from None
-    except Exception as error:  # whatever a foreign file makes zipfile or numpy raise
+    except Exception as error:  # any error of zipfile or numpy on a foreign file
         raise InputError(
             f"{file}: expected an .npz file of numbers; it is damaged or of another "
             f"kind ({type(error).__name__})"
@@ -321,6 +323,6 @@ def _open(file: Path) -> np.ndarray:
 
 
 def _guess(size: int) -> str:
-    """Which agent a file of that many numbers would be."""
+    """Return a hint at the agent whose file has that many numbers."""
     fits = [name for name, published in PUBLISHED.items() if published.size == size]
-    return f"; that many are {fits[0]}'s" if fits else ""
+    return f"; that is the size of {fits[0]}" if fits else ""

@@ -105,14 +105,14 @@ class Slow(Changing):
 def subject(world: type[FoxAndHens], **options: Any) -> Any:
     """A target of random policies in toy environments."""
 
-    def worlds(count: int, first: int = 0) -> FoxAndHens:
+    def make_env(count: int, first: int = 0) -> FoxAndHens:
         return world(count, first_env=first, seed=1, **options)
 
     policies = {
         name: RandomPolicy(group.action_space)
         for name, group in world(1).groups.items()
     }
-    return SimpleNamespace(worlds=worlds, policies=policies)
+    return SimpleNamespace(make_env=make_env, policies=policies)
 
 
 def test_signal_and_tokens_are_of_the_same_moment() -> None:

@@ -1,19 +1,19 @@
-"""Scores and areas against hand-computed values, and what makes them undefined."""
+"""Scores and aucs against hand-computed values, and what makes them undefined."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from marl_pool.evaluation.results import CLEAN, TRAINED, WORLD, Result
+from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
 from marl_pool.evaluation.statistics.scores import (
     HEURISTIC,
     RANDOM,
     NormalizationBaselines,
-    areas_of,
     mean_over,
     normalized,
     scored,
+    severity_aucs,
 )
 
 WORLDS = np.array([0.0, 1.0, 2.0, 3.0])
@@ -51,7 +51,7 @@ def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
 
 
 def test_rows_are_scored_in_their_own_world() -> None:
-    other = {"name": WORLD, "label": "1-1-30"}
+    other = {"name": TRANSFER, "label": "1-1-30"}
     rows = [
         row(),
         row(name="jitter", severity=0.5),
@@ -72,7 +72,7 @@ def test_rows_are_scored_in_their_own_world() -> None:
     [
         [row(), row(RANDOM)],
         [row(), row(HEURISTIC)],
-        [row(), row(RANDOM), row(HEURISTIC, gap="it cannot play")],
+        [row(), row(RANDOM), row(HEURISTIC, missing="it cannot play")],
         [row(), row(RANDOM), row(HEURISTIC), row(group="other")],
         [row(), row(HEURISTIC), row(RANDOM)],  # returns rise: the heuristic is worse
     ],
@@ -91,66 +91,72 @@ def test_a_group_that_did_not_learn_leaves_the_others_score() -> None:
     assert np.isnan(scores[3])
 
 
-def ladder(*severities: float, **options: object) -> list[Result]:
+def levels(*severities: float, **options: object) -> list[Result]:
     return [row(name="jitter", severity=s, **options) for s in severities]
 
 
-def test_an_area_is_the_mean_over_severity() -> None:
-    rows = [row(), row(RANDOM), row(HEURISTIC), *ladder(1.0, 0.5)]
+def test_an_auc_is_the_mean_over_severity() -> None:
+    rows = [row(), row(RANDOM), row(HEURISTIC), *levels(1.0, 0.5)]
     # Scores 1 clean, 0.5 at 0.5 and 0 at 1.
     returns = np.array([0.0, -10.0, 0.0, -10.0, -5.0])[:, None] + WORLDS
-    (area,) = areas_of(rows, returns)
-    assert area.severities == [0.0, 0.5, 1.0]
-    assert area.area == pytest.approx(0.5)
-    assert (area.label, area.policy) == ("jitter", TRAINED)
+    (auc,) = severity_aucs(rows, returns)
+    assert auc.severities == [0.0, 0.5, 1.0]
+    assert auc.auc == pytest.approx(0.5)
+    assert (auc.label, auc.policy) == ("jitter", TRAINED)
 
 
-def test_a_short_ladder_is_no_better_for_being_short() -> None:
-    """The area is divided by the ladder's length."""
-    rows = [row(), row(RANDOM), row(HEURISTIC), *ladder(0.1, 0.2)]
+def test_a_short_range_is_no_better_for_being_short() -> None:
+    """The AUC is divided by the range of severities."""
+    rows = [row(), row(RANDOM), row(HEURISTIC), *levels(0.1, 0.2)]
     returns = np.array([0.0, -10.0, 0.0, -5.0, -10.0])[:, None] + WORLDS
-    (area,) = areas_of(rows, returns)
-    assert area.area == pytest.approx(0.5)
+    (auc,) = severity_aucs(rows, returns)
+    assert auc.auc == pytest.approx(0.5)
 
 
-def test_uneven_rungs_weigh_by_the_trapezoidal_rule() -> None:
-    rungs = [np.array([1.0]), np.array([0.5]), np.array([0.0])]
-    assert mean_over(rungs, [0.0, 0.2, 1.0]) == pytest.approx(0.15 + 0.2)
+def test_uneven_levels_weigh_by_the_trapezoidal_rule() -> None:
+    levels_ = [np.array([1.0]), np.array([0.5]), np.array([0.0])]
+    assert mean_over(levels_, [0.0, 0.2, 1.0]) == pytest.approx(0.15 + 0.2)
 
 
-def test_each_perturbation_and_each_way_to_act_has_an_area() -> None:
+def test_each_perturbation_and_each_way_to_act_has_an_auc() -> None:
     rows = [
         row(),
         row(stochastic=True),
         row(RANDOM),
         row(HEURISTIC),
-        *ladder(0.5),
-        *ladder(0.5, stochastic=True),
-        *ladder(0.5, label="jitter scale=2"),
+        *levels(0.5),
+        *levels(0.5, stochastic=True),
+        *levels(0.5, label="jitter scale=2"),
     ]
     returns = np.array([0.0, -2.0, -10.0, 0.0, -5.0, -6.0, -10.0])[:, None] + WORLDS
-    areas = areas_of(rows, returns)
-    assert [(a.label, a.stochastic) for a in areas] == [
+    aucs = severity_aucs(rows, returns)
+    assert [(a.label, a.stochastic) for a in aucs] == [
         ("jitter", False),
         ("jitter", True),
         ("jitter scale=2", False),
     ]
     # The mean of the scores at both ends: each way to act has its own clean ones.
-    assert [a.area for a in areas] == pytest.approx([0.75, 0.6, 0.5])
+    assert [a.auc for a in aucs] == pytest.approx([0.75, 0.6, 0.5])
 
 
-def test_a_missing_rung_leaves_no_area() -> None:
-    rows = [row(), row(RANDOM), row(HEURISTIC), *ladder(0.5), *ladder(1.0, gap="no")]
+def test_a_missing_level_leaves_no_auc() -> None:
+    rows = [
+        row(),
+        row(RANDOM),
+        row(HEURISTIC),
+        *levels(0.5),
+        *levels(1.0, missing="no"),
+    ]
     returns = np.array([0.0, -10.0, 0.0, -5.0, np.nan])[:, None] + WORLDS
-    (area,) = areas_of(rows, returns)
-    assert np.isnan(area.area)
-    assert area.severities == [0.0, 0.5, 1.0]
+    (auc,) = severity_aucs(rows, returns)
+    assert np.isnan(auc.auc)
+    assert auc.severities == [0.0, 0.5, 1.0]
 
 
-def test_no_ladder_but_zero_has_no_area() -> None:
-    rows = [row(), row(RANDOM), row(HEURISTIC), *ladder(0.0)]
+def test_no_level_but_zero_has_no_auc() -> None:
+    rows = [row(), row(RANDOM), row(HEURISTIC), *levels(0.0)]
     returns = np.array([0.0, -10.0, 0.0, 0.0])[:, None] + WORLDS
-    assert np.isnan(areas_of(rows, returns)[0].area)
+    assert np.isnan(severity_aucs(rows, returns)[0].auc)
 
 
 @pytest.mark.parametrize("rest", [0.0, -1.0])

@@ -1,9 +1,10 @@
 """The tests and analyses of the AttentionNeuron paper, with tiny untrained agents."""
 
+import csv
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
+from helpers.evaluated import evaluate
 from marl_pool import pretrained
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -23,9 +25,8 @@ from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.episodes import play
 from marl_pool.evaluation.loading import EvaluationTarget, misfit, rescaled, to_float64
 from marl_pool.evaluation.plots.heat_map import compare, occluded_in_training
-from marl_pool.evaluation.results import CLEAN, Files, Result, print_table
-from marl_pool.evaluation.run import evaluate_run
-from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.evaluation.results import CLEAN, Files, Result
+from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.evaluation.video.render import outline_top
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
@@ -183,7 +184,7 @@ def rows_of(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 def test_what_is_published_has_rows_in_the_suite() -> None:
     settings = suite()
-    labels = {CLEAN, *(change["label"] for change in settings["worlds"])}
+    labels = {CLEAN, *(change["label"] for change in settings["transfer"])}
     for entry in settings["perturbations"]:
         options = {k: v for k, v in entry.items() if k not in ("name", "severities")}
         labels.add(label(entry["name"], options))
@@ -192,12 +193,12 @@ def test_what_is_published_has_rows_in_the_suite() -> None:
 
 
 def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -> None:
-    paths = evaluate_run(make_run(tmp_path / "run", sensory()), suite())
+    paths = evaluate(make_run(tmp_path / "run", sensory()), suite())
     names = ["results.csv", "results.json", "returns.npz", "rows.png"]
     assert [path.name for path in paths] == names
     assert cv2.imread(str(paths[3])) is not None
     rows = rows_of(paths)
-    gaps = {name: row["gap"] for name, row in rows.items() if row["gap"]}
+    gaps = {name: row["missing"] for name, row in rows.items() if row["missing"]}
     one_frame = (
         "perturbation.scope: expected token, since these tokens show a single frame, "
         "got frame"
@@ -218,33 +219,33 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
     assert twice["drop"] is None  # another world is another task
     assert rows["shuffle every=25"]["drop"] != 0
     assert {f"occlude {share}" for share in (0.2, 0.4, 0.6, 0.8)} <= set(rows)
-    assert rows["five noise channels"]["world"] == {
+    assert rows["five noise channels"]["transfer_env"] == {
         "duplicates": 1,
         "noise_channels": 5,
     }
     # Episodes of 40 steps are another task than the paper's.
-    assert {row["published"] for row in rows.values()} == {None}
+    assert not (tmp_path / "run/evaluation/published.csv").exists()
 
 
 def test_what_a_feed_forward_agent_cannot_do_is_a_gap(tmp_path: Path) -> None:
-    rows = rows_of(evaluate_run(make_run(tmp_path / "run", feed_forward()), suite()))
+    rows = rows_of(evaluate(make_run(tmp_path / "run", feed_forward()), suite()))
     for name in ("two of each channel", "five noise channels"):
-        assert "at most 5 tokens, got 10" in rows[name]["gap"]
+        assert "at most 5 tokens, got 10" in rows[name]["missing"]
     assert rows["shuffle"]["drop"] != 0
 
 
 def test_a_misfit_of_another_world_is_a_gap(tmp_path: Path) -> None:
     frames = {"label": "frames", "env": {"num_frames": 2}, "rescale_codes": False}
-    settings = suite(worlds=[frames], perturbations=[])
-    rows = rows_of(evaluate_run(make_run(tmp_path / "run", sensory()), settings))
-    assert "expected num_features = 2, got 1" in rows["frames"]["gap"]
+    settings = suite(transfer=[frames], perturbations=[])
+    rows = rows_of(evaluate(make_run(tmp_path / "run", sensory()), settings))
+    assert "expected num_features = 2, got 1" in rows["frames"]["missing"]
 
 
 def test_a_value_that_the_env_refuses_is_no_gap(tmp_path: Path) -> None:
     wrong = {"label": "none", "env": {"duplicates": 0}, "rescale_codes": False}
     run = make_run(tmp_path / "run", sensory())
     with pytest.raises(InputError, match="duplicates: expected an integer >= 1, got 0"):
-        evaluate_run(run, suite(worlds=[wrong]))
+        evaluate(run, suite(transfer=[wrong]))
     assert not (run.path / "evaluation").exists()
 
 
@@ -267,9 +268,7 @@ def test_numbers_are_compared_where_the_task_is_the_papers(
     assert found == expected
 
 
-def test_published_numbers_stand_beside_the_rows(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_published_rows_are_those_of_the_plain_trained_policy() -> None:
     def row(policy: str, name: str, severity: float, stochastic: bool) -> Result:
         return Result("agent", policy, stochastic, name, name, severity, episodes=2)
 
@@ -282,15 +281,32 @@ def test_published_numbers_stand_beside_the_rows(
     ]
     results = [row(*condition) for condition in conditions]
     policies = {"agent": sensory()}
-    compared = published.with_published(results, policies, {"name": "cartpole"})
-    found = [(r.published, r.published_std) for r in compared]
-    assert found[:2] == [(472, 426), (471, 426)]
-    assert np.isnan(found[2:]).all()
-    print_table(compared, "a title")
+    rows = published.published_rows(results, policies, {"name": "cartpole"})
+    assert [(r.label, r.published, r.published_std) for r in rows] == [
+        (CLEAN, 472, 426),
+        ("shuffle", 471, 426),
+    ]
+    lacking = [replace(results[0], missing="a reason")]
+    assert not published.published_rows(lacking, policies, {"name": "cartpole"})
+
+
+def test_published_numbers_are_printed_and_written_beside_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", sensory(), env={"name": "cartpole"})
+    shuffle = {"name": "shuffle", "severities": [1.0]}
+    paths = evaluate(run, suite(perturbations=[shuffle], transfer=[], episodes=1))
     shown = capsys.readouterr().out
     assert shown.count("472 ± 426") == shown.count("471 ± 426") == 1
-    print_table(results, "a title")
-    assert "published" not in capsys.readouterr().out
+    assert paths[-1] == run.path / "evaluation/published.csv"
+    with paths[-1].open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    measured = rows_of(paths)
+    assert [(line["label"], line["published"]) for line in lines] == [
+        ("clean", "472"),
+        ("shuffle", "471"),
+    ]
+    assert all(float(line["mean"]) == measured[line["label"]]["mean"] for line in lines)
 
 
 # Worlds other than the trained one
@@ -299,9 +315,9 @@ def test_published_numbers_stand_beside_the_rows(
 def test_a_changed_world_is_recorded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sensory())
     env = {**ENV, "duplicates": 2}
-    settings = suite(perturbations=[], worlds=[], env=env, rescale_codes=True)
+    settings = suite(perturbations=[], transfer=[], env=env, rescale_codes=True)
     changed, plain = (
-        json.loads(evaluate_run(run, {**settings, "env": given})[1].read_text())
+        json.loads(evaluate(run, {**settings, "env": given})[1].read_text())
         for given in (env, None)
     )
     assert (changed["env"], changed["changed"]) == (env, {"duplicates": 2})
@@ -313,11 +329,11 @@ def test_a_changed_world_is_recorded(tmp_path: Path) -> None:
 def test_a_world_that_the_policy_cannot_see_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sensory())
     with pytest.raises(InputError, match="expected num_features = 2, got 1"):
-        evaluate_run(run, suite(env={**ENV, "num_frames": 2}))
+        evaluate(run, suite(env={**ENV, "num_frames": 2}))
     with pytest.raises(InputError, match="at most 5 tokens, got 10"):
-        evaluate_run(
+        evaluate(
             make_run(tmp_path / "fixed", feed_forward()),
-            suite(env={**ENV, "duplicates": 2}, perturbations=[], worlds=[]),
+            suite(env={**ENV, "duplicates": 2}, perturbations=[], transfer=[]),
         )
 
 
@@ -333,23 +349,23 @@ def test_actions_of_another_kind_are_a_misfit() -> None:
 
 
 def subject_of(folder: Path, policy: SpecifiedPolicy, **env: Any) -> EvaluationTarget:
-    settings = {**asdict(EvaluateSettings()), "env": None}
-    return EvaluationTarget.load(make_run(folder, policy, env={**ENV, **env}), settings)
+    run = make_run(folder, policy, env={**ENV, **env})
+    return EvaluationTarget.from_run(run, TargetSettings())
 
 
 def test_a_recording_is_in_the_worlds_own_order(tmp_path: Path) -> None:
     subject = subject_of(tmp_path / "run", sensory(), start_speed=0.5)
     plain, shuffled = (
-        record(subject, range(2), shuffled=moved, max_steps=30, keep_worlds=not moved)
+        record(subject, range(2), shuffled=moved, max_steps=30, keep_envs=not moved)
         for moved in (False, True)
     )
     torch.testing.assert_close(plain.codes, shuffled.codes)
     torch.testing.assert_close(plain.inputs, shuffled.inputs)
     assert plain.inputs.shape == (60, 5)
     assert plain.codes.std(0).min() > 0
-    assert not shuffled.worlds
-    # The worlds are kept as they were when their first row was seen.
-    seen = [world.observe()["agent"].features.flatten() for world in plain.worlds]
+    assert not shuffled.envs
+    # Environments are kept as they were when their first row was observed.
+    seen = [env.observe()["agent"].features.flatten() for env in plain.envs]
     torch.testing.assert_close(torch.stack(seen), plain.inputs[::2])
 
 
@@ -388,11 +404,11 @@ def test_analyses_of_cartpole(
 ) -> None:
     settings = suite(
         perturbations=[],
-        worlds=[],
+        transfer=[],
         analyses=["regression", "latents", "codes", "patches"],
         env={**ENV, "start_speed": 0.5},
     )
-    paths = evaluate_run(make_run(tmp_path / "run", sensory()), settings)
+    paths = evaluate(make_run(tmp_path / "run", sensory()), settings)
     made = paths[4:]
     names = [path.name for path in made]
     assert names == ["regression.csv", "latents.png", "codes.png"]
@@ -461,8 +477,8 @@ def test_several_runs_make_a_heat_map(tmp_path: Path) -> None:
         make_run(tmp_path / "none", sensory()),
     ]
     occlude = {"name": "occlude", "severities": [0.2, 0.8]}
-    settings = suite(perturbations=[occlude], worlds=[])
-    documents = [evaluate_run(run, settings)[1] for run in runs]
+    settings = suite(perturbations=[occlude], transfer=[])
+    documents = [evaluate(run, settings)[1] for run in runs]
     table, picture = compare(documents, str(tmp_path / "both"))
     lines = table.read_text().splitlines()
     cells = [line.split(",")[:3] for line in lines[1:]]
@@ -477,8 +493,8 @@ def test_several_runs_make_a_heat_map(tmp_path: Path) -> None:
 
 
 def test_without_occlusion_there_is_no_heat_map(tmp_path: Path) -> None:
-    settings = suite(perturbations=[], worlds=[])
-    document = evaluate_run(make_run(tmp_path / "run", sensory()), settings)[1]
+    settings = suite(perturbations=[], transfer=[])
+    document = evaluate(make_run(tmp_path / "run", sensory()), settings)[1]
     with pytest.raises(InputError, match="expected rows of the perturbation occlude"):
         compare([document], str(tmp_path / "map"))
     assert not (tmp_path / "map").exists()
@@ -562,7 +578,7 @@ def test_a_policy_that_names_no_world_and_no_group(command: Any) -> None:
     status, said = command("evaluate", "alone", *QUICK)
     assert status == 2
     assert len(said) == 1
-    assert "does not say in what world it acts: expected env=NAME" in said[0]
+    assert "alone names no environment: expected env=NAME" in said[0]
     assert command("evaluate", "alone", "env.duplicates=2")[0] == 2
     assert not Path("evaluations").exists()
     keys = ("env=cartpole", "env.max_steps=10", "--out", "results")
@@ -658,10 +674,13 @@ def test_what_is_shipped_says_its_world_and_fits_it() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("worlds=[{env: {duplicates: 2}}]", "worlds[0].label: expected text"),
-        ("worlds=[{label: a, env: 3}]", "worlds[0].env: expected a mapping, got 3"),
-        ("worlds=[{label: a, env: {}, re: 1}]", "worlds[0].re: unknown key 're'"),
-        ("worlds=[{label: a, env: {seed: 1}}]", "worlds[0].env.seed: expected an opt"),
+        ("transfer=[{env: {duplicates: 2}}]", "transfer[0].label: expected text"),
+        ("transfer=[{label: a, env: 3}]", "transfer[0].env: expected a mapping, got 3"),
+        ("transfer=[{label: a, env: {}, re: 1}]", "transfer[0].re: unknown key 're'"),
+        (
+            "transfer=[{label: a, env: {seed: 1}}]",
+            "transfer[0].env.seed: expected an opt",
+        ),
         ("analyses=[codez]", "analyses: expected a list (each regression, latents"),
         ("env=cartpol", "Did you mean 'cartpole'?"),
         ("env=3", "env: expected one of "),

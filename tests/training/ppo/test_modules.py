@@ -17,14 +17,14 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 from safetensors.torch import load_file
 
+from helpers.evaluated import evaluate
 from helpers.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.run import evaluate_run
-from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.settings import RenderSettings, TargetSettings
 from marl_pool.evaluation.video.render import render_run
 from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
@@ -54,7 +54,7 @@ TOY = [
 ]
 """48 agent steps are 12 steps of 4 environments for a fox alone, 4 for hens alone."""
 STILL = "helpers.toy:StillHens"
-SETTINGS = {"checkpoint": "best", "seed": 0, "device": "cpu"}
+SETTINGS = TargetSettings()
 
 
 def config_of(*overrides: str) -> dict:
@@ -375,7 +375,7 @@ def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, what, runners)
     assert not [name for name in rows[0] if name.startswith("hen/") and "loss" in name]
     assert load_modules(run.policy_dir)[1] == {"fox": "fox"}
     plugins = ["helpers.toy:FoxAndHens", STILL]
-    subject = EvaluationTarget.load(run, SETTINGS, plugins)
+    subject = EvaluationTarget.from_run(run, SETTINGS, plugins=plugins)
     expected = RandomPolicy if what == "random" else StillHens
     assert isinstance(subject.policies["hen"], expected)
 
@@ -435,14 +435,14 @@ def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
     settings = compose("evaluate", ["episodes=4", "perturbations=[]"])
     for number, what in enumerate((both.path, STILL)):
         run = trained(tmp_path / str(number), f"fixed={{hen: {what}}}")
-        before = EvaluationTarget.load(run, SETTINGS, plugins)
+        before = EvaluationTarget.from_run(run, SETTINGS, plugins=plugins)
         assert before.fixed == {"hen"}
         # A baseline takes the fox's place; the hens are those of the training.
         random = before.baselines()["random"]
         assert isinstance(random["fox"], RandomPolicy)
         assert type(random["hen"]) is type(before.policies["hen"])
         assert not isinstance(random["hen"], RandomPolicy)
-        table = evaluate_run(run, settings, plugins=plugins)[0]
+        table = evaluate(run, settings, plugins)[0]
         with table.open() as lines:
             rows = list(csv.DictReader(lines))
         assert {(row["group"], row["fixed"]) for row in rows} == {
@@ -456,7 +456,7 @@ def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
 def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, cluster):
     run = trained(tmp_path / "run", f"fixed={{hen: {STILL}}}")
     with pytest.raises(InputError, match=f"uses the policy '{STILL}', which is not pa"):
-        EvaluationTarget.load(run, SETTINGS, ["helpers.toy:FoxAndHens"])
+        EvaluationTarget.from_run(run, SETTINGS, plugins=["helpers.toy:FoxAndHens"])
 
 
 @slow
@@ -482,7 +482,7 @@ def test_predators_against_prey(tmp_path, cluster, prey, capsys):
     assert {"predator/return_mean", "prey/return_mean", "predator/entropy"} <= set(row)
     assert ("prey/entropy" in row) == (prey == "learned")
     settings = compose("evaluate", ["episodes=3", "perturbations=[]"])
-    evaluate_run(run, settings)
+    evaluate(run, settings)
     pytest.importorskip("cv2")
     from helpers.pictures import read_video, share_beside_background
 

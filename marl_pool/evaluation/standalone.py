@@ -1,4 +1,4 @@
-"""A policy without a run, made into one, so that it is evaluated like any other."""
+"""Policies without a run: folders written by `save_policy`, and pretrained ones."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 POLICY, RUN = "config.json", "config.yaml"
-"""The file that tells the folder of a policy, and that of a run."""
+"""Files that identify the folder of a policy, and that of a run."""
 RESULTS = ("evaluation", "videos")
-"""Folders of a run that are worth keeping."""
+"""Folders of results in a run."""
 
 
 @dataclass(frozen=True)
 class StandalonePolicy:
-    """A policy without a run.
+    """A saved policy without a run.
 
     Attributes:
-        name: of what is made of it.
-        folder: of the policy.
-        source: what the user named.
-        env: the world that it acts in, if its folder says so.
+        name: name of folders made for it.
+        folder: folder of the policy.
+        source: absolute path, or ``pretrained=NAME``.
+        env: environment that it acts in, if its folder names one.
     """
 
     name: str
@@ -37,20 +37,22 @@ class StandalonePolicy:
     env: dict[str, Any] | None
 
     @contextmanager
-    def as_run(
+    def new_run(
         self, env: Mapping[str, Any], out: str | None, verb: str
     ) -> "Iterator[Run]":
-        """Yield a run of this policy; nothing of it stays if no results were made.
+        """Yield a new run of this policy, which holds its results.
+
+        The run is removed on exit if no results were written to it.
 
         Args:
-            env: the world, complete.
-            out: its folder; None for a new one in ``evaluations/``.
-            verb: what makes it.
+            env: options of the environment, complete.
+            out: folder of the run; None for a new one in ``evaluations/``.
+            verb: command that writes the results.
 
         Raises:
             InputError: the folder exists or cannot be made.
         """
-        from marl_pool.policies.storage import copy_policy  # brings torch
+        from marl_pool.policies.storage import copy_policy  # imports torch
         from marl_pool.runs import Run
 
         path = new_folder_for(self.name) if out is None else Path(out)
@@ -68,18 +70,20 @@ class StandalonePolicy:
                 discard(path)
 
 
-def find_bare(path: str | None, pretrained: str | None) -> StandalonePolicy | None:
-    """Find the policy that a user names, if it is one without a run.
+def find_standalone(
+    path: str | None, pretrained: str | None
+) -> StandalonePolicy | None:
+    """Find the policy that a user names, unless the path is that of a run.
 
     Args:
-        path: of a run or of a policy.
+        path: folder of a run or of a policy.
         pretrained: name of a policy that is shipped with the package.
 
     Returns:
-        None for the path of anything else than a policy.
+        None for a path that is not a policy's.
 
     Raises:
-        InputError: both or an unknown name, or a foreign folder.
+        InputError: both or an unknown name, or a folder of another package.
     """
     if pretrained is not None:
         if path is not None:
@@ -88,7 +92,7 @@ def find_bare(path: str | None, pretrained: str | None) -> StandalonePolicy | No
                 f"{pretrained!r} and {path}"
             )
         folder = pretrained_path(pretrained)
-        return _bare(pretrained, folder, f"pretrained={pretrained}")
+        return _standalone(pretrained, folder, f"pretrained={pretrained}")
     if path is None:
         return None
     folder = Path(path)
@@ -96,17 +100,17 @@ def find_bare(path: str | None, pretrained: str | None) -> StandalonePolicy | No
         return None
     absolute = folder.absolute()
     named = absolute if absolute.name != "policy" else absolute.parent
-    return _bare(named.name, folder, str(absolute))
+    return _standalone(named.name, folder, str(absolute))
 
 
-def _bare(name: str, folder: Path, source: str) -> StandalonePolicy:
+def _standalone(name: str, folder: Path, source: str) -> StandalonePolicy:
     from marl_pool.policies.storage import load_env_config  # brings torch
 
     return StandalonePolicy(name, folder, source, load_env_config(folder))
 
 
 def new_folder_for(name: str) -> Path:
-    """``evaluations/<date-time>-<name>``, or where it exists the next that does not."""
+    """Return ``evaluations/<date-time>-<name>``, numbered if that exists."""
     dated = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     path, number = Path("evaluations") / dated, 1
     while path.exists():
