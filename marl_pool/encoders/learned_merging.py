@@ -1,42 +1,56 @@
-"""Learned token merging as an encoder: pairs become one, and share their vector."""
+"""Learned token merging as an encoder: tokens of a merged pair share one vector."""
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder
+from marl_pool.encoders.base import Encoder, validate_sizes
 from marl_pool.encoders.merging import MergingLayer, timestep_encoding
-from marl_pool.encoders.pairs import Pairs, choose_pairs, pair_log_prob
+from marl_pool.encoders.pairs import (
+    Pairs,
+    choose_pairs,
+    gather_tokens,
+    pair_log_prob,
+)
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt, Probability, UnitInterval
 
 ROUNDING = 1e-9
-"""Added before rounding down, so that 0.1 · 20 / 2 is 1."""
+"""Added before rounding down, so that 0.1 · 20 / 2 gives 1."""
 
 
 class LearnedMergingEncoder(Encoder):
-    """Merge ``⌊p T / 2⌋`` pairs of the T tokens left, layer by layer.
+    r"""Repeated merging of pairs of tokens, chosen by a learned policy.
 
-    Which pairs: the best by one softmax over all ordered pairs, greedily, each token
-    once. What they become: ``(x_i + x_j) / 2 + P(i, j) · MLP([x_i; x_j])``, where P is
-    the pair's probability among those left when it was chosen; so the policy learns by
-    plain gradients. Then cross-attention to the tokens before. All layers share their
-    weights and are told their depth. At the end each place holds the vector of the
-    token that it became part of: a merge that includes self stands in self's place too.
+    Each layer merges ⌊p T / 2⌋ pairs of the T tokens left, into
 
-    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2; scaling by the
-    probability is A.4's. Where we differ: nothing is sampled, in training neither, so
-    that PPO's sampler and learner agree; the mean is added (A.4 reports that scaling
-    alone fails, since one of T (T - 1) probabilities is small); the set keeps its size.
-    Exact copies of a token tie, and their order decides which of them merges: copies
-    may change results with each other, which no head that ignores order notices.
+    .. math::
+        \frac{x_i + x_j}{2} + P(i, j) \cdot \mathrm{MLP}([x_i; x_j])
+
+    The pairs are the best by a softmax over all ordered pairs, chosen greedily, each
+    token at most once. P is the pair's probability among those left when it was chosen,
+    so the policy learns by plain gradients. Cross-attention to the tokens before the
+    merge follows. All layers share their weights; an encoding of the depth is added.
+    At the end each slot holds the vector of the token that it was merged into, so the
+    set keeps its size.
+
+    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
+
+    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2, and A.4 for the
+    scaling by the probability. Differences from the source: nothing is sampled, not
+    even in training, so that PPO's runner and learner agree; the mean is added (A.4
+    reports that scaling alone fails, since a single one of T (T - 1) probabilities is
+    small); the set keeps its size. Exact copies of a token tie, and their order decides
+    which of them merges: their results may be exchanged, which does not change a
+    permutation-invariant head.
 
     Args:
         dim: D, the width of the vectors in and out.
-        num_layers: how often the layer is applied.
-        proportion: p, the share of the tokens left that merge in each layer; 1 halves
-            them.
-        num_heads: heads of attention, a divisor of ``dim``.
-        policy_heads: heads of the merging policy, a divisor of ``dim``.
+        num_layers: number of applications of the layer.
+        proportion: p, the fraction of the tokens left that merge in each layer, in
+            [0, 1]; 1 halves the number of tokens.
+        num_heads: number of attention heads, a divisor of D.
+        policy_heads: number of heads of the merging policy, a divisor of D.
         dim_ff: hidden width of the feed-forward part and of the merging MLP.
         dropout: probability in the feed-forward part, in [0, 1).
         attention: have a transformer block and the cross-attention.
@@ -60,10 +74,7 @@ class LearnedMergingEncoder(Encoder):
         residual: bool = True,
     ) -> None:
         super().__init__()
-        sizes = {"dim": dim, "num_layers": num_layers, "dim_ff": dim_ff}
-        for name, size in sizes.items():
-            if size < 1:
-                raise InputError(f"encoder.{name}: expected at least 1, got {size}")
+        validate_sizes(dim=dim, num_layers=num_layers, dim_ff=dim_ff)
         if not 0 <= proportion <= 1:
             raise InputError(
                 f"encoder.proportion: expected a share in [0, 1], got {proportion}"
@@ -89,29 +100,28 @@ class LearnedMergingEncoder(Encoder):
         encodings = [timestep_encoding(depth + 1, dim) for depth in range(num_layers)]
         self.register_buffer("timesteps", torch.stack(encodings), persistent=False)
 
+    @override
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Encode ``(B, N, D)`` to ``(B, N, D)``; see `Encoder.forward`."""
-        places = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        became = places
-        gone = (
-            torch.zeros_like(places, dtype=torch.bool) if padding is None else padding
-        )
+        slots = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        owner = slots  # the slot of the token that each one has been merged into
+        gone = torch.zeros_like(slots, dtype=torch.bool) if padding is None else padding
         for timestep in self.timesteps:
             x, pairs = self._merge(x + timestep, gone)
+            # Map each slot to the slot that it merges into in this layer.
             shift = torch.where(pairs.valid, pairs.kept - pairs.gone, 0)
-            into = places.scatter_add(1, pairs.gone, shift)
-            became = into.gather(1, became)
-            gone = gone | (into != places)
-        return x.gather(1, became[..., None].expand_as(x))
+            target = slots.scatter_add(1, pairs.gone, shift)
+            owner = target.gather(1, owner)
+            gone = gone | (target != slots)
+        return gather_tokens(x, owner)
 
     def _merge(self, x: Tensor, gone: Tensor) -> tuple[Tensor, Pairs]:
-        """Apply the layer to the tokens that are not gone, in their places."""
+        """Apply the layer to the tokens that are not gone, in their slots."""
         x, logits = self.layer.transform(x, gone)
         counts = pair_counts(self.proportion, (~gone).sum(1))
         most = int(self.proportion * x.shape[1] / 2 + ROUNDING)
         pairs = choose_pairs(logits, most, counts, gone)
-        share = pair_log_prob(logits, pairs, gone).exp()[..., None].to(x.dtype)
-        vectors = share * self.layer.merged(x, pairs)
+        probability = pair_log_prob(logits, pairs, gone).exp()[..., None].to(x.dtype)
+        vectors = probability * self.layer.merged(x, pairs)
         kept = pairs.kept[..., None].expand_as(vectors)
         if self.residual:
             lost = pairs.gone[..., None].expand_as(vectors)
@@ -124,5 +134,5 @@ class LearnedMergingEncoder(Encoder):
 
 
 def pair_counts(proportion: float, tokens: Tensor) -> Tensor:
-    """``⌊p T / 2⌋`` for int64 numbers of tokens T, without errors of rounding."""
+    """Return ⌊p T / 2⌋ for int64 numbers of tokens T, without rounding errors."""
     return (proportion * tokens.double() / 2 + ROUNDING).floor().long()

@@ -1,4 +1,4 @@
-"""The merging layer: a transformer block, a policy over pairs, the merge itself."""
+"""Merging layer: a transformer block, a policy over pairs, and the merge."""
 
 import math
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from marl_pool.encoders.pairs import Pairs, take
+from marl_pool.encoders.pairs import Pairs, gather_tokens
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention
 
@@ -15,11 +15,11 @@ POLICIES = ("learned", "shared_keys", "heuristic", "random")
 
 
 def timestep_encoding(depth: int, dim: int) -> Tensor:
-    """What is added to each token that enters layer ``depth``, ``(dim,)``.
+    """Return the encoding of a layer's depth, added to each token, ``(dim,)``.
 
     ``TE(d, 2i) = sin(d / 10000^(2i/dim))``, ``TE(d, 2i+1) = cos(d / 10000^(2i/dim))``.
 
-    Source: Nair and Lieck, equation 7.
+    Source: Nair and Lieck, *Hierarchical Transformers*, equation 7.
     """
     even = torch.arange(0, dim, 2, dtype=torch.float64)
     angle = depth * torch.exp(-math.log(10000.0) * even / dim)
@@ -28,22 +28,23 @@ def timestep_encoding(depth: int, dim: int) -> Tensor:
 
 
 def merging_mlp(dim_in: int, dim_out: int, hidden: int) -> nn.Sequential:
-    """The small network that makes one token of two, or two of one."""
+    """Build the network that merges two tokens into one, or splits one into two."""
     return nn.Sequential(
         nn.Linear(dim_in, hidden), nn.GELU(), nn.Linear(hidden, dim_out)
     )
 
 
 class PairScores(nn.Module):
-    """Logits of all ordered pairs: ``l = Q Kᵀ / √d_p``, the heads' weighted sum.
+    """Logits of all ordered pairs, ``Q Kᵀ / √d_p``, summed over weighted heads.
 
-    Source: Nair and Lieck, equation 1 and A.3. Where we differ: queries and keys are
-    those of layer-normalised tokens, as in the pre-norm block before.
+    Source: Nair and Lieck, *Hierarchical Transformers*, equation 1 and A.3. Difference
+    from the source: tokens are normalized before the projection, as in the pre-norm
+    block below.
 
     Args:
         dim: D, the width of the tokens.
-        num_heads: h, a divisor of ``dim``; ``d_p = D / h``. One needs no weights.
-        own_keys: compute keys here; False: they are given, and not trained here.
+        num_heads: h, the number of heads, a divisor of D; ``d_p = D / h``.
+        own_keys: project keys here; otherwise they are passed to `forward`.
     """
 
     def __init__(self, dim: int, num_heads: int, own_keys: bool) -> None:
@@ -57,7 +58,7 @@ class PairScores(nn.Module):
             self.head_weights = nn.Parameter(torch.full((num_heads,), 1 / num_heads))
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Score ``x (B, T, D)`` as ``(B, T, T)``; ``keys (B, T, D)`` if not its own."""
+        """Score the pairs of ``x (B, T, D)`` with its keys or ``keys``, ``(B, T, T)``."""
         normed = self.norm(x)
         queries = self.to_query(normed)
         if self.to_key is not None:
@@ -71,12 +72,12 @@ class PairScores(nn.Module):
 
 
 class Refinement(nn.Module):
-    """Cross-attention from the new tokens to those that they were made of.
+    """Cross-attention from merged tokens x to the tokens y before the merge.
 
     ``x + Attention(LN(x), LN(y))``.
 
-    Source: Nair and Lieck, section 3.1.2. Where we differ: the paper does not say how
-    its result is combined with the tokens; here it is added, pre-norm.
+    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2. The paper does
+    not say how the result is combined with the tokens; here it is added, pre-norm.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
@@ -87,32 +88,33 @@ class Refinement(nn.Module):
     def forward(
         self, x: Tensor, context: Tensor, padding: Tensor | None = None
     ) -> Tensor:
-        """Refine ``x (B, S, D)`` by ``context (B, T, D)``, padded by ``(B, T)``."""
+        """Refine ``x (B, S, D)`` by ``context (B, T, D)`` with padding ``(B, T)``."""
         return x + self.attention(self.norm(x), self.context_norm(context), padding)
 
     def keys(self, context: Tensor) -> Tensor:
-        """The keys of ``context``, ``(B, T, D)``."""
+        """Return the keys of ``context``, ``(B, T, D)``."""
         return self.attention.to_key(self.context_norm(context))
 
 
 class MergingLayer(nn.Module):
-    """What one encoder layer learns; its user says how pairs are chosen.
+    """Modules of one merging layer; the caller chooses the pairs by their logits.
 
-    Source: Nair and Lieck, section 3.1.2. The hidden width of the merging MLP is not
-    published: ``dim_ff``, as in the transformer block.
+    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2. The hidden width
+    of the merging MLP is not published; here it is ``dim_ff``, as in the transformer
+    block.
 
     Args:
         dim: D, the width of the tokens.
-        num_heads: of attention, a divisor of ``dim``.
-        policy_heads: h of the policy, a divisor of ``dim``.
+        num_heads: number of attention heads, a divisor of D.
+        policy_heads: number of heads of the policy, a divisor of D.
         dim_ff: hidden width of the feed-forward part and of the merging MLP.
-        dropout: in the feed-forward part, in [0, 1).
-        policy: ``learned``; ``shared_keys``, those of the refinement, detached (A.3);
-            ``heuristic``, the attention weights of the transformer block (section
-            4.3); ``random``, all pairs alike.
+        dropout: probability in the feed-forward part, in [0, 1).
+        policy: ``learned``; ``shared_keys``, with the refinement's keys, detached
+            (A.3); ``heuristic``, the attention weights of the transformer block
+            (section 4.3); ``random``, equal logits.
         attention: have a transformer block and a refinement (section 4.4: without).
-        through_tokens: let the policy's gradient go on into the tokens it looks at.
-            In the paper only the policy's own networks get it.
+        through_tokens: backpropagate the policy's gradient into the tokens. In the
+            paper only the policy's own weights receive it.
     """
 
     def __init__(
@@ -144,10 +146,10 @@ class MergingLayer(nn.Module):
     def transform(
         self, x: Tensor, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Apply the transformer block; return its result and the pairs' logits.
+        """Apply the transformer block and score the pairs of its result.
 
         Returns:
-            ``(B, T, D)`` and ``(B, T, T)``, the latter at least in float32.
+            The tokens ``(B, T, D)``, and logits ``(B, T, T)``, at least in float32.
         """
         entered = x
         if self.block is not None:
@@ -171,5 +173,7 @@ class MergingLayer(nn.Module):
             return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
 
     def merged(self, x: Tensor, pairs: Pairs) -> Tensor:
-        """Make one token of each pair, ``(B, R, D)``."""
-        return self.merge(torch.cat([take(x, pairs.gone), take(x, pairs.kept)], -1))
+        """Merge each pair into one token, ``(B, R, D)``."""
+        return self.merge(
+            torch.cat([gather_tokens(x, pairs.gone), gather_tokens(x, pairs.kept)], -1)
+        )

@@ -1,4 +1,4 @@
-"""Which pairs of tokens merge: choosing without replacement, and its probability."""
+"""Choice of pairs of tokens without replacement, and its probability."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from marl_pool.kernels.transforms import is_transformed
 
 LOWEST = -1e30
-"""The logit of what cannot be chosen; finite, so that no gradient is NaN."""
+"""Logit of an impossible choice; finite, so that no gradient is NaN."""
 
 
 class Pairs(NamedTuple):
     """Ordered pairs without a common token, in the order in which they were chosen.
 
     Attributes:
-        gone: ``(B, R)`` int64, token i of each pair, which merges into
-        kept: ``(B, R)`` int64, token j.
-        valid: ``(B, R)`` bool, False behind a row's last pair.
+        gone: ``(B, R)`` int64, token i of each pair, which merges into token j.
+        kept: ``(B, R)`` int64, token j of each pair.
+        valid: ``(B, R)`` bool, False after a row's last pair.
     """
 
     gone: Tensor
@@ -26,11 +26,11 @@ class Pairs(NamedTuple):
 
 
 def gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw Gumbel noise in the shape of ``like``.
+    """Sample Gumbel noise in the shape of ``like``.
 
-    The largest of noisy logits is a draw from their softmax; and among those that are
-    still allowed, the largest is a draw from the softmax renormalised to them. So one
-    draw of noise serves a whole sequence without replacement.
+    The argmax of logits plus noise is a sample from their softmax; and the argmax over
+    those still allowed is a sample from the softmax renormalized to them. So the noise
+    is sampled once for a whole sequence without replacement.
     """
     noise = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
     noise.exponential_(generator=generator).clamp_(min=torch.finfo(like.dtype).tiny)
@@ -44,7 +44,7 @@ def choose_pairs(
     counts: Tensor | None = None,
     padding: Tensor | None = None,
 ) -> Pairs:
-    """Take the ordered pair of highest score, then the next of two other tokens, ….
+    """Choose the ordered pair of highest score, then the next of two other tokens, ….
 
     With logits as scores this is greedy; with `gumbel` noise added to them, it samples
     one pair after the other without replacement.
@@ -52,7 +52,7 @@ def choose_pairs(
     Args:
         scores: ``(B, T, T)``; entry (i, j) is token i merging into token j.
         most: R, at most T // 2.
-        counts: ``(B,)`` pairs of each row, at most ``most``; None: ``most``.
+        counts: ``(B,)``, pairs of each row, at most ``most``; None for ``most``.
         padding: ``(B, T)`` bool, True = no token; None where nothing is padded.
     """
     partner, strength = _matching(scores, padding)
@@ -64,11 +64,14 @@ def choose_pairs(
 
 
 def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Pair all tokens greedily: each one's partner, and pairs' scores at who is kept.
+    """Pair all tokens greedily, in about log T rounds instead of T / 2.
 
-    A pair that is the best of both its tokens is one that the greedy order reaches
-    before it takes either of them. So all such pairs are taken at once, and again
-    among the rest: about log T rounds in place of T / 2.
+    The greedy order reaches a pair that is the best of both its tokens before any
+    other pair of either. So each round chooses all such pairs at once.
+
+    Returns:
+        Each token's partner, ``(B, T)``; the score of its pair at the kept token,
+        ``(B, T)``, and -inf elsewhere.
     """
     size = scores.shape[1]
     places = torch.arange(size, device=scores.device)
@@ -79,7 +82,7 @@ def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
     either = torch.maximum(scores, scores.transpose(1, 2))
     partner = places.expand(scores.shape[0], size)
     strength = torch.full_like(scores[:, 0], -torch.inf)
-    for _ in range(size // 2):  # each round takes at least one pair, if one is left
+    for _ in range(size // 2):  # each round chooses at least one pair
         best, mate = either.max(2)
         mutual = (mate.gather(1, mate) == places) & (best > -torch.inf)
         if not is_transformed() and not mutual.any():
@@ -100,20 +103,20 @@ def pair_log_prob(
     *,
     masked: bool = True,
 ) -> Tensor:
-    """Score each pair: its log-probability when it was chosen.
+    """Return the log-probability of each pair at the time of its choice.
 
-    Masked: the softmax over all ordered pairs of two tokens that are still there. Its
-    sum over the pairs is the log-probability of the sequence. Unmasked: the softmax
-    over the whole matrix, its diagonal included, as if nothing had been chosen before.
+    Masked: by the softmax over all ordered pairs of two tokens that are left. Its sum
+    over the pairs is the log-probability of the sequence. Unmasked: by the softmax over
+    the whole matrix, its diagonal included, as if nothing had been chosen before.
 
-    Source: Nair and Lieck, *Hierarchical Transformers*, sections 3.1.2 and 3.1.5, who
-    score unmasked; that is no log-probability of what was sampled.
+    Source: Nair and Lieck, *Hierarchical Transformers*, sections 3.1.2 and 3.1.5, which
+    are unmasked; that is not the log-probability of the sample.
 
     Args:
         logits: ``(B, T, T)``.
-        pairs: that were chosen.
+        pairs: the chosen pairs.
         padding: ``(B, T)`` bool, or None.
-        masked: which of the two.
+        masked: renormalize to the tokens that are left at each choice.
 
     Returns:
         ``(B, R)``, zero where there is no pair.
@@ -131,10 +134,10 @@ def pair_log_prob(
 
 
 def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
-    """``(B, R)`` log of the sum over pairs that are allowed at each choice.
+    """Return the log-sum-exp over the pairs allowed at each choice, ``(B, R)``.
 
-    With tokens in the order in which they were used up, a pair is allowed as long as
-    the first of its two is there.
+    With tokens sorted by the time of their choice, a pair is allowed until its first
+    token is chosen. So the sums are cumulative sums from the end.
     """
     size, count = logits.shape[1], pairs.gone.shape[1]
     turn = torch.arange(count, device=logits.device).expand_as(pairs.gone)
@@ -152,20 +155,20 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
 
 @torch.no_grad()
 def choose_tokens(scores: Tensor, count: int) -> Tensor:
-    """Take the ``count`` tokens of highest score, ``(B, count)``, best first.
+    """Choose the ``count`` tokens of highest score, ``(B, count)``, best first.
 
-    With logits as ``scores (B, S)`` it is greedy; with `gumbel` noise it samples.
+    With logits as ``scores (B, S)`` this is greedy; with `gumbel` noise it samples.
     """
     return scores.topk(count, dim=1).indices
 
 
 def token_log_prob(logits: Tensor, chosen: Tensor, *, masked: bool = True) -> Tensor:
-    """Score each chosen token, ``(B, R)``; see `pair_log_prob`.
+    """Return the log-probability of each chosen token, ``(B, R)``.
 
     Args:
         logits: ``(B, S)``.
         chosen: ``(B, R)`` int64, in the order of choice.
-        masked: renormalise to the tokens that were left at each choice.
+        masked: renormalize to the tokens that are left at each choice.
     """
     own = logits.gather(1, chosen)
     if not masked:
@@ -175,6 +178,6 @@ def token_log_prob(logits: Tensor, chosen: Tensor, *, masked: bool = True) -> Te
     return own - left[:, :-1]
 
 
-def take(x: Tensor, places: Tensor) -> Tensor:
-    """Pick the tokens ``(B, R, D)`` of ``x (B, T, D)`` at ``places (B, R)``."""
-    return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """Return the tokens of ``x (B, T, D)`` at ``index (B, R)``, ``(B, R, D)``."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))

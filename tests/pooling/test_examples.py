@@ -1,4 +1,4 @@
-"""The examples in the docstrings of pooling heads."""
+"""The examples in the docstrings of layers."""
 
 import doctest
 import importlib
@@ -7,9 +7,14 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("name", ["ada", "attention_neuron", "base", "basic", "pma"])
+HEADS = ("ada", "attention_neuron", "base", "basic", "pma")
+
+
+@pytest.mark.parametrize(
+    "name", ["networks", "tokens", *(f"pooling.{h}" for h in HEADS)]
+)
 def test_examples_give_what_they_print(name: str) -> None:
-    module = importlib.import_module(f"marl_pool.pooling.{name}")
+    module = importlib.import_module(f"marl_pool.{name}")
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.attempted
     assert not result.failed

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.encoders.merging import Refinement, merging_mlp
-from marl_pool.encoders.pairs import choose_tokens, gumbel, take, token_log_prob
+from marl_pool.encoders.pairs import (
+    choose_tokens,
+    gather_tokens,
+    gumbel,
+    token_log_prob,
+)
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.studies.hierarchical.encoder import (
     Chance,
@@ -81,7 +86,7 @@ class HierarchicalDecoder(nn.Module):
         log_probs = token_log_prob(logits, chosen, masked=self.settings.masked)
         if count == x.shape[1]:
             log_probs = torch.zeros_like(log_probs)
-        halves = self.unmerge(take(x, chosen))
+        halves = self.unmerge(gather_tokens(x, chosen))
         if self.settings.gradient == "scaling":
             halves = halves * log_probs.exp()[..., None].to(halves.dtype)
             log_probs = log_probs.detach()
@@ -90,7 +95,7 @@ class HierarchicalDecoder(nn.Module):
             log_prob = token_log_prob(logits, forced, masked=False).sum(1)
             log_prob = log_prob / max(count, 1)
         rest = others(chosen, x.shape[1])
-        new = torch.cat([take(x, rest), *halves.chunk(2, -1)], 1)
+        new = torch.cat([gather_tokens(x, rest), *halves.chunk(2, -1)], 1)
         if self.refine is not None:
             new = self.refine(new, x)
         if self.block is not None:

@@ -13,9 +13,9 @@ from marl_pool.encoders.merging import MergingLayer, timestep_encoding
 from marl_pool.encoders.pairs import (
     Pairs,
     choose_pairs,
+    gather_tokens,
     gumbel,
     pair_log_prob,
-    take,
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
 
@@ -147,7 +147,7 @@ class HierarchicalEncoder(nn.Module):
             merged = merged * log_probs.exp()[..., None].to(merged.dtype)
             log_probs = log_probs.detach()
         rest = others(torch.cat(pairs[:2], 1), x.shape[1])
-        new = torch.cat([take(x, rest), merged], 1)
+        new = torch.cat([gather_tokens(x, rest), merged], 1)
         if self.layer.refine is not None:
             new = self.layer.refine(new, x)
         return Step(new, rest, log_probs.sum(1), norm), pairs

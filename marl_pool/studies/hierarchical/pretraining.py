@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marl_pool.encoders.pairs import take
+from marl_pool.encoders.pairs import gather_tokens
 from marl_pool.studies.hierarchical.encoder import Chance
 from marl_pool.studies.hierarchical.networks import ImageAutoencoder
 
@@ -56,7 +56,7 @@ def teacher_forced(
             step.tokens, depth, count, chance, last.expand(len(x), -1)
         )
         order = torch.cat([step.rest, pairs.gone, pairs.kept], 1)
-        target = take(x, order).detach()
+        target = gather_tokens(x, order).detach()
         error = (undone.tokens - target).square().mean((1, 2))
         losses = losses + error / len(schedule)
         score = score + error.detach() * step.log_prob
