@@ -1,8 +1,8 @@
-"""Write a page for each registered world, docs/envs/NAME.md, from its docstring.
+"""Write a page for each registered environment, docs/envs/NAME.md, from its docstring.
 
 ``python scripts/env_pages.py`` writes the pages and their index; ``--check`` writes
-nothing and fails if one is stale. A world whose extra is not installed keeps the page
-that it has.
+nothing and fails if a page is stale. An environment whose extra is not installed
+keeps its page.
 """
 
 import argparse
@@ -42,15 +42,16 @@ Row = tuple[object, ...]
 
 
 class MissingExtraError(Exception):
-    """A world that cannot be looked at here."""
+    """An environment whose extra is not installed."""
 
 
 def markdown(text: str) -> str:
-    """Turn the markup of docstrings into GitHub's.
+    """Convert the markup of docstrings to GitHub's.
 
-    Sphinx lines up the signs & by itself, GitHub has to be told.
+    Aligned formulas need an ``aligned`` environment, which Sphinx adds by itself.
     """
     text = re.sub(r"``([^`]*)``", r"`\1`", text)
+    text = re.sub(r"`([^`<]+)\s<(https?://[^>`]+)>`_", r"[\1](\2)", text)
     text = re.sub(r":math:`([^`]*)`", r"$`\1`$", text)
     block = r"^\.\. math::(.*(?:\n+    .*)*)"
     return re.sub(block, _display, text, flags=re.M).strip()
@@ -64,7 +65,7 @@ def _display(found: re.Match[str]) -> str:
 
 
 def prose(docstring: str) -> str:
-    """The text between the first line and the sections."""
+    """Return the text between the first line and the sections."""
     body = SECTION.split(docstring)[0].partition("\n")[2]
     return markdown(body.strip())
 
@@ -76,7 +77,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def option_rows(cls: type) -> Iterator[Row]:
-    """The options of a world: what they may be and what they mean."""
+    """Yield the options of an environment: default, expected values and meaning."""
     about = meanings(cls)
     yield "option", "default", "expected", "meaning"
     for key, option in options_of(cls, GROUPS["env"].context).items():
@@ -87,7 +88,7 @@ def option_rows(cls: type) -> Iterator[Row]:
 
 
 def group_rows(groups: dict[str, AgentGroup]) -> Iterator[Row]:
-    """What each group of agents observes and does."""
+    """Yield the observation and action sizes of each group of agents."""
     yield "group", "agents", "tokens", "features", "types", "action"
     for name, group in groups.items():
         spec = group.tokens
@@ -98,7 +99,7 @@ def group_rows(groups: dict[str, AgentGroup]) -> Iterator[Row]:
 
 
 def action(group: AgentGroup) -> str:
-    """An action space in words."""
+    """Describe an action space in words."""
     space = group.action_space
     if isinstance(space, spaces.Discrete):
         return f"one of {space.n} choices"
@@ -107,7 +108,7 @@ def action(group: AgentGroup) -> str:
 
 
 def scripted(name: str) -> Iterator[str]:
-    """The heuristic policies of a world."""
+    """Yield the descriptions of the heuristic policies of an environment."""
     found = HEURISTICS.get(name, {})
     roles = {"": found} if isinstance(found, str) else found
     for role, target in roles.items():
@@ -118,9 +119,9 @@ def scripted(name: str) -> Iterator[str]:
 
 
 def commands(name: str) -> str:
-    """How to train, evaluate and render."""
+    """Return commands that train, evaluate and render."""
     needed = "".join(f" env.{k}={v}" for k, v in NEEDED.get(name, {}).items())
-    # What is needed is code of somebody's, which a run may not name by itself.
+    # A needed module is foreign code, which a run folder may not import by itself.
     trusted = "".join(f" --plugin {v}" for v in NEEDED.get(name, {}).values())
     run = f"runs/{name}"
     lines = [f"marl-pool train env={name}{needed} --run-dir {run}"]
@@ -133,10 +134,10 @@ def commands(name: str) -> str:
 
 
 def page(name: str) -> str:
-    """The page of a world.
+    """Return the page of an environment.
 
     Raises:
-        MissingExtraError: what the world needs is not installed.
+        MissingExtraError: the extra of the environment is not installed.
     """
     try:
         cls = resolve(name, ENVS, "env", BatchedEnv)
@@ -162,13 +163,13 @@ def page(name: str) -> str:
 
 
 def index() -> str:
-    """The list of all pages; it needs no extra."""
+    """Return the list of all pages; it needs no extra."""
     rows = [(f"[{name}]({name}.md)", summary(ENVS[name])) for name in env_names()]
-    return "\n\n".join([NOTE, "# Worlds", table([("env", "task"), *rows])]) + "\n"
+    return "\n\n".join([NOTE, "# Environments", table([("env", "task"), *rows])]) + "\n"
 
 
 def pages() -> dict[str, str]:
-    """All pages that can be written here, by name."""
+    """Return the pages that can be written with the installed extras, by name."""
     written = {INDEX: index()}
     for name in env_names():
         try:

@@ -1,4 +1,4 @@
-"""Worlds written for a batch, their heuristics, and PettingZoo and Gymnasium views."""
+"""Batched environments, heuristics, and PettingZoo and Gymnasium views."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -33,23 +33,23 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
         "prey": "marl_pool.envs.particles.tag_heuristics:FleeHeuristic",
     },
 }
-"""One class, or one for each role: the group of agents that it plays."""
+"""By environment: one class, or one for each group of agents."""
 
 register_ids()
 
 
 def env_names() -> list[str]:
-    """The registered worlds."""
+    """Return the registered environments."""
     return sorted(ENVS)
 
 
 def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
-    """Build a batch of worlds.
+    """Build a batch of environments.
 
     Args:
-        name: one of `env_names`, or ``package.module:Class`` of your own.
-        num_envs: how many worlds, at least 1.
-        **options: of the world's constructor.
+        name: one of `env_names`, or the ``package.module:Class`` of a `BatchedEnv`.
+        num_envs: number of environments, at least 1.
+        **options: options of the environment's constructor.
 
     Raises:
         InputError: an unknown name, a wrong option or a number out of range.
@@ -62,12 +62,12 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
 def make_env(
     name: str, *, render_mode: str | None = None, **options: Any
 ) -> "ParallelView":
-    """Build one world as a PettingZoo ``ParallelEnv``.
+    """Build one environment as a PettingZoo ``ParallelEnv``.
 
     Args:
-        name: one of `env_names`, or ``package.module:Class`` of your own.
+        name: one of `env_names`, or the ``package.module:Class`` of a `BatchedEnv`.
         render_mode: ``"rgb_array"`` or None.
-        **options: of the world's constructor.
+        **options: options of the environment's constructor.
 
     Raises:
         InputError: an unknown name or mode, a wrong option or a number out of range.
@@ -78,23 +78,23 @@ def make_env(
 
 
 def heuristic_names() -> list[str]:
-    """The worlds that have a heuristic policy."""
+    """Return the environments that have a heuristic policy."""
     return sorted(HEURISTICS)
 
 
 def make_heuristic(
     name: str, group: "AgentGroup", *, role: str | None = None, **options: Any
 ) -> "Policy":
-    """Build the scripted policy that shows that a world can be solved.
+    """Build the scripted policy that serves as an environment's reference.
 
     Args:
-        name: one of `heuristic_names`, or ``package.module:Class`` of your own.
-        group: whose agents it controls, from ``world.groups``.
-        role: the group's name, where groups have heuristics of their own.
-        **options: of the heuristic's constructor.
+        name: one of `heuristic_names`, or the ``package.module:Class`` of a policy.
+        group: the agents that it controls, from ``env.groups``.
+        role: the group's name, where each group has its own heuristic.
+        **options: options of the heuristic's constructor.
 
     Raises:
-        InputError: no heuristic of that name, or none for that role.
+        InputError: an unknown name, or a role without a heuristic.
     """
     from marl_pool.policies.base import Policy
 

@@ -1,4 +1,4 @@
-"""Checks of the worlds' options, and what several worlds read in the same way."""
+"""Validation of environment options, and the shared notation of entity counts."""
 
 import math
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from marl_pool.utils.errors import InputError
 
 
 def validate_number(key: str, value: float, fits: bool, expected: str) -> None:
-    """Refuse a number that does not fit, infinity or NaN.
+    """Reject a number that is out of range, infinite or NaN.
 
     Args:
-        key: the option's name.
-        value: what came.
-        fits: whether it is in range.
+        key: name of the option.
+        value: the value passed.
+        fits: True if the value is in range.
         expected: the range in words.
 
     Raises:
-        InputError: it does not fit.
+        InputError: the value is out of range or not finite.
     """
     if not (fits and math.isfinite(value)):
         raise InputError(f"env.{key}: expected {expected}, got {value}")
@@ -26,19 +26,19 @@ def validate_number(key: str, value: float, fits: bool, expected: str) -> None:
 def entity_counts(
     counts: str, given: Mapping[str, int | None], least: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Read the numbers of entities, as the AdaPool paper labels its worlds.
+    """Parse the numbers of entities, in the notation of the AdaPool paper.
 
     Args:
-        counts: a number for each kind, joined by hyphens: ``"1-3-28"``.
-        given: by option, in the order of ``counts``, a number that takes the place of
-            its part of ``counts``; None leaves the part as it is.
-        least: the least number of each kind.
+        counts: one number a kind, joined by hyphens: ``"1-3-28"``.
+        given: by option, in the order of ``counts``: a number that overrides its part
+            of ``counts``, or None to keep the part.
+        least: lower bound of each number.
 
     Returns:
         The numbers, in the same order.
 
     Raises:
-        InputError: another number of parts, or a number that is too small.
+        InputError: a wrong number of parts, or a number below its bound.
     """
     parts = counts.split("-") if isinstance(counts, str) else []
     if len(parts) != len(given) or not all(part.isdecimal() for part in parts):
@@ -46,11 +46,11 @@ def entity_counts(
         raise InputError(f"env.counts: expected {form}, such as 1-3-28, got {counts!r}")
     numbers = []
     for part, (key, number), lowest in zip(parts, given.items(), least, strict=True):
-        told = number is not None
-        number = number if told else int(part)
+        overridden = number is not None
+        number = number if overridden else int(part)
         if not isinstance(number, int) or number < lowest:
-            where = key if told else f"counts: {key}"
-            shown = number if told else counts
+            where = key if overridden else f"counts: {key}"
+            shown = number if overridden else counts
             raise InputError(
                 f"env.{where}: expected an integer >= {lowest}, got {shown!r}"
             )
@@ -58,15 +58,15 @@ def entity_counts(
     return tuple(numbers)
 
 
-def expand_counts(env: Mapping[str, Any]) -> dict[str, Any]:
-    """An env's options with each number of entities in place of ``counts``.
+def expand_counts(env_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace ``counts`` by the numbers that it abbreviates.
 
-    ``counts`` and the numbers that it stands for say the same.
+    Two spellings of one environment become equal, so that runs can be compared.
 
     Args:
-        env: ``{"name": …, **options}``, complete.
+        env_config: ``{"name": …, **options}`` with all options.
     """
-    options = dict(env)
+    options = dict(env_config)
     numbers = [key for key in options if key.startswith("num_")]
     parts = str(options.get("counts", "")).split("-")
     if len(parts) == len(numbers) and all(part.isdecimal() for part in parts):

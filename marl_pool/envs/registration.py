@@ -1,8 +1,8 @@
-"""The ids of the worlds with PettingZoo and Gymnasium.
+"""Registration of the environments with PettingZoo and Gymnasium.
 
-Neither looks for plug-ins by itself, so importing `marl_pool.envs` registers them;
-``"marl_pool.envs:marl_pool/simple_centroid-v0"`` makes Gymnasium do that import.
-No world is imported here.
+Importing `marl_pool.envs` registers the ids, because neither library discovers
+plug-ins; Gymnasium imports it for ``"marl_pool.envs:marl_pool/simple_centroid-v0"``.
+The environments themselves are imported when they are made.
 """
 
 import gymnasium
@@ -20,7 +20,7 @@ VERSIONS: dict[str, int] = {
     "simple_centroid": 0,
     "simple_tag": 0,
 }
-"""The ``version`` of each world that has an id."""
+"""``version`` of each environment that has an id."""
 
 ONE_LEARNER = (
     "ant",
@@ -32,16 +32,16 @@ ONE_LEARNER = (
     "simple_centroid",
     "simple_tag",
 )
-"""The worlds that have one learning agent by default."""
+"""Environments with one learning agent by default."""
 
 
 def registered_id(name: str) -> str:
-    """The id of the world ``name``."""
+    """Return the id of an environment: ``"marl_pool/<name>-v<version>"``."""
     return f"{NAMESPACE}/{name}-v{VERSIONS[name]}"
 
 
 def register_ids() -> None:
-    """Register every world with PettingZoo, and one-learner worlds with Gymnasium."""
+    """Register all environments with PettingZoo, those of one agent with Gymnasium."""
     for name in VERSIONS:
         id_, options = registered_id(name), {"name": name}
         if id_ not in pettingzoo.parallel_registry:

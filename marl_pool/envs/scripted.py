@@ -1,4 +1,4 @@
-"""Policies that play a group of agents without having learned."""
+"""Policies that are written, not learned: heuristic, random and plug-ins."""
 
 from marl_pool.envs import HEURISTICS, make_heuristic
 from marl_pool.envs.base import AgentGroup
@@ -12,22 +12,23 @@ HEURISTIC, RANDOM = "heuristic", "random"
 
 
 def is_scripted(name: str) -> bool:
-    """Whether ``name`` is one that `scripted_policy` builds, so no folder."""
+    """Return True for names that `scripted_policy` builds; others are folders."""
     return name in (HEURISTIC, RANDOM) or is_plug_in(name)
 
 
 def scripted_policy(name: str, *, env: str, role: str, group: AgentGroup) -> Policy:
-    """Build the policy that plays a group.
+    """Build the scripted policy of a group of agents.
 
     Args:
-        name: ``"heuristic"`` of the env, ``"random"``, or ``package.module:Class`` of
-            a `Policy`, constructed with ``group=…`` if it takes that.
-        env: name of the env.
+        name: ``"heuristic"``, ``"random"``, or the ``package.module:Class`` of a
+            `Policy`, which is passed ``group=…`` if its constructor has such a
+            parameter.
+        env: name of the environment.
         role: name of the group.
-        group: its sizes and spaces.
+        group: sizes and spaces of the group.
 
     Raises:
-        InputError: the env has no heuristic, or there is no such policy.
+        InputError: the environment has no heuristic, or an unknown policy.
     """
     if name == RANDOM:
         return RandomPolicy(group.action_space)

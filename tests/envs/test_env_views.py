@@ -273,7 +273,7 @@ def test_wrong_input_is_refused() -> None:
         make_env("simple_centroid", render_mode="human")
     with pytest.raises(InputError, match="expects one agent, got 2"):
         OneAgentView("simple_centroid", num_agents=2)
-    with pytest.raises(InputError, match="num_envs: a view of .* has one world, got 4"):
+    with pytest.raises(InputError, match="env.num_envs: expected .*, got 4"):
         make_env("simple_centroid", num_envs=4)
     view = make_env("simple_centroid")
     view.reset()

@@ -1,4 +1,4 @@
-"""What a cell of a BoxWorld can hold, as one number, and the rules that go with it."""
+"""Codes of the contents of a BoxWorld cell, and the rules for them."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 from marl_pool.envs.drawing.canvas import Color
 
 KEY_REWARD = 1.0
-"""For the loose key, and for each box on the path but the last."""
+"""Reward of the loose key, and of each box on the path but the last."""
 GEM_REWARD = 10.0
 DISTRACTOR_REWARD = -1.0
 
@@ -35,12 +35,12 @@ KEY_COLORS: tuple[Color, ...] = (
     (230, 190, 255),
     (240, 50, 230),
 )
-"""Of keys and their locks: those of the AdaPool paper's published env."""
+"""Colors of keys and their locks, from the published environment of AdaPool."""
 
 COLORS = len(KEY_COLORS)
 
-# What a cell holds is one number. Those of a kind that comes in all colors follow
-# each other, and what can be taken comes last.
+# The content of a cell is one code. Codes of one kind in all colors are contiguous,
+# and codes that can be picked up or opened come last.
 NOTHING = 0
 FLOOR = 1
 AGENT = 2
@@ -59,14 +59,14 @@ TYPE_NAMES = ("self", "floor", "key", "lock", "gem", "held")
 
 @dataclass(frozen=True)
 class Code:
-    """What there is to know of a number in a cell: its token's type and its color."""
+    """Token type and color of a code."""
 
     type_name: str
     color: Color
 
 
 def describe_codes() -> list[Code]:
-    """Every code's type and color, in order. Distractors look like all boxes."""
+    """Return type and color of every code; distractors look like boxes on the path."""
     single = [
         Code("held", NO_COLOR),
         Code("floor", FLOOR_COLOR),
@@ -80,9 +80,9 @@ def describe_codes() -> list[Code]:
 
 @cache
 def entries() -> list[list[int]]:
-    """By what is held and what lies ahead: the latter if it can be walked onto.
+    """Return the table of moves, ``table[held][ahead]``.
 
-    Else NOTHING.
+    An entry is ``ahead`` if an agent that holds ``held`` can move there, else NOTHING.
     """
     return [[_enter(held, code) for code in range(CODES)] for held in range(CODES)]
 
@@ -95,7 +95,7 @@ def _enter(held: int, code: int) -> int:
 
 
 def in_hand(code: int) -> int:
-    """How what was taken looks in the hand; NOTHING for what cannot be taken."""
+    """Return the code of an item once it is held; NOTHING if it cannot be taken."""
     if code == GEM:
         return HELD_GEM
     if KEY <= code < HELD or LOOSE <= code < LOCK:
@@ -104,7 +104,7 @@ def in_hand(code: int) -> int:
 
 
 def reward_of(code: int) -> float:
-    """For walking onto ``code``."""
+    """Return the reward of moving onto ``code``."""
     if code < LOOSE:
         return 0.0
     if code < GOAL:

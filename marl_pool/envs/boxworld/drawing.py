@@ -1,4 +1,4 @@
-"""Drawing a room of colored cells with OpenCV, as in the AdaPool paper's Figure 10."""
+"""Rendering of a BoxWorld with OpenCV, as in Figure 10 of the AdaPool paper."""
 
 from collections.abc import Sequence
 
@@ -9,25 +9,25 @@ from marl_pool.envs.drawing.canvas import ATTENTION, FOCUS, Color, blend, opencv
 WALL: Color = (25, 25, 25)
 LINE: Color = (200, 200, 200)
 TEXT: Color = (200, 200, 200)
-GAP = 0.03  # of a cell's side, to its edge: equal neighbors stay two
-MAX_RIM = 0.2  # of a cell's side, where attention is strongest
+GAP = 0.03  # fraction of a cell's side left free, so that equal neighbors are distinct
+MAX_RIM = 0.2  # fraction of a cell's side at the strongest attention
 
 
 def draw_grid(
     colors: np.ndarray, n: int, attention: np.ndarray | None, *, text: str, size: int
 ) -> np.ndarray:
-    """Draw the room within its wall, and the held key in the wall's corner.
+    """Draw the room within its wall, and the held key in the corner of the wall.
 
-    A cell's attention counts in multiples of the fair share, 1 over the number of
-    tokens attended to, and shows as an orange rim: uniform attention looks faint,
-    however many there are.
+    Attention is an orange rim around a cell. A weight is measured in multiples of
+    uniform attention, 1 over the number of tokens with a weight, so that uniform
+    attention looks faint for any number of tokens.
 
     Args:
-        colors: ``(n² + 1, 3)`` uint8 RGB, of the held key (black for none), then of
+        colors: ``(n² + 1, 3)`` uint8 RGB of the held key (black for none), then of
             the cells row by row.
         n: cells along a side.
-        attention: ``(n² + 1,)`` weights, at least 0; None for none.
-        text: for the lower wall.
+        attention: ``(n² + 1,)`` attention weights, at least 0; None draws no rims.
+        text: text in the lower wall.
         size: height and width in pixels.
 
     Returns:
@@ -36,25 +36,25 @@ def draw_grid(
     side = size / (n + 2)
     image = np.full((size, size, 3), WALL, np.uint8)
     _square(image, (1, 1), side, (0, n), LINE)
-    shares = np.zeros(len(colors)) if attention is None else _shares(attention)
+    strengths = np.zeros(len(colors)) if attention is None else _strengths(attention)
     for place, color in enumerate(colors.tolist()):
         if place == 0 and color == [0, 0, 0]:
             continue  # no key is held
         row, column = divmod(place - 1, n) if place else (-1, -1)
-        share = float(shares[place])
-        if share > 0:
-            rim = blend(ATTENTION, 0.15 + 0.85 * share, LINE)
+        strength = float(strengths[place])
+        if strength > 0:
+            rim = blend(ATTENTION, 0.15 + 0.85 * strength, LINE)
             _square(image, (row + 1, column + 1), side, (GAP, 1 - GAP), rim)
-        inset = GAP + MAX_RIM * share
+        inset = GAP + MAX_RIM * strength
         _square(image, (row + 1, column + 1), side, (inset, 1 - inset), color)
     _write(image, text, side)
     return image
 
 
-def _shares(attention: np.ndarray) -> np.ndarray:
-    """From weights to shares of the strongest look, in [0, 1)."""
-    fair = 1 / max(int(np.count_nonzero(attention)), 1)
-    return np.asarray(1 - np.exp(-attention / (FOCUS * fair)))
+def _strengths(attention: np.ndarray) -> np.ndarray:
+    """Convert attention weights to widths of rims in [0, 1)."""
+    uniform = 1 / max(int(np.count_nonzero(attention)), 1)
+    return np.asarray(1 - np.exp(-attention / (FOCUS * uniform)))
 
 
 def _square(
@@ -64,7 +64,7 @@ def _square(
     reach: tuple[float, float],
     color: Sequence[int],
 ) -> None:
-    """Fill a square from ``reach[0]`` to ``reach[1]`` sides beyond a cell's corner."""
+    """Fill a square from ``reach[0]`` to ``reach[1]`` sides from a cell's corner."""
     top, left = (round((at + reach[0]) * side) for at in cell)
     bottom, right = (round((at + reach[1]) * side) for at in cell)
     image[top:bottom, left:right] = color

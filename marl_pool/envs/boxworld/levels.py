@@ -1,4 +1,4 @@
-"""BoxWorld's levels: fresh ones, drawn in batches, each from its own numbers."""
+"""Random generation of BoxWorld levels, in batches."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,54 +22,56 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
 
 MOST_AHEAD = 8
-"""Episodes of a world whose levels are drawn ahead, at most."""
+"""Largest number of episodes whose levels are sampled ahead."""
 
 
 class Levels(NamedTuple):
-    """A batch of levels; a place is 0 for the held key, then the cells row by row.
+    """A batch of levels.
 
-    The place after the last cell is for what a level does not have.
+    Place 0 is the held key; then come the cells row by row, and one last place for
+    boxes that a level lacks.
     """
 
     codes: Tensor
-    """``(B, n² + 2)`` int64, what each place holds."""
+    """``(B, n² + 2)`` int64, the code of each place."""
     agent: Tensor
-    """``(B,)`` int64, where the agent starts."""
+    """``(B,)`` int64, the initial place of the agent."""
     key: Tensor
-    """``(B,)`` int64, where the loose key lies."""
+    """``(B,)`` int64, the place of the loose key."""
     boxes: Tensor
-    """``(B, boxes, 2)`` int64, content and lock of each box, in reading order."""
+    """``(B, boxes, 2)`` int64, places of content and lock, in reading order."""
 
 
 class LevelGenerator:
-    """Draws levels, each from uniform numbers of its own.
+    """Sampler of levels, each of which uses uniform numbers of its own.
 
     *Colors.* The path is a chain: the loose key opens the box that holds the second
     key, and so on to the gem. A branch begins with a box that a random key of the path
-    opens, and is a chain too. Its colors differ from each other and from the path's;
-    two branches may share some, as published.
+    opens, and is a chain too. Its colors differ from each other and from those of the
+    path; two branches may have colors in common, as published.
 
-    *Places* are chosen one after another, uniformly among those still legal: the
-    boxes, the loose key, the agent. As in Zambaldi et al. (2019), boxes and the key
-    touch each other nowhere, not even at corners, so the cells around a box are free.
-    Hence what is free is connected and borders on every lock: each level can be solved.
-    The agent starts in any free cell, and the key lies in any, also in the last column,
-    where the AdaPool paper's published generator never puts it.
+    *Places* are sampled in order, uniformly among the legal ones: the boxes, the loose
+    key, the agent. As in `Zambaldi et al. (2019) <https://arxiv.org/abs/1806.01830>`_,
+    boxes and the key do not touch each other, not even at corners, so the cells around
+    a box are free. Hence the free cells are connected and border on every lock, and
+    each level can be solved. Agent and key start in any free cell; the published
+    generator of AdaPool never puts the key in the last column.
 
-    With many boxes, the last may find no place. Then the level begins anew, with the
-    next numbers of its own stream; the others don't notice. With default options
-    that cannot happen.
+    With many boxes, the last ones may have no legal place. Such a level is sampled
+    again from the next numbers of its own stream, so other levels do not change. It
+    cannot happen with default options.
 
     Args:
         n: cells along a side, 3 to 32.
-        goal_length: keys and gem on the path, at least 2.
-        num_distractors: branches.
+        goal_length: number of keys and gem on the path, at least 2.
+        num_distractors: number of branches.
         distractor_length: boxes of a branch, at least 1.
-        random_distractors: draw the number of branches from 0 to ``num_distractors``.
-        device: where the levels are made.
+        random_distractors: True to sample the number of branches from 0 to
+            ``num_distractors``.
+        device: device of the levels.
 
     Raises:
-        InputError: more boxes or colors than there is room for.
+        InputError: more boxes or colors than fit.
     """
 
     def __init__(
@@ -94,35 +96,36 @@ class LevelGenerator:
             1,  # how many branches there are
         ]
         self.numbers = sum(self._sizes)
-        """How many uniform numbers an attempt takes."""
+        """Number of uniform numbers of one attempt."""
         self._build_tables(torch.device(device))
 
-    def __call__(self, draw: Callable[[Tensor, int], Tensor], count: int) -> Levels:
-        """Draw ``count`` levels.
+    def __call__(self, sample: Callable[[Tensor, int], Tensor], count: int) -> Levels:
+        """Sample levels.
 
         Args:
-            draw: called with ``(k,)`` numbers of levels and a place in their streams,
-                returns the `numbers` uniform numbers there, ``(k, numbers)`` in (0, 1).
-            count: how many levels.
+            sample: function of ``(k,)`` level indices and a position in their streams
+                that returns the next `numbers` uniform numbers, ``(k, numbers)``.
+            count: number of levels.
         """
         rows = torch.arange(count, device=self._starts.device)
-        levels, stuck = self._attempt(draw(rows, 0))
+        levels, stuck = self._attempt(sample(rows, 0))
         attempts = 1
+        # Resample only the levels in which a box or the key had no legal place.
         while stuck.any():
             rows = rows[stuck]
-            again, stuck = self._attempt(draw(rows, attempts * self.numbers))
+            again, stuck = self._attempt(sample(rows, attempts * self.numbers))
             for whole, part in zip(levels, again, strict=True):
                 whole[rows] = part
             attempts += 1
         return levels
 
     def _attempt(self, uniforms: Tensor) -> tuple[Levels, Tensor]:
-        """Levels from ``(B, numbers)``; and ``(B,)`` bool, where one found no room."""
+        """Build levels from ``(B, numbers)``; return a mask ``(B,)`` of failures."""
         places, path, roots, branches, number = uniforms.split(self._sizes, 1)
         absent = self._absent(number) if self.random_distractors else None
         boxes, key, agent, stuck = self._place(places, absent)
         colors, contents, locks = self._paint(path, roots, branches)
-        # The place for what is absent: content and lock fall there and are cleared.
+        # Absent boxes go to the last place, which is cleared below.
         nowhere = self.n**2 + 1
         if absent is not None:
             boxes = boxes.masked_fill(absent, nowhere)
@@ -141,7 +144,7 @@ class LevelGenerator:
     def _place(
         self, uniforms: Tensor, absent: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Places ``(B, boxes)``, ``(B, 1)``, ``(B, 1)``; ``(B, 1)`` where none was."""
+        """Sample the places of boxes, key and agent; return a mask of failures too."""
         legal = self._starts.repeat(len(uniforms), 1)
         boxes = []
         for i in range(self.num_boxes):
@@ -157,7 +160,7 @@ class LevelGenerator:
         return cells + 1, key + 1, agent + 1, none | no_key
 
     def _around(self, table: Tensor, cells: Tensor, absent: Tensor | None) -> Tensor:
-        """The cells ``(B, n²)`` that ``table`` allows beside every box."""
+        """Return the cells ``(B, n²)`` that ``table`` allows next to every box."""
         allowed = table.index_select(0, cells.flatten()).view(*cells.shape, -1)
         if absent is not None:
             allowed |= absent[..., None]
@@ -166,7 +169,7 @@ class LevelGenerator:
     def _paint(
         self, path: Tensor, roots: Tensor, branches: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The path's colors; the codes of all contents and locks ``(B, boxes)``."""
+        """Sample the colors of the path, and the codes of all contents and locks."""
         free = torch.ones_like(path[:, :1], dtype=torch.bool).repeat(1, COLORS)
         colors = choose_several(free, path)
         gem = torch.full_like(colors[:, :1], GEM)
@@ -176,7 +179,7 @@ class LevelGenerator:
             shape = (len(path), self.branches, self.length)
             free = free[:, None].repeat(1, self.branches, 1)
             ends = choose_several(free, branches.view(shape))
-            # A float32 may be rounded up to 1.
+            # A float32 uniform number may be rounded up to 1.
             which = (roots * self.path).long().clamp_(max=self.path - 1)
             opening = colors.gather(1, which)
             chain = torch.cat((opening[..., None], ends[..., :-1]), 2)
@@ -185,7 +188,7 @@ class LevelGenerator:
         return colors, torch.cat(contents, 1), torch.cat(locks, 1)
 
     def _absent(self, number: Tensor) -> Tensor:
-        """Which boxes ``(B, boxes)`` belong to branches that a level lacks."""
+        """Return a mask ``(B, boxes)`` of boxes on branches that a level lacks."""
         return (number * (self.branches + 1)).long() <= self._branch
 
     def _check_room(self) -> None:
@@ -217,70 +220,71 @@ class LevelGenerator:
 
 
 class LevelStock:
-    """Levels of each world's next episodes, drawn ahead.
+    """Levels of the next episodes of each environment, sampled ahead.
 
-    A few levels cost as much as a hundred, and in each step a few episodes may end.
-    What comes out does not depend on how many are drawn ahead.
+    Sampling a few levels costs as much as sampling a hundred, and in each step a few
+    episodes may end. The levels do not depend on the number that is sampled ahead.
 
     Args:
-        generator: of the levels.
-        draw: from ``(k,)`` int64 stream keys, a count and a place, the ``(k, count)``
-            uniform numbers of these streams from there on.
-        seed: of the run.
-        worlds: ``(num_envs,)`` int64 world numbers.
+        generator: sampler of the levels.
+        sample: function of ``(k,)`` int64 stream keys, a count and a position that
+            returns ``(k, count)`` uniform numbers of these streams.
+        seed: seed of the run.
+        env_ids: ``(num_envs,)`` int64 environment numbers.
     """
 
     def __init__(
         self,
         generator: LevelGenerator,
-        draw: Callable[[Tensor, int, int], Tensor],
+        sample: Callable[[Tensor, int, int], Tensor],
         seed: int,
-        worlds: Tensor,
+        env_ids: Tensor,
     ) -> None:
-        self.generator, self.draw = generator, draw
-        self.seed, self.env_ids = seed, worlds
+        self.generator, self.sample = generator, sample
+        self.seed, self.env_ids = seed, env_ids
         self._ahead = 0
-        self._first = torch.zeros_like(worlds)
+        self._first = torch.zeros_like(env_ids)
         self._levels: Levels | None = None
 
     def select(self, rows: Tensor, episodes: Tensor) -> Levels:
-        """The levels of the worlds ``rows``, ``(k,)``, which begin a new episode.
+        """Return the levels of environments that begin an episode.
 
         Args:
-            rows: which worlds.
-            episodes: ``(num_envs,)`` the episode that each world is in now.
+            rows: ``(k,)`` indices of the environments.
+            episodes: ``(num_envs,)`` present episode number of each environment.
         """
         place = episodes[rows] - self._first[rows]
         if self._levels is None or bool(((place < 0) | (place >= self._ahead)).any()):
-            self._levels = self._draw_ahead(rows, episodes)
+            self._levels = self._sample_ahead(rows, episodes)
             place = torch.zeros_like(rows)
         place = place + rows * self._ahead
         return Levels(*(part.index_select(0, place) for part in self._levels))
 
-    def _draw_ahead(self, rows: Tensor, episodes: Tensor) -> Levels:
-        # Twice as many as the last time: whoever plays one episode pays for one.
+    def _sample_ahead(self, rows: Tensor, episodes: Tensor) -> Levels:
+        # Double the number each time, so that a single episode costs a single level.
         self._ahead = min(max(1, 2 * self._ahead), MOST_AHEAD)
         self._first = (episodes + 1).index_copy(0, rows, episodes[rows])
         later = torch.arange(self._ahead, device=rows.device)
         numbers = (self._first[:, None] + later).flatten()
-        worlds = self.env_ids.repeat_interleave(self._ahead)
-        keys = stream_keys(self.seed, worlds, numbers, Purpose.RESET)
+        env_ids = self.env_ids.repeat_interleave(self._ahead)
+        keys = stream_keys(self.seed, env_ids, numbers, Purpose.RESET)
 
-        def draw(levels: Tensor, start: int) -> Tensor:
-            return self.draw(keys[levels], self.generator.numbers, start)
+        def sample(levels: Tensor, start: int) -> Tensor:
+            return self.sample(keys[levels], self.generator.numbers, start)
 
-        return self.generator(draw, len(keys))
+        return self.generator(sample, len(keys))
 
 
 def choose(legal: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose uniformly among what is legal.
+    """Sample uniformly among the legal places.
 
     Args:
         legal: ``(*B, M)`` bool.
         uniforms: ``(*B, 1)`` in (0, 1].
 
     Returns:
-        ``(*B, 1)`` int64 places, 0 where nothing is legal; ``(*B, 1)`` bool, where.
+        ``(*B, 1)`` int64 places, 0 where none is legal, and ``(*B, 1)`` bool, True
+        there.
     """
     counts = legal.cumsum(-1)
     total = counts[..., -1:]
@@ -288,9 +292,9 @@ def choose(legal: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def choose_several(legal: Tensor, uniforms: Tensor) -> Tensor:
-    """Choose k different places ``(*B, k)``, for each of ``uniforms`` ``(*B, k)``.
+    """Sample k different places ``(*B, k)`` by ``uniforms`` ``(*B, k)``.
 
-    What is chosen is no longer legal afterwards: ``legal`` is written into.
+    The chosen places are removed from ``legal`` in place.
     """
     chosen = []
     for i in range(uniforms.shape[-1]):

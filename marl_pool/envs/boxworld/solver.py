@@ -1,4 +1,4 @@
-"""The ceiling of BoxWorld: a solver that reads the room off the tokens."""
+"""Reference policy of BoxWorld: a solver that reads the room from its tokens."""
 
 from typing import Any, NamedTuple
 
@@ -18,10 +18,10 @@ FAR = 1 << 20
 
 
 class Map(NamedTuple):
-    """The surroundings of agents, who stand in the middle of a square.
+    """Square maps centred on the agents, with cells numbered row by row.
 
-    The square reaches n cells to each side, so that it holds the whole room wherever
-    the agent stands. Its cells are counted row by row.
+    A map extends n cells to each side, so that it contains the whole room for any
+    position of the agent.
     """
 
     items: Tensor
@@ -29,32 +29,31 @@ class Map(NamedTuple):
     locks: Tensor
     """``(B, cells)`` int64, colors of locks."""
     gem: Tensor
-    """``(B, 1)`` int64, the gem's cell, or the middle where there is none."""
+    """``(B, 1)`` int64, the gem's cell, or the middle if there is no gem."""
     held: Tensor
     """``(B, 1)`` int64, color of the held key."""
     inside: Tensor
-    """``(B, cells)`` bool, surely within the walls."""
+    """``(B, cells)`` bool, True for cells known to be inside the walls."""
 
 
 class BoxWorldHeuristic(Policy):
-    """Take the shortest way to the gem, by what the tokens show.
+    """Take the shortest way to the gem.
 
-    From the gem it goes back along the chain of boxes: which key opens this box, in
-    which box is that key, until a box that the held key opens or the loose key. That
-    cell is the next goal; distractors never are. Each goal of the chain is one cell and
-    must be reached before the next, so the shortest way to each is the shortest way to
-    the gem.
+    The search starts at the gem and follows the chain of boxes back: from a box to the
+    box that contains its key, until a box that the held key opens, or the loose key.
+    That cell is the next goal. The goals must be reached in order, so the shortest way
+    to each of them is the shortest way to the gem.
 
-    It remembers nothing and trusts what it sees: positions are rounded to cells, and
-    what is padded is taken for floor. Without a gem in sight it walks into some wall.
+    The policy has no memory and does not filter noise: positions are rounded to cells,
+    and padded tokens count as floor. Without a gem token it walks into a wall.
 
-    Pixels show the whole room. Entities show no walls: before it holds a key, the
-    agent keeps to the smallest rectangle around all that it sees, and leaves it only
-    if there is no way within. It may then push against a wall for ever. Holding a key,
-    it knows where the walls are, since the held key shows in their corner.
+    Pixels contain the whole room. Entities contain no walls: before the agent holds a
+    key, it stays in the smallest rectangle around all tokens and leaves it only if that
+    contains no way; then it may push against a wall forever. The token of a held key is
+    at the corner of the walls and so determines their position.
 
     Args:
-        group: the agents' group, for the size of the room.
+        group: the group of agents, with the size of the room.
     """
 
     def __init__(self, group: BoxWorldGroup) -> None:
@@ -70,33 +69,34 @@ class BoxWorldHeuristic(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide; ``logits`` are minus the steps left from each side. See `Policy`."""
+        """See `Policy.act`; ``logits`` are minus the steps left after each action."""
         steps = self.steps_left(tokens.flatten_batch())
         logits = -steps.view(*tokens.batch_shape, len(MOVES)).to(torch.float32)
         none = torch.zeros(tokens.batch_shape, device=logits.device)
         return Decision(logits.argmax(-1), none, none, logits, state)
 
     def steps_left(self, tokens: Tokens) -> Tensor:
-        """From the cells up, down, left, right of agents, the steps to the next goal.
+        """Compute the steps to the next goal after each of the four moves.
 
         Args:
-            tokens: of batch ``(B,)``.
+            tokens: tokens with batch dimension ``(B,)``.
 
         Returns:
-            ``(B, 4)`` int64, `FAR` where there is no way.
+            ``(B, 4)`` int64, `FAR` if there is no way.
         """
         seen = self.read(tokens)
         goal = self.next_goal(seen)
         barred = (seen.items != NO_COLOR) | (seen.locks != NO_COLOR)
         barred.scatter_(1, goal, False)
         steps = self.distances(seen.inside & ~barred, goal)
+        # Without a way inside the known room, search beyond it.
         lost = (steps.min(1).values >= FAR).nonzero()[:, 0]
         if len(lost):
             steps[lost] = self.distances(~barred[lost], goal[lost])
         return steps
 
     def read(self, tokens: Tokens) -> Map:
-        """Draw a map of what tokens of batch ``(B,)`` show."""
+        """Build the maps of tokens with batch dimension ``(B,)``."""
         cells, far = self.side**2, self.side // 2
         features = torch.where(tokens.padding[..., None], 0.0, tokens.features)
         features = features.nan_to_num(0.0, 0.0, 0.0)
@@ -106,28 +106,28 @@ class BoxWorldHeuristic(Policy):
         color = (parts[..., 0] * 256 + parts[..., 1]) * 256 + parts[..., 2]
         types = tokens.types.masked_fill(tokens.padding, -1)
         held = types == HELD
-        # A cell more takes what is not to be drawn.
+        # One extra cell receives the tokens that are not on this map.
         blank = color.new_full((len(color), cells + 1), NO_COLOR)
 
-        def draw(shown: Tensor) -> Tensor:
+        def mark(shown: Tensor) -> Tensor:
             where = place.masked_fill(~shown, cells)
             return blank.scatter(1, where, color)[:, :cells]
 
         gem = torch.where(types == GEM, place, -1).max(1, keepdim=True).values
         return Map(
-            draw((types == KEY) | (types == GEM)),
-            draw(types == LOCK),
+            mark((types == KEY) | (types == GEM)),
+            mark(types == LOCK),
             torch.where(gem < 0, cells // 2, gem),
             color.masked_fill(~held, NO_COLOR).max(1, keepdim=True).values,
             self._inside(away, (types >= 0) & ~held, held),
         )
 
     def next_goal(self, seen: Map) -> Tensor:
-        """The cell ``(B, 1)`` that is to be walked onto next: a lock or a loose key."""
+        """Return the cell ``(B, 1)`` to walk onto next: a lock or the loose key."""
         beside = torch.nn.functional.pad(seen.locks[:, 1:], (0, 1), value=NO_COLOR)
         item = seen.gem
         goal = item
-        # As often as there may be boxes; a chain that loops, in noise, ends too.
+        # Bounded by the number of boxes, because noise can make the chain a loop.
         for _ in range(self.n**2 // 2):
             lock = beside.gather(1, item)
             loose = lock == NO_COLOR
@@ -141,16 +141,17 @@ class BoxWorldHeuristic(Policy):
         return goal
 
     def distances(self, free: Tensor, goal: Tensor) -> Tensor:
-        """Steps ``(B, 4)`` to the goal, from each side of the middle.
+        """Compute the steps ``(B, 4)`` to the goal from the cells around the agent.
 
         Args:
-            free: ``(B, cells)`` bool, where an agent can walk.
-            goal: ``(B, 1)`` its cell, which is free.
+            free: ``(B, cells)`` bool, True where an agent can walk.
+            goal: ``(B, 1)`` cell of the goal, which must be free.
         """
         shape = (-1, self.side, self.side)
         reached = torch.zeros_like(free).scatter_(1, goal, True).view(shape)
         unknown = free.view(shape) & ~reached
         steps = torch.where(reached, 0, FAR)
+        # Breadth-first search from the goal.
         passed = 0
         while reached.any():
             passed += 1
@@ -162,7 +163,7 @@ class BoxWorldHeuristic(Policy):
         return torch.stack(around, 1)
 
     def _inside(self, away: Tensor, shown: Tensor, held: Tensor) -> Tensor:
-        """The rectangle ``(B, cells)`` of what is shown; the room, if a key is held."""
+        """Return the cells of the room if known, else a rectangle around all tokens."""
         far = self.side // 2
         line = torch.arange(-far, far + 1, device=away.device)
         within = []
@@ -180,7 +181,7 @@ class BoxWorldHeuristic(Policy):
 
 
 def _beside(cells: Tensor) -> Tensor:
-    """The neighbors, up, down, left and right, of cells ``(B, side, side)`` bool."""
+    """Return the four neighbors of cells ``(B, side, side)`` bool."""
     beside = torch.zeros_like(cells)
     beside[:, 1:] |= cells[:, :-1]
     beside[:, :-1] |= cells[:, 1:]

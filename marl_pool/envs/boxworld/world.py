@@ -1,4 +1,4 @@
-"""BoxWorld: keys open boxes with keys, one of them holds the gem."""
+"""BoxWorld: open boxes with keys to get keys, until one holds the gem."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
-"""Rows and columns of the actions: up, down, left, right."""
+"""Change of row and column by each action: up, down, left, right."""
 
 LEAST_N, MOST_N = 3, 32
 
@@ -47,87 +47,86 @@ class BoxWorldGroup(AgentGroup):
     """The agent of a BoxWorld.
 
     Attributes:
-        n: cells along a side of its room; positions in tokens count in 1 / (n + 1).
+        n: cells along a side of its room; the unit of positions is n + 1 cells.
     """
 
     n: int
 
 
 class BoxWorld(BatchedEnv):
-    r"""An agent that opens boxes in the right order to get to a gem.
+    r"""An agent opens boxes in the right order to reach a gem.
 
     The agent walks up, down, left or right in a room of n × n cells. Walking onto the
-    loose key takes it. A box is two cells side by side: its content, left, and its
-    lock, right. Walking onto the lock opens it if the agent holds a key of the lock's
-    color; key and lock vanish, the agent stands where the lock was, and it holds the
-    content, another key or the gem. Nothing else can be walked onto: walls, contents
-    and locks of another color. The agent then stays where it is.
+    loose key takes it. A box is two adjacent cells: its content, left, and its lock,
+    right. Walking onto the lock opens the box if the agent holds a key of the lock's
+    color: key and lock vanish, the agent moves to the lock's cell and holds the
+    content, another key or the gem. Walls, contents and locks of other colors block
+    the way, and the agent stays in its cell.
 
-    The loose key begins a chain of boxes with the gem in the last. Distractor boxes
-    are opened by keys of that chain too (`LevelGenerator` says how levels are drawn).
-    The loose key gives +1, and so does each box of the chain that holds a key. The box
-    with the gem gives +10 and ends the episode, a distractor box gives -1 and ends it,
-    all else gives 0. After ``max_steps`` an episode is truncated. The best return is
-    ``goal_length + 9``: 11 with the default options.
+    The loose key begins a chain of boxes, the last of which holds the gem. Keys of that
+    chain also open distractor boxes; see `LevelGenerator`. The loose key and each box
+    of the chain with a key give a reward of +1. The box with the gem gives +10 and ends
+    the episode, a distractor box gives -1 and ends it. After ``max_steps`` an episode
+    is truncated. The best return is ``goal_length + 9``: 11 with the default options.
 
-    Every level can be solved. With the default options the shortest way to the gem
-    took 10.2 steps on average and 23 at most, in ten thousand levels, so none of these
-    lacked time (``tests/envs/boxworld/test_boxworld_solver.py``). Longer chains in
-    larger rooms ask for a larger ``max_steps``.
+    Every level can be solved. With the default options the shortest way to the gem had
+    10.2 steps on average and at most 23 in ten thousand levels, fewer than
+    ``max_steps`` (``tests/envs/boxworld/test_boxworld_solver.py``). Longer chains in
+    larger rooms require a larger ``max_steps``.
 
     A token has the cell's color, RGB in [0, 1], and the cell's row and column relative
-    to the agent's own, divided by n + 1. Its types are ``self``, ``floor``, ``key``,
-    ``lock``, ``gem`` and ``held``. The held key shows in the corner of the wall.
+    to the agent's, divided by n + 1. Its types are ``self``, ``floor``, ``key``,
+    ``lock``, ``gem`` and ``held``. The held key is in the corner of the wall.
 
     - ``"pixels"``: the held key, then the cells row by row: n² + 1 tokens.
-    - ``"entities"``: self, the loose key or the held one, of which there is always
-      exactly one, then content and lock of each box in reading order:
+    - ``"entities"``: self, the loose or the held key, of which exactly one exists,
+      then content and lock of each box in reading order:
       2 + 2 · (goal_length - 1 + num_distractors · distractor_length) tokens.
 
-    A held key that is not there yet and boxes that were opened are padding.
+    A missing held key and opened boxes are padding.
 
-    Source: AdaPool, sections 4.4 and C.6, and the paper's published env; the task is
-    that of Zambaldi et al., *Deep reinforcement learning with relational inductive
-    biases*, 2019. There a key is walked onto after its box was opened, and the loose
-    key gives nothing; here the AdaPool paper's rules hold. Where we differ from its
-    published env:
+    Source: `AdaPool <https://arxiv.org/abs/2506.09215>`_, sections 4.4 and C.6, and the
+    published environment. The task is that of `Zambaldi et al., 2019
+    <https://arxiv.org/abs/1806.01830>`_, where the agent walks onto a key after opening
+    its box and the loose key gives no reward. Differences from AdaPool's published
+    environment:
 
     - Padding is masked; there, padded tokens took part in attention.
-    - Own token: found by its type, wherever it stands; there AdaPool's query was the
-      first token, padding or floor, while the own token stood last.
+    - The agent's own token is found by its type; there AdaPool's query was the first
+      token, padding or floor, while the own token was the last.
     - Order: as above; there padding, then cells row by row, then self.
-    - ``num_distractors`` branches, as the paper has it; there a number drawn from 0
-      to that at each reset, which ``random_distractors`` brings back.
-    - Boxes and the loose key touch each other nowhere, as in Zambaldi et al., so that
-      every level can be solved; there a box could stand right above another.
-    - The loose key lies in any free cell, in a fifth of the levels in the last
+    - ``num_distractors`` is the number of branches, as in the paper; there it was
+      sampled from 0 to that at each reset, as with ``random_distractors``.
+    - Boxes and the loose key do not touch each other, as in Zambaldi et al., so that
+      every level can be solved; there a box could be directly above another.
+    - The loose key may be in any free cell, in a fifth of the levels in the last
       column; there never in the last column.
     - A branch of several boxes is a chain; there the contents were mixed up.
-    - A seed fixes the level, and observations are float32, as their space says.
+    - The seed determines the level, and observations are float32, as in their space.
 
     Args:
-        num_envs: worlds in the batch.
+        num_envs: number of environments in the batch.
         n: cells along a side, 3 to 32.
-        goal_length: keys and gem to be collected, at least 2; one less is the number
-            of boxes of the chain.
+        goal_length: number of keys and gem to collect, at least 2; the chain has one
+            box less.
         num_distractors: branches that lead nowhere, at least 0.
         distractor_length: boxes of a branch, at least 1. Opening the first ends the
-            episode; the others are to look at.
-        random_distractors: draw the number of branches at each reset, uniformly from
-            0 to ``num_distractors``.
+            episode, so the others are never reached.
+        random_distractors: True to sample the number of branches at each reset,
+            uniformly from 0 to ``num_distractors``.
         observation: ``"entities"`` or ``"pixels"``.
         max_steps: steps until truncation.
 
     Raises:
-        InputError: a number out of range, more boxes than the room has room for, an
+        InputError: a number out of range, more boxes than fit into the room, or an
             unknown observation.
     """
 
     codes: Tensor
-    """``(num_envs, n² + 2)`` int64, what each place holds; see `Levels`."""
+    """``(num_envs, n² + 2)`` int64, the code of each place; see `Levels`."""
     places: Tensor
-    """``(num_envs, tokens)`` int64, where each token is; of pixels only the first,
-    the agent's own."""
+    """``(num_envs, tokens)`` int64, the place of each token; with pixels only the
+    agent's own."""
     _stock: LevelStock | None
 
     def __init__(
@@ -170,11 +169,11 @@ class BoxWorld(BatchedEnv):
 
     @property
     def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``, of one agent."""
+        """The one group, ``"agent"``, of one agent."""
         return self._groups
 
     def observe(self) -> dict[str, Tokens]:
-        """Tokens ``(num_envs, 1, N)``; see the class."""
+        """Return tokens ``(num_envs, 1, N)``; see the class."""
         own = self.places[:, 0]
         if self.pixels:
             codes = self.codes[:, :-1].flatten()
@@ -195,11 +194,11 @@ class BoxWorld(BatchedEnv):
     def signal(self) -> dict[str, Tensor]:
         """Return masks of self, keys in hand or loose, and boxes on the path.
 
-        Branches look like the path, so no type tells: the level does. Floor is noise.
+        Types do not distinguish branches from the path, but codes do. Floor is noise.
         """
         codes = self.codes
         lock = (codes >= LOCK) & (codes < TRAP)
-        # A box's lock is right of its content.
+        # The lock of a box is right of its content.
         beside = torch.nn.functional.pad(lock[:, 1:], (0, 1))
         content = (codes == GEM) | ((codes >= KEY) & (codes < HELD))
         key = (codes == HELD_GEM) | ((codes >= HELD) & (codes < LOCK))
@@ -208,13 +207,13 @@ class BoxWorld(BatchedEnv):
         return {"agent": useful[:, None] & ~self.observe()["agent"].padding}
 
     def token_places(self, index: int) -> Tensor:
-        """What each token of world ``index`` shows, ``(N,)``: see `Levels`."""
+        """Return the places ``(N,)`` of tokens in one environment; see `Levels`."""
         if self.pixels:
             return torch.arange(self.n**2 + 1, device=self.device)
         return self.places[index]
 
     def renumber(self, env_ids: Tensor, episode: int) -> None:
-        """Give the worlds other numbers; see `BatchedEnv.renumber`."""
+        """See `BatchedEnv.renumber`."""
         super().renumber(env_ids, episode)
         self._stock = None
 
@@ -227,10 +226,10 @@ class BoxWorld(BatchedEnv):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index`` as in the paper's Figure 10; see `BatchedEnv.frame`.
+        """Render one environment as in the paper's Figure 10; see `BatchedEnv.frame`.
 
-        The held key shows in the upper left corner of the wall. A cell with more than
-        no attention has an orange rim, wider for more.
+        The held key is in the upper left corner of the wall. Attention is an orange rim
+        around a cell, wider for a larger weight.
         """
         colors = self._colors[self.codes[index, :-1], :3] * 255
         weights = None
@@ -242,7 +241,7 @@ class BoxWorld(BatchedEnv):
         )
 
     def _by_place(self, attention: Tensor, places: Tensor) -> np.ndarray:
-        """The weights ``(N,)`` of tokens as ``(n² + 1,)`` of places."""
+        """Convert attention weights ``(N,)`` of tokens to ``(n² + 1,)`` of places."""
         if attention.shape != places.shape:
             raise InputError(
                 f"attention: expected one weight for each of {len(places)} tokens, "
@@ -266,20 +265,21 @@ class BoxWorld(BatchedEnv):
     def _advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        codes, before = self.codes, self.places[:, :1]
-        ahead = self._neighbors[before, actions["agent"]]
+        codes, here = self.codes, self.places[:, :1]
+        ahead = self._neighbors[here, actions["agent"]]
         held, beside = codes[:, :1], ahead - 1
-        # What is walked onto, or NOTHING where the way is barred.
+        # The code that the agent moves onto, or NOTHING if the way is blocked.
         meeting = torch.add(codes.gather(1, ahead), held, alpha=CODES)
         entered = _look_up(self._entered, meeting)
+        # An opened box yields its content; a loose key is taken itself.
         opened, takes = entered >= LOCK, entered >= LOOSE
         content = codes.gather(1, beside)
         item = torch.where(opened, content, entered)
         hand = torch.where(takes, _look_up(self._held, item), held)
-        after = torch.where(entered == NOTHING, before, ahead)
-        # Content and lock are gone; the agent covers what it stands on.
+        after = torch.where(entered == NOTHING, here, ahead)
+        # Remove content and lock of an opened box, then move the agent.
         codes.scatter_(1, beside, content.masked_fill_(opened, FLOOR))
-        codes.scatter_(1, before, FLOOR).scatter_(1, after, AGENT)
+        codes.scatter_(1, here, FLOOR).scatter_(1, after, AGENT)
         codes[:, :1] = hand
         self.places[:, :1] = after
         if not self.pixels:
@@ -288,17 +288,17 @@ class BoxWorld(BatchedEnv):
         return {"agent": _look_up(self._rewards, entered)}, ends[:, 0]
 
     def _reset_keys(self, rows: Tensor) -> Tensor:
-        # The stock hashes its own, of many episodes at once.
+        # The stock of levels computes the keys of many episodes at once.
         return rows
 
     def _build_tables(self) -> None:
         about = describe_codes()
-        # Position and color come from tables of whole tokens: one addition joins them.
+        # Tables hold whole tokens, so that one addition joins color and position.
         self._colors = self._constant([(*code.color, 0, 0) for code in about]) / 255
         types = [TYPE_NAMES.index(code.type_name) for code in about]
         self._types = self._constant(types, torch.int64)
-        # Where the agent stands now, nothing else is any more: only its own token
-        # shows it.
+        # A token whose entity is gone is padding; the agent's cell is shown by its own
+        # token only.
         none = (NOTHING,) if self.pixels else (NOTHING, FLOOR, AGENT)
         self._empty = self._constant([i in none for i in range(CODES)], torch.bool)
         self._rewards = self._constant([reward_of(i) for i in range(CODES)])
@@ -309,7 +309,7 @@ class BoxWorld(BatchedEnv):
         self._neighbors = self._constant(_neighbors(self.n), torch.int64)
 
     def _build_offsets(self) -> Tensor:
-        """Tokens without color, by the agent's place and what they show.
+        """Build tokens without color, by the place of the agent and of the token.
 
         For pixels ``(n² + 2, n² + 1, 5)``, else ``((n² + 2)², 5)``.
         """
@@ -329,16 +329,16 @@ class BoxWorld(BatchedEnv):
 
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.codes, self.places = tensors["codes"], tensors["places"]
-        self._stock = None  # these may be other worlds
+        self._stock = None  # the tensors may be of other environments
 
 
 def _look_up(table: Tensor, indices: Tensor) -> Tensor:
-    """Entries ``(B, 1)`` at ``indices`` ``(B, 1)``, several times sooner than by []."""
+    """Look up ``(B, 1)`` indices, several times faster than indexing by []."""
     return table.index_select(0, indices[:, 0])[:, None]
 
 
 def _neighbors(n: int) -> list[list[int]]:
-    """By place and action, the place ahead: at a wall, the place itself."""
+    """Return the place ahead by place and action; at a wall, the place itself."""
     table = [[0] * 4]
     for row in range(n):
         for column in range(n):

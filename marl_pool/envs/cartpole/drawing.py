@@ -1,4 +1,4 @@
-"""Drawing a cart and its pole, and a bar for the attention to each channel."""
+"""Rendering of a cart with its pole, and a bar for the attention to each token."""
 
 import math
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from marl_pool.utils.errors import InputError
 
 EXTENT = 2.8
 RAIL = 1.0
-"""Height of the track in the picture; the bars stand below."""
+"""Height of the track in the image; the bars are below."""
 CART: tuple[float, float] = (0.2, 0.1)
-"""Half its width and height."""
+"""Half the width and height of the cart."""
 CART_COLOR: Color = (31, 90, 200)
 POLE_COLOR: Color = (214, 39, 40)
 FLOOR, HEIGHT = -2.0, 1.6
-"""Where the bars stand, and the height of the highest."""
+"""Position of the bars, and the height of the highest bar."""
 SHORT = {"position": "x", "velocity": "x'", "angular_velocity": "th'"}
 
 
 class CartPoleFrame(Frame):
-    """A `Frame` that can draw a cart and bars.
+    """A `Frame` with a cart and bars.
 
     Args:
         size: height and width in pixels.
@@ -61,10 +61,10 @@ class CartPoleFrame(Frame):
         self._disc(pivot, self.camera.pixels(0.05), INK)
 
     def bars(self, names: Sequence[str], weights: np.ndarray) -> None:
-        """Draw a bar for each token, in multiples of the fair share.
+        """Draw a bar for each attention weight.
 
-        The line across is the fair share, 1 over the number of tokens; the highest
-        bar shows `FOCUS` times as much, and what is more.
+        The horizontal line is the weight of uniform attention, 1 over the number of
+        tokens. The highest bar is `FOCUS` times that weight or more.
         """
         slot = 2 * TRACK / len(names)
         heights = HEIGHT * np.clip(weights * len(names) / FOCUS, 0, 1)
@@ -74,8 +74,8 @@ class CartPoleFrame(Frame):
             self._box((low, FLOOR), (high, FLOOR + HEIGHT), GRID)
             self._box((low, FLOOR), (high, FLOOR + height), ATTENTION)
             self._name(SHORT.get(name, name.replace("noise_", "n")), middle, slot)
-        fair = FLOOR + HEIGHT / FOCUS
-        self._stroke((-TRACK, fair), (TRACK, fair), blend(INK, 0.5), 1)
+        uniform = FLOOR + HEIGHT / FOCUS
+        self._stroke((-TRACK, uniform), (TRACK, uniform), blend(INK, 0.5), 1)
 
     def _name(self, name: str, middle: float, slot: float) -> None:
         # A letter is about half as wide as its line is high.
@@ -112,21 +112,21 @@ def draw(
     attention: Tensor | None,
     size: int,
 ) -> np.ndarray:
-    """Draw a world.
+    """Render the image of a cart and its pole.
 
     Args:
-        position: of the cart.
-        angle: of the pole in radians from upright, growing to the left.
-        text: written in the upper left.
-        names: what each token shows.
-        attention: ``(N,)`` weights of the tokens; None draws no bars.
+        position: position of the cart in meters.
+        angle: angle of the pole in radians from upright, growing to the left.
+        text: text in the upper left.
+        names: channel of each token.
+        attention: ``(N,)`` attention weights; None draws no bars.
         size: height and width in pixels.
 
     Returns:
         ``(size, size, 3)`` uint8 RGB.
 
     Raises:
-        InputError: not one weight for each token.
+        InputError: a wrong number of attention weights.
     """
     frame = CartPoleFrame(size)
     frame.cart(position, angle)

@@ -1,4 +1,4 @@
-"""A controller for cartpole that knows the channels: pump energy, then balance."""
+"""Reference controller of cartpole: swing up by energy, then balance."""
 
 from functools import cache
 from typing import Any
@@ -22,40 +22,40 @@ from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Stream
 
-# Found by a random search over a few hundred worlds.
+# Found by a random search over a few hundred environments.
 PUMP = 16.0
-"""Acceleration of the cart for each unit of missing energy, in m/s²."""
+"""Acceleration of the cart per unit of missing energy, in m/s²."""
 CENTER, DAMP = 6.0, 4.0
-"""Acceleration to the middle for each unit of position and of velocity."""
+"""Acceleration toward the middle per unit of position and of velocity."""
 CATCH = 70.0
-"""The balancer's cost to go, below which it takes over."""
+"""Cost to go below which the regulator takes over."""
 BRAKING = 7.0
-"""Deceleration, in m/s², that a cart on its way to the end is reckoned to have."""
+"""Assumed deceleration of a braking cart in m/s²."""
 LAST_STOP = 1.9
-"""How far from the middle a cart may come to rest."""
+"""Largest distance from the middle at which a cart may come to rest, in meters."""
 
 STATE_COSTS = (1.0, 0.1, 1.0, 0.1)
-"""Of position, velocity, angle and angular velocity, each squared."""
+"""Costs of the squared position, velocity, angle and angular velocity."""
 ACTION_COST = 0.1
 
 
 class CartPoleHeuristic(Policy):
-    r"""Balance where that can be done, else brake where one must, else swing up.
+    r"""Balance if the pole is near upright, else brake near the ends, else swing up.
 
-    *Balance* is the linear-quadratic regulator of the upright pole. It can be done
-    where the regulator's cost to go, quadratic in the state, is small. *Brake* is
-    full force to the middle, where the cart would else come to rest too far out.
+    *Balance* is the linear-quadratic regulator of the upright pole, used where its
+    cost to go, quadratic in the state, is below a bound. *Brake* is full force toward
+    the middle, used where the cart would otherwise come to rest too far out.
     *Swing up* gives the cart the acceleration
     :math:`-k e \tanh(2 \dot\theta \cos\theta)` plus a pull to the middle, with e the
     pole's energy less that of the pole upright at rest, in units of
     :math:`m g l / 2` (Åström and Furuta, Swinging up a pendulum by energy control,
     2000).
 
-    It takes its readings from the first five tokens by their place, the newest frame of
-    each, so it is no ceiling where tokens are shuffled. A padded token reads 0.
+    The five channels are read from the newest frame of the first five tokens, by
+    position, so it is no reference for shuffled tokens. A padded token counts as 0.
 
     Args:
-        group: the agent's group.
+        group: the group of the agent.
     """
 
     def __init__(self, group: AgentGroup) -> None:
@@ -75,16 +75,16 @@ class CartPoleHeuristic(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide; ``logits`` are the action before it is cut. See `Policy.act`."""
+        """See `Policy.act`; ``logits`` are the action before it is clipped."""
         seen = tokens.features[..., :5, -1].to(self.gain.dtype)
-        # What lies under padding may be NaN, so it is replaced, not multiplied away.
+        # Padded slots may hold NaN, so replace them instead of multiplying by zero.
         readings = torch.where(tokens.padding[..., :5], 0.0, seen)
         wanted = self.decide(readings)[..., None]
         none = wanted.new_zeros(tokens.batch_shape)
         return Decision(wanted.clamp(-1, 1), none, none, wanted, state)
 
     def decide(self, readings: Tensor) -> Tensor:
-        """The action ``(*B,)`` for the readings ``(*B, 5)`` of the channels."""
+        """Compute the action ``(*B,)`` from the channels ``(*B, 5)``."""
         position, velocity, cos, sin, turn = readings.unbind(-1)
         swing = _swing(position, velocity, cos, sin, turn)
         rest = position + velocity * velocity.abs() / (2 * BRAKING)
@@ -112,7 +112,7 @@ def regulator(steps: int = 1000) -> tuple[Tensor, Tensor]:
     """Solve the regulator of the upright pole by value iteration.
 
     Args:
-        steps: that it looks ahead.
+        steps: number of iterations, the horizon in steps.
 
     Returns:
         Its gains ``(4,)`` and the quadratic form ``(4, 4)`` of its cost to go, float64,

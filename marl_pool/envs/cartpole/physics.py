@@ -1,18 +1,18 @@
-"""A cart that carries a pole: constants and equations of motion."""
+"""Constants and equations of motion of the cart-pole."""
 
 from torch import Tensor
 
 DT = 0.01
-"""Seconds that a step lasts."""
+"""Duration of a step in seconds."""
 GRAVITY = 9.82
 CART_MASS = 0.5
 POLE_MASS = 0.5
 POLE_LENGTH = 0.6
 FRICTION = 0.1
-"""Force on the cart against its velocity, for each unit of velocity."""
+"""Force of friction on the cart per unit of its velocity."""
 MAX_FORCE = 10.0
 TRACK = 2.4
-"""Half the length of the track."""
+"""Half the length of the track in meters."""
 
 TOTAL_MASS = CART_MASS + POLE_MASS
 LEVER = 3 / (2 * POLE_LENGTH)
@@ -21,7 +21,7 @@ LEVER = 3 / (2 * POLE_LENGTH)
 def accelerations(
     velocity: Tensor, cos: Tensor, sin: Tensor, angular_velocity: Tensor, force: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Those of the cart and of the pole's angle.
+    r"""Compute the accelerations of the cart and of the pole's angle.
 
     The pole is a uniform rod at the angle :math:`\theta` from upright, which grows to
     the left:
@@ -31,15 +31,15 @@ def accelerations(
             + 4 (F - b \dot x)}{4 (M + m) - 3 m \cos^2 \theta} \\
         \ddot\theta &= \frac{3}{2 l} (g \sin\theta + \ddot x \cos\theta)
 
-    It is the swing-up of Deisenroth and Rasmussen, PILCO (2011), with the angle turned
-    by half a circle.
+    These are the equations of Deisenroth and Rasmussen, PILCO (2011), with the angle
+    rotated by half a turn.
 
     Args:
-        velocity: of the cart, of any shape; the others are of the same.
-        cos: of the angle.
-        sin: of the angle.
-        angular_velocity: of the pole.
-        force: on the cart.
+        velocity: velocity of the cart in m/s, of any shape; so are the others.
+        cos: cosine of the angle.
+        sin: sine of the angle.
+        angular_velocity: angular velocity of the pole in rad/s.
+        force: force on the cart in N.
     """
     pull = (cos * (3 * POLE_MASS * GRAVITY)).sub_(
         angular_velocity.square(), alpha=2 * POLE_MASS * POLE_LENGTH

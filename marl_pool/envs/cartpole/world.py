@@ -1,4 +1,4 @@
-"""CartPole swing-up: sensor channels as tokens that do not say which is which."""
+"""CartPole swing-up: unlabeled sensor channels as tokens."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 CHANNELS = ("position", "velocity", "cos", "sin", "angular_velocity")
-"""What the sensor measures, in the order of the tokens."""
+"""Names of the sensor channels, in the order of the tokens."""
 
 
 Angle = Annotated[
@@ -26,51 +26,50 @@ Angle = Annotated[
 
 
 class CartPole(BatchedEnv):
-    r"""Swing a pole up and balance it, sensing channels without names.
+    r"""Swing a pole up and balance it with unlabeled sensor channels.
 
     A cart on a track of 4.8 m is pushed by 10 N times the action, a number in
-    [-1, 1]. The pole starts near to hanging and at random speeds, and is to be brought
-    upright over the middle:
+    [-1, 1]. The pole starts near to hanging at random speeds and has to be balanced
+    upright over the middle of the track:
 
     .. math:: r = \frac{\cos\theta + 1}{2} \cos\Bigl(\frac{\pi}{2} \frac{x}{2.4}\Bigr)
 
-    where the new state counts, also in the last step. An episode ends (terminated)
-    when :math:`|x| > 2.4`, and is truncated after ``max_steps`` steps of 0.01 s.
-    Position and angle advance with the old velocities (explicit Euler). A start is
-    uniform: position in [-2.4, 2.4], velocities in [-10, 10], angle within
-    :math:`\pi / 2` of hanging. Many starts cannot be saved: the cart arrives at the end
-    of the track too fast. Slower starts, and upright ones, make an easier task to begin
-    with (``start_speed``, ``start_angle``).
+    computed from the new state. An episode terminates when :math:`|x| > 2.4`, and is
+    truncated after ``max_steps`` steps of 0.01 s. Position and angle advance with the
+    old velocities (explicit Euler). The initial state is uniform: position in
+    [-2.4, 2.4], velocities in [-10, 10], angle within :math:`\pi / 2` of hanging. From
+    many initial states the cart inevitably leaves the track. Slower and more upright
+    starts make the task easier (``start_speed``, ``start_angle``).
 
     Each of the five channels (:math:`x, \dot x, \cos\theta, \sin\theta, \dot\theta`)
-    is a token of its own. All tokens are of one type, none is the agent itself, and
-    none carries an index or a position. So a policy that does not care for the order
-    of its tokens and has no memory cannot solve the task: it cannot tell the angle
-    from the position. It takes a memory (AttentionNeuron), or at least
-    ``num_frames``, to find out what a channel means by how it moves; ``channel_ids``
-    is the control that tells. The order of the tokens never changes here: a shuffle is
-    a perturbation.
+    is one token. All tokens have the same type, none is the agent's own, and none has
+    an index or a position. So a permutation-invariant policy without memory cannot
+    solve the task, because it cannot distinguish the angle from the position. A memory
+    (AttentionNeuron), or at least ``num_frames``, lets it infer the meaning of a
+    channel from its changes; ``channel_ids`` is the control with labeled channels. The
+    order of the tokens is fixed: shuffling is a perturbation.
 
-    Source: ``CartPoleSwingUpHarder`` in Tang and Ha, The sensory neuron as a
-    transformer (2021), section 4.1; the numbers are those of its published code. The
-    paper lists the angle as the fifth channel, but the code has its velocity, as here.
-    Duplicates ("10 obs") and noise channels ("5 obs + 5 noise") meet there an agent
-    that was trained without them, and its codes are halved (footnote 3), which
-    ``rescale_codes`` of an evaluation does; ``suite=attention_neuron`` sets it.
+    Source: ``CartPoleSwingUpHarder`` of `Tang and Ha, 2021
+    <https://arxiv.org/abs/2109.02869>`_, section 4.1, with the numbers of its published
+    code. The paper lists the angle as the fifth channel; the code has the angular
+    velocity, as here. Its evaluation with duplicates ("10 obs") and noise channels
+    ("5 obs + 5 noise") uses an agent that was trained without them and halves its codes
+    (footnote 3), as ``rescale_codes`` and ``suite=attention_neuron`` do here.
 
     Args:
-        num_envs: worlds in the batch.
-        duplicates: how often each channel is there, at least 1; the channels follow in
-            their order, then again.
-        noise_channels: tokens after these that carry only noise, at least 0.
-        noise_std: standard deviation of their Gaussian noise, fresh at each step, at
+        num_envs: number of environments in the batch.
+        duplicates: number of copies of each channel, at least 1; all channels in
+            order, then all again.
+        noise_channels: number of further tokens of pure noise, at least 0.
+        noise_std: standard deviation of their Gaussian noise, sampled in each step, at
             least 0.
-        num_frames: readings of its channel that a token carries as features, the
-            newest last, at least 1; the first reading stands for those before it.
-        channel_ids: each channel is a type of its own, which duplicates share.
-        start_speed: largest velocity of a start, of the cart in m/s and of the pole in
+        num_frames: consecutive readings of a channel in a token's features, the newest
+            last, at least 1; the first reading of an episode pads the history.
+        channel_ids: True to give each channel a type of its own; duplicates have equal
+            types.
+        start_speed: largest initial velocity, of the cart in m/s and of the pole in
             rad/s, at least 0.
-        start_angle: largest angle of a start from hanging, in [0, π] radians.
+        start_angle: largest initial angle from hanging, in [0, π] radians.
         max_steps: steps until truncation.
 
     Raises:
@@ -121,18 +120,18 @@ class CartPole(BatchedEnv):
 
     @property
     def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``, of one agent."""
+        """The one group, ``"agent"``, of one agent."""
         return self._groups
 
     @property
     def angle(self) -> Tensor:
-        """Of the pole, ``(num_envs,)`` radians from upright, growing to the left."""
+        """Angle ``(num_envs,)`` of the pole in radians from upright; left is positive."""
         return self.state[:, -1]
 
     def observe(self) -> dict[str, Tokens]:
-        """Tokens ``(num_envs, 1, N)``; see the class.
+        """Return tokens ``(num_envs, 1, N)``; see the class.
 
-        Types and padding are the same tensors at every call: don't write to them.
+        Every call returns the same types and padding, which must not be modified.
         """
         if self.num_frames == 1:
             features = self.state.index_select(1, self._order)
@@ -144,21 +143,21 @@ class CartPole(BatchedEnv):
         return {"agent": Tokens(*tokens)}
 
     def channel_names(self) -> list[str]:
-        """What each token shows: a name of `CHANNELS`, or ``noise_0`` and so on."""
+        """Return the channel of each token: one of `CHANNELS`, or ``noise_0``, …."""
         noise = [f"noise_{i}" for i in range(self.noise_channels)]
         names = [*CHANNELS, *noise]
         return [names[i] for i in self._order.tolist()]
 
     def signal(self) -> dict[str, Tensor]:
-        """The channels that are not noise; see `BatchedEnv.signal`."""
+        """Return masks of the channels that are not noise; see `BatchedEnv.signal`."""
         shown = self._order < len(CHANNELS)
         return {"agent": shown.expand_as(self._batch_padding)}
 
     def put(self, rows: Tensor, start: Tensor) -> None:
-        """Put worlds where ``start`` says, with no past.
+        """Set the state of some environments, and clear their history.
 
         Args:
-            rows: ``(n,)`` int64, which worlds.
+            rows: ``(n,)`` int64 indices of the environments.
             start: ``(n, 4)`` position, velocity, angle and angular velocity.
         """
         position, velocity, angle, angular_velocity = start.to(self.dtype).unbind(1)
@@ -176,9 +175,9 @@ class CartPole(BatchedEnv):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index``; see `BatchedEnv.frame`.
+        """Render one environment; see `BatchedEnv.frame`.
 
-        Attention is a bar for each token; the line across is the fair share.
+        Attention is a bar for each token; the horizontal line is uniform attention.
         """
         return draw(
             float(self._position[index]),
@@ -190,8 +189,8 @@ class CartPole(BatchedEnv):
         )
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        drawn = self.sample_uniform(keys, len(self._scale) + self.noise_channels)
-        start, noise = drawn.split([len(self._scale), self.noise_channels], 1)
+        uniform = self.sample_uniform(keys, len(self._scale) + self.noise_channels)
+        start, noise = uniform.split([len(self._scale), self.noise_channels], 1)
         self.state[rows, len(CHANNELS) : -1] = self._gaussian(noise)
         start = (2 * start - 1) * self._scale
         start[:, 2] += math.pi
@@ -230,7 +229,7 @@ class CartPole(BatchedEnv):
         return torch.special.ndtri(uniform).mul_(self.noise_std)
 
     def _channels(self) -> Tensor:
-        """The newest readings, ``(num_envs, 5 + noise_channels)``: a view."""
+        """Return the newest readings, ``(num_envs, 5 + noise_channels)``, as a view."""
         return self.state[:, :-1]
 
     def _describe(self) -> AgentGroup:
@@ -248,7 +247,7 @@ class CartPole(BatchedEnv):
         return AgentGroup(1, spec, spaces.Box(-1, 1, (1,), np.float32))
 
     def _bind(self, state: Tensor, past: Tensor) -> None:
-        # Each row of ``rows`` is contiguous, which makes a step several times faster.
+        # Each channel is contiguous, which makes a step several times faster.
         rows = state.t().contiguous()
         self.state, self.past = rows.t(), past
         self._position, self._velocity, self._cos, self._sin = rows[:4]

@@ -1,4 +1,4 @@
-"""Drawing worlds of discs with OpenCV: headless, with a camera that never moves."""
+"""Headless rendering of discs in the plane with OpenCV and a fixed camera."""
 
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -15,15 +15,15 @@ INK: Color = (60, 60, 60)
 GRID: Color = (232, 232, 230)
 ATTENTION: Color = (235, 130, 0)
 
-SHIFT = 4  # bits of the fraction of a pixel that OpenCV's coordinates carry
-MIN_RADIUS = 4.0  # pixels; the discs of a wide world would hardly be seen
-FOCUS = 4  # multiples of the fair share that give a line 1 - 1/e of its width
-MIN_WEIGHT = 0.02  # share of the full width below which no line is drawn
+SHIFT = 4  # fractional bits of OpenCV's coordinates
+MIN_RADIUS = 4.0  # pixels, so that small discs stay visible
+FOCUS = 4  # multiple of uniform attention that gives a line 1 - 1/e of its width
+MIN_WEIGHT = 0.02  # fraction of the full width below which no line is drawn
 MAX_WIDTH = 7  # pixels
 
 
 def opencv() -> ModuleType:
-    """Import OpenCV, or say how to get it."""
+    """Import OpenCV, or raise an InputError with the package to install."""
     try:
         import cv2
     except ImportError as error:
@@ -34,12 +34,12 @@ def opencv() -> ModuleType:
 
 
 class Disc(NamedTuple):
-    """How a kind of entity looks."""
+    """Appearance of a kind of entity."""
 
     name: str
     color: Color
     radius: float
-    """In the units of the world."""
+    """In units of the environment."""
 
 
 class Camera(NamedTuple):
@@ -50,17 +50,17 @@ class Camera(NamedTuple):
     """Height and width of the image in pixels."""
 
     def pixels(self, length: float) -> float:
-        """A length of the world in pixels."""
+        """Convert a length to pixels."""
         return length * self.size / (2 * self.extent)
 
     def project(self, points: np.ndarray) -> np.ndarray:
-        """Turn points ``(n, 2)`` of the world into pixel coordinates ``(n, 2)``."""
+        """Convert points ``(n, 2)`` to pixel coordinates ``(n, 2)``."""
         scale = np.array([1.0, -1.0]) * self.size / (2 * self.extent)
         return np.asarray(self.size / 2 + points * scale - 0.5)
 
 
 def blend(color: Color, opacity: float, ground: Color = PAPER) -> Color:
-    """``color`` seen through on ``ground``, ``opacity`` in [0, 1]."""
+    """Blend ``color`` with ``ground``, with opacity in [0, 1]."""
     red, green, blue = (
         round(opacity * c + (1 - opacity) * g)
         for c, g in zip(color, ground, strict=True)
@@ -69,10 +69,10 @@ def blend(color: Color, opacity: float, ground: Color = PAPER) -> Color:
 
 
 class Frame:
-    """One image in the making; draw lines first, discs over them, the legend last.
+    """An image to draw on: lines first, then discs, then the legend.
 
     Args:
-        camera: what part of the world is seen, and how large.
+        camera: visible square and size of the image.
     """
 
     def __init__(self, camera: Camera) -> None:
@@ -86,31 +86,32 @@ class Frame:
                 self._line(camera.project(np.array(ends)), GRID, 1)
 
     def attention(self, points: np.ndarray, observer: int, weights: np.ndarray) -> None:
-        """Draw lines from the observer, wider and stronger for a larger weight.
+        """Draw attention weights as lines from the observer to the entities.
 
-        A weight counts in multiples of the fair share, 1 over the number of entities
-        attended to: uniform attention looks faint, however many there are. The
-        observer's weight for itself is a halo.
+        A larger weight has a wider and stronger line. It is measured in multiples of
+        uniform attention, 1 over the number of entities with a weight, so that uniform
+        attention looks faint for any number of entities. The weight of the observer's
+        own token is a halo.
 
         Args:
             points: ``(entities, 2)`` positions.
-            observer: whose attention it is.
-            weights: ``(entities,)`` its attention to each entity, at least 0.
+            observer: index of the observing entity.
+            weights: ``(entities,)`` attention weights, at least 0.
         """
-        fair = 1 / max(int(np.count_nonzero(weights)), 1)
-        shares = 1 - np.exp(-weights / (FOCUS * fair))
+        uniform = 1 / max(int(np.count_nonzero(weights)), 1)
+        strengths = 1 - np.exp(-weights / (FOCUS * uniform))
         ends = self.camera.project(points)
-        # The strongest last: with opaque colors the order decides who is seen.
-        for entity in np.argsort(shares):
-            share = float(shares[entity])
-            if share < MIN_WEIGHT:
+        # Draw the strongest last, because opaque lines cover earlier ones.
+        for entity in np.argsort(strengths):
+            strength = float(strengths[entity])
+            if strength < MIN_WEIGHT:
                 continue
-            color = blend(ATTENTION, 0.15 + 0.85 * share)
+            color = blend(ATTENTION, 0.15 + 0.85 * strength)
             if entity == observer:
-                self._disc(ends[entity], MIN_RADIUS + 10 * share, color)
+                self._disc(ends[entity], MIN_RADIUS + 10 * strength, color)
             else:
                 line = ends[[observer, entity]]
-                self._line(line, color, max(1, round(MAX_WIDTH * share)))
+                self._line(line, color, max(1, round(MAX_WIDTH * strength)))
 
     def crosses(self, points: np.ndarray) -> None:
         """Mark the points ``(n, 2)`` with crosses."""
@@ -125,9 +126,9 @@ class Frame:
         """Draw one disc for each entity, and a faint tail behind it.
 
         Args:
-            looks: ``entities`` of them; the first are drawn over the later ones.
+            looks: appearance of each entity; earlier ones cover later ones.
             points: ``(entities, 2)`` positions.
-            tails: ``(entities, 2)`` where the tails end.
+            tails: ``(entities, 2)`` ends of the tails.
         """
         centers, ends = self.camera.project(points), self.camera.project(tails)
         for entity in reversed(range(len(looks))):
@@ -149,7 +150,7 @@ class Frame:
         self._text(text, (round(0.5 * line), line), line)
 
     def _fixed(self, point: np.ndarray) -> tuple[int, int]:
-        # OpenCV's coordinates are 32-bit; a runaway entity stays out of the picture.
+        # OpenCV's coordinates are 32-bit, so clip positions far outside the image.
         x, y = np.clip(point, -1e4, 1e4) * (1 << SHIFT)
         return round(x), round(y)
 

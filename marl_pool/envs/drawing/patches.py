@@ -1,4 +1,4 @@
-"""Drawing a screen, and attention to its patches."""
+"""Rendering of a screen with the attention to its patches."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from marl_pool.envs.drawing.canvas import ATTENTION, FOCUS, Color, opencv
 from marl_pool.utils.errors import InputError
 
 OPACITY = 0.8
-"""Of the tint of a patch that has all the attention."""
+"""Opacity of the tint of a patch with all the attention."""
 
 
 OUTLINE: Color = (255, 60, 60)
@@ -27,7 +27,7 @@ class PatchGrid(NamedTuple):
     """Pixels from a patch to the next one."""
 
     def corner(self, token: int) -> tuple[int, int]:
-        """The left and upper pixel of a patch."""
+        """Return the left and upper pixel of a patch."""
         side = (self.screen - self.patch) // self.stride + 1
         return token % side * self.stride, token // side * self.stride
 
@@ -36,12 +36,12 @@ def outline(image: np.ndarray, grid: PatchGrid, tokens: Iterable[int]) -> np.nda
     """Draw a frame around some patches.
 
     Args:
-        image: ``(size, size, 3)`` uint8 RGB, of the whole screen.
-        grid: of the screen.
-        tokens: numbers of the patches.
+        image: ``(size, size, 3)`` uint8 RGB of the whole screen.
+        grid: patches of the screen.
+        tokens: indices of the patches.
 
     Returns:
-        Another image.
+        A new image.
     """
     cv2, framed = opencv(), image.copy()
     scale = len(image) / grid.screen
@@ -65,14 +65,14 @@ def draw(
     stride: int,
     size: int,
 ) -> np.ndarray:
-    """Enlarge a screen, its patches tinted by the attention that they get.
+    """Enlarge a screen and tint its patches by their attention weights.
 
-    A weight counts in multiples of the fair share, so that uniform attention looks
-    faint. Where patches overlap, the one with most attention is seen.
+    A weight is measured in multiples of uniform attention, so that uniform attention
+    looks faint. Where patches overlap, the largest weight counts.
 
     Args:
         screen: ``(height, height)`` uint8 grey, or ``(height, height, 3)`` RGB.
-        attention: ``(N,)`` weights in [0, 1] of the patches, in rows; None for no
+        attention: ``(N,)`` weights in [0, 1] of the patches, row by row; None for no
             tint.
         patch: height and width of a patch in pixels.
         stride: pixels from a patch to the next one.
@@ -82,21 +82,21 @@ def draw(
         ``(size, size, 3)`` uint8 RGB.
 
     Raises:
-        InputError: another number of weights, or no OpenCV.
+        InputError: a wrong number of weights, or OpenCV is not installed.
     """
     cv2 = opencv()
     image = screen if screen.ndim == 3 else np.repeat(screen[..., None], 3, axis=2)
     if attention is not None:
-        shares = _shares(attention, len(screen), patch, stride)
-        image = np.rint(shares * ATTENTION + (1 - shares) * image).astype(np.uint8)
+        opacity = _opacities(attention, len(screen), patch, stride)
+        image = np.rint(opacity * ATTENTION + (1 - opacity) * image).astype(np.uint8)
     larger: np.ndarray = cv2.resize(
         image, (size, size), interpolation=cv2.INTER_NEAREST
     )
     return larger
 
 
-def _shares(attention: Tensor, height: int, patch: int, stride: int) -> np.ndarray:
-    """The opacity of the tint at each pixel, ``(height, height, 1)``."""
+def _opacities(attention: Tensor, height: int, patch: int, stride: int) -> np.ndarray:
+    """Compute the opacity of the tint at each pixel, ``(height, height, 1)``."""
     side = (height - patch) // stride + 1
     if attention.shape != (side * side,):
         raise InputError(
@@ -105,9 +105,9 @@ def _shares(attention: Tensor, height: int, patch: int, stride: int) -> np.ndarr
         )
     weights = attention.double().cpu().numpy().reshape(side, side)
     opacities = OPACITY * (1 - np.exp(-weights * side * side / FOCUS))
-    shares = np.zeros((height, height, 1))
+    image = np.zeros((height, height, 1))
     for (row, column), opacity in np.ndenumerate(opacities):
         top, left = row * stride, column * stride
-        covered = shares[top : top + patch, left : left + patch]
+        covered = image[top : top + patch, left : left + patch]
         np.maximum(covered, opacity, out=covered)
-    return shares
+    return image

@@ -1,7 +1,8 @@
-"""How particles are steered: five choices, or five numbers, as in MPE.
+"""Action spaces of particles, as in MPE.
 
-The choices are no-op, left, right, down and up. Of the five numbers in [0, 1] the
-first does nothing and the others push to these sides at the same time.
+A discrete action is one of five choices: no-op, left, right, down, up. A continuous
+action is five numbers in [0, 1]: the first has no effect, and the others push left,
+right, down and up at the same time.
 """
 
 import numpy as np
@@ -10,17 +11,17 @@ from gymnasium import spaces
 from torch import Tensor
 
 DIRECTIONS = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
-"""Of the choices, in their order."""
+"""Direction of each discrete choice."""
 
 
 class Steering:
-    """From actions to forces and back.
+    """Conversion of actions to forces and back.
 
     Args:
-        acceleration: the force of a full push to one side.
-        continuous: five numbers in place of five choices.
-        device: where the forces are to live.
-        dtype: of the forces.
+        acceleration: force of a full push to one side.
+        continuous: True for five numbers, False for five choices.
+        device: device of the forces.
+        dtype: dtype of the forces.
     """
 
     def __init__(
@@ -36,44 +37,45 @@ class Steering:
 
     @property
     def space(self) -> spaces.Box | spaces.Discrete:
-        """The action space of one agent."""
+        """Return the action space of one agent."""
         if self.continuous:
             return spaces.Box(0, 1, (5,), np.float32)
         return spaces.Discrete(5)
 
     def forces(self, actions: Tensor) -> Tensor:
-        """The forces of actions.
+        """Convert actions to forces.
 
         Args:
             actions: ``(num_envs, agents, 5)`` float, clipped to [0, 1], or
                 ``(num_envs, agents)`` int64.
 
         Returns:
-            ``(num_envs, agents, 2)``.
+            Forces ``(num_envs, agents, 2)``.
         """
         if self.continuous:
-            shares = actions.detach().to(self._pushes.dtype).clamp(0, 1)
-            return (shares[..., 2::2] - shares[..., 1::2]).mul_(self.acceleration)
+            pushes = actions.detach().to(self._pushes.dtype).clamp(0, 1)
+            # Right minus left, up minus down.
+            return (pushes[..., 2::2] - pushes[..., 1::2]).mul_(self.acceleration)
         return self.push(actions)
 
     def push(self, choices: Tensor) -> Tensor:
-        """The forces ``(num_envs, agents, 2)`` of ``(num_envs, agents)`` choices."""
+        """Convert choices ``(num_envs, agents)`` to forces ``(…, 2)``."""
         # Flat, since index_select is several times faster than advanced indexing.
         chosen = self._pushes.index_select(0, choices.flatten())
         return chosen.view(*choices.shape, 2)
 
     def toward(self, force: Tensor) -> Tensor:
-        """The actions whose force comes nearest to ``force`` ``(*B, 2)``.
+        """Find the actions whose force is nearest to ``force`` ``(*B, 2)``.
 
         Returns:
             ``(*B, 5)`` float in [0, 1], or ``(*B,)`` int64.
         """
-        return self._shares(force) if self.continuous else self._nearest(force)
+        return self._numbers(force) if self.continuous else self._nearest(force)
 
-    def _shares(self, force: Tensor) -> Tensor:
-        share = (force / self.acceleration).clamp(-1, 1)
-        left, down = (-share).clamp(min=0).unbind(-1)
-        right, up = share.clamp(min=0).unbind(-1)
+    def _numbers(self, force: Tensor) -> Tensor:
+        push = (force / self.acceleration).clamp(-1, 1)
+        left, down = (-push).clamp(min=0).unbind(-1)
+        right, up = push.clamp(min=0).unbind(-1)
         return torch.stack((torch.zeros_like(left), left, right, down, up), -1)
 
     def _nearest(self, force: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The ceiling of simple centroid: a controller that knows which tokens count."""
+"""Reference controller of simple centroid, which uses the token types."""
 
 from typing import Any, Literal
 
@@ -21,26 +21,26 @@ from marl_pool.utils.randomness import Stream
 
 
 class CentroidHeuristic(Policy):
-    r"""Go to the signal's centroid, dead-beat, by what the tokens show.
+    r"""Dead-beat controller that steers to the centroid of the signal tokens.
 
-    A force moves an agent two steps later. With d and w the signal's mean position
-    and velocity relative to the agent, the force after which the agent stands on
-    the centroid two steps on, if nothing else pushes, is
+    A force changes an agent's position two steps later. With d and w the mean position
+    and velocity of the signal relative to the agent, the force that puts the agent on
+    the centroid in two steps, if no other force acts, is
 
     .. math:: F = \bigl(d + (2 - damping)\,dt\,w\bigr) / dt^2
 
-    cut to what the action space allows. Padded tokens and noise are ignored; without
-    a signal token there is no force. Agent and signal damp alike, so that w is all
-    that is needed to know of velocities.
+    clipped to the action space. Agent and signal have the same damping, so only the
+    relative velocity w enters. Noise and padded tokens are ignored; without a signal
+    token the force is zero.
 
     Args:
-        group: the agents' group, for its action space.
-        steps_ahead: 2 as above; 1 puts 1 for the 2 in F, as if the force moved the
-            agent at once. That controller overshoots and circles at a distance of
-            about 0.1; it is the ceiling that earlier measurements used.
+        group: the group of agents that it controls.
+        steps_ahead: 2 as above. With 1 the factor is (1 - damping), as if the force
+            moved the agent at once: it overshoots and circles at a distance of about
+            0.1. Earlier measurements used it as the reference.
 
     Raises:
-        InputError: ``steps_ahead`` is neither.
+        InputError: ``steps_ahead`` is not 1 or 2.
     """
 
     def __init__(self, group: AgentGroup, steps_ahead: Literal[1, 2] = 2) -> None:
@@ -59,15 +59,15 @@ class CentroidHeuristic(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide; ``logits`` are the force before it is cut. See `Policy.act`."""
+        """See `Policy.act`; ``logits`` are the force before it is clipped."""
         force = self.force(tokens)
         none = force.new_zeros(tokens.batch_shape)
         return Decision(self.steering.toward(force), none, none, force, state)
 
     def force(self, tokens: Tokens) -> Tensor:
-        """The force ``(*B, 2)`` that takes the agents to the centroid."""
+        """Return the force ``(*B, 2)`` toward the centroid, before it is clipped."""
         signal = (tokens.types == TYPE_NAMES.index("signal")) & ~tokens.padding
-        # What lies under padding may be NaN, so it is replaced, not multiplied away.
+        # Padded slots may hold NaN, so replace them instead of multiplying by zero.
         kept = torch.where(signal[..., None], tokens.features, 0.0)
         count = signal.sum(-1, keepdim=True).clamp(min=1)
         mean = kept.sum(-2) * (FEATURE_SCALE / count)

@@ -1,4 +1,4 @@
-"""Particle physics for a batch of worlds, as in the multi-particle environments."""
+"""Particle physics of the multi-particle environments (MPE), for a batch."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,38 +14,39 @@ from marl_pool.envs.drawing.canvas import Camera, Disc, Frame
 from marl_pool.utils.errors import InputError
 
 DT = 0.1
-"""Seconds that a step lasts."""
+"""Duration of a step in seconds."""
 DAMPING = 0.25
-"""Share of its velocity that an entity loses in a step."""
+"""Fraction of its velocity that an entity loses in a step."""
 CONTACT_FORCE = 1e2
-"""Force for each unit of penetration."""
+"""Force per unit of penetration."""
 CONTACT_MARGIN = 1e-3
-"""Softness of the contact: force is felt this far before two entities touch."""
+"""Softness of the contact: the force sets in at this distance before two touch."""
 SOFTPLUS_THRESHOLD = 40.0
 """Penetration in margins above which softness is below float64's resolution."""
 
 TAIL_SECONDS = 0.3
+"""Length of a drawn tail in seconds of the present velocity."""
 
 POSITION = (0, 1)
-"""The features of a particle's token that are its position, as of its state."""
+"""Indices of the position in a particle's features and state."""
 
 Places = slice | Tensor
-"""Where some entities stand in the state."""
+"""Index of some entities in the state."""
 
 
 @dataclass(frozen=True)
 class Entities:
-    """A kind of entity, and how many of it live in one world.
+    """Properties of one kind of entity.
 
     Attributes:
-        kind: its name.
-        count: how many, 0 or more.
-        color: RGB, for drawings.
+        kind: name of the kind.
+        count: number of such entities in one environment, at least 0.
+        color: RGB of its disc.
         size: radius.
-        movable: whether forces move it.
-        collide: whether it pushes others that collide, and is pushed by them.
-        max_speed: cap of its speed; None for no cap.
-        mass: divides the forces on it.
+        movable: True if forces move it.
+        collide: True if it exchanges contact forces with others that collide.
+        max_speed: upper bound of its speed; None for no bound.
+        mass: mass, by which forces are divided.
     """
 
     kind: str
@@ -59,27 +60,28 @@ class Entities:
 
 
 class ParticleEnv(BatchedEnv):
-    r"""Discs in the plane that forces push: the physics of MPE, without walls.
+    r"""Discs in the plane moved by forces: the physics of MPE, without walls.
 
-    A step moves with the velocity that was, then damps, pushes and caps it:
+    A step advances positions with the old velocity, then updates the velocity:
 
     .. math::
         p &\leftarrow p + v\,dt \\
         v &\leftarrow (1 - damping)\,v + F / m\,dt, \quad |v| \le v_{max}
 
-    This is step for step what ``BatchedEnv.step`` of mpe2 (Terry et al., PettingZoo,
-    2021; Lowe et al., 2017) computes, except that coinciding centres feel no contact
-    force here, where mpe2 divides by zero.
+    The update equals ``World.step`` of mpe2 (`Terry et al., PettingZoo, 2021
+    <https://arxiv.org/abs/2009.14471>`_; `Lowe et al., 2017
+    <https://arxiv.org/abs/1706.02275>`_), except that coinciding centres exert no
+    contact force here, where mpe2 divides by zero.
 
-    The state is one tensor ``(num_envs, entities, 4)`` of position and velocity. It
-    is updated in place. Movable entities come first in it, so that what moves is one
-    contiguous slice.
+    The state is one tensor ``(num_envs, entities, 4)`` of positions and velocities,
+    updated in place. Movable entities come first, so that they are one contiguous
+    slice.
 
     Args:
-        num_envs: how many worlds.
-        entities: the kinds, movable ones first.
-        extent: half the side of the square that drawings show.
-        options: the other arguments of `BatchedEnv`.
+        num_envs: number of environments.
+        entities: the kinds of entities, movable ones first.
+        extent: half the side of the square that `frame` shows.
+        options: other arguments of `BatchedEnv`.
 
     Raises:
         InputError: a movable kind after an immovable one.
@@ -111,47 +113,47 @@ class ParticleEnv(BatchedEnv):
 
     @abstractmethod
     def token_entities(self, group: str) -> Tensor:
-        """Which entity each token shows, ``(agents, N)`` int64 places in the state.
+        """Return the entity of each token, ``(agents, N)`` int64 indices of the state.
 
-        The first token is the agent's own.
+        The first token of an agent is its own.
         """
 
     def goals(self) -> Tensor:
-        """Points ``(num_envs, n, 2)`` that drawings mark with a cross; none here."""
+        """Return points ``(num_envs, n, 2)`` that `frame` marks with crosses."""
         return self.state[:, :0, :2]
 
     def integrate(self, forces: Tensor) -> None:
-        """Move every world by one step.
+        """Advance positions and velocities by one step.
 
         Args:
-            forces: ``(num_envs, movable, 2)`` of control; contacts add to them.
+            forces: control forces ``(num_envs, movable, 2)``; contacts are added.
         """
         if self._contacts is not None:
             forces = forces + self.contact_forces()
         position, velocity = self._position, self._velocity
         position.add_(velocity, alpha=DT)
         velocity.mul_(1 - DAMPING).addcmul_(forces, self._gain)
+        # Limit the speed. At rest the ratio is infinite, and the clamp makes it 1.
         speed = torch.hypot(velocity[..., :1], velocity[..., 1:])
-        # At rest this divides by zero; the infinity is clamped away.
         velocity.mul_(torch.div(self._max_speed, speed).clamp_(max=1))
 
     def contact_forces(self) -> Tensor:
-        """The forces ``(num_envs, movable, 2)`` between colliding entities.
+        """Compute the contact forces ``(num_envs, movable, 2)``.
 
-        Two discs repel each other along the line of their centres, by a softplus of
-        their penetration. Immovable ones push and are not pushed.
+        Two colliding discs repel each other along the line of their centres, by a
+        softplus of their penetration. Immovable discs push and are not pushed.
         """
         if self._contacts is None:
             return torch.zeros_like(self._velocity)
         pushed, pushing, reach = self._contacts
-        # Coordinates apart, so that what follows runs through contiguous memory.
+        # Coordinates first, so that the operations below run over contiguous memory.
         places = self.state[..., :2].movedim(-1, 0)
         delta = places[:, :, pushed, None] - places[:, :, None, pushing]
         distance = torch.hypot(delta[0], delta[1])
         penetration = torch.nn.functional.softplus(
             reach - distance, beta=1 / CONTACT_MARGIN, threshold=SOFTPLUS_THRESHOLD
         )
-        # An entity meets itself here too, at delta 0: the floor makes that no force.
+        # Each entity is paired with itself too, at delta 0: the floor avoids 0 / 0.
         floor = torch.finfo(self.dtype).eps
         strength = penetration.div_(distance.clamp_(min=floor)).mul_(CONTACT_FORCE)
         pushes = delta.mul_(strength).sum(-1).movedim(0, -1)
@@ -170,10 +172,10 @@ class ParticleEnv(BatchedEnv):
         agent: int = 0,
         size: int = 512,
     ) -> np.ndarray:
-        """Draw world ``index``; see `BatchedEnv.frame`.
+        """Render one environment; see `BatchedEnv.frame`.
 
-        Each entity drags a tail against its velocity, goals are crosses, and the
-        camera never moves.
+        Each entity has a tail opposite to its velocity, goals are crosses, and the
+        camera does not move.
         """
         state = self.state[index].double().cpu().numpy()
         frame = Frame(Camera(self.extent, size))
@@ -189,7 +191,7 @@ class ParticleEnv(BatchedEnv):
         return frame.image
 
     def _find_contacts(self) -> tuple[Places, Places, Tensor] | None:
-        """The entities that are pushed and that push, and when they touch."""
+        """Return the pushed and the pushing entities, and the distances of contact."""
         pushing = [i for i, kind in enumerate(self.entities) if kind.collide]
         pushed = [i for i in pushing if self.entities[i].movable]
         if not pushed or len(pushing) < 2:
@@ -199,7 +201,7 @@ class ParticleEnv(BatchedEnv):
         return self._places(pushed), self._places(pushing), reach
 
     def _places(self, entities: list[int]) -> Places:
-        """An index of these entities, a slice where they are neighbors."""
+        """Return an index of these entities; a slice if they are contiguous."""
         first, last = entities[0], entities[-1]
         if len(entities) == last - first + 1:
             return slice(first, last + 1)
@@ -209,7 +211,7 @@ class ParticleEnv(BatchedEnv):
         return torch.as_tensor(values, dtype=self.dtype, device=self.device)
 
     def _bind(self, state: Tensor) -> None:
-        """Adopt ``state``, and cut once the views that every step uses."""
+        """Set the state, and create the views of it that every step uses."""
         self.state = state
         self._position = state[:, : self.num_movable, :2]
         self._velocity = state[:, : self.num_movable, 2:]
@@ -222,7 +224,7 @@ class ParticleEnv(BatchedEnv):
 
 
 def _by_entity(attention: Tensor, shown: np.ndarray, entities: int) -> np.ndarray:
-    """Sum the tokens' weights ``(N,)`` over those that show the same entity."""
+    """Sum the attention weights ``(N,)`` of tokens that show the same entity."""
     if attention.shape != shown.shape:
         raise InputError(
             f"attention: expected one weight for each of {len(shown)} tokens, "

@@ -1,4 +1,4 @@
-"""Simple centroid: stay at the centre of the signal entities, among distractors."""
+"""Simple centroid: stay at the centroid of signal entities among distractors."""
 
 import math
 from collections.abc import Mapping
@@ -22,48 +22,50 @@ from marl_pool.utils.types import (
 
 TYPE_NAMES = ("self", "agent", "signal", "noise")
 SIGNAL_TYPES = ("self", "signal")
-"""What decides an agent's reward; where the other agents are does not."""
+"""Types that determine the reward; the positions of other agents do not."""
 FEATURE_SCALE = 5.0
-"""What relative positions and velocities are divided by."""
+"""Divisor of relative positions and velocities."""
 AGENT_ACCELERATION = 5.0
 SIGNAL_ACCELERATION = 1.0
 START_SPEED = 2.0
-"""Largest speed along an axis at the start."""
+"""Largest initial speed along an axis."""
 
 
 class SimpleCentroid(ParticleEnv):
-    r"""Agents that are to stay at the centroid of signal entities that wander.
+    r"""Agents stay at the centroid of wandering signal entities.
 
-    Each agent sees every entity as a token: position and velocity relative to its
-    own, divided by 5, and its type. Tokens stand in the order self, noise, other
-    agents, signal. After the step an agent's reward is
+    Each agent observes every entity as a token: position and velocity relative to its
+    own, divided by 5, and the type. The order is self, noise, other agents, signal. An
+    agent's reward, computed after the step, is
 
     .. math:: r = -c \sqrt{\lVert p_{agent} - \bar p_{signal} \rVert_2}
 
-    so noise entities, which never move, are to be ignored. Signal entities take a
-    push of constant strength in a fresh uniform direction each step. Nothing
-    collides, there are no walls, and an episode ends by truncation only.
+    so the noise entities, which never move, are distractors. In each step a force of
+    constant magnitude and uniform random direction acts on each signal entity. Nothing
+    collides, there are no walls, and episodes end by truncation only.
 
     Agents and signals start uniformly in the square of half side ``spread``, with
-    velocities uniform in [-2, 2] along each axis. Noise is uniform in the same square
-    moved by one offset common to all, of uniform direction and of length uniform in
-    [0, ``noise_offset``].
+    velocities uniform in [-2, 2] along each axis. Noise entities start uniformly in
+    the same square, shifted by one common offset of uniform direction and of length
+    uniform in [0, ``noise_offset``].
 
-    Source: AdaPool, section 4.3.1 and appendix C.4, and the paper's published env. It
-    differs from the latter in this: a seed fixes everything (there, spawns ignored
-    it); with several agents each gets its own step's reward and observation (there,
-    all but the first got them a step late) and is truncated with the world.
+    Source: `AdaPool <https://arxiv.org/abs/2506.09215>`_, section 4.3.1 and appendix
+    C.4, and the published environment. Differences from the latter: the seed determines
+    the start (there it was ignored); with several agents, each receives the reward and
+    observation of the present step (there, all but the first received them a step
+    late), and all are truncated together.
 
     Args:
-        num_envs: worlds in the batch.
-        counts: agents, signal and noise entities, as the paper labels its worlds.
-        num_agents: learning agents, at least 1; None: as in ``counts``.
-        num_signal: signal entities, at least 1; None: as in ``counts``.
-        num_noise: noise entities, at least 0; None: as in ``counts``.
-        continuous_actions: five numbers in [0, 1], of which the second to fifth push
-            left, right, down and up, or one of five choices: no-op and the same.
-        reward_scale: c, positive.
-        noise_offset: largest length of the noise entities' common offset, at least 0.
+        num_envs: number of environments in the batch.
+        counts: numbers of agents, signal and noise entities, in the paper's notation.
+        num_agents: learning agents, at least 1; None uses ``counts``.
+        num_signal: signal entities, at least 1; None uses ``counts``.
+        num_noise: noise entities, at least 0; None uses ``counts``.
+        continuous_actions: True for five numbers in [0, 1], of which the second to
+            fifth push left, right, down and up; False for one of five choices: no-op,
+            left, right, down, up.
+        reward_scale: factor c of the reward, positive.
+        noise_offset: largest length of the common offset of noise, at least 0.
         spread: half side of the starting square; None for
             ``max(log4(number of entities), 2)``.
         max_steps: steps until truncation.
@@ -120,44 +122,46 @@ class SimpleCentroid(ParticleEnv):
             **common,
             dynamics_size=num_signal,
         )
-        # sin of the second is the cosine.
+        # Phases of (sin, cos), because cos(x) = sin(x + π / 2).
         self._phases = self._constant([0.0, math.pi / 2])
 
     @property
     def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``."""
+        """The one group, ``"agent"``."""
         return self._groups
 
     def observe(self) -> dict[str, Tokens]:
-        """Tokens ``(num_envs, agents, N)``; see the class.
+        """Return tokens ``(num_envs, agents, N)``; see the class.
 
-        Types and padding are the same tensors at every call: don't write to them.
+        Every call returns the same types and padding, which must not be modified.
         """
         shape = (self.num_envs, self.num_agents, -1, 4)
-        # Flat, since index_select is several times faster than advanced indexing.
+        # index_select on flat indices is several times faster than indexing by [].
         features = self.state.index_select(1, self._order.flatten()).view(shape)
         features.sub_(self.state[:, : self.num_agents, None]).div_(FEATURE_SCALE)
         return {"agent": Tokens(features, self._batch_types, self._batch_padding)}
 
     def token_entities(self, group: str) -> Tensor:
-        """``(agents, N)`` places in the state; the first is the agent itself."""
+        """Return the entity of each token, ``(agents, N)``; the first is the agent."""
         return self._order
 
     def centroid(self) -> Tensor:
-        """Where the signal's centre is, ``(num_envs, 2)``."""
+        """Return the mean position of the signal entities, ``(num_envs, 2)``."""
         return self._signal_position.mean(1)
 
     def goals(self) -> Tensor:
-        """The centroid, ``(num_envs, 1, 2)``."""
+        """Return the centroid, ``(num_envs, 1, 2)``."""
         return self.centroid()[:, None]
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
-        drawn = self.sample_uniform(keys, 4 * moving + 2 + 2 * self.num_noise)
         parts = [4 * moving, 2, 2 * self.num_noise]
-        start, offset, noise = torch.split(drawn, parts, 1)
+        uniform = self.sample_uniform(keys, sum(parts))
+        start, offset, noise = torch.split(uniform, parts, 1)
+        # Agents and signal: positions and velocities in their squares.
         scale = self._constant([self.spread, self.spread, START_SPEED, START_SPEED])
         self.state[rows, :moving] = (2 * start.view(len(rows), moving, 4) - 1) * scale
+        # Noise: a square with one offset for all, in polar coordinates.
         angle = 2 * math.pi * offset[:, :1]
         direction = torch.cat((torch.cos(angle), torch.sin(angle)), 1)
         common = self.noise_offset * offset[:, 1:] * direction
@@ -174,7 +178,7 @@ class SimpleCentroid(ParticleEnv):
         return {"agent": distance.sqrt_().mul_(-self.reward_scale)}, self._never
 
     def _wander(self) -> Tensor:
-        """The forces ``(num_envs, num_signal, 2)`` of unit length, (sin, cos)."""
+        """Sample forces ``(num_envs, num_signal, 2)`` of unit length on the signal."""
         turns = self.dynamics.next()[..., None]
         angles = torch.add(self._phases, turns, alpha=2 * math.pi)
         return angles.sin_().mul_(SIGNAL_ACCELERATION)
@@ -197,16 +201,16 @@ class SimpleCentroid(ParticleEnv):
 
 
 def _token_order(agents: int, signal: int, noise: int) -> Tensor:
-    """The entity of each token, ``(agents, N)``: self, noise, others, signal."""
+    """Return the entity of each token, ``(agents, N)``: self, noise, others, signal."""
     moving = agents + signal
     still = list(range(moving, moving + noise))
-    heard = list(range(agents, moving))
+    signals = list(range(agents, moving))
     others = [[j for j in range(agents) if j != i] for i in range(agents)]
-    return torch.tensor([[i, *still, *others[i], *heard] for i in range(agents)])
+    return torch.tensor([[i, *still, *others[i], *signals] for i in range(agents)])
 
 
 def _token_types(agents: int, signal: int, noise: int) -> Tensor:
-    """The type of each token, ``(agents, N)``, in the order of `_token_order`."""
+    """Return the type of each token, ``(agents, N)``, in the same order."""
     names = ["self", *["noise"] * noise, *["agent"] * (agents - 1)]
     names += ["signal"] * signal
     row = torch.tensor([TYPE_NAMES.index(name) for name in names])

@@ -1,4 +1,4 @@
-"""Simple tag: predators that catch prey, among obstacles that are only noise."""
+"""Simple tag: predators catch prey among obstacles that are distractors."""
 
 import math
 from collections.abc import Mapping
@@ -25,65 +25,69 @@ PREDATOR_SIZE, PREY_SIZE, OBSTACLE_SIZE = 0.075, 0.05, 0.2
 ACCELERATIONS = {"predator": 3.0, "prey": 4.0}
 TOUCH_REWARD = 10.0
 START_SPEED = 0.5
-"""Largest speed along an axis at the start."""
+"""Largest initial speed along an axis."""
 LEAST_SPREAD = 0.1
 """Smallest half side of the square in which predators and prey start."""
 
 
 class SimpleTag(ParticleEnv):
-    r"""Predators that are rewarded for touching prey, which are smaller and faster.
+    r"""Predators catch prey, which are smaller and faster.
 
-    An agent sees every entity as a token: position and velocity relative to its own,
-    not normalised, and its type. Tokens stand in the order self, obstacles, other
-    predators, other prey. After the step a predator's reward is 10 for each prey
-    whose distance from it is at most the sum of their sizes. A learning prey's is
+    An agent observes every entity as a token: position and velocity relative to its
+    own, not normalised, and the type. The order is self, obstacles, other predators,
+    other prey. A predator's reward, computed after the step, is 10 for each prey at a
+    distance of at most the sum of their radii. The reward of a learning prey is
 
     .. math:: r = -10\,n - b(|x|) - b(|y|), \quad
         b(u) = \begin{cases} 0 & u < 0.9 \\ 10\,(u - 0.9) & u < 1 \\
         \min(e^{2u - 2}, 10) & \text{else} \end{cases}
 
-    with n the predators that touch it. Predators and prey push each other where they
-    touch. Obstacles never move and by default push nobody, so they are to be ignored.
-    There are no walls, and an episode ends by truncation only.
+    with n the number of predators that touch it. Predators and prey collide. Obstacles
+    never move and by default do not collide, so they are distractors. There are no
+    walls, and episodes end by truncation only.
 
     Predators and prey start uniformly in the square of half side d, with velocities
-    uniform in [-0.5, 0.5] along each axis; d is uniform in [0.1, log4(number of
-    them)], one for each episode. Obstacles are uniform in the square of half side
+    uniform in [-0.5, 0.5] along each axis; d is uniform in [0.1, log4(their number)]
+    and sampled once an episode. Obstacles are uniform in the square of half side
     ``obstacle_spread``.
 
-    Only predators learn, one group ``"predator"``, unless ``prey="learned"``: then
-    there is a second group, ``"prey"``.
+    Only the group ``"predator"`` learns, unless ``prey="learned"`` adds the group
+    ``"prey"``.
 
-    Source: AdaPool, section 4.3.2 and appendix C.5, and the paper's published env. It
-    differs from the latter in this: a seed fixes everything (there, spawns ignored
-    it); obstacles don't collide, as the paper says (there, the key that asked for it
-    was not read); every agent gets its own step's reward and observation (there, all
-    but the first got them a step late) and is truncated with the world. The physics,
-    sizes, accelerations and speeds are those of mpe2's ``simple_tag_v3``, which
-    differs in this: by default there are 3 predators, 1 prey and 2 obstacles, which
-    collide; agents start at rest in [-1, 1] and obstacles in [-0.9, 0.9]; all prey
-    learn; an observation is a flat vector; predators share their rewards; touching is
-    a distance less than the sum of the sizes, not equal to it; an episode has 25
-    steps.
+    Source: `AdaPool <https://arxiv.org/abs/2506.09215>`_, section 4.3.2 and appendix
+    C.5, and the published environment. Differences from the latter:
+
+    - The seed determines the start; there it was ignored.
+    - Obstacles do not collide, as in the paper; there the option was not read.
+    - Every agent receives the reward and observation of the present step, and all are
+      truncated together; there all but the first received them a step late.
+
+    Physics, sizes, accelerations and speeds are those of mpe2's ``simple_tag_v3``.
+    There, the default is 3 predators, 1 prey and 2 colliding obstacles; agents start
+    at rest in [-1, 1] and obstacles in [-0.9, 0.9]; all prey learn; an observation is
+    a flat vector; predators share their rewards; two entities touch at a distance
+    less than, not equal to, the sum of their radii; an episode has 25 steps.
 
     Args:
-        num_envs: worlds in the batch.
-        counts: predators, prey and obstacles, as the paper labels its worlds.
-        num_predators: at least 1; None: as in ``counts``.
-        num_prey: at least 1; None: as in ``counts``.
-        num_obstacles: at least 0; None: as in ``counts``.
-        prey: ``"random"`` chooses uniformly among the five actions, ``"flee"`` runs
-            from predators (`flight`), ``"learned"`` makes the prey a group.
-        obstacles_collide: obstacles push predators and prey away.
-        continuous_actions: five numbers in [0, 1], of which the second to fifth push
-            left, right, down and up, or one of five choices: no-op and the same.
-        shared_reward: each predator is rewarded for what all of them touch.
-        obstacle_spread: half side of the obstacles' square; None for
+        num_envs: number of environments in the batch.
+        counts: numbers of predators, prey and obstacles, in the paper's notation.
+        num_predators: predators, at least 1; None uses ``counts``.
+        num_prey: prey, at least 1; None uses ``counts``.
+        num_obstacles: obstacles, at least 0; None uses ``counts``.
+        prey: policy of the prey: ``"random"`` samples one of the five actions,
+            ``"flee"`` flees from predators (`flight`), ``"learned"`` makes the prey a
+            group of its own.
+        obstacles_collide: True if obstacles push predators and prey away.
+        continuous_actions: True for five numbers in [0, 1], of which the second to
+            fifth push left, right, down and up; False for one of five choices: no-op,
+            left, right, down, up.
+        shared_reward: True if each predator receives the sum of all rewards.
+        obstacle_spread: half side of the square of obstacles; None for
             ``max(log4(number of obstacles), 2)``.
         max_steps: steps until truncation.
 
     Raises:
-        InputError: a number out of range, or no such prey.
+        InputError: a number out of range, or an unknown ``prey``.
     """
 
     def __init__(
@@ -135,28 +139,28 @@ class SimpleTag(ParticleEnv):
 
     @property
     def groups(self) -> dict[str, AgentGroup]:
-        """``"predator"``, and ``"prey"`` if they learn."""
+        """The group ``"predator"``, and ``"prey"`` if they learn."""
         return self._groups
 
     def observe(self) -> dict[str, Tokens]:
-        """Tokens ``(num_envs, agents, N)`` for each group; see the class.
+        """Return tokens ``(num_envs, agents, N)`` of each group; see the class.
 
-        Types and padding are the same tensors at every call: don't write to them.
+        Every call returns the same types and padding, which must not be modified.
         """
         return {name: self._tokens(name) for name in self._groups}
 
     def token_entities(self, group: str) -> Tensor:
-        """``(agents, N)`` places in the state; the first is the agent itself."""
+        """Return the entity of each token, ``(agents, N)``; the first is the agent."""
         return self._order[group]
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
         parts = [1, 4 * moving, 2 * self.num_obstacles]
-        share, start, still = torch.split(
-            self.sample_uniform(keys, sum(parts)), parts, 1
-        )
+        uniform = self.sample_uniform(keys, sum(parts))
+        width, start, still = torch.split(uniform, parts, 1)
+        # One square of random size for the predators and prey of an episode.
         widest = math.log(moving, 4)
-        spread = LEAST_SPREAD + (widest - LEAST_SPREAD) * share[..., None]
+        spread = LEAST_SPREAD + (widest - LEAST_SPREAD) * width[..., None]
         start = 2 * start.view(len(rows), moving, 4) - 1
         self.state[rows, :moving, :2] = start[..., :2] * spread
         self.state[rows, :moving, 2:] = start[..., 2:] * START_SPEED
@@ -179,7 +183,7 @@ class SimpleTag(ParticleEnv):
         return rewards, self._never
 
     def _prey_forces(self, actions: Mapping[str, Tensor]) -> Tensor:
-        """What drives the prey, ``(num_envs, prey, 2)``."""
+        """Return the control forces of the prey, ``(num_envs, prey, 2)``."""
         steering = self._steering["prey"]
         if self.prey == "learned":
             return steering.forces(actions["prey"])
@@ -190,20 +194,20 @@ class SimpleTag(ParticleEnv):
         return steering.forces(steering.toward(force))
 
     def _touching(self) -> Tensor:
-        """Which predators touch which prey, ``(num_envs, predators, prey)`` bool."""
+        """Return pairs that touch, ``(num_envs, predators, prey)`` bool."""
         away = self._predators[:, :, None] - self._prey[:, None]
         return torch.hypot(away[..., 0], away[..., 1]) <= PREDATOR_SIZE + PREY_SIZE
 
     def _tokens(self, group: str) -> Tokens:
         order, own, types, padding = self._seen[group]
-        # Flat, since index_select is several times faster than advanced indexing.
+        # index_select on flat indices is several times faster than indexing by [].
         features = self.state.index_select(1, order.flatten())
         features = features.view(*types.shape, 4).sub_(own)
         return Tokens(features, types, padding)
 
     def _describe(self, group: str) -> AgentGroup:
         agents, tokens = self._order[group].shape
-        # Predators and prey push each other; obstacles only if they are told to.
+        # Obstacles are signal only if they collide.
         signal = tuple(n for n in TYPE_NAMES if self._obstacles_push or n != "obstacle")
         spec = TokenSpec(tokens, 4, TYPE_NAMES, signal_types=signal, positions=POSITION)
         return AgentGroup(agents, spec, self._steering[group].space)
@@ -223,19 +227,19 @@ class SimpleTag(ParticleEnv):
 
 
 def flight(predators: Tensor, home: Tensor, missing: Tensor | None = None) -> Tensor:
-    r"""Where prey run: away from predators, and home when they are far from it.
+    r"""Compute the direction of fleeing prey: away from predators and toward home.
 
     .. math:: f \propto \lVert 2h \rVert^2 h - \sum_i d_i / \lVert d_i \rVert^2
 
     Args:
-        predators: ``(*B, P, 2)`` where they are, d, relative to the prey.
-        home: ``(*B, 2)`` where home is, h, relative to the prey.
-        missing: ``(*B, P)`` bool, predators that there are not.
+        predators: ``(*B, P, 2)`` positions d of predators relative to the prey.
+        home: ``(*B, 2)`` position h of the home relative to the prey.
+        missing: ``(*B, P)`` bool, True for slots without a predator.
 
     Returns:
-        ``(*B, 2)`` of length 1, or 0 if nothing drives the prey.
+        ``(*B, 2)`` of length 1, or 0 where the sum vanishes.
     """
-    # The floor makes a predator in the same place no force.
+    # The floor makes the force of a coinciding predator zero.
     floor = torch.finfo(predators.dtype).eps
     near = predators.square().sum(-1, keepdim=True).clamp(min=floor).reciprocal()
     if missing is not None:
@@ -246,7 +250,7 @@ def flight(predators: Tensor, home: Tensor, missing: Tensor | None = None) -> Te
 
 
 def boundary_penalty(positions: Tensor) -> Tensor:
-    """What prey pay for being at ``positions`` ``(*B, 2)``: ``(*B,)``, at least 0."""
+    """Compute the penalty ``(*B,)`` >= 0 of prey at ``positions`` ``(*B, 2)``."""
     beyond = positions.abs()
     near = (beyond - 0.9).clamp(min=0) * 10
     far = torch.exp(2 * beyond - 2).clamp(max=10)
@@ -278,7 +282,7 @@ def _entities(
 
 
 def _token_order(group: str, predators: int, prey: int, obstacles: int) -> Tensor:
-    """The entity of each token, ``(agents, N)``: self, obstacles, predators, prey."""
+    """Return the entity of each token: self, obstacles, predators, prey."""
     moving = predators + prey
     still = range(moving, moving + obstacles)
     agents = range(predators) if group == "predator" else range(predators, moving)
@@ -287,7 +291,7 @@ def _token_order(group: str, predators: int, prey: int, obstacles: int) -> Tenso
 
 
 def _token_types(group: str, predators: int, prey: int, obstacles: int) -> Tensor:
-    """The type of each token, ``(agents, N)``, in the order of `_token_order`."""
+    """Return the type of each token, ``(agents, N)``, in the same order."""
     kinds = ["predator"] * predators + ["prey"] * prey
     kinds.remove(group)  # itself
     names = ["self", *["obstacle"] * obstacles, *kinds]

@@ -1,4 +1,4 @@
-"""Scripted predators and prey for simple tag, by what the tokens show."""
+"""Scripted predators and prey of simple tag, which read their tokens."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -16,14 +16,14 @@ from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Stream
 
 LEAD = (2 - DAMPING) * DT
-"""Seconds of the present velocity until a force has moved an agent."""
+"""Seconds for which the present velocity counts before a force changes a position."""
 
 
 class Steered(Policy):
-    """A policy that knows which force it wants.
+    """Base of policies that compute a force and take the nearest action.
 
     Args:
-        group: whose agents it controls, for its action space.
+        group: the group of agents that it controls.
     """
 
     role: ClassVar[str]
@@ -36,7 +36,7 @@ class Steered(Policy):
 
     @abstractmethod
     def force(self, tokens: Tokens) -> Tensor:
-        """The force ``(*B, 2)`` wanted, before it is cut."""
+        """Return the desired force ``(*B, 2)``, before it is clipped."""
 
     def act(
         self,
@@ -45,32 +45,32 @@ class Steered(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Decide; ``logits`` are the force before it is cut. See `Policy.act`."""
+        """See `Policy.act`; ``logits`` are the force before it is clipped."""
         force = self.force(tokens)
         none = force.new_zeros(tokens.batch_shape)
         return Decision(self.steering.toward(force), none, none, force, state)
 
 
 class ChaseHeuristic(Steered):
-    r"""Run after the nearest prey.
+    r"""Pursue the nearest prey.
 
-    A force moves a predator two steps later. With d and w a prey's position and
-    velocity relative to the predator, the force after which the two meet two steps
-    on, if nothing else pushes, is
+    A force changes a predator's position two steps later. With d and w a prey's
+    position and velocity relative to the predator, the force that makes the two meet
+    in two steps, if no other force acts, is
 
     .. math:: F = \bigl(d + (2 - damping)\,dt\,w\bigr) / dt^2
 
-    of which the smallest is taken, cut to what the action space allows. Padded tokens
-    and obstacles are ignored; without a prey token there is no force.
+    The smallest of these forces is taken and clipped to the action space. Obstacles
+    and padded tokens are ignored; without a prey token the force is zero.
 
     Args:
-        group: the predators' group, for its action space.
+        group: the group of the predators.
     """
 
     role = "predator"
 
     def force(self, tokens: Tokens) -> Tensor:
-        """The force ``(*B, 2)`` that takes each predator to its nearest prey."""
+        """Return the force ``(*B, 2)`` of each predator toward its nearest prey."""
         shown, missing = _of_type(tokens, "prey")
         ahead = shown[..., :2] + LEAD * shown[..., 2:]
         squares = ahead.square().sum(-1).masked_fill(missing, torch.inf)
@@ -79,20 +79,20 @@ class ChaseHeuristic(Steered):
 
 
 class FleeHeuristic(Steered):
-    """Run from predators, as the world's own prey do with ``prey="flee"``.
+    """Flee from predators, like the scripted prey of ``prey="flee"``.
 
-    The rule is `flight`. Home is there the world's centre, which no token shows; here
-    it is the mean position of all others. Without a token of another there is no
-    force, and padded ones are ignored.
+    The force is that of `flight`. The environment's prey has its home at the origin,
+    which no token shows; here the home is the mean position of all other entities.
+    Padded tokens are ignored; without another entity the force is zero.
 
     Args:
-        group: the prey's group, for its action space.
+        group: the group of the prey.
     """
 
     role = "prey"
 
     def force(self, tokens: Tokens) -> Tensor:
-        """The force ``(*B, 2)`` of `flight`, as strong as prey can push."""
+        """Return the force ``(*B, 2)`` of `flight` at full acceleration."""
         predators, missing = _of_type(tokens, "predator")
         others = ~tokens.padding & (tokens.types != TYPE_NAMES.index("self"))
         shown = torch.where(others[..., None], tokens.features[..., :2], 0.0)
@@ -102,7 +102,7 @@ class FleeHeuristic(Steered):
 
 
 def _of_type(tokens: Tokens, name: str) -> tuple[Tensor, Tensor]:
-    """Features with all but tokens of a type set to zero, and which were."""
+    """Zero the features of all other types; also return the mask of zeroed slots."""
     missing = (tokens.types != TYPE_NAMES.index(name)) | tokens.padding
-    # What lies under padding may be NaN, so it is replaced, not multiplied away.
+    # Padded slots may hold NaN, so replace them instead of multiplying by zero.
     return torch.where(missing[..., None], 0.0, tokens.features), missing

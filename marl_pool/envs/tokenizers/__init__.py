@@ -1,4 +1,4 @@
-"""Tokenizers: from the flat observations of other people's envs to typed tokens."""
+"""Tokenizers, which convert flat observations of PettingZoo envs to typed tokens."""
 
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,11 @@ FITTING: dict[str, str] = {
     "mpe2.simple_spread_v3": "simple_spread",
     "mpe2.simple_tag_v3": "simple_tag",
 }
-"""The tokenizer of a module where the configuration names none."""
+"""Default tokenizer of a module."""
 
 
 def fitting(module: str) -> str:
-    """The name of the tokenizer for ``module``; the generic one if none is known."""
+    """Return the default tokenizer of ``module``; ``features`` for unknown modules."""
     return FITTING.get(module.partition(":")[0], "features")
 
 
@@ -35,11 +35,11 @@ def make_tokenizer(name: str, observer: "Observer") -> "Tokenizer":
     """Build a tokenizer.
 
     Args:
-        name: a key of `TOKENIZERS`, or ``package.module:Class`` of your own.
-        observer: whose observations it reads.
+        name: a key of `TOKENIZERS`, or the ``package.module:Class`` of a `Tokenizer`.
+        observer: the group of agents whose observations it converts.
 
     Raises:
-        InputError: an unknown name, or observations that it cannot read.
+        InputError: an unknown name, or observations that it cannot convert.
     """
     from marl_pool.envs.tokenizers.base import Tokenizer
 

@@ -1,4 +1,4 @@
-"""What every tokenizer is, and the kind that only rearranges numbers."""
+"""Base classes of tokenizers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,21 +8,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from typing_extensions import override
 
 from marl_pool.tokens import Tokens, TokenSpec
 
 
 @dataclass(frozen=True)
 class Observer:
-    """Whose observations are read: the agents of one group.
+    """The group of agents whose observations a tokenizer converts.
 
     Attributes:
-        group: its name.
-        agents: the names of its agents, as the env calls them.
-        all_agents: those of every group, in the env's order.
-        size: F, the numbers in one observation.
-        options: the keyword arguments that the env was built with.
-        device: where the observations are.
+        group: name of the group.
+        agents: names of its agents in the PettingZoo env.
+        all_agents: names of the agents of all groups, in the env's order.
+        size: F, the length of one observation.
+        options: keyword arguments with which the env was built.
+        device: device of the observations.
     """
 
     group: str
@@ -34,15 +35,16 @@ class Observer:
 
 
 class Tokenizer(ABC):
-    """From the flat observations of one group's agents to tokens.
+    """Conversion of flat observations of one group of agents to tokens.
 
-    A subclass's constructor takes the `Observer`, and it writes ``__call__``.
+    A subclass takes an `Observer` in its constructor and implements ``__call__``.
+    See `FeatureTokenizer` for a minimal one.
 
     Args:
-        observer: whose observations are read.
-        spec: of the tokens.
-        types: ``(N,)`` the type of each slot; None for 0 everywhere.
-        padding: ``(N,)`` bool, True for slots that never hold a token; None for none.
+        observer: the group of agents whose observations are converted.
+        spec: shape and type names of the tokens.
+        types: ``(N,)`` type of each slot; None for 0 everywhere.
+        padding: ``(N,)`` bool, True for slots without a token; None for no padding.
     """
 
     def __init__(
@@ -59,33 +61,33 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def __call__(self, observations: Tensor) -> Tokens:
-        """Turn observations ``(B, F)`` into tokens ``(B, N, …)``, row by row."""
+        """Convert observations ``(B, F)`` to tokens ``(B, N, …)``."""
 
     def tokens(self, features: Tensor) -> Tokens:
-        """``features`` ``(B, N, F)`` with the types and padding of the constructor."""
+        """Add the constructor's types and padding to features ``(B, N, F)``."""
         batch = len(features)
         types = self._types.expand(batch, -1).contiguous()
         return Tokens(features, types, self._padding.expand(batch, -1).contiguous())
 
 
 class Slot(NamedTuple):
-    """One token, and where its features stand in the observation."""
+    """One token, and the position of its features in the observation."""
 
     type: str
     places: tuple[int | None, ...]
-    """Of each feature; None for one that it does not have, which reads 0."""
+    """Index of each feature in the observation; None for a feature that is 0."""
     padded: bool = False
 
 
 class SlotTokenizer(Tokenizer):
-    """Tokens whose features each stand at a fixed place in the observation.
+    """Tokenizer whose features have fixed positions in the observation.
 
     Args:
-        observer: whose observations are read.
-        type_names: of the types, ``type_names[0]`` the observer's own.
+        observer: the group of agents whose observations are converted.
+        type_names: names of the types; the first is the type of the observing agent.
         slots: the tokens, in order.
-        signal_types: names of the types that matter for the task; empty: not known.
-        positions: numbers of the features that are a position; None: not known.
+        signal_types: names of the types that matter for the task; empty if unknown.
+        positions: indices of the features that are a position; None if unknown.
     """
 
     def __init__(
@@ -106,12 +108,12 @@ class SlotTokenizer(Tokenizer):
         )
         types = [names.index(slot.type) for slot in slots]
         super().__init__(observer, spec, types, [slot.padded for slot in slots])
-        # Place F is a zero that `__call__` appends.
+        # Index F is a zero that `__call__` appends.
         zero = observer.size
         flat = [zero if at is None else at for slot in slots for at in slot.places]
         self._places = torch.tensor(flat, device=observer.device)
 
+    @override
     def __call__(self, observations: Tensor) -> Tokens:
-        """Pick each feature from its place."""
         shape = (len(observations), self.spec.num_tokens, self.spec.num_features)
         return self.tokens(pad(observations, (0, 1))[:, self._places].view(shape))

@@ -1,6 +1,7 @@
-"""Any flat observation: each of its numbers is a token."""
+"""Generic tokenizer: each number of a flat observation is a token."""
 
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.tokenizers.base import Observer, Tokenizer
 from marl_pool.tokens import Tokens, TokenSpec
@@ -9,12 +10,12 @@ from marl_pool.tokens import Tokens, TokenSpec
 class FeatureTokenizer(Tokenizer):
     """Each number of an observation is a token of its own type.
 
-    Token i has the one feature ``observation[i]`` and the type ``feature_i``. The type
-    is what tells the numbers apart, so a policy without a type embedding sees a bag
-    of numbers. There is no token of the observer.
+    Token i has one feature, ``observation[i]``, and the type ``feature_i``. Only the
+    type identifies a number, so a policy needs a type embedding. No token belongs to
+    the observing agent.
 
     Args:
-        observer: whose observations are read.
+        observer: the group of agents whose observations are converted.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -22,6 +23,6 @@ class FeatureTokenizer(Tokenizer):
         spec = TokenSpec(observer.size, 1, names, has_self=False, positions=())
         super().__init__(observer, spec, range(observer.size))
 
+    @override
     def __call__(self, observations: Tensor) -> Tokens:
-        """Give each number a row of its own."""
         return self.tokens(observations[..., None])

@@ -1,4 +1,4 @@
-"""mpe2's simple_adversary_v3."""
+"""Tokenizer of mpe2's simple_adversary_v3."""
 
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.envs.tokenizers.mpe import MpeTokenizer, ObservationLayout
@@ -9,24 +9,24 @@ PARTS = {"position": 2}
 class SimpleAdversaryTokenizer(MpeTokenizer):
     """Self, goal, landmarks and other agents of mpe2's simple_adversary_v3.
 
-    Every token is a relative position. The observer's own is zero: the observation
-    holds nothing about the observer, but the token can be AdaPool's query. The goal,
-    which only good agents see, is a token of its own beside the landmark there.
+    Every token is a relative position. The observation contains nothing about the
+    observing agent, so its own token is zero; it can still be AdaPool's query. The
+    goal, which only good agents observe, is a token besides that of its landmark.
 
     Source: ``Scenario.observation`` of mpe2 1.1: relative positions of the goal (good
     agents only), of the landmarks and of the other agents, the adversary first.
 
     Args:
-        observer: whose observations are read.
+        observer: the group of agents whose observations are converted.
 
     Raises:
-        InputError: an observation of another size, agents of other names, or
-            ``num_agent_neighbors``, under which nothing tells the agents' kind.
+        InputError: a wrong length of the observation, agents with other names, or
+            ``num_agent_neighbors``, which hides the kinds of agents.
     """
 
     def __init__(self, observer: Observer) -> None:
         layout = ObservationLayout("simple_adversary", observer, PARTS)
-        layout.refuse_neighbors()
+        layout.reject_neighbors()
         counts = {name: layout.count(name) for name in ("adversary", "agent")}
         landmarks, good = counts["agent"], layout.kind() == "agent"
         counts[layout.kind()] -= 1

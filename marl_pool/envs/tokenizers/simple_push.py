@@ -1,4 +1,4 @@
-"""mpe2's simple_push_v3."""
+"""Tokenizer of mpe2's simple_push_v3."""
 
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.envs.tokenizers.mpe import MpeTokenizer, ObservationLayout
@@ -20,17 +20,17 @@ class SimplePushTokenizer(MpeTokenizer):
     agent      relative pos.  0         0
     =========  =============  ========  =================
 
-    Only the good agent sees the goal and the colors.
+    Only the good agent observes the goal and the colors.
 
     Source: ``Scenario.observation`` of mpe2 1.1: own velocity, relative position of
     the goal, own color, relative positions and colors of the landmarks, relative
     position of the other agent; for the adversary without goal and colors.
 
     Args:
-        observer: whose observations are read.
+        observer: the group of agents whose observations are converted.
 
     Raises:
-        InputError: an observation of another size, or agents of other names.
+        InputError: a wrong length of the observation, or agents with other names.
     """
 
     def __init__(self, observer: Observer) -> None:

@@ -1,4 +1,4 @@
-"""mpe2's simple_spread_v3."""
+"""Tokenizer of mpe2's simple_spread_v3."""
 
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.envs.tokenizers.mpe import MpeTokenizer, ObservationLayout
@@ -14,22 +14,21 @@ class SimpleSpreadTokenizer(MpeTokenizer):
     =========  =============  ========  ====================
     self       position       velocity  0
     landmark   relative pos.  0         0
-    agent      relative pos.  0         what it communicates
+    agent      relative pos.  0         communication
     =========  =============  ========  ====================
 
-    Slots beyond the entities that there are (``num_agent_neighbors`` or
-    ``num_landmark_neighbors`` above their number) are padding.
-
-    Landmarks are to be covered and agents not to be met, so all of it is signal.
+    Slots beyond the number of entities are padding, where ``num_agent_neighbors`` or
+    ``num_landmark_neighbors`` exceeds it. All tokens are signal: agents cover the
+    landmarks and avoid each other.
 
     Source: ``Scenario.observation`` of mpe2 1.1: own velocity, own position, relative
     positions of landmarks and of other agents, their communication.
 
     Args:
-        observer: whose observations are read.
+        observer: the group of agents whose observations are converted.
 
     Raises:
-        InputError: an observation of another size, or agents of other names.
+        InputError: a wrong length of the observation, or agents with other names.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -41,9 +40,9 @@ class SimpleSpreadTokenizer(MpeTokenizer):
         layout.add("self", position=position, velocity=velocity)
         for i, place in enumerate(layout.read(landmarks)):
             layout.add("landmark", position=place, padded=i >= agents)
-        places, heard = layout.read(others), layout.read(others)
-        for i, (place, said) in enumerate(zip(places, heard, strict=True)):
+        places, messages = layout.read(others), layout.read(others)
+        for i, (place, message) in enumerate(zip(places, messages, strict=True)):
             padded = i >= agents - 1
-            layout.add("agent", position=place, communication=said, padded=padded)
+            layout.add("agent", position=place, communication=message, padded=padded)
         kinds = ("self", "landmark", "agent")
         super().__init__(layout, kinds, signal_types=kinds)

@@ -1,4 +1,4 @@
-"""mpe2's simple_tag_v3."""
+"""Tokenizer of mpe2's simple_tag_v3."""
 
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.envs.tokenizers.mpe import MpeTokenizer, ObservationLayout
@@ -18,24 +18,24 @@ class SimpleTagTokenizer(MpeTokenizer):
     agent      relative pos.  velocity
     =========  =============  ========
 
-    Obstacles block the way here, so all of it is signal.
+    Obstacles collide here, so all tokens are signal.
 
     Source: ``Scenario.observation`` of mpe2 1.1: own velocity, own position, relative
     positions of obstacles and of other agents (adversaries first), velocities of the
-    good ones among these. The number of obstacles is the env's option
+    good agents among them. The number of obstacles is the env's option
     ``num_obstacles``.
 
     Args:
-        observer: whose observations are read.
+        observer: the group of agents whose observations are converted.
 
     Raises:
-        InputError: an observation of another size, agents of other names, or
-            ``num_agent_neighbors``, under which nothing tells the agents' kind.
+        InputError: a wrong length of the observation, agents with other names, or
+            ``num_agent_neighbors``, which hides the kinds of agents.
     """
 
     def __init__(self, observer: Observer) -> None:
         layout = ObservationLayout("simple_tag", observer, PARTS)
-        layout.refuse_neighbors()
+        layout.reject_neighbors()
         counts = {name: layout.count(name) for name in ("adversary", "agent")}
         counts[layout.kind()] -= 1
         obstacles = observer.options.get("num_obstacles", 2)

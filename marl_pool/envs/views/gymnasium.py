@@ -1,4 +1,4 @@
-"""A world with one learner as a Gymnasium environment."""
+"""Gymnasium view of an environment with one agent."""
 
 from typing import Any
 
@@ -15,15 +15,17 @@ from marl_pool.utils.errors import InputError
 
 
 class OneAgentView(gymnasium.Env[Observation, Any]):
-    """The one agent of a world; `ParallelView` says how seeds work.
+    """An environment with one agent behind Gymnasium's ``Env``.
+
+    Seeds work as in `ParallelView`.
 
     Args:
-        name: a registered world, or ``package.module:Class``.
+        name: a registered environment, or ``package.module:Class``.
         render_mode: ``"rgb_array"`` or None.
-        options: of the world's constructor.
+        options: options of the environment's constructor.
 
     Raises:
-        InputError: as `ParallelView`, or the world has more agents than one.
+        InputError: as for `ParallelView`, or an environment of several agents.
     """
 
     metadata = {  # noqa: RUF012, the base class declares it so
@@ -70,5 +72,5 @@ class OneAgentView(gymnasium.Env[Observation, Any]):
         )
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """Draw the world, ``(height, width, 3)`` uint8."""
+        """Render an image ``(height, width, 3)`` uint8."""
         return self.view.render()

@@ -1,4 +1,4 @@
-"""A world as a PettingZoo parallel environment: a batch of one."""
+"""PettingZoo view of an environment: a batch of one."""
 
 import secrets
 from copy import deepcopy
@@ -20,19 +20,18 @@ FRAMES_PER_SECOND = 10
 
 
 class ParallelView(ParallelEnv[str, Observation, Any]):
-    """One world behind PettingZoo's ``ParallelEnv``.
+    """One environment behind PettingZoo's ``ParallelEnv``.
 
-    Agents are called ``"<group>_<number>"``. An observation is a dict of NumPy
-    arrays, the three parts of `marl_pool.tokens.Tokens`. The episodes are
-    those of the option ``seed``, from ``first_episode`` on; ``reset(seed=…)`` begins
-    that seed's episodes. Without either the first reset draws a seed from the
-    operating system, so that fresh views differ. An agent that ceases to be active is
-    terminated.
+    Agents are named ``"<group>_<index>"``. An observation is a dict of NumPy arrays,
+    the three parts of `marl_pool.tokens.Tokens`. Episodes follow the option ``seed``,
+    starting at ``first_episode``; ``reset(seed=…)`` starts over with that seed.
+    Without either, the first reset takes a seed from the operating system, so that
+    new views differ. An agent that ceases to be active is terminated.
 
     Args:
-        name: a registered world, or ``package.module:Class``.
+        name: a registered environment, or ``package.module:Class``.
         render_mode: ``"rgb_array"`` or None.
-        options: of the world's constructor.
+        options: options of the environment's constructor.
 
     Raises:
         InputError: an unknown name or mode, a wrong option or a number out of range.
@@ -48,7 +47,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             )
         if "num_envs" in options:
             raise InputError(
-                f"env.num_envs: a view of {name!r} has one world, got "
+                f"env.num_envs: expected a single env in a view of {name!r}, got "
                 f"{options['num_envs']!r}; make_batched_env gives many"
             )
         self._name, self._options = name, options
@@ -69,16 +68,16 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self.possible_agents = list(self._places)
         self.agents: list[str] = []
         groups = {agent: self.env.groups[g] for agent, (g, _) in self._places.items()}
-        # Each agent its own space, since samplers are seeded one by one.
+        # Each agent has its own space, because users seed their samplers one by one.
         self.observation_spaces = {a: g.tokens.space() for a, g in groups.items()}
         self.action_spaces = {a: deepcopy(g.action_space) for a, g in groups.items()}
 
     def observation_space(self, agent: str) -> spaces.Dict:
-        """What ``agent`` observes."""
+        """Return the observation space of an agent."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Space:
-        """What ``agent`` may do."""
+        """Return the action space of an agent."""
         return self.action_spaces[agent]
 
     def reset(
@@ -107,23 +106,29 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         """Advance by one step; see PettingZoo's ``ParallelEnv.step``.
 
         Raises:
-            InputError: no action of a living agent, or one that is none of its own.
+            InputError: a living agent without an action, or an invalid action.
         """
         step = self.env.step(self._batch(actions))
         ended, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         living = self._living()
-        # Those who acted, and those who were born of it.
-        told = [a for a in self.possible_agents if a in self.agents or a in living]
-        self.agents = told
+        # Report to agents that acted and to agents that this step brought to life.
+        reported = [a for a in self.possible_agents if a in self.agents or a in living]
+        self.agents = reported
         observations = self._observe()
-        rewards = {a: float(step.rewards[g][0, i]) for a, g, i in self._where(told)}
-        terminations = {agent: ended or agent not in living for agent in told}
-        truncations = dict.fromkeys(told, truncated)
+        rewards = {a: float(step.rewards[g][0, i]) for a, g, i in self._where(reported)}
+        terminations = {agent: ended or agent not in living for agent in reported}
+        truncations = dict.fromkeys(reported, truncated)
         self.agents = [] if ended or truncated else living
-        return observations, rewards, terminations, truncations, {a: {} for a in told}
+        return (
+            observations,
+            rewards,
+            terminations,
+            truncations,
+            {a: {} for a in reported},
+        )
 
     def render(self) -> np.ndarray | None:
-        """Draw the world, ``(height, width, 3)`` uint8, if ``render_mode`` says so."""
+        """Render an image ``(height, width, 3)`` uint8; None without a render mode."""
         return None if self.render_mode is None else self.env.frame()
 
     def _where(self, agents: list[str]) -> list[tuple[str, str, int]]:
@@ -142,7 +147,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         }
 
     def _arrays(self, agent: str, tokens: Tokens) -> Observation:
-        # Copies: the world's own tensors must not change with what a caller holds.
+        # Copies, so that a caller cannot modify the environment's tensors.
         space = self.observation_spaces[agent]
         return {
             name: part.cpu().numpy().astype(space[name].dtype)
@@ -150,7 +155,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         }
 
     def _batch(self, actions: dict[str, Any]) -> dict[str, Tensor]:
-        """The worlds' form of ``actions``; an agent that is no more gets zeros."""
+        """Convert actions to the batched form; inactive agents get zeros."""
         batch: dict[str, np.ndarray] = {}
         for name, group in self.env.groups.items():
             space = group.action_space

@@ -192,12 +192,12 @@ TAGGED = "adversary_0 adversary_1 adversary_2 agent_0"
         (
             "simple_tag",
             observer(TAGGED, 14, "agent", num_agent_neighbors=2),
-            "with num_agent_neighbors .*tokenizer=features",
+            "expected num_agent_neighbors=None.*tokenizer=features",
         ),
         (
             "simple_adversary",
             observer("adversary_0 agent_0", 6, "agent", num_agent_neighbors=1),
-            "with num_agent_neighbors",
+            "expected num_agent_neighbors=None",
         ),
         ("simple_adversary", observer("adversary_0 agent_0", 9, "agent"), "reads 6 nu"),
         (
