@@ -125,7 +125,7 @@ class CartPole(BatchedEnv):
 
     @property
     def angle(self) -> Tensor:
-        """Angle of the pole from upright in radians, ``(num_envs,)``; left is positive."""
+        """Angle of the pole from upright in radians, ``(num_envs,)``; left positive."""
         return self.state[:, -1]
 
     def observe(self) -> dict[str, Tokens]:
