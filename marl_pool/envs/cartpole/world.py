@@ -125,7 +125,7 @@ class CartPole(BatchedEnv):
 
     @property
     def angle(self) -> Tensor:
-        """Angle ``(num_envs,)`` of the pole in radians from upright; left is positive."""
+        """Angle ``(num_envs,)`` of the pole in radians from upright, left positive."""
         return self.state[:, -1]
 
     def observe(self) -> dict[str, Tokens]:
