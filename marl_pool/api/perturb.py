@@ -1,4 +1,4 @@
-"""A perturbation around other people's envs, if these observe tokens."""
+"""Perturbation of the observations of any env whose observations are tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,25 +22,25 @@ Observation = dict[str, np.ndarray]
 """Arrays by the names of `Tokens`: ``features``, ``types`` and ``padding``."""
 
 ALONE = "agent"
-"""The agent of a Gymnasium env, and its group."""
+"""Name of the agent of a Gymnasium env, and of its group."""
 
 
 def perturb_env(
     env: Any, perturbation: Perturbation | Mapping[str, Any] | str, seed: int = 0
 ) -> "PerturbedParallelEnv | PerturbedEnv":
-    """Put a perturbation between an env and whoever acts in it.
+    """Wrap an env so that its observations are perturbed.
 
-    Where the env is a world of this package, what is seen is what a `Rollout` of that
-    world, with that seed, shows its policies.
+    For an environment of this package, the observations equal those of a `Rollout` of
+    the same environment and seed.
 
     Args:
         env: a PettingZoo ``ParallelEnv`` or a Gymnasium ``Env`` whose observations are
             dicts of ``features`` ``(N, F)``, ``types`` and ``padding`` ``(N,)``.
-        perturbation: one that was made; or its name; or ``{"name": …, **options}``.
-        seed: of the perturbation, until ``reset(seed=…)`` brings another one.
+        perturbation: a `Perturbation`, its name, or ``{"name": …, **options}``.
+        seed: seed of the perturbation, until ``reset(seed=…)`` sets another.
 
     Raises:
-        InputError: observations of another form, or a wrong perturbation.
+        InputError: observations of a different form, or an invalid perturbation.
     """
     if isinstance(env, gymnasium.Env):
         return PerturbedEnv(env, perturbation, seed)
@@ -53,10 +53,10 @@ def perturb_env(
 
 
 class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
-    """A PettingZoo env seen through a perturbation; see `perturb_env`.
+    """A PettingZoo env with perturbed observations; see `perturb_env`.
 
-    Agents whose names differ in a trailing number only are perturbed as the agents of
-    one group are, each by numbers of its own.
+    Agents whose names differ only in a trailing number form a group. Each agent of a
+    group has its own random numbers.
     """
 
     def __init__(
@@ -69,18 +69,20 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         agents = list(env.possible_agents)
         seen = {agent: env.observation_space(agent) for agent in agents}
         groups = by_name(env, agents)
-        self._lens = Lens(perturbation, groups, seen, _specs(env), seed)
+        self._observations = ObservationPerturber(
+            perturbation, groups, seen, _specs(env), seed
+        )
 
     def observation_space(self, agent: Any) -> spaces.Dict:
-        """What ``agent`` observes; N may have grown."""
-        return self._lens.spaces[agent]
+        """Return the space of perturbed observations; N may be larger than before."""
+        return self._observations.spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Any, Observation], dict[Any, dict[str, Any]]]:
         """Begin the next episode, or the first one of ``seed``."""
         observations, infos = self.env.reset(seed=seed, options=options)
-        return self._lens.begin(observations, seed), infos
+        return self._observations.begin(observations, seed), infos
 
     def step(self, actions: dict[Any, Any]) -> Any:
         """Advance by one step; see PettingZoo's ``ParallelEnv.step``.
@@ -88,13 +90,13 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         Raises:
             InputError: before the first `reset`.
         """
-        self._lens.require_reset()
+        self._observations.validate_reset()
         observations, *rest = self.env.step(actions)
-        return self._lens.look(observations), *rest
+        return self._observations.observe(observations), *rest
 
 
 class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
-    """A Gymnasium env seen through a perturbation; see `perturb_env`."""
+    """A Gymnasium env with perturbed observations; see `perturb_env`."""
 
     def __init__(
         self,
@@ -104,15 +106,17 @@ class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
     ) -> None:
         super().__init__(env)
         seen = {ALONE: env.observation_space}
-        self._lens = Lens(perturbation, {ALONE: [ALONE]}, seen, _specs(env), seed)
-        self.observation_space = self._lens.spaces[ALONE]
+        self._observations = ObservationPerturber(
+            perturbation, {ALONE: [ALONE]}, seen, _specs(env), seed
+        )
+        self.observation_space = self._observations.spaces[ALONE]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin the next episode, or the first one of ``seed``."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._lens.begin({ALONE: observation}, seed)[ALONE], info
+        return self._observations.begin({ALONE: observation}, seed)[ALONE], info
 
     def step(self, action: Any) -> Any:
         """Advance by one step.
@@ -120,23 +124,23 @@ class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
         Raises:
             InputError: before the first `reset`.
         """
-        self._lens.require_reset()
+        self._observations.validate_reset()
         observation, *rest = self.env.step(action)
-        return self._lens.look({ALONE: observation})[ALONE], *rest
+        return self._observations.observe({ALONE: observation})[ALONE], *rest
 
 
-class Lens:
-    """A perturbation of the observations of one env's agents, a batch of one world.
+class ObservationPerturber:
+    """A perturbation applied to the observations of all agents of one env.
 
     Args:
         perturbation: see `perturb_env`.
-        groups: the agents of each group.
-        seen: what each agent observes.
-        specs: of the groups' tokens, where they are known; else spaces tell.
-        seed: of the perturbation.
+        groups: names of the agents in each group.
+        seen: observation space of each agent.
+        specs: specs of the groups' tokens, if known; by default from the spaces.
+        seed: seed of the perturbation.
 
     Attributes:
-        spaces: what each agent observes through it.
+        spaces: space of each agent's perturbed observations.
     """
 
     def __init__(
@@ -165,19 +169,19 @@ class Lens:
             for agent in self.groups[name]
         }
 
-    def require_reset(self) -> None:
-        """Refuse a step of an episode that has not begun."""
+    def validate_reset(self) -> None:
+        """Reject a step before the first reset."""
         if not self.states:
             raise InputError("Cannot call env.step() before calling env.reset()")
 
     def begin(
         self, observations: Mapping[Any, Observation], seed: int | None
     ) -> dict[Any, Observation]:
-        """Perturb the first observations of the next episode, or the first of a seed.
+        """Begin an episode, and perturb its first observations.
 
         Args:
-            observations: of the agents that are there.
-            seed: what the env was reset with.
+            observations: observations of the present agents.
+            seed: seed passed to ``reset``; it starts the count of episodes again.
         """
         self.episode = 0 if seed is not None else self.episode + 1
         self.seed = self.seed if seed is None else seed
@@ -185,10 +189,12 @@ class Lens:
         for part, name in enumerate(self.groups):
             tokens = self._tokens(name, observations)
             self.states[name] = self._start(tokens, part)
-        return self.look(observations)
+        return self.observe(observations)
 
-    def look(self, observations: Mapping[Any, Observation]) -> dict[Any, Observation]:
-        """Perturb one step's observations of the agents that are there."""
+    def observe(
+        self, observations: Mapping[Any, Observation]
+    ) -> dict[Any, Observation]:
+        """Perturb the observations of the present agents in one step."""
         seen: dict[Any, Observation] = {}
         for name, agents in self.groups.items():
             tokens = self._tokens(name, observations)
@@ -203,12 +209,12 @@ class Lens:
 
     def _start(self, tokens: Tokens, part: int) -> PerturbationState:
         numbers = torch.tensor([[0], [self.episode], [self.played]])
-        env_ids, episode, played = numbers
-        keys = stream_keys(self.seed, env_ids, episode, Purpose.PERTURBATION, part)
+        env_id, episode, played = numbers
+        keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, part)
         return self.perturbation.start(tokens, keys, episodes=played)
 
     def _tokens(self, name: str, observations: Mapping[Any, Observation]) -> Tokens:
-        """The tokens of a group, ``(1, agents, …)``; who is not there has padding."""
+        """Stack a group's tokens, ``(1, agents, …)``; absent agents are padding."""
         spec, agents = self.specs[name], self.groups[name]
         blank = {
             "features": np.zeros((spec.num_tokens, spec.num_features), spec.dtype),
@@ -221,7 +227,7 @@ class Lens:
         return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())
 
     def _grown(self, spec: TokenSpec) -> int:
-        """N as the perturbation leaves it."""
+        """Return the number of tokens after the perturbation."""
         features = torch.zeros(
             1, 1, spec.num_tokens, spec.num_features, dtype=getattr(torch, spec.dtype)
         )
@@ -232,9 +238,9 @@ class Lens:
         return seen.num_tokens
 
     def _space(self, agent: Any, num_tokens: int) -> spaces.Dict:
-        name = next(name for name, those in self.groups.items() if agent in those)
+        name = next(name for name, agents in self.groups.items() if agent in agents)
         spec, dtypes = self.specs[name], self.dtypes[agent]
-        # Errors of measurement know no bounds but those of bytes.
+        # Noise is unbounded, except that bytes stay bytes.
         most = 255 if spec.dtype == "uint8" else np.inf
         least = 0 if spec.dtype == "uint8" else -np.inf
         shape = (num_tokens, spec.num_features)
@@ -261,14 +267,14 @@ def _made(
         perturbation = make_perturbation(name, specs=specs, **options)
     if not isinstance(perturbation, Perturbation):
         raise InputError(
-            'perturbation: expected one that was made, a name, or {"name": …, '
+            'perturbation: expected a Perturbation, a name, or {"name": …, '
             f"**options}}, got {perturbation!r}"
         )
     return perturbation
 
 
 def _spec(agent: Any, space: spaces.Space[Any], known: TokenSpec | None) -> TokenSpec:
-    """What ``agent`` observes; the world's own word is better than the space's."""
+    """Return the spec of an agent's tokens; a known spec has precedence."""
     spec = token_spec(space) if isinstance(space, spaces.Dict) else None
     if spec is None:
         raise InputError(
@@ -279,7 +285,7 @@ def _spec(agent: Any, space: spaces.Space[Any], known: TokenSpec | None) -> Toke
 
 
 def _specs(env: Any) -> dict[str, TokenSpec]:
-    """The specs of the groups, if the env is a view of a world."""
+    """Return the specs of the groups if the env is a view of a `BatchedEnv`."""
     view = getattr(env.unwrapped, "view", env.unwrapped)
     batched = getattr(view, "env", None)
     if not isinstance(batched, BatchedEnv):

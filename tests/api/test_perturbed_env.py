@@ -230,7 +230,7 @@ def test_someones_own_env_of_tokens() -> None:
         (
             lambda: make_env("simple_centroid"),
             None,
-            "perturbation: expected one that was made, a name, or .* got None",
+            "perturbation: expected a Perturbation, a name, or .* got None",
         ),
         (
             lambda: make_env("simple_centroid"),

@@ -42,7 +42,7 @@ def test_a_page_tells_all_that_there_is_to_tell(script):
         "# cartpole\n",
         "`marl_pool/cartpole-v0`",
         "Swing a pole up",
-        "| `env.num_frames` | `1` | an integer >= 1 | readings",
+        "| `env.num_frames` | `1` | an integer >= 1 | consecutive readings",
         "| `agent` | 1 | 5 | 1 | `channel` | 1 number in [-1, 1] |",
         "linear-quadratic regulator",
         "marl-pool train experiment=cartpole",
