@@ -242,7 +242,7 @@ WORLDS: dict[str, Callable[..., BatchedEnv]] = {
 
 @pytest.mark.parametrize("suite", ["quick", "standard", "full"])
 @pytest.mark.parametrize(
-    ("world", "expected"),
+    ("env", "expected"),
     [
         ("simple_centroid", "noise"),
         ("simple_tag", "obstacle"),
