@@ -6,7 +6,6 @@ import importlib
 import pytest
 import torch
 
-
 HEADS = ("ada", "attention_neuron", "base", "basic", "pma")
 
 
