@@ -110,9 +110,9 @@ def test_seeds_decide_the_weights(name: str) -> None:
     one, same, other = (make(name, seed=seed) for seed in (1, 1, 2))
     for key, value in one.state_dict().items():
         assert torch.equal(value, same.state_dict()[key]), key
-        # What an option sets, as a logarithm, is not drawn.
-        drawn = "norm" not in key and ".log_" not in key
-        if drawn and not key.endswith("bias"):
+        # What an option sets, as a logarithm, is not sampled.
+        sampled = "norm" not in key and ".log_" not in key
+        if sampled and not key.endswith("bias"):
             assert not torch.equal(value, other.state_dict()[key]), key
 
 
@@ -150,14 +150,14 @@ def test_without_a_seed_the_global_generator_decides() -> None:
 
 
 def test_seeded_depends_on_the_seed_and_the_part_alone() -> None:
-    def draw(seed: int | None, part: str) -> Tensor:
+    def sample(seed: int | None, part: str) -> Tensor:
         with seeded(seed, part):
             return torch.rand(3)
 
-    assert torch.equal(draw(4, "a"), draw(4, "a"))
-    assert not torch.equal(draw(4, "a"), draw(4, "b"))
+    assert torch.equal(sample(4, "a"), sample(4, "a"))
+    assert not torch.equal(sample(4, "a"), sample(4, "b"))
     seeds = [*range(100), 2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1]
-    assert len({tuple(draw(seed, "a").tolist()) for seed in seeds}) == len(seeds)
+    assert len({tuple(sample(seed, "a").tolist()) for seed in seeds}) == len(seeds)
 
 
 @pytest.mark.parametrize("std", [0.02, 0.2])

@@ -58,7 +58,7 @@ class PairScores(nn.Module):
             self.head_weights = nn.Parameter(torch.full((num_heads,), 1 / num_heads))
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Score pairs of ``x (B, T, D)`` with its keys or ``keys``; ``(B, T, T)``."""
+        """Score all pairs of ``x (B, T, D)``, with its keys or ``keys``."""
         normed = self.norm(x)
         queries = self.to_query(normed)
         if self.to_key is not None:

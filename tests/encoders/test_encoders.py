@@ -277,7 +277,7 @@ def test_a_set_linear_layer_by_hand(others: str, pool: Any) -> None:
 
 
 @pytest.mark.parametrize("others", ["sum", "mean"])
-def test_who_is_alone_hears_nothing(others: str) -> None:
+def test_the_pooling_of_no_others_is_zero(others: str) -> None:
     encoder = build("set_linear", num_layers=1, others=others)
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), encoder.layers[0].on_own(x))
@@ -311,14 +311,14 @@ def test_a_swarm_of_torchs_cells() -> None:
     hidden = memory = torch.zeros(x.shape[0] * NUM_TOKENS, units).double()
     for _ in range(iterations):
         each = hidden.unflatten(0, x.shape[:2])
-        told = each.mean(1, keepdim=True).expand_as(each)
-        seen = torch.cat([x, told], -1).flatten(0, 1)
+        pooled = each.mean(1, keepdim=True).expand_as(each)
+        seen = torch.cat([x, pooled], -1).flatten(0, 1)
         hidden, memory = cell(seen, (hidden, memory))
     expected = layer.output(torch.cat([hidden, memory], -1)).unflatten(0, x.shape[:2])
     torch.testing.assert_close(encoder(x), expected)
 
 
-def test_a_causal_swarm_hears_nothing_of_what_comes_after() -> None:
+def test_a_causal_swarm_does_not_depend_on_later_entities() -> None:
     encoder = build("swarm", population="causal", num_layers=2)
     x = random_set()[0][:1].requires_grad_()
     for place in range(NUM_TOKENS):

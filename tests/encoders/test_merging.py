@@ -133,15 +133,15 @@ def test_log_probabilities_are_those_of_sequential_sampling(
 
 
 def test_noise_samples_without_replacement() -> None:
-    logits, draws = normal(4, 4), 60_000
+    logits, samples = normal(4, 4), 60_000
     generator = torch.Generator().manual_seed(0)
-    many = logits.expand(draws, -1, -1)
+    many = logits.expand(samples, -1, -1)
     pairs = choose_pairs(many + gumbel(many, generator), 2)
     codes = (pairs.gone * 4 + pairs.kept) @ torch.tensor([16, 1])
     found = torch.bincount(codes, minlength=256)
     statistic, chosen = 0.0, list(sequences(4, 2))
     for (a, b), (c, d) in chosen:
-        expected = draws * float(by_hand(logits, ((a, b), (c, d))))
+        expected = samples * float(by_hand(logits, ((a, b), (c, d))))
         observed = int(found[(a * 4 + b) * 16 + c * 4 + d])
         statistic += (observed - expected) ** 2 / expected
     assert len(chosen) == 24
@@ -215,7 +215,7 @@ def settings_of(**options: object) -> Hierarchy:
     return Hierarchy(**{"dim": 4, "num_heads": 1, "through_tokens": True, **options})  # type: ignore[arg-type]
 
 
-def drawn(module: nn.Module) -> nn.Module:
+def randomized(module: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(1)
     module = module.double()
     with torch.no_grad():
@@ -237,7 +237,7 @@ def error_of_the_estimator(
     estimator's expectation weighs each by the probability that it is sampled with,
     which is reckoned without the code under test.
     """
-    encoder = drawn(HierarchicalEncoder(settings_of(log_prob=log_prob)))
+    encoder = randomized(HierarchicalEncoder(settings_of(log_prob=log_prob)))
     assert isinstance(encoder, HierarchicalEncoder)
     first, second = list(sequences(4, 2)), list(sequences(2, 1))
     both = list(itertools.product(first, second))
@@ -298,7 +298,7 @@ def test_the_unmasked_estimator_is_biased(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_as_published_the_score_trains_the_policy_alone() -> None:
-    encoder = drawn(HierarchicalEncoder(settings_of(through_tokens=False)))
+    encoder = randomized(HierarchicalEncoder(settings_of(through_tokens=False)))
     assert isinstance(encoder, HierarchicalEncoder)
     answer = encoder(normal(2, 4, 4), [2], chance())
     answer.log_prob.sum().backward()
@@ -308,7 +308,7 @@ def test_as_published_the_score_trains_the_policy_alone() -> None:
 
 
 def test_the_unmerging_estimator_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = drawn(HierarchicalDecoder(settings_of()))
+    decoder = randomized(HierarchicalDecoder(settings_of()))
     assert isinstance(decoder, HierarchicalDecoder)
     chosen = list(itertools.permutations(range(3), 2))
     x = normal(1, 3, 4).expand(len(chosen), -1, -1)
@@ -351,7 +351,7 @@ def test_the_surrogates_weights() -> None:
 
 
 def test_logits_by_hand() -> None:
-    scores = drawn(PairScores(6, 2, True))
+    scores = randomized(PairScores(6, 2, True))
     assert isinstance(scores, PairScores)
     x = normal(2, 3, 6)
     normed = scores.norm(x)
@@ -376,7 +376,7 @@ def layer(**options: object) -> MergingLayer:
         "through_tokens": True,
         **options,
     }
-    made = drawn(MergingLayer(4, **given))  # type: ignore[arg-type]
+    made = randomized(MergingLayer(4, **given))  # type: ignore[arg-type]
     assert isinstance(made, MergingLayer)
     return made
 
@@ -404,7 +404,7 @@ def test_the_heuristic_is_the_blocks_attention() -> None:
 
 
 def test_a_random_policy_finds_all_pairs_alike_and_always_samples() -> None:
-    encoder = drawn(HierarchicalEncoder(settings_of(policy="random"))).eval()
+    encoder = randomized(HierarchicalEncoder(settings_of(policy="random"))).eval()
     assert isinstance(encoder, HierarchicalEncoder)
     x = normal(1, 6, 4).expand(50, -1, -1)
     step, pairs = encoder.step(x, 1, 1, chance(explore=False))
@@ -416,7 +416,7 @@ def test_a_random_policy_finds_all_pairs_alike_and_always_samples() -> None:
 
 @pytest.mark.parametrize("policy", ["learned", "shared_keys", "heuristic"])
 def test_evaluation_is_greedy(policy: str) -> None:
-    encoder = drawn(HierarchicalEncoder(settings_of(policy=policy))).eval()
+    encoder = randomized(HierarchicalEncoder(settings_of(policy=policy))).eval()
     x, merges = normal(3, 6, 4), [2, 1]
     one = encoder(x, merges, Chance(torch.Generator().manual_seed(1), False))
     other = encoder(x, merges, Chance(torch.Generator().manual_seed(2), False))
@@ -427,8 +427,8 @@ def test_evaluation_is_greedy(policy: str) -> None:
 @pytest.mark.parametrize("gradient", ["reinforce", "scaling"])
 def test_what_merges_is_taken_apart_again(attention: bool, gradient: str) -> None:
     settings = settings_of(attention=attention, gradient=gradient, token_noise=0.5)
-    encoder = drawn(HierarchicalEncoder(settings))
-    decoder = drawn(HierarchicalDecoder(settings))
+    encoder = randomized(HierarchicalEncoder(settings))
+    decoder = randomized(HierarchicalDecoder(settings))
     x, merges = normal(3, 7, 4), [3, 1, 1]
     encoded = encoder(x, merges, chance())
     assert encoded.tokens.shape == (3, 2, 4)
@@ -454,7 +454,7 @@ def test_scaling_takes_the_place_of_reinforce(gradient: str, felt: bool) -> None
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_forced_tokens_are_scaled_as_chosen_ones(count: int) -> None:
-    decoder = drawn(HierarchicalDecoder(settings_of(gradient="scaling")))
+    decoder = randomized(HierarchicalDecoder(settings_of(gradient="scaling")))
     assert isinstance(decoder, HierarchicalDecoder)
     x = normal(2, 3, 4)
     chosen = choose_tokens(decoder._logits(x + timestep_encoding(1, 4)), count)
@@ -465,7 +465,7 @@ def test_forced_tokens_are_scaled_as_chosen_ones(count: int) -> None:
 
 
 def test_who_is_in_no_pair_stays_without_attention() -> None:
-    encoder = drawn(HierarchicalEncoder(settings_of(attention=False)))
+    encoder = randomized(HierarchicalEncoder(settings_of(attention=False)))
     assert isinstance(encoder, HierarchicalEncoder)
     x = normal(2, 5, 4)
     step, pairs = encoder.step(x, 3, 2, chance())
@@ -482,7 +482,7 @@ def test_who_is_in_no_pair_stays_without_attention() -> None:
 
 
 def test_noise_and_norms() -> None:
-    encoder = drawn(HierarchicalEncoder(settings_of(token_noise=1.0)))
+    encoder = randomized(HierarchicalEncoder(settings_of(token_noise=1.0)))
     assert isinstance(encoder, HierarchicalEncoder)
     x = torch.zeros(4, 500, 4).double()
     quiet = x + timestep_encoding(2, 4)
@@ -525,7 +525,7 @@ def test_a_merge_stands_in_both_places() -> None:
     encoder = make_encoder(
         "learned_merging", dim=4, num_layers=1, proportion=0.4, attention=False
     )
-    encoder = drawn(encoder).eval()  # type: ignore[assignment]
+    encoder = randomized(encoder).eval()  # type: ignore[assignment]
     x = normal(2, 5, 4)
     found = encoder(x)
     entered = x + timestep_encoding(1, 4)
@@ -543,7 +543,7 @@ def test_a_merge_stands_in_both_places() -> None:
 
 @given(seed=seeds, proportion=st.sampled_from([0.0, 0.5, 1.0]))
 def test_how_many_vectors_are_left(seed: int, proportion: float) -> None:
-    encoder = drawn(
+    encoder = randomized(
         make_encoder("learned_merging", dim=4, num_layers=3, proportion=proportion)
     )
     found = encoder(normal(1, 12, 4, seed=seed))[0]
@@ -553,7 +553,7 @@ def test_how_many_vectors_are_left(seed: int, proportion: float) -> None:
 
 def test_sampler_and_learner_agree() -> None:
     """PPO's learner sees the rows in other batches, in training mode."""
-    encoder = drawn(make_encoder("learned_merging", dim=4, num_layers=3)).float()
+    encoder = randomized(make_encoder("learned_merging", dim=4, num_layers=3)).float()
     x = normal(64, 9, 4).float()
     sampled = encoder.eval()(x)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
@@ -564,7 +564,7 @@ def test_sampler_and_learner_agree() -> None:
 
 
 def test_the_policy_of_the_encoder_learns_by_plain_gradients() -> None:
-    encoder = drawn(make_encoder("learned_merging", dim=4))
+    encoder = randomized(make_encoder("learned_merging", dim=4))
     encoder(normal(2, 6, 4)).square().sum().backward()
     grads = {name: part.grad for name, part in encoder.named_parameters()}
     grad = grads["layer.policy.to_query.weight"]

@@ -371,8 +371,8 @@ def test_bytes_numbers_and_patches_with_counts_are_answered_alike(seed: int) -> 
     dense, _ = player.unroll(features.double() / 255, padding, before, ())
     torch.testing.assert_close(dense, expected, rtol=0, atol=1e-12)
     patches, counts = unique_patches(features, padding)
-    told, _ = player.unroll(patches, None, before, (), counts)
-    assert torch.equal(told, expected)
+    counted, _ = player.unroll(patches, None, before, (), counts)
+    assert torch.equal(counted, expected)
     called, _ = player(patches, None, before, (), counts)
     assert torch.equal(called, expected)
 
