@@ -1,4 +1,4 @@
-"""The rollout loop, held against the plainest loop: one world, one step at a time."""
+"""Rollout against a plain loop: one environment, one step at a time."""
 
 import itertools
 from typing import Any
@@ -28,8 +28,8 @@ NUM_ENVS, SEED, STEPS = 6, 7, 16
 class Pond(BatchedEnv):
     """A heron and two frogs on a line.
 
-    A world ends by itself after 2 to 8 steps, by the clock after 5. The second frog
-    dies earlier or later; who is dead is seen by nobody.
+    An episode terminates after 2 to 8 steps and is truncated after 5. The second frog
+    dies earlier or later; the dead are not observed.
     """
 
     def __init__(self, num_envs: int, **options: Any) -> None:
@@ -114,7 +114,7 @@ class Counting(Policy):
 
 
 class Aging(Perturbation):
-    """Add the number of earlier looks in the episode to all features."""
+    """Add the number of earlier observations in the episode to all features."""
 
     def start(
         self,
@@ -171,7 +171,7 @@ def play_alone(
     perturbation: Perturbation | None = None,
     explore: bool = False,
 ) -> tuple[dict[str, Trajectory], list[Any], BatchedEnv]:
-    """Play world ``number`` by itself: each group's steps, its episodes, the world."""
+    """Play environment ``number`` alone: steps by group, its episodes, and itself."""
     env = Pond(1, first_env=number)
     names = list(env.groups)
     rows: dict[str, list[Any]] = {name: [] for name in names}
@@ -280,8 +280,8 @@ def assert_same(one: Trajectory, other: Trajectory, *, exactly: bool = False) ->
             )
 
 
-def world_of(part: Trajectory, number: int) -> Trajectory:
-    """The steps of one world, as a batch of one."""
+def steps_of(part: Trajectory, number: int) -> Trajectory:
+    """Select the steps of one environment, as a batch of one."""
     here = slice(number, number + 1)
     tokens = part.tokens.at((slice(None), here))
     apart = ("tokens", "states")
@@ -322,7 +322,7 @@ def rollout(
         (random_policies, False, "none"),
     ],
 )
-def test_a_batch_is_its_worlds_one_by_one(
+def test_a_batch_is_its_envs_one_by_one(
     policies: Any, explore: bool, kind: str
 ) -> None:
     options = {"perturbation": PERTURBATIONS[kind](), "explore": explore}
@@ -332,7 +332,7 @@ def test_a_batch_is_its_worlds_one_by_one(
     for number in range(NUM_ENVS):
         expected, _, env = play_alone(number, together.policies, **options)
         for name, part in parts.items():
-            assert_same(world_of(part, number), expected[name])
+            assert_same(steps_of(part, number), expected[name])
         assert torch.equal(state["episodes"][number : number + 1], env.episodes)
         assert torch.equal(state["steps"][number : number + 1], env.steps)
         for name, tensor in env.state_dict()["tensors"].items():
@@ -435,7 +435,7 @@ def test_trajectories_do_not_depend_on_the_length_of_fragments(
         assert_same(join(parts, name), part)
 
 
-def test_ended_worlds_are_refilled_with_the_next_episode() -> None:
+def test_ended_envs_are_refilled_with_the_next_episode() -> None:
     together = rollout()
     ended = torch.zeros(NUM_ENVS, dtype=torch.int64)
     for _ in range(STEPS):
@@ -485,9 +485,7 @@ def test_collect_is_the_first_fragment() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "aging", "occlude"])
 @pytest.mark.parametrize("policies", [token_policies, counting_policies])
-def test_one_episode_a_world_in_the_order_of_the_worlds(
-    policies: Any, kind: str
-) -> None:
+def test_one_episode_an_env_in_the_order_of_the_envs(policies: Any, kind: str) -> None:
     options = {"perturbation": PERTURBATIONS[kind](), "explore": True}
     together = rollout(policies, **options)
     episodes = together.episodes()
@@ -504,7 +502,7 @@ def test_one_episode_a_world_in_the_order_of_the_worlds(
     assert together.env.num_envs == 0
 
 
-def test_an_ended_world_is_dropped_and_not_played_on() -> None:
+def test_an_ended_env_is_dropped_and_not_played_on() -> None:
     together = rollout(counting_policies)
     lengths = rollout(counting_policies).episodes().lengths
     steps = itertools.count()
@@ -561,7 +559,7 @@ def test_an_agent_that_appears_in_mid_episode_starts_with_a_fresh_memory() -> No
     assert torch.equal(frogs[..., 1], torch.where(time >= 3, time - 3, time))
 
 
-def test_a_ramp_counts_the_episodes_of_each_world_by_itself() -> None:
+def test_a_ramp_counts_the_episodes_of_each_env_by_itself() -> None:
     ramped = make_perturbation("occlude", severity=1.0, ramp=50)
     together = rollout(perturbation=ramped)
     part = together.steps(STEPS)["heron"]
@@ -574,20 +572,20 @@ def test_a_ramp_counts_the_episodes_of_each_world_by_itself() -> None:
 # Randomness
 
 
-def test_one_world_alone_is_the_same_world_among_many() -> None:
+def test_one_env_alone_is_the_same_env_among_many() -> None:
     many = Rollout(Pond(9), token_policies(Pond(1)), explore=True)
     parts = many.steps(STEPS)
     for number in (0, 4, 8):
         one = Pond(1, first_env=number)
         alone = Rollout(one, token_policies(one), explore=True).steps(STEPS)
         for name, part in alone.items():
-            assert_same(world_of(parts[name], number), part)
+            assert_same(steps_of(parts[name], number), part)
             difference = parts[name].actions[:, number] - part.actions[:, 0]
             assert difference.abs().max() <= 1e-6
         torch.testing.assert_close(many.env.places[number], one.places[0])
 
 
-def test_the_seed_and_the_world_decide() -> None:
+def test_the_seed_and_the_env_decide() -> None:
     def actions(**options: Any) -> Tensor:
         env = Pond(3, **options)
         return collect(env, random_policies(env), steps=6)["heron"].actions

@@ -36,7 +36,7 @@ class Perturbation(ABC):
     """
 
     reorders: bool = False
-    """Whether tokens only change places, which an invariant policy must not notice."""
+    """True if tokens only change places, which no invariant policy can notice."""
 
     ramp: int | None = None
     """Episodes in which the severity grows to its full size; None: full at once."""
@@ -53,7 +53,7 @@ class Perturbation(ABC):
 
     @property
     def varies(self) -> bool:
-        """Whether the severity differs between environments."""
+        """True if the severity differs between environments or episodes."""
         return self.low < self.high or self.ramp is not None
 
     @abstractmethod

@@ -62,8 +62,8 @@ class Delay(SampledPerturbation):
         new = state["absent"] & ~tokens.padding
         if new.any():
             readings = torch.where(new[:, None, ..., None], newest, readings)
-        remembered = {"readings": readings, "absent": tokens.padding.clone()}
-        return super().__call__(tokens, {**state, **remembered})
+        history = {"readings": readings, "absent": tokens.padding.clone()}
+        return super().__call__(tokens, {**state, **history})
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:

@@ -9,7 +9,7 @@ from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.selection import (
     append,
     counted,
-    own_places,
+    identity_origin,
     take_features,
 )
 from marl_pool.perturbations.share import ShareOptions, TokenShare
@@ -55,7 +55,7 @@ class Duplicate(TokenShare):
         queue = state["scores"].masked_fill(~eligible, torch.inf).argsort(-1)
         unused = slots >= counted(eligible, state["severity"].view(-1, 1, 1))
         copied = queue[..., : len(slots)].masked_fill(unused, -1)
-        return {"origin": torch.cat([own_places(tokens), copied], -1)}
+        return {"origin": torch.cat([identity_origin(tokens), copied], -1)}
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
 from marl_pool.perturbations.draws import normal, uniform_like
 from marl_pool.perturbations.readings import check_numbers, check_size
-from marl_pool.perturbations.selection import append, own_places, take_features
+from marl_pool.perturbations.selection import append, identity_origin, take_features
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import unknown
@@ -111,7 +111,7 @@ class Inject(SampledPerturbation):
                 "none of the observer, got near"
             )
         self.token_type = (
-            _type_of_noise(type_names, signal_types)
+            _noise_type(type_names, signal_types)
             if token_type is None
             else _type_number(token_type, type_names)
         )
@@ -144,7 +144,7 @@ class Inject(SampledPerturbation):
         anchor = state["anchor"]
         slots = torch.arange(self.count, device=anchor.device)
         beyond = slots >= (state["severity"] * self.most).round().view(-1, 1, 1)
-        origin = torch.cat([own_places(tokens), torch.full_like(anchor, -1)], -1)
+        origin = torch.cat([identity_origin(tokens), torch.full_like(anchor, -1)], -1)
         return {"anchor": anchor.masked_fill(beyond, -1), "origin": origin}
 
     @override
@@ -216,7 +216,7 @@ def _positions(chosen: Sequence[int] | None, known: Sequence[int] | None) -> lis
     return list(known)
 
 
-def _type_of_noise(type_names: Sequence[str], signal_types: Sequence[str]) -> int:
+def _noise_type(type_names: Sequence[str], signal_types: Sequence[str]) -> int:
     """Return the last type that is not signal; acting types come before it."""
     if not signal_types:
         raise UnfitTokensError(

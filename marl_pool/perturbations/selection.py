@@ -63,7 +63,7 @@ def append(tokens: Tokens, added: Tokens) -> Tokens:
     return Tokens(*map(torch.cat, zip(tokens, added, strict=True), (-2, -1, -1)))
 
 
-def own_places(tokens: Tokens) -> Tensor:
-    """Return the identity as an ``origin``: ``(num_envs, agents, N)``."""
+def identity_origin(tokens: Tokens) -> Tensor:
+    """Return the ``origin`` of unmoved tokens, ``(num_envs, agents, N)`` int64."""
     places = torch.arange(tokens.num_tokens, device=tokens.types.device)
     return places.expand_as(tokens.types)

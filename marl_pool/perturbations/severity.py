@@ -10,7 +10,7 @@ from torch import Tensor
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 
-PLACE = -1
+SEVERITY_POSITION = -1
 """Position in a perturbation's stream; its other numbers begin at 0."""
 
 
@@ -82,7 +82,7 @@ def sample_severities(
     if low == high:
         sampled = torch.full(keys.shape, low, dtype=torch.float64, device=keys.device)
     else:
-        sampled = low + (high - low) * uniform(keys, 1, PLACE)[:, 0]
+        sampled = low + (high - low) * uniform(keys, 1, SEVERITY_POSITION)[:, 0]
     if ramp is None or episodes is None:
         return sampled
     return sampled * (episodes.double() / ramp).clamp(max=1)

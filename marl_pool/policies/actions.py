@@ -57,7 +57,7 @@ class ActionSpec:
 
     @property
     def discrete(self) -> bool:
-        """Whether the space is Discrete rather than a Box."""
+        """True for Discrete, False for a Box."""
         return self.n > 0
 
     @property

@@ -31,7 +31,7 @@ class RecurrentPolicy(SpecifiedPolicy):
     @property
     @abstractmethod
     def recurrent(self) -> bool:
-        """Whether decisions depend on the state."""
+        """True if decisions depend on the state."""
 
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """Return the memory ``(batch, …)`` at an episode's start; () for none."""

@@ -151,7 +151,7 @@ class TokenPolicy(RecurrentPolicy):
 
     @property
     def recurrent(self) -> bool:
-        """Whether the pooling head takes the previous action and a memory."""
+        """True if the pooling head takes the previous action and a memory."""
         return self.network.memory_head is not None
 
     @override

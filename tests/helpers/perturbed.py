@@ -1,4 +1,4 @@
-"""What the tests of perturbations share: variants, tokens, and a world to see."""
+"""Shared by the tests of perturbations: variants, tokens, and sequences of them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -75,9 +75,9 @@ def make_tokens(seed: int, envs: int = 3, agents: int = 2, places: int = 9) -> T
 
 
 def keys(envs: int = 3, seed: int = 0, first: int = 0, episode: int = 0) -> Tensor:
-    worlds = torch.arange(envs) + first
-    episodes = torch.full_like(worlds, episode)
-    return stream_keys(seed, worlds, episodes, Purpose.PERTURBATION)
+    env_ids = torch.arange(envs) + first
+    episodes = torch.full_like(env_ids, episode)
+    return stream_keys(seed, env_ids, episodes, Purpose.PERTURBATION)
 
 
 def at_time(tokens: Tokens, time: int) -> Tokens:
@@ -96,7 +96,7 @@ def play(
     moves: bool = False,
     **options: Any,
 ) -> list[Tokens]:
-    """What a policy would see at some steps, of a world that stands still or moves."""
+    """Return the perturbed tokens of some steps, where ``tokens`` rest or move."""
     return [seen for seen, _ in states(perturbation, tokens, steps, moves, **options)]
 
 

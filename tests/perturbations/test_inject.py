@@ -1,4 +1,4 @@
-"""Inject: distractors that move as the world does, of which type and where."""
+"""Inject: motion, type and place of distractors."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_injection_appends_tokens_of_the_type(seed: int, severity: float) -> Non
         assert torch.equal(state["origin"][0, 0, :9], torch.arange(9))
 
 
-def moving_world(time: int) -> tuple[Tokens, Tensor]:
+def moving_env(time: int) -> tuple[Tokens, Tensor]:
     """An observer that moves among landmarks (noise), and one that moves (signal)."""
     observer = torch.tensor([0.3, -0.1]) * time
     landmarks = torch.tensor([[1.0, 1.0], [-2.0, 0.5]])
@@ -61,12 +61,12 @@ def moving_world(time: int) -> tuple[Tokens, Tensor]:
     return Tokens(features, types, padding), observer
 
 
-def test_distractors_stand_still_in_the_world() -> None:
+def test_distractors_stand_still_in_the_env() -> None:
     perturbation = build("inject", spread=0.5)
-    state = perturbation.start(moving_world(0)[0], keys(1))
+    state = perturbation.start(moving_env(0)[0], keys(1))
     places = []
     for time in range(4):
-        tokens, observer = moving_world(time)
+        tokens, observer = moving_env(time)
         seen, state = perturbation(tokens, state)
         places.append(seen.features[0, 0, 4:, :2] + observer)
         # Seen from the observer they move as the landmarks do.
@@ -82,7 +82,7 @@ def test_distractors_stand_still_in_the_world() -> None:
 
 
 def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> None:
-    tokens, _ = moving_world(0)
+    tokens, _ = moving_env(0)
     seen = play(build("inject", token_type=1, spread=0.0), tokens)[0]
     others = tokens.features[0, 0, 1:]
     distances = (seen.features[0, 0, 4:, None] - others).abs().amax(-1).amin(-1)
@@ -91,7 +91,7 @@ def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> Non
 
 
 def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> None:
-    tokens, _ = moving_world(0)
+    tokens, _ = moving_env(0)
     alone = tokens._replace(types=torch.tensor([[[SELF_TYPE, 1, 1, 2]]]))
     beside = Tokens(*map(torch.cat, zip(tokens, alone, strict=True)))
     seen = play(build("inject", spread=0.0), beside)[0]
@@ -103,7 +103,7 @@ def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> Non
 
 @pytest.mark.parametrize("place", ["alike", "near"])
 def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
-    tokens, _ = moving_world(0)
+    tokens, _ = moving_env(0)
     hidden = torch.tensor([[[False, False, True, True]]])  # one anchor for all
     many = tokens._replace(padding=hidden).map(
         lambda part: part.expand(50, *part.shape[1:])
@@ -116,7 +116,7 @@ def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
 
 
 def test_without_any_anchor_the_distractors_are_padded() -> None:
-    tokens, _ = moving_world(0)
+    tokens, _ = moving_env(0)
     alone = tokens._replace(padding=torch.tensor([[[False, True, True, True]]]))
     seen = play(build("inject"), alone)[0]
     assert seen.padding[0, 0, 1:].all()
@@ -124,7 +124,7 @@ def test_without_any_anchor_the_distractors_are_padded() -> None:
 
 
 def test_a_distractor_vanishes_with_its_anchor() -> None:
-    tokens, _ = moving_world(0)
+    tokens, _ = moving_env(0)
     perturbation = build("inject")
     state = perturbation.start(tokens, keys(1))
     gone = tokens._replace(padding=torch.tensor([[[False, True, False, False]]]))
@@ -200,7 +200,7 @@ def test_an_offset_moves_the_position_and_nothing_else(
     positions: tuple[int, ...],
 ) -> None:
     spec = replace(SPEC, positions=positions)
-    tokens, _ = moving_world(0)
+    tokens, _ = moving_env(0)
     seen = play(make_perturbation("inject", specs=[spec], spread=0.3), tokens)[0]
     added = seen.features[0, 0, 4:]
     anchors = tokens.features[0, 0, 1:3]
@@ -220,16 +220,14 @@ def test_tokens_without_a_known_position_take_no_distractors() -> None:
         spec = replace(SPEC, positions=positions)
         with pytest.raises(UnfitTokensError, match=f"position_features: .*{message}"):
             make_perturbation("inject", specs=[spec])
-        told = make_perturbation("inject", specs=[spec], position_features=[0])
-        assert play(told, make_tokens(0))[0].num_tokens == 9 + 32
+        made = make_perturbation("inject", specs=[spec], position_features=[0])
+        assert play(made, make_tokens(0))[0].num_tokens == 9 + 32
     for numbers in ([], [-1], [1, 1]):
-        with pytest.raises(
-            InputError, match=r"perturbation.position_features: expected .* got"
-        ):
+        with pytest.raises(InputError, match=r"position_features: expected .*, got"):
             build("inject", position_features=numbers)
 
 
-# In the worlds
+# In environments
 
 WORLDS: dict[str, Callable[..., BatchedEnv]] = {
     name: partial(make_batched_env, name, 4, **options)
@@ -252,7 +250,7 @@ WORLDS: dict[str, Callable[..., BatchedEnv]] = {
         ("cartpole", "these tokens have no position"),
     ],
 )
-def test_suites_inject_what_is_noise_in_a_world(
+def test_suites_inject_what_is_noise_in_an_env(
     suite: str, env: str, expected: str
 ) -> None:
     listed = compose("evaluate", [f"suite={suite}"])["perturbations"]

@@ -39,7 +39,7 @@ def images(places: int = 50) -> Tokens:
 
 
 def errors_of(name: str, tokens: Tokens, **options: Any) -> list[Tensor]:
-    """What is added to readings, or the logarithm of their factors, step by step."""
+    """Return errors added to readings, or logarithms of factors, for each step."""
     made = build(name, protect_self=False, **options)
     errors = []
     for time, seen in enumerate(play(made, tokens, moves=True)):
@@ -140,7 +140,7 @@ def test_a_frozen_reading_is_a_copy() -> None:
     now = tokens._replace(features=tokens.features.clone())
     perturbation = build("freeze", severity=1.0)
     state = perturbation.start(now, keys())
-    now.features.add_(1.0)  # a world that writes its next step in place
+    now.features.add_(1.0)  # an environment that writes its next step in place
     seen, state = perturbation(now, state)
     frozen = state["frozen"]
     assert torch.equal(seen.features[frozen], tokens.features[frozen])

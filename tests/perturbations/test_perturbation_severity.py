@@ -1,4 +1,4 @@
-"""Severities that worlds draw or that grow, nested shares, and what is protected."""
+"""Sampled and growing severities, nested selections, and protected tokens."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def cut(tokens: Tokens, places: int) -> Tokens:
 
 @variants
 @given(seed=seeds)
-def test_each_world_sees_what_its_own_severity_does(
+def test_each_env_sees_what_its_own_severity_does(
     name: str, options: dict[str, Any], seed: int
 ) -> None:
     tokens = make_tokens(seed)
@@ -134,7 +134,7 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
 
 
 @variants
-def test_who_drew_0_sees_no_change_bit_for_bit(
+def test_sampled_severity_0_changes_nothing_bit_for_bit(
     name: str, options: dict[str, Any]
 ) -> None:
     tokens = make_tokens(0)
@@ -312,7 +312,7 @@ def in_the_loop(
 
 
 @variants
-def test_the_policy_sees_it_and_the_world_does_not(
+def test_the_policy_sees_it_and_the_env_does_not(
     name: str, options: dict[str, Any]
 ) -> None:
     clean, perturbed = (in_the_loop(name, options, severity) for severity in (0, 0.9))
@@ -388,7 +388,7 @@ def test_a_ramp_goes_on_exactly_where_a_state_was_taken(
 
 
 @variants
-def test_worlds_of_a_batch_draw_what_they_draw_alone(
+def test_envs_of_a_batch_draw_what_they_draw_alone(
     name: str, options: dict[str, Any]
 ) -> None:
     options = {**options, "ramp": 3}
@@ -401,9 +401,7 @@ def test_worlds_of_a_batch_draw_what_they_draw_alone(
 
 
 @variants
-def test_worlds_can_be_dropped_in_mid_episode(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_envs_can_be_dropped_in_mid_episode(name: str, options: dict[str, Any]) -> None:
     rollout = in_the_loop(name, options, [0.2, 1.0])
     other = in_the_loop(name, options, [0.2, 1.0])
     rows = torch.tensor([3, 1])

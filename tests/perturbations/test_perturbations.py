@@ -55,7 +55,7 @@ def test_severity_0_is_the_identity_bit_for_bit(
 
 
 @variants
-def test_it_leaves_the_worlds_own_tensors_alone(
+def test_it_leaves_the_envs_own_tensors_alone(
     name: str, options: dict[str, Any]
 ) -> None:
     tokens = make_tokens(0)
@@ -77,7 +77,7 @@ def test_same_keys_same_perturbation(
 
 @variants
 @pytest.mark.parametrize("other", [{"seed": 1}, {"first": 9}, {"episode": 1}])
-def test_other_seeds_worlds_and_episodes_differ(
+def test_other_seeds_envs_and_episodes_differ(
     name: str, options: dict[str, Any], other: dict[str, int]
 ) -> None:
     tokens = make_tokens(0)
@@ -103,19 +103,19 @@ def test_a_row_is_the_same_alone_and_among_others(
 
 
 @variants
-def test_agents_of_a_world_are_perturbed_apart(
+def test_agents_of_an_env_are_perturbed_apart(
     name: str, options: dict[str, Any]
 ) -> None:
     twins = make_tokens(0).at((slice(None), slice(0, 1)))
     twins = twins.map(lambda tensor: tensor.expand(-1, 2, *tensor.shape[2:]).clone())
     seen = play(build(name, severity=0.5, **options), twins, moves=True)[-1]
     first, second = (seen.at((slice(None), agent)) for agent in range(2))
-    # A delay is the world's.
+    # The delay is that of the environment.
     assert same(first, second) == (name == "delay")
 
 
 @variants
-def test_a_restart_touches_the_worlds_that_begin_anew(
+def test_a_restart_touches_the_envs_that_begin_anew(
     name: str, options: dict[str, Any]
 ) -> None:
     tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)

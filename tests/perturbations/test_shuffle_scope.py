@@ -42,7 +42,7 @@ def screens(seed: int, steps: int) -> Tensor:
 
 
 def stacked(frames: Tensor, time: int) -> Tokens:
-    """What a world shows that repeats its first frame: the newest frame last."""
+    """Stack frames, the newest one last, with repetitions of the first frame."""
     chosen = [frames[max(time - age, 0)] for age in reversed(range(FRAMES))]
     features = torch.cat(chosen, -1)
     types = torch.zeros(features.shape[:-1], dtype=torch.int64)
@@ -52,7 +52,7 @@ def stacked(frames: Tensor, time: int) -> Tokens:
 def seen(
     perturbation: Perturbation, frames: Tensor, seed: int = 0
 ) -> list[tuple[Tokens, Tensor]]:
-    """What a policy sees of the frames, and the newest frame's order."""
+    """Return the perturbed tokens and the order of the newest frame for each step."""
     state = perturbation.start(stacked(frames, 0), keys(ENVS, seed=seed))
     found = []
     for time in range(len(frames)):
@@ -178,7 +178,7 @@ def test_what_lies_under_padding_is_never_seen() -> None:
         assert torch.isfinite(tokens.features[~tokens.padding]).all()
 
 
-# The worlds
+# Environments
 
 
 def balanced(count: int = 4) -> BatchedEnv:
@@ -194,7 +194,7 @@ def frame_by_frame(env: BatchedEnv, **options: Any) -> Perturbation:
 
 
 def returns(env: BatchedEnv, **options: Any) -> Tensor:
-    """Of a feed-forward policy, which needs its channels in order."""
+    """Return those of a feed-forward policy, which needs its channels in order."""
     group = env.groups["agent"]
     policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
     change = frame_by_frame(env, **options) if options else None
@@ -208,7 +208,7 @@ def test_in_a_rollout_it_counts_and_severity_0_does_not() -> None:
     assert not torch.equal(returns(balanced(), every=2), clean)
 
 
-def test_a_world_sees_among_others_what_it_sees_alone() -> None:
+def test_an_env_sees_among_others_what_it_sees_alone() -> None:
     together = returns(balanced(4), every=2)
     alone = torch.cat(
         [
@@ -259,7 +259,7 @@ def test_a_saved_rollout_goes_on_exactly() -> None:
         ("simple_centroid", {}, 1),
     ],
 )
-def test_worlds_say_how_many_frames_a_token_stacks(
+def test_envs_say_how_many_frames_a_token_stacks(
     name: str, options: dict[str, Any], frames: int
 ) -> None:
     needs = {"pong": "ale_py", "car_racing": "Box2D", "ant_bullet": "pybullet"}
@@ -277,7 +277,7 @@ def test_frames_that_features_cannot_hold_are_refused() -> None:
         TokenSpec(2, 5, ("patch",), num_frames=0)
 
 
-def test_a_world_that_stacks_its_frames_is_seen_in_mixed_orders() -> None:
+def test_an_env_that_stacks_its_frames_is_seen_in_mixed_orders() -> None:
     """CartPole's frames, permuted as they come, without any of our stacks of orders."""
 
     env = balanced()
@@ -374,7 +374,7 @@ def test_cloning_reads_pixels_where_frames_are_permuted() -> None:
 # The paper's numbers
 
 
-def test_table_6_is_set_beside_frames_in_the_worlds_that_stack_them() -> None:
+def test_table_6_is_set_beside_frames_in_the_envs_that_stack_them() -> None:
     suite = compose("evaluate", ["suite=attention_neuron"])["perturbations"]
     rows = {
         label(

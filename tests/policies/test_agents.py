@@ -93,7 +93,7 @@ def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("idle", [0.1, 0.5, 1.0])
-def test_ended_worlds_may_idle_and_nothing_changes(idle: float) -> None:
+def test_ended_envs_may_idle_and_nothing_changes(idle: float) -> None:
     agent = agents()["sensory"].double()
     population = Population(agent, vectors(agent, 4))
     at_once, later = (
@@ -104,7 +104,7 @@ def test_ended_worlds_may_idle_and_nothing_changes(idle: float) -> None:
     assert at_once.lengths.equal(later.lengths)
 
 
-def test_only_worlds_that_run_on_may_idle() -> None:
+def test_only_envs_that_run_on_may_idle() -> None:
     toy = make_batched_env("simple_centroid", num_envs=2)
     agent = FeedForward(toy.groups["agent"].tokens, toy.groups["agent"].action_space)
     rollout = Rollout(toy, {"agent": agent})
@@ -112,7 +112,7 @@ def test_only_worlds_that_run_on_may_idle() -> None:
         rollout.episodes(idle=0.2)
 
 
-def test_a_population_needs_a_multiple_of_its_size_in_worlds() -> None:
+def test_a_population_needs_a_multiple_of_its_size_in_envs() -> None:
     agent = agents()["sensory"]
     population = Population(agent, vectors(agent, 4))
     with pytest.raises(InputError, match="num_envs: expected a multiple .* 4, got 6"):

@@ -46,7 +46,7 @@ def sets(batch: int = 2, seed: int = 0) -> Tensor:
 
 
 def tokens(features: Tensor, padding: Tensor | None = None) -> Tokens:
-    """Of ``(E, N, F)``, one agent a world."""
+    """Make tokens of ``(E, N, F)`` features, one agent per environment."""
     types = torch.zeros(features.shape[:2], dtype=torch.int64)[:, None]
     hidden = types.bool() if padding is None else padding[:, None]
     return Tokens(features[:, None], types, hidden)

@@ -238,7 +238,7 @@ each_head = pytest.mark.parametrize("head", HEADS, ids=["lstm", "none"])
 
 
 def policies(head: dict[str, Any], trunk: str) -> dict[str, TokenPolicy]:
-    world = FoxAndHens(1)
+    env = FoxAndHens(1)
     return {
         name: make_policy(
             group.tokens,
@@ -249,7 +249,7 @@ def policies(head: dict[str, Any], trunk: str) -> dict[str, TokenPolicy]:
             trunk=trunk,
             seed=0,
         ).eval()
-        for name, group in world.groups.items()
+        for name, group in env.groups.items()
     }
 
 
@@ -259,8 +259,8 @@ def test_a_training_pass_repeats_what_the_rollout_decided(
     head: dict[str, Any], trunk: str
 ) -> None:
     """Over episodes' ends, fragments' ends and cuts in the middle of both."""
-    world = FoxAndHens(5, seed=3)
-    rollout = Rollout(world, policies(head, trunk), explore=True)
+    env = FoxAndHens(5, seed=3)
+    rollout = Rollout(env, policies(head, trunk), explore=True)
     rollout.steps(7)  # the next fragment begins in mid-episode
     parts = rollout.steps(20)
     chunks = []
@@ -303,8 +303,8 @@ def module_of(policy: TokenPolicy) -> TokenRLModule:
 
 
 def test_the_state_begins_anew_with_the_episode_and_only_there() -> None:
-    world = FoxAndHens(6, seed=1)
-    rollout = Rollout(world, policies(HEADS[0], "shared"), explore=True)
+    env = FoxAndHens(6, seed=1)
+    rollout = Rollout(env, policies(HEADS[0], "shared"), explore=True)
     before = rollout.steps(9)["hen"]
     part = rollout.steps(9)["hen"]
     ended = before.terminated[-1] | before.truncated[-1]
@@ -333,8 +333,8 @@ def test_a_recurrent_state_is_saved_and_goes_on_exactly() -> None:
 @each_head
 def test_actions_are_remembered_as_vectors(head: dict[str, Any]) -> None:
     both = policies(head, "shared")
-    world = FoxAndHens(2)
-    rollout = Rollout(world, both, explore=True)
+    env = FoxAndHens(2)
+    rollout = Rollout(env, both, explore=True)
     parts = rollout.steps(2)
     choices = parts["hen"].states["action"][1]
     assert torch.equal(choices.argmax(-1), parts["hen"].actions[0])

@@ -47,7 +47,7 @@ def make(space: spaces.Space = BOX, **options: Any) -> TokenPolicy:
 
 
 def same_decisions(one: Any, other: Any) -> bool:
-    """Whether two policies act identically, bit for bit."""
+    """Compare the decisions of two policies bit for bit."""
     tokens = random_tokens(0, (6, 2))
     for explore in (False, True):
         decisions = []
@@ -325,7 +325,7 @@ def test_weights_must_fit_the_configuration(folder: Path, tmp_path: Path) -> Non
 
 
 def paths(tree: Any, path: tuple = ()) -> Iterator[tuple]:
-    """Where the values of a nested dictionary or list are."""
+    """Iterate over the paths to the values of a nested dictionary or list."""
     items: Any = ()
     if isinstance(tree, dict):
         items = tree.items()
