@@ -47,9 +47,9 @@ class Trial(NamedTuple):
     """One run of a sweep.
 
     Attributes:
-        name: of its folder.
-        values: by swept key, in the order of the grid.
-        config: checked configuration of the run.
+        name: name of its folder.
+        values: value of each swept key, in the order of the grid.
+        config: checked configuration of the run, as plain data.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Sweep:
     """Folder of a sweep.
 
     Args:
-        path: of the folder, which need not exist.
+        path: path of the folder, which need not exist.
         grid: key → values.
-        overrides: common to all trials, as typed.
-        config_dir: folder of the user's YAML files.
-        verb: train or fit, the command that makes each run.
+        overrides: overrides of all trials, as typed.
+        config_dir: folder of the user's YAML files; None for none.
+        verb: command that makes each run, train or fit.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Sweep:
 
     @staticmethod
     def is_at(path: str | Path) -> bool:
-        """Return whether the folder holds a sweep."""
+        """Return True if the folder is that of a sweep."""
         return (Path(path) / CONTENT).is_file()
 
     def write(self) -> None:
@@ -138,7 +138,7 @@ class Sweep:
             "grid": self.grid,
             "overrides": self.overrides,
             "config_dir": self.config_dir,
-            # A sweep of `train` names no verb.
+            # The default verb is left out.
             **({} if self.verb == TRAIN else {"verb": self.verb}),
             VERSION: __version__,
         }
@@ -188,8 +188,8 @@ class Sweep:
         NaN. Of a damaged ``metrics.csv`` the readable rows are used.
 
         Args:
-            trials: in the order of the rows.
-            status: by trial name.
+            trials: trials in the order of the rows.
+            status: state of each trial, by name.
         """
         rows = []
         for trial in trials:

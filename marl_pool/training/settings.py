@@ -110,14 +110,16 @@ class RunConfig:
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Convert checked plain data, as in ``run.config``."""
         values = {}
-        hints = get_type_hints(cls)
-        # Subclasses are dataclasses; this base is not.
-        for name in (each.name for each in fields(cls)):  # type: ignore[arg-type]
-            hint = hints[name]
+        for name, hint in _field_types(cls).items():
             if name in plain:
                 typed = is_dataclass(hint)
                 values[name] = hint(**plain[name]) if typed else plain[name]
         return cls(**values)
+
+
+def _field_types(config: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(config)
+    return {each.name: hints[each.name] for each in fields(config)}
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class VisionTransformer(nn.Module):
 
 
 class ImageClassification(Task):
-    """Which class an image is of: AdaPool, section 4.5, on MNIST, Fashion or CIFAR.
+    """Image classification on MNIST, Fashion-MNIST or CIFAR (AdaPool, section 4.5).
 
     The paper's text mentions no augmentation, and its Table 16 gives a feed-forward
     width of 64. The code published with it crops, flips and normalizes the images, and

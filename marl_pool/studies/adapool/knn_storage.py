@@ -1,4 +1,4 @@
-"""Where the sets of the KNN-centroid task lie: in memory, or in a file if large."""
+"""Storage of the KNN-centroid sets: in memory, or in a file if large."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""How much a merging policy depends on what it sees."""
+"""Dependence of a merging policy on its input."""
 
 import math
 from typing import NamedTuple

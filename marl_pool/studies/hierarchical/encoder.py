@@ -21,7 +21,7 @@ from marl_pool.studies.hierarchical.settings import Hierarchy
 
 
 class Chance(NamedTuple):
-    """How choices are made.
+    """Mode of the merging choices.
 
     Attributes:
         generator: of all noise.
@@ -33,8 +33,8 @@ class Chance(NamedTuple):
     explore: bool
 
 
-class Step(NamedTuple):
-    """What a layer made of its tokens.
+class MergeStep(NamedTuple):
+    """Output of one layer.
 
     Attributes:
         tokens: ``(B, S, D)``; the R new ones are the last (after unmerging 2 R: first
@@ -52,12 +52,12 @@ class Step(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What a stack of layers made of its tokens.
+    """Output of a stack of layers.
 
     Attributes:
         tokens: ``(B, S, D)``.
         log_prob: ``(B,)``, the sum over layers.
-        norm: ``(B,)``, the sum over layers; see `Step`.
+        norm: ``(B,)``, the sum over layers; see `MergeStep`.
     """
 
     tokens: Tensor
@@ -66,7 +66,7 @@ class Encoded(NamedTuple):
 
 
 class Entrance(nn.Module):
-    """What happens to tokens that enter a layer: its depth is added, and noise.
+    """Input of a layer: its depth and noise are added to the tokens.
 
     Source: Nair and Lieck, section 3.1.2, equations 5 to 7.
 
@@ -133,7 +133,7 @@ class HierarchicalEncoder(nn.Module):
 
     def step(
         self, x: Tensor, depth: int, count: int, chance: Chance
-    ) -> tuple[Step, Pairs]:
+    ) -> tuple[MergeStep, Pairs]:
         """Apply layer ``depth``, from 1; return its pairs, too."""
         x, norm = self.entrance(x, depth, chance.generator)
         x, logits = self.layer.transform(x)
@@ -150,7 +150,7 @@ class HierarchicalEncoder(nn.Module):
         new = torch.cat([gather_tokens(x, rest), merged], 1)
         if self.layer.refine is not None:
             new = self.layer.refine(new, x)
-        return Step(new, rest, log_probs.sum(1), norm), pairs
+        return MergeStep(new, rest, log_probs.sum(1), norm), pairs
 
     @torch.no_grad()
     def first_policy(self, x: Tensor, chance: Chance) -> Tensor:
@@ -163,7 +163,7 @@ class HierarchicalEncoder(nn.Module):
 
 
 def others(places: Tensor, size: int) -> Tensor:
-    """Those of ``size`` places that are not in ``places (B, R)``, in their order."""
+    """Return the indices below ``size`` that are not in ``places (B, R)``, sorted."""
     used = torch.zeros(len(places), size, device=places.device, dtype=torch.uint8)
     used = used.scatter(1, places, 1)
     return used.argsort(dim=1, stable=True)[:, : size - places.shape[1]]

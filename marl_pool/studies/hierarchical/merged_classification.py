@@ -10,7 +10,7 @@ from marl_pool.training.supervised.task import Batch
 
 
 class MergedClassification(MergedImages):
-    """Which class an image is of, by the encoder alone: Nair and Lieck, section 4.1.
+    """Image classification by the encoder alone (Nair and Lieck, section 4.1).
 
     ``error_1`` is the share of wrong answers from one token, ``error`` the mean over
     ``levels``.

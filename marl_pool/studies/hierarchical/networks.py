@@ -13,7 +13,7 @@ from marl_pool.studies.hierarchical.settings import Hierarchy
 
 
 class Answer(NamedTuple):
-    """What a network says about images.
+    """Output of a network for images.
 
     Attributes:
         output: images ``(B, H, W, C)``, or logits ``(B, classes)``.

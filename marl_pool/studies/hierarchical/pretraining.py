@@ -12,7 +12,7 @@ from marl_pool.studies.hierarchical.networks import ImageAutoencoder
 
 
 class Forced(NamedTuple):
-    """What teacher forcing measured.
+    """Measurements of teacher forcing.
 
     Attributes:
         losses: ``(B,)`` squared errors of tokens, the mean over layers, with that of

@@ -69,7 +69,7 @@ class Reconstruction(MergedImages):
 
     @cached_property
     def mean_image(self) -> Tensor:
-        """Of the training set, ``(H, W, C)`` in [0, 1]."""
+        """Mean image of the training set, ``(H, W, C)`` in [0, 1]."""
         return scaled(self._images["train"]).mean(0)
 
     @torch.no_grad()

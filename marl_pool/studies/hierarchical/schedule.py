@@ -1,4 +1,4 @@
-"""How many pairs each layer merges, and how many layers there are."""
+"""Numbers of merged pairs and of layers."""
 
 from collections.abc import Sequence
 

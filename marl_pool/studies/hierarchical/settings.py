@@ -1,4 +1,4 @@
-"""What encoder and decoder of a hierarchical transformer have in common."""
+"""Settings shared by encoder and decoder of a hierarchical transformer."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -70,5 +70,5 @@ class Hierarchy:
 
     @property
     def masked(self) -> bool:
-        """Whether log-probabilities are those of what was sampled."""
+        """True if log-probabilities are those of the sampled choices."""
         return self.log_prob == "masked"

@@ -1,4 +1,4 @@
-"""What both hierarchical studies share: images, a merging schedule, its training."""
+"""Base of both hierarchical studies: images, merging schedule and training."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -247,7 +247,7 @@ class MergedImages(Task):
         ]
 
     def draw_level(self, generator: torch.Generator) -> int:
-        """Which of the proportions a batch learns from."""
+        """Sample the proportion that a batch learns from."""
         return int(torch.randint(len(self.trained), (1,), generator=generator))
 
     def evaluate(

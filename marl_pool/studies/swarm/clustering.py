@@ -143,7 +143,7 @@ class Clustering(PointTask):
     def spread(
         self, network: nn.Module, size: int, generator: torch.Generator
     ) -> Tensor:
-        """How far the loss of test sets depends on the order of their entities.
+        """Measure the dependence of the test loss on the order of the entities.
 
         Args:
             network: in evaluation mode.

@@ -48,7 +48,7 @@ class Mixtures(NamedTuple):
 
     @property
     def num_clusters(self) -> Tensor:
-        """How many components each mixture has, ``(B,)``."""
+        """Return the number of components of each mixture, ``(B,)``."""
         return (self.weights > 0).sum(1)
 
 

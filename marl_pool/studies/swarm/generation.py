@@ -156,7 +156,7 @@ class ImageGeneration(Task):
 
     @cached_property
     def frequencies(self) -> Tensor:
-        """Of each level in the training images' pixels, ``(L, num_levels)``."""
+        """Frequency of each level in the training images, ``(L, num_levels)``."""
         pixels, levels = self.pixels["train"], self.num_levels
         first = levels * torch.arange(pixels.shape[1])
         counts = torch.ones(levels * len(first), dtype=torch.int64)

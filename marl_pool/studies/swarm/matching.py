@@ -1,4 +1,4 @@
-"""Which output stands for which cluster: the best assignment, and its likelihood."""
+"""Assignment of outputs to clusters, and its likelihood."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What studies of point sets share: data made on demand, padding, order."""
+"""Base of the studies of point sets: generated data, padding and order."""
 
 from abc import abstractmethod
 from pathlib import Path

@@ -89,6 +89,6 @@ class PointNetwork(nn.Module):
 
 
 def is_equivariant(network: nn.Module) -> bool:
-    """Whether the order of the points matters to no encoder of the network."""
+    """Return whether the network is invariant to the order of the points."""
     parts = network.modules()
     return all(p.permutation_equivariant for p in parts if isinstance(p, Encoder))

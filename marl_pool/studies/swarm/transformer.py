@@ -135,7 +135,7 @@ class SwarmTransformer(nn.Module):
         return self.places.new_zeros(size)
 
     def known(self, labels: Tensor | None) -> Tensor:
-        """What is known of every pixel before it is seen, ``(1 or B, L, width)``."""
+        """Return the queries of all pixels, ``(1 or B, L, width)``."""
         x = self.places
         if self.channels is not None:
             x = x + self.channels.weight.repeat(len(x) // self.shape[2], 1)

@@ -18,7 +18,7 @@ Part = Mapping[str, Any]
 
 
 class Outcome(NamedTuple):
-    """What a network did with a batch.
+    """Output and loss of a network for a batch.
 
     Attributes:
         loss: a scalar to differentiate, the mean over the batch.

@@ -184,7 +184,7 @@ def test_scripted_policies_are_built_for_their_group():
             "must be a subclass of marl_pool.policies.base.Poli",
         ),
         ("no.such:Policy", "fixed.hen: policy 'no.such:Policy' cannot be imported"),
-        ("nowhere", "fixed.hen: nowhere is no folder of a policy or a run"),
+        ("nowhere", "fixed.hen: expected heuristic.*policy or run, got nowhere"),
         ("heuristics", "expected heuristic, random, package.module:Class or the fol"),
     ],
 )

@@ -24,7 +24,7 @@ SIDE, CHANNELS = 32, 3
 
 
 class Archive(NamedTuple):
-    """Where an archive keeps what.
+    """Layout of an archive.
 
     Attributes:
         folder: inside the archive.
@@ -85,11 +85,11 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
 
 
 class _DamagedError(Exception):
-    """What is wrong inside an archive."""
+    """Error in the content of an archive."""
 
 
 class _Array:
-    """What a pickled array of bytes says of itself."""
+    """Header of a pickled byte array."""
 
     __slots__ = ("array",)
 

@@ -28,7 +28,7 @@ class Source(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """File name, from the URL."""
         return self.url.rpartition("/")[2]
 
 
