@@ -46,9 +46,10 @@ test-all: test slow  ## The slow tests too, and each property with many examples
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
 	$(PYTEST) $(PAIR) -m "fast and not slow"
 
-lint: $(BIN)/.dev  ## ruff: format and rules
+lint: $(BIN)/.dev  ## ruff: format and rules; names and docstrings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python scripts/words.py
 
 types: $(BIN)/.dev  ## mypy
 	$(BIN)/mypy

@@ -17,7 +17,7 @@ from marl_pool.studies.hierarchical.encoder import (
     Chance,
     Encoded,
     Entrance,
-    Step,
+    MergeStep,
     others,
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
@@ -69,7 +69,7 @@ class HierarchicalDecoder(nn.Module):
         count: int,
         chance: Chance,
         forced: Tensor | None = None,
-    ) -> Step:
+    ) -> MergeStep:
         """Apply the layer that reverses layer ``depth``.
 
         Args:
@@ -100,7 +100,7 @@ class HierarchicalDecoder(nn.Module):
             new = self.refine(new, x)
         if self.block is not None:
             new = self.block(new)
-        return Step(new, rest, log_prob, norm)
+        return MergeStep(new, rest, log_prob, norm)
 
     @staticmethod
     def _choose(logits: Tensor, count: int, chance: Chance) -> Tensor:
