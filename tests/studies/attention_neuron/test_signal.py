@@ -48,7 +48,7 @@ def test_a_world_knows_its_signal_or_says_so(name: str, options: Any) -> None:
 def test_a_world_that_knows_nothing() -> None:
     env = FoxAndHens(2)
     env.reset()
-    with pytest.raises(UnfitTokensError, match="FoxAndHens does not say .* 'fox'"):
+    with pytest.raises(UnfitTokensError, match="FoxAndHens does not define .* 'fox'"):
         env.signal()
 
 
