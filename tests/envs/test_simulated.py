@@ -32,7 +32,7 @@ COUNTER = "helpers.toy_simulator:Counter"
 
 
 class Counted(SimulatedEnv):
-    """A world of `Counter`."""
+    """A env of `Counter`."""
 
     def __init__(self, num_envs: int, process: bool = False, **options: Any) -> None:
         simulators = SimulatorProcess(COUNTER, {}) if process else Simulators(Counter)
@@ -73,14 +73,14 @@ def in_process(num_envs: int, **options: Any) -> SimulatedEnv:
 
 def real(name: str, **fixed: Any) -> Callable[..., SimulatedEnv]:
     def make(num_envs: int, **options: Any) -> SimulatedEnv:
-        world = make_batched_env(name, num_envs, **fixed, **options)
-        assert isinstance(world, SimulatedEnv)
-        return world
+        env = make_batched_env(name, num_envs, **fixed, **options)
+        assert isinstance(env, SimulatedEnv)
+        return env
 
     return make
 
 
-EACH_WORLD = pytest.mark.parametrize(
+EACH_ENV = pytest.mark.parametrize(
     "make",
     [
         pytest.param(Counted, id="counted"),
@@ -94,26 +94,26 @@ Maker = Callable[..., SimulatedEnv]
 
 
 def begun(make: Maker, num_envs: int = 1, **options: Any) -> SimulatedEnv:
-    world = make(num_envs, **options)
-    world.reset()
-    return world
+    env = make(num_envs, **options)
+    env.reset()
+    return env
 
 
-def actions_for(world: SimulatedEnv) -> dict[str, Tensor]:
-    """Some actions in [-0.6, 1] that depend on world, episode and step alone."""
-    size = world.groups["agent"].action_space.shape
+def actions_for(env: SimulatedEnv) -> dict[str, Tensor]:
+    """Some actions in [-0.6, 1] that depend on env, episode and step alone."""
+    size = env.groups["agent"].action_space.shape
     assert size is not None
-    mixed = world.env_ids * 7 + world.episodes * 5 + world.steps * world.steps * 3
+    mixed = env.env_ids * 7 + env.episodes * 5 + env.steps * env.steps * 3
     numbers = (mixed[:, None] + torch.arange(size[0]) * 4) % 9
     return {"agent": (numbers / 5 - 0.6)[:, None]}
 
 
-def run(world: SimulatedEnv, steps: int) -> Tensor:
+def run(env: SimulatedEnv, steps: int) -> Tensor:
     """Play; return what was seen ``(steps, num_envs, …)``."""
     seen = []
     for _ in range(steps):
-        world.step(actions_for(world))
-        seen.append(world.observe()["agent"].features.clone())
+        env.step(actions_for(env))
+        seen.append(env.observe()["agent"].features.clone())
     return torch.stack(seen)
 
 
@@ -121,23 +121,23 @@ def only(*rows: int, of: int) -> Tensor:
     return torch.isin(torch.arange(of), torch.tensor(rows))
 
 
-@EACH_WORLD
+@EACH_ENV
 def test_an_episode_follows_from_seed_world_and_number_alone(make: Maker) -> None:
-    world = begun(make, 3, seed=3)
+    env = begun(make, 3, seed=3)
     seen: dict[tuple[int, int], list[Tensor]] = {}
     resets = {2: [1], 4: [0, 1], 6: [2]}
     for time_ in range(9):
-        world.reset(only(*resets.get(time_, []), of=3))
-        shown = run(world, 1)[0]
+        env.reset(only(*resets.get(time_, []), of=3))
+        shown = run(env, 1)[0]
         for i in range(3):
-            seen.setdefault((i, int(world.episodes[i])), []).append(shown[i])
+            seen.setdefault((i, int(env.episodes[i])), []).append(shown[i])
     for number, episode in ((0, 1), (1, 0), (1, 2), (2, 1)):
         alone = begun(make, first_env=number, first_episode=episode, seed=3)
         expected = torch.stack(seen[number, episode])
         assert torch.equal(run(alone, len(expected))[:, 0], expected)
 
 
-@EACH_WORLD
+@EACH_ENV
 def test_starts_differ_between_seeds_worlds_and_episodes(make: Maker) -> None:
     # Cars stand alike, and their tracks come into sight as the picture grows.
     def start(**options: int) -> bytes:
@@ -150,30 +150,30 @@ def test_starts_differ_between_seeds_worlds_and_episodes(make: Maker) -> None:
         assert start(**options) != base
 
 
-@EACH_WORLD
+@EACH_ENV
 @pytest.mark.parametrize("rows", [[1], [1, 0], [1, 1]])
 def test_what_is_taken_goes_on_like_the_whole(make: Maker, rows: list[int]) -> None:
     index = torch.tensor(rows)
-    world, twin = begun(make, 2, seed=2), begun(make, 2, seed=2)
-    run(world, 3)
+    env, twin = begun(make, 2, seed=2), begun(make, 2, seed=2)
+    run(env, 3)
     run(twin, 3)
     taken = twin.select(index)
     assert isinstance(taken, SimulatedEnv)
-    expected = run(world, 4)
+    expected = run(env, 4)
     assert torch.equal(run(taken, 4), expected[:, index])
     # The one that it was taken from can still go on, by playing its episodes again.
     assert torch.equal(run(twin, 4), expected)
-    for one in (world, twin):
+    for one in (env, twin):
         one.reset(only(0, of=2))
-    assert torch.equal(run(twin, 2), run(world, 2))
+    assert torch.equal(run(twin, 2), run(env, 2))
 
 
-@EACH_WORLD
+@EACH_ENV
 def test_a_saved_rollout_is_continued_exactly(make: Maker) -> None:
     def rollout() -> Rollout:
-        world = make(2, seed=5, max_steps=4)
-        space = spaces.Box(-0.5, 1, world.groups["agent"].action_space.shape)
-        return Rollout(world, {"agent": RandomPolicy(space)}, explore=True)
+        env = make(2, seed=5, max_steps=4)
+        space = spaces.Box(-0.5, 1, env.groups["agent"].action_space.shape)
+        return Rollout(env, {"agent": RandomPolicy(space)}, explore=True)
 
     whole, rest = rollout(), rollout()
     whole.steps(6)
@@ -189,19 +189,19 @@ def test_a_saved_rollout_is_continued_exactly(make: Maker) -> None:
         assert torch.equal(one, other)
 
 
-@EACH_WORLD
+@EACH_ENV
 def test_a_state_from_before_the_first_episode_can_be_loaded(make: Maker) -> None:
-    world = make(1)
-    world.load_state_dict(make(1).state_dict())
-    world.reset()
-    assert torch.equal(run(world, 2), run(begun(make), 2))
+    env = make(1)
+    env.load_state_dict(make(1).state_dict())
+    env.reset()
+    assert torch.equal(run(env, 2), run(begun(make), 2))
 
 
-@EACH_WORLD
+@EACH_ENV
 def test_a_state_that_does_not_replay_is_refused(make: Maker) -> None:
-    world = begun(make)
-    run(world, 2)
-    state = world.state_dict()
+    env = begun(make)
+    run(env, 2)
+    state = env.state_dict()
     state["tensors"]["observations"] += 1
     with pytest.raises(
         InputError,
@@ -210,30 +210,30 @@ def test_a_state_that_does_not_replay_is_refused(make: Maker) -> None:
         make(1).load_state_dict(state)
 
 
-@EACH_WORLD
+@EACH_ENV
 def test_what_was_seen_is_not_changed_by_later_steps(make: Maker) -> None:
-    world = begun(make)
-    features = world.observe()["agent"].features
+    env = begun(make)
+    features = env.observe()["agent"].features
     before = features.clone()
-    run(world, 3)
+    run(env, 3)
     assert torch.equal(features, before)
-    assert not torch.equal(world.observe()["agent"].features, before)
+    assert not torch.equal(env.observe()["agent"].features, before)
 
 
 def test_a_world_that_has_ended_stands_still_until_it_is_reset() -> None:
-    world = begun(Counted, 2)
+    env = begun(Counted, 2)
     full = torch.ones(2, 1, 1)
     ends = []
     for _ in range(6):
-        step = world.step({"agent": full * torch.tensor([1.0, 0.5])[:, None, None]})
+        step = env.step({"agent": full * torch.tensor([1.0, 0.5])[:, None, None]})
         ends.append((step.terminated.tolist(), step.rewards["agent"][:, 0].tolist()))
     assert ends[2] == ([False, False], [1.0, 0.5])
     assert ends[3] == ([True, False], [1.0, 0.5])
     assert ends[5] == ([True, False], [0.0, 0.5])
-    assert world.observations[:, 1].tolist() == [4.0, 3.0]
+    assert env.observations[:, 1].tolist() == [4.0, 3.0]
     # Led past its end, it has ended too.
     other = Counted(2)
-    other.load_state_dict(world.state_dict())
+    other.load_state_dict(env.state_dict())
     assert other.over.tolist() == [True, False]
     other.reset(other.over)
     assert other.observations[:, 1].tolist() == [0.0, 3.0]
@@ -245,21 +245,21 @@ def test_a_world_that_has_ended_stands_still_until_it_is_reset() -> None:
 
 def test_simulators_that_no_world_holds_are_used_again() -> None:
     Counter.built = 0
-    world = begun(Counted, 2)
+    env = begun(Counted, 2)
     for _ in range(5):
-        world.reset()
-        # Each makes one that stands where the world stood; it is dropped at once.
-        run(world.select(torch.tensor([0, 0])), 1)
-        run(world, 1)
+        env.reset()
+        # Each makes one that stands where the env stood; it is dropped at once.
+        run(env.select(torch.tensor([0, 0])), 1)
+        run(env, 1)
     assert Counter.built <= 5
 
 
 def test_dropping_ended_worlds_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = begun(Counted, 3)
-    run(world, 1)
+    env = begun(Counted, 3)
+    run(env, 1)
     begun_again: list[Any] = []
     monkeypatch.setattr(Simulators, "replay", lambda *a: begun_again.append(a))
-    rest = world.select(torch.tensor([2, 0]))
+    rest = env.select(torch.tensor([2, 0]))
     assert isinstance(rest, SimulatedEnv)
     run(rest, 2)
     assert not begun_again
@@ -268,8 +268,8 @@ def test_dropping_ended_worlds_repeats_nothing(monkeypatch: pytest.MonkeyPatch) 
 # Simulators in a process
 
 
-def pid_of(world: SimulatedEnv) -> int:
-    process = world._pool.backend
+def pid_of(env: SimulatedEnv) -> int:
+    process = env._pool.backend
     assert isinstance(process, SimulatorProcess)
     assert process._process is not None
     return process._process.pid
@@ -293,14 +293,14 @@ def gone(pid: int) -> bool:
 
 
 def test_the_process_starts_when_needed_and_ends_with_its_worlds() -> None:
-    world = in_process(2)
-    assert isinstance(world._pool.backend, SimulatorProcess)
-    assert world._pool.backend._process is None
-    world.reset()
-    pid = pid_of(world)
+    env = in_process(2)
+    assert isinstance(env._pool.backend, SimulatorProcess)
+    assert env._pool.backend._process is None
+    env.reset()
+    pid = pid_of(env)
     assert runs(pid)
-    taken = world.select(torch.tensor([0]))
-    del world
+    taken = env.select(torch.tensor([0]))
+    del env
     gc.collect()
     assert isinstance(taken, SimulatedEnv)
     run(taken, 1)
@@ -329,11 +329,11 @@ def test_the_process_ends_with_the_interpreter(end: str) -> None:
 
 
 def test_a_dead_process_is_one_clear_error() -> None:
-    world = begun(in_process)
-    os.kill(pid_of(world), signal.SIGKILL)
+    env = begun(in_process)
+    os.kill(pid_of(env), signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(StoppedError, match=r"Counter\) has ended, exit status -9"):
-            run(world, 1)
+            run(env, 1)
 
 
 def test_a_process_that_cannot_start_says_why() -> None:
@@ -343,11 +343,11 @@ def test_a_process_that_cannot_start_says_why() -> None:
 
 
 def test_exceptions_of_the_simulators_are_raised_here() -> None:
-    world = begun(in_process)
+    env = begun(in_process)
     with pytest.raises(FloatingPointError, match="it burst") as caught:
-        world.step({"agent": -torch.ones(1, 1, 1)})
+        env.step({"agent": -torch.ones(1, 1, 1)})
     assert "toy_simulator.py" in caught.value.__notes__[0]
-    run(world, 1)  # it goes on
+    run(env, 1)  # it goes on
 
 
 def test_exceptions_that_cannot_be_sent_are_told() -> None:

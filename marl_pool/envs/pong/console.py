@@ -63,7 +63,7 @@ class Console:
 
     @property
     def over(self) -> bool:
-        """True for games in which one side has 21 points."""
+        """True once one side has 21 points."""
         return bool(self.emulator.game_over())
 
     def begin(self, noops: int, seed: int = 0) -> None:

@@ -29,8 +29,8 @@ class ValueController:
     """Mirror a game on a second console, and choose the action of highest value.
 
     An approaching ball that leaves the paddle at two rows a frame wins from some rows;
-    no other return does. `action_values` says how likely an action is to bring about
-    such a return, or a miss. While no ball approaches, the paddle goes to
+    no other return does. `action_values` estimates the probability that an action
+    leads to such a return, or to a miss. While no ball approaches, the paddle goes to
     `WAITING_ROW`. Everything that the choice depends on is visible on the screen.
 
     Args:

@@ -1,8 +1,8 @@
 """The ants: against their simulators' own envs, channels, rewards, pictures.
 
-``python tests/envs/ant/test_ants.py`` writes the golden file anew; a change in it is a
-change of the dynamics, which asks for a higher ``version``. What all worlds around
-simulators share is in test_simulated.py.
+``python tests/envs/ant/test_ants.py`` rewrites the golden file; a change in it is a
+change of the dynamics, which needs a higher ``version``. The tests of all environments
+around simulators are in test_simulated.py.
 """
 
 import json
@@ -48,10 +48,10 @@ print(json.dumps([seen, rewards]))
 
 
 def begun(name: str, num_envs: int = 1, **options: Any) -> AntEnv:
-    world = make_batched_env(name, num_envs, **options)
-    assert isinstance(world, AntEnv)
-    world.reset()
-    return world
+    env = make_batched_env(name, num_envs, **options)
+    assert isinstance(env, AntEnv)
+    env.reset()
+    return env
 
 
 def some_actions(count: int) -> Tensor:
@@ -59,8 +59,8 @@ def some_actions(count: int) -> Tensor:
     return torch.rand(count, 1, 1, 8, generator=generator) * 2 - 1
 
 
-def seed_of(world: AntEnv) -> int:
-    cursor = world._cursors[0]
+def seed_of(env: AntEnv) -> int:
+    cursor = env._cursors[0]
     assert cursor is not None
     return cursor.log.seed
 
@@ -70,27 +70,27 @@ def test_mujocos_ant_is_gymnasiums(contact_forces: bool) -> None:
     from gymnasium.envs.mujoco.ant_v5 import AntEnv
 
     options = {**DOUBLE, "contact_forces": contact_forces}
-    world, modest = begun("ant", **options), begun("ant", alive_bonus=False, **options)
-    env = AntEnv(include_cfrc_ext_in_observation=contact_forces)
-    expected, _ = env.reset(seed=seed_of(world))
+    env, modest = begun("ant", **options), begun("ant", alive_bonus=False, **options)
+    original = AntEnv(include_cfrc_ext_in_observation=contact_forces)
+    expected, _ = original.reset(seed=seed_of(env))
     for action in some_actions(80):
-        assert np.array_equal(world.readings[0].numpy(), expected)
-        step, other = (one.step({"agent": action}) for one in (world, modest))
-        expected, reward, over, _, about = env.step(action.numpy().reshape(8))
+        assert np.array_equal(env.readings[0].numpy(), expected)
+        step, other = (one.step({"agent": action}) for one in (env, modest))
+        expected, reward, over, _, about = original.step(action.numpy().reshape(8))
         assert step.rewards["agent"].item() == reward
         unbonused = max(0, reward - about["reward_survive"])
         assert other.rewards["agent"].item() == pytest.approx(unbonused, abs=1e-12)
         assert step.terminated.item() == over
         if over:
             break
-    assert int(world.steps) > 20
+    assert int(env.steps) > 20
 
 
 def test_bullets_ant_is_pybullets() -> None:
-    world = begun("ant_bullet", **DOUBLE)
+    env = begun("ant_bullet", **DOUBLE)
     modest = begun("ant_bullet", alive_bonus=False, **DOUBLE)
     actions = some_actions(100)
-    sent = json.dumps([seed_of(world), actions.flatten(1).tolist()])
+    sent = json.dumps([seed_of(env), actions.flatten(1).tolist()])
     done = subprocess.run(
         [sys.executable, "-c", BULLET],
         input=sent,
@@ -100,8 +100,8 @@ def test_bullets_ant_is_pybullets() -> None:
     )
     seen, outcomes = json.loads(done.stdout.splitlines()[-1])
     for action, expected, outcome in zip(actions, seen, outcomes, strict=False):
-        assert world.readings[0].tolist() == expected
-        step, other = (one.step({"agent": action}) for one in (world, modest))
+        assert env.readings[0].tolist() == expected
+        step, other = (one.step({"agent": action}) for one in (env, modest))
         reward, unbonused, over = outcome
         assert step.rewards["agent"].item() == pytest.approx(reward)
         assert other.rewards["agent"].item() == pytest.approx(unbonused)
@@ -110,13 +110,13 @@ def test_bullets_ant_is_pybullets() -> None:
 
 def test_an_ant_that_lies_down_ends_its_episode() -> None:
     # All the way through the ground it cannot go: it turns over, sooner or later.
-    world = begun("ant_bullet", 4, seed=1)
+    env = begun("ant_bullet", 4, seed=1)
     hard = torch.tensor([1.0, -1, -1, 1, 1, -1, -1, 1]).repeat(4, 1, 1)
     for _ in range(600):
-        step = world.step({"agent": hard})
+        step = env.step({"agent": hard})
         if step.terminated.any():
             break
-        hard = hard if int(world.steps[0]) % 20 else -hard
+        hard = hard if int(env.steps[0]) % 20 else -hard
     assert step.terminated.any()
     assert (step.rewards["agent"][step.terminated] < 0).all()
 
@@ -128,15 +128,15 @@ def test_an_ant_that_lies_down_ends_its_episode() -> None:
 def test_channels_are_tokens_of_one_type_unless_told(
     name: str, options: dict[str, Any], count: int
 ) -> None:
-    world = begun(name, 2, **options)
-    group = world.groups["agent"]
+    env = begun(name, 2, **options)
+    group = env.groups["agent"]
     assert (group.num_agents, group.action_space) == (1, spaces.Box(-1, 1, (8,)))
     assert (group.tokens.num_tokens, group.tokens.num_features) == (count, 1)
     assert group.tokens.type_names == ("channel",)
     assert not group.tokens.has_self
-    tokens = world.observe()["agent"]
+    tokens = env.observe()["agent"]
     assert tokens.features.shape == (2, 1, count, 1)
-    assert torch.equal(tokens.features[:, 0, :, 0], world.readings)
+    assert torch.equal(tokens.features[:, 0, :, 0], env.readings)
     assert not tokens.types.any()
     assert not tokens.padding.any()
     told = begun(name, 2, channel_ids=True, **options)
@@ -149,49 +149,49 @@ def test_channels_are_tokens_of_one_type_unless_told(
 @EACH_ANT
 def test_channels_are_called_what_they_are(name: str) -> None:
     """Each joint's angle changes as its velocity says."""
-    world = begun(name, **DOUBLE)
-    where = {channel: i for i, channel in enumerate(world.channel_names())}
+    env = begun(name, **DOUBLE)
+    where = {channel: i for i, channel in enumerate(env.channel_names())}
     joints = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
     angles = [where[f"{joint}_angle"] for joint in joints]
     speeds = [where[f"{joint}_velocity"] for joint in joints]
     agreed: list[bool] = []
     for action in some_actions(10).repeat_interleave(6, dim=0):
-        before = world.readings[0].clone()
-        world.step({"agent": action})
-        moved, speed = (world.readings[0] - before)[angles], world.readings[0, speeds]
+        before = env.readings[0].clone()
+        env.step({"agent": action})
+        moved, speed = (env.readings[0] - before)[angles], env.readings[0, speeds]
         fast = speed.abs() > 0.1
         agreed += (moved.sign() == speed.sign())[fast].tolist()
     assert len(agreed) > 80
     assert np.mean(agreed) > 0.85
     if name == "ant":
-        height = world.readings[0, where["height"]].item()
-        assert world.parts[0, 0, 2].item() == pytest.approx(height, rel=0.05)
+        height = env.readings[0, where["height"]].item()
+        assert env.parts[0, 0, 2].item() == pytest.approx(height, rel=0.05)
 
 
 @EACH_ANT
 def test_frames_move_up_and_begin_alike(name: str) -> None:
-    world = begun(name, 2, num_frames=3)
-    features = world.observe()["agent"].features
+    env = begun(name, 2, num_frames=3)
+    features = env.observe()["agent"].features
     assert torch.equal(features, features[..., -1:].expand_as(features))
     for action in some_actions(4):
-        before = world.observe()["agent"].features
-        world.step({"agent": action.expand(2, 1, 8)})
-        features = world.observe()["agent"].features
+        before = env.observe()["agent"].features
+        env.step({"agent": action.expand(2, 1, 8)})
+        features = env.observe()["agent"].features
         assert torch.equal(features[..., :2], before[..., 1:])
-        assert torch.equal(features[:, 0, :, 2], world.readings)
-    world.reset(torch.tensor([True, False]))
-    features = world.observe()["agent"].features
+        assert torch.equal(features[:, 0, :, 2], env.readings)
+    env.reset(torch.tensor([True, False]))
+    features = env.observe()["agent"].features
     assert (features[0] == features[0, ..., -1:]).all()
     assert not (features[1] == features[1, ..., -1:]).all()
 
 
 @EACH_ANT
 def test_actions_are_clipped(name: str) -> None:
-    world, other = begun(name), begun(name)
+    env, other = begun(name), begun(name)
     actions = torch.tensor([[[3.0, -5, 0.5, 1, -1, 0, 2, -2]]])
-    step = world.step({"agent": actions})
+    step = env.step({"agent": actions})
     expected = other.step({"agent": actions.clamp(-1, 1)})
-    assert torch.equal(world.observations, other.observations)
+    assert torch.equal(env.observations, other.observations)
     assert torch.equal(step.rewards["agent"], expected.rewards["agent"])
 
 
@@ -200,10 +200,10 @@ def test_actions_are_clipped(name: str) -> None:
 
 @EACH_ANT
 def test_the_parts_make_an_ant(name: str) -> None:
-    world = begun(name, **DOUBLE)
+    env = begun(name, **DOUBLE)
     for action in some_actions(20):
-        world.step({"agent": action})
-    legs = skeleton(world.parts[0].numpy())
+        env.step({"agent": action})
+    legs = skeleton(env.parts[0].numpy())
     lengths = np.linalg.norm(np.diff(legs, axis=1), axis=-1)
     root = np.sqrt(2) / 5
     expected = np.tile([root, root, 2 * root], (4, 1))
@@ -222,39 +222,39 @@ def test_a_skeleton_is_found_from_the_middles() -> None:
 
 @EACH_ANT
 def test_the_frame_shows_the_ant_and_bars_for_attention(name: str) -> None:
-    world = begun(name, 2)
-    count = len(world.channel_names())
-    plain = world.frame(1, size=256)
+    env = begun(name, 2)
+    count = len(env.channel_names())
+    plain = env.frame(1, size=256)
     assert plain.shape == (256, 256, 3)
     assert plain.dtype == np.uint8
     body = (plain == (196, 92, 40)).all(-1)
     rows, columns = body.nonzero()
     assert 50 < rows.mean() < 200
     assert abs(columns.mean() - 128) < 12
-    first = world.frame(1, attention=torch.eye(count)[0], size=256)
-    last = world.frame(1, attention=torch.eye(count)[-1], size=256)
+    first = env.frame(1, attention=torch.eye(count)[0], size=256)
+    last = env.frame(1, attention=torch.eye(count)[-1], size=256)
     orange = [(image == (235, 130, 0)).all(-1) for image in (first, last)]
     assert orange[0][:, :128].any()
     assert not orange[0][:, 128:].any()
     assert orange[1][:, 128:].any()
     assert not orange[1][:, :128].any()
     with pytest.raises(InputError, match=rf"each of {count} tokens, got the shape \(5"):
-        world.frame(attention=torch.ones(5))
+        env.frame(attention=torch.ones(5))
 
 
 @EACH_ANT
 def test_a_picture_follows_the_ant(name: str) -> None:
-    world = begun(name)
-    before = world.frame()
-    taken = world.select(torch.tensor([0]))
+    env = begun(name)
+    before = env.frame()
+    taken = env.select(torch.tensor([0]))
     for action in some_actions(10):
-        world.step({"agent": action})
+        env.step({"agent": action})
     assert np.array_equal(taken.frame(), before)
-    assert not np.array_equal(world.frame()[40:], before[40:])  # above, it counts steps
-    runaway = world.observations.clone()
-    runaway[:, len(world.channels) :] = 1e12
-    world.observations = runaway
-    world.frame()
+    assert not np.array_equal(env.frame()[40:], before[40:])  # above, it counts steps
+    runaway = env.observations.clone()
+    runaway[:, len(env.channels) :] = 1e12
+    env.observations = runaway
+    env.frame()
 
 
 @EACH_ANT
@@ -276,16 +276,16 @@ def test_wrong_options_are_refused(
 
 
 def golden() -> dict[str, Any]:
-    """What two worlds of each kind see, and the rewards."""
+    """What two environments of each kind see, and the rewards."""
     found: dict[str, Any] = {}
     for name in ("ant", "ant_bullet"):
-        world = begun(name, 2, seed=7, **DOUBLE)
-        seen, rewards = [world.readings.tolist()], []
+        env = begun(name, 2, seed=7, **DOUBLE)
+        seen, rewards = [env.readings.tolist()], []
         for action in some_actions(12):
             sent = torch.cat([action, -action])
-            rewards.append(world.step({"agent": sent}).rewards["agent"].tolist())
-        seen.append(world.readings.tolist())
-        found[name] = {"version": world.version, "seen": seen, "rewards": rewards}
+            rewards.append(env.step({"agent": sent}).rewards["agent"].tolist())
+        seen.append(env.readings.tolist())
+        found[name] = {"version": env.version, "seen": seen, "rewards": rewards}
     return found
 
 

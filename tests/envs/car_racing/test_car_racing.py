@@ -2,7 +2,7 @@
 
 ``python tests/envs/car_racing/test_car_racing.py`` writes the golden file anew; a
 change in it is a change of the dynamics, which asks for a higher ``CarRacing.version``.
-What all worlds around simulators share is in test_simulated.py.
+What all environments around simulators share is in test_simulated.py.
 """
 
 import json
@@ -43,43 +43,43 @@ AGENT: dict[str, Any] = {
 
 
 def begun(num_envs: int = 1, **options: Any) -> CarRacing:
-    world = CarRacing(num_envs, **options)
-    world.reset()
-    return world
+    env = CarRacing(num_envs, **options)
+    env.reset()
+    return env
 
 
-def drive(world: CarRacing, *action: float, steps: int = 1) -> Any:
-    actions = torch.tensor(action).expand(world.num_envs, 1, 3)
+def drive(env: CarRacing, *action: float, steps: int = 1) -> Any:
+    actions = torch.tensor(action).expand(env.num_envs, 1, 3)
     for _ in range(steps):
-        step = world.step({"agent": actions})
+        step = env.step({"agent": actions})
     return step
 
 
-def oracle(world: CarRacing) -> Any:
-    """Gymnasium's env at the start of the first world's episode, and its picture."""
+def oracle(env: CarRacing) -> Any:
+    """Gymnasium's environment at the start of the first episode, and its picture."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from gymnasium.envs.box2d.car_racing import CarRacing as Original
-    cursor = world._cursors[0]
+    cursor = env._cursors[0]
     assert cursor is not None
-    env = Original(lap_complete_percent=0.95)
-    return env, env.reset(seed=cursor.log.seed)[0]
+    original = Original(lap_complete_percent=0.95)
+    return original, original.reset(seed=cursor.log.seed)[0]
 
 
 # What is seen
 
 
 def test_pictures_and_rewards_are_gymnasiums() -> None:
-    world = begun(seed=3, smooth=True)
-    env, picture = oracle(world)
+    env = begun(seed=3, smooth=True)
+    original, picture = oracle(env)
     rng = np.random.default_rng(1)
     total = 0.0
     for _ in range(60):
-        assert np.array_equal(world.observations[0].numpy(), picture)
+        assert np.array_equal(env.observations[0].numpy(), picture)
         steer, gas, brake = rng.uniform(-0.4, 0.4), 0.5, 0.01
         native = np.array([steer, gas, brake], np.float32)
-        picture, reward, over, _, _ = env.step(native)
-        step = drive(world, steer, 2 * gas - 1, 2 * brake - 1)
+        picture, reward, over, _, _ = original.step(native)
+        step = drive(env, steer, 2 * gas - 1, 2 * brake - 1)
         assert step.rewards["agent"].item() == pytest.approx(reward)
         assert step.terminated.item() == over
         total += reward
@@ -87,13 +87,13 @@ def test_pictures_and_rewards_are_gymnasiums() -> None:
 
 
 def test_sharp_pictures_have_the_very_colors() -> None:
-    world = begun()
-    drive(world, 0.0, -0.5, -1.0, steps=60)
-    colors = {tuple(pixel) for pixel in world.observations[0].view(-1, 3).tolist()}
+    env = begun()
+    drive(env, 0.0, -0.5, -1.0, steps=60)
+    colors = {tuple(pixel) for pixel in env.observations[0].view(-1, 3).tolist()}
     assert {(102, 204, 102), (102, 230, 102), (102, 102, 102)} <= colors
     smooth = begun(smooth=True)
     drive(smooth, 0.0, -0.5, -1.0, steps=60)
-    apart = world.observations.int() - smooth.observations.int()
+    apart = env.observations.int() - smooth.observations.int()
     assert 0 < apart.abs().float().mean() < 8
 
 
@@ -106,21 +106,21 @@ def test_pictures_are_the_middles_of_the_blocks() -> None:
 
 @given(arrays.arrays(np.uint8, (1, 96, 96, 3), elements=st.integers(0, 255)))
 def test_grey_is_opencvs(picture: np.ndarray) -> None:
-    world = CarRacing(1, zero_rows_bottom=0)
-    grey = world._to_screens(torch.from_numpy(picture))
+    env = CarRacing(1, zero_rows_bottom=0)
+    grey = env._to_screens(torch.from_numpy(picture))
     expected = cv2.cvtColor(picture[0], cv2.COLOR_RGB2GRAY)
     assert np.array_equal(grey[0, ..., 0].numpy(), expected)
 
 
 def test_observation_matches_its_description() -> None:
-    world = begun(2)
-    group = world.groups["agent"]
+    env = begun(2)
+    group = env.groups["agent"]
     assert group.num_agents == 1
     assert (group.tokens.num_tokens, group.tokens.num_features) == (256, 144)
     assert group.tokens.type_names == ("patch",)
     assert not group.tokens.has_self
     assert group.action_space == spaces.Box(-1, 1, (3,))
-    tokens = world.observe()["agent"]
+    tokens = env.observe()["agent"]
     assert tokens.batch_shape == (2, 1)
     parts = {name: part.numpy() for name, part in tokens.at((1, 0))._asdict().items()}
     assert group.tokens.space().contains(parts)
@@ -133,37 +133,37 @@ def test_observation_matches_its_description() -> None:
 def test_a_token_is_a_patch_of_each_frame_oldest_first(
     options: dict[str, Any], side: int
 ) -> None:
-    world = begun(2, **options)
-    drive(world, 0.3, 0.0, -1.0, steps=5)
-    features = world.observe()["agent"].features[1, 0].numpy()
+    env = begun(2, **options)
+    drive(env, 0.3, 0.0, -1.0, steps=5)
+    features = env.observe()["agent"].features[1, 0].numpy()
     assert len(features) == side * side
     for token in (0, 3, side, side * side // 2 + 3, side * side - 1):
         top, left = (
-            world.patch_grid.stride * (token // side),
-            world.patch_grid.stride * (token % side),
+            env.patch_grid.stride * (token // side),
+            env.patch_grid.stride * (token % side),
         )
         rows, columns = (
-            slice(top, top + world.patch_grid.patch),
-            slice(left, left + world.patch_grid.patch),
+            slice(top, top + env.patch_grid.patch),
+            slice(left, left + env.patch_grid.patch),
         )
-        pixels = world.screens[1, :, rows, columns].numpy()
+        pixels = env.screens[1, :, rows, columns].numpy()
         assert np.array_equal(features[token], pixels.reshape(-1))
 
 
 def test_frames_move_up_and_begin_alike() -> None:
-    world = begun()
-    assert (world.screens == world.screens[:, -1:]).all()
+    env = begun()
+    assert (env.screens == env.screens[:, -1:]).all()
     for _ in range(5):
-        before = world.screens
-        drive(world, 0.0, 1.0, -1.0)
-        assert torch.equal(world.screens[:, :3], before[:, 1:])
-        assert not torch.equal(world.screens[:, 3], before[:, 3])
+        before = env.screens
+        drive(env, 0.0, 1.0, -1.0)
+        assert torch.equal(env.screens[:, :3], before[:, 1:])
+        assert not torch.equal(env.screens[:, 3], before[:, 3])
 
 
 def test_the_instruments_are_black_unless_asked_for() -> None:
     plain, shown = begun(), begun(zero_rows_bottom=0)
-    for world in (plain, shown):
-        drive(world, 0.0, 1.0, -1.0, steps=20)
+    for env in (plain, shown):
+        drive(env, 0.0, 1.0, -1.0, steps=20)
     assert not plain.screens[:, :, -12:].any()
     assert shown.screens[:, :, -12:].any()
     assert torch.equal(plain.screens[:, :, :-12], shown.screens[:, :, :-12])
@@ -173,9 +173,9 @@ def test_the_instruments_are_black_unless_asked_for() -> None:
 
 
 def test_actions_are_steering_gas_and_brake() -> None:
-    world = CarRacing(1)
+    env = CarRacing(1)
     sent = torch.tensor([[-2.0, -1.0, 3.0], [0.25, 0.0, 1.0]])
-    got = world._to_native(sent)
+    got = env._to_native(sent)
     assert got.tolist() == [[-1.0, 0.0, 1.0], [0.25, 0.5, 1.0]]
     assert got.dtype == torch.float32
 
@@ -190,32 +190,32 @@ def test_an_action_lasts_as_long_as_asked() -> None:
 
 
 def test_a_streak_without_rewards_ends_the_episode() -> None:
-    world = begun(no_reward_limit=15)
+    env = begun(no_reward_limit=15)
     streak, ends = 0, False
     while not ends:
-        gas = 1.0 if int(world.steps) < 60 else -1.0  # then no new tiles, soon
-        step = drive(world, 0.0, gas, -gas)
+        gas = 1.0 if int(env.steps) < 60 else -1.0  # then no new tiles, soon
+        step = drive(env, 0.0, gas, -gas)
         streak = streak + 1 if step.rewards["agent"].item() < 0 else 0
         ends = bool(step.terminated)
         assert ends == (streak > 15)
-    assert int(world.steps) > 60
-    assert drive(world, 0.0, 1.0, -1.0).rewards["agent"].item() == 0
-    world.reset()
-    assert not drive(world, 0.0, -1.0, 1.0).terminated
+    assert int(env.steps) > 60
+    assert drive(env, 0.0, 1.0, -1.0).rewards["agent"].item() == 0
+    env.reset()
+    assert not drive(env, 0.0, -1.0, 1.0).terminated
     endless = begun()
     assert not drive(endless, 0.0, -1.0, 1.0, steps=40).terminated
 
 
 def test_who_leaves_the_field_pays_for_it() -> None:
-    world = begun(max_steps=2000)
+    env = begun(max_steps=2000)
     total = 0.0
-    while not world.over:
-        step = drive(world, 0.0, 0.0, -1.0)
+    while not env.over:
+        step = drive(env, 0.0, 0.0, -1.0)
         total += step.rewards["agent"].item()
     assert step.rewards["agent"].item() == -100
     assert step.terminated.item()
     assert total < 0
-    assert int(world.steps) < 1000
+    assert int(env.steps) < 1000
 
 
 # Backgrounds
@@ -223,14 +223,14 @@ def test_who_leaves_the_field_pays_for_it() -> None:
 
 @pytest.mark.parametrize("name", BACKGROUNDS)
 def test_grass_gives_way_to_the_picture_and_road_and_car_do_not(name: str) -> None:
-    plain, world = begun(color="rgb"), begun(color="rgb", background=name)
-    for one in (plain, world):
+    plain, env = begun(color="rgb"), begun(color="rgb", background=name)
+    for one in (plain, env):
         drive(one, 0.1, -0.5, -1.0, steps=60)
     picture = find_background(name)
     assert picture is not None
     assert picture.shape == (96, 96, 3)
     assert picture.dtype == np.uint8
-    before, after = plain.screens[0, -1].numpy(), world.screens[0, -1].numpy()
+    before, after = plain.screens[0, -1].numpy(), env.screens[0, -1].numpy()
     lawn = (before == (102, 204, 102)).all(-1) | (before == (102, 230, 102)).all(-1)
     assert lawn.mean() > 0.3
     assert np.array_equal(after[lawn], picture[lawn])
@@ -238,7 +238,7 @@ def test_grass_gives_way_to_the_picture_and_road_and_car_do_not(name: str) -> No
     ground = (green <= red) | (green <= blue)
     assert ground.mean() > 0.1
     assert np.array_equal(after[ground], before[ground])
-    assert not np.array_equal(world.frame(), plain.frame())
+    assert not np.array_equal(env.frame(), plain.frame())
 
 
 def test_backgrounds_differ_and_are_always_the_same() -> None:
@@ -280,34 +280,34 @@ def test_a_picture_of_ones_own(tmp_path: Path, channels: int) -> None:
     assert picture.shape == (96, 96, 3)
     assert tuple(picture[50, 5]) == (0, 0, 200)
     assert tuple(picture[50, 90]) == (0, 150, 0)
-    world = begun(background=str(file), color="rgb")
-    assert (world.screens[0, -1] == torch.tensor([0, 0, 200])).all(-1).any()
+    env = begun(background=str(file), color="rgb")
+    assert (env.screens[0, -1] == torch.tensor([0, 0, 200])).all(-1).any()
 
 
 # Pictures and bad input
 
 
 def test_the_frame_is_the_picture_and_attention_tints_its_patch() -> None:
-    world = begun(2)
-    drive(world, 0.0, 0.0, -1.0, steps=30)
-    plain = world.frame(1, size=192)
+    env = begun(2)
+    drive(env, 0.0, 0.0, -1.0, steps=30)
+    plain = env.frame(1, size=192)
     assert plain.shape == (192, 192, 3)
     assert plain.dtype == np.uint8
-    assert np.array_equal(plain[::2, ::2], world.observations[1].numpy())
-    tinted = world.frame(1, attention=torch.eye(256)[16 * 5 + 3], size=192)
+    assert np.array_equal(plain[::2, ::2], env.observations[1].numpy())
+    tinted = env.frame(1, attention=torch.eye(256)[16 * 5 + 3], size=192)
     changed = (tinted != plain).any(-1)
     assert changed[60:72, 36:48].all()
     assert changed.sum() == 144
     with pytest.raises(InputError, match=r"each of 256 tokens, got the shape \(5,\)"):
-        world.frame(attention=torch.ones(5))
+        env.frame(attention=torch.ones(5))
 
 
 def test_where_patches_overlap_the_stronger_tint_is_seen() -> None:
-    world = begun(**AGENT)
+    env = begun(**AGENT)
     weights = torch.zeros(529)
     weights[23 * 4 + 4], weights[23 * 4 + 5] = 0.2, 0.001
-    both = world.frame(attention=weights, size=96).astype(int)
-    strong = world.frame(attention=weights * (weights > 0.1), size=96).astype(int)
+    both = env.frame(attention=weights, size=96).astype(int)
+    strong = env.frame(attention=weights * (weights > 0.1), size=96).astype(int)
     changed = (both != strong).any(-1)
     assert not changed[16:23, 16:23].any()
     assert changed[16:23, 23:27].all()
@@ -356,18 +356,18 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 
 def golden() -> dict[str, Any]:
-    """Checksums of what two worlds see, and the rewards."""
-    world = begun(2, seed=7)
+    """Checksums of what two environments see, and the rewards."""
+    env = begun(2, seed=7)
     sums, points = [], []
     for turn in range(6):
         actions = torch.tensor([[[0.1 * turn, 0.2, -1.0]], [[-0.2, 0.0, -0.9]]])
         total = torch.zeros(2, 1)
         for _ in range(10):
-            total += world.step({"agent": actions}).rewards["agent"]
-        features: Tensor = world.observe()["agent"].features
+            total += env.step({"agent": actions}).rewards["agent"]
+        features: Tensor = env.observe()["agent"].features
         sums.append([zlib.crc32(one.numpy().tobytes()) for one in features])
         points.append([round(number, 3) for number in total.flatten().tolist()])
-    return {"version": world.version, "checksums": sums, "points": points}
+    return {"version": env.version, "checksums": sums, "points": points}
 
 
 def test_the_golden_trajectory_has_not_changed() -> None:

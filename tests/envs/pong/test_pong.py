@@ -39,29 +39,29 @@ def make(num_envs: int = 1, **options: Any) -> Pong:
 
 
 def begun(num_envs: int = 1, **options: Any) -> Pong:
-    world = make(num_envs, **options)
-    world.reset()
-    return world
+    env = make(num_envs, **options)
+    env.reset()
+    return env
 
 
-def actions_for(world: Pong) -> dict[str, Tensor]:
-    """Actions that depend on world, episode and step only, up to 8 equal in a row."""
-    turn = world.steps // (1 + world.env_ids % 8)
-    mixed = (world.env_ids * 7 + world.episodes * 5 + turn * turn * 3) % 6
+def actions_for(env: Pong) -> dict[str, Tensor]:
+    """Actions that depend on env, episode and step only, up to 8 equal in a row."""
+    turn = env.steps // (1 + env.env_ids % 8)
+    mixed = (env.env_ids * 7 + env.episodes * 5 + turn * turn * 3) % 6
     return {"agent": mixed[:, None]}
 
 
-def run(world: Pong, steps: int) -> Tensor:
+def run(env: Pong, steps: int) -> Tensor:
     """Play; return the newest frames ``(steps, num_envs, 84, 84)``."""
     frames = []
     for _ in range(steps):
-        world.step(actions_for(world))
-        frames.append(world.screens[:, -1].clone())
+        env.step(actions_for(env))
+        frames.append(env.screens[:, -1].clone())
     return torch.stack(frames)
 
 
-def idle(world: Pong) -> dict[str, Tensor]:
-    return {"agent": torch.zeros(world.num_envs, 1, dtype=torch.int64)}
+def idle(env: Pong) -> dict[str, Tensor]:
+    return {"agent": torch.zeros(env.num_envs, 1, dtype=torch.int64)}
 
 
 def oracle(frame_skip: int = 4) -> AtariPreprocessing:
@@ -73,13 +73,13 @@ def oracle(frame_skip: int = 4) -> AtariPreprocessing:
 
 @pytest.fixture(scope="module")
 def finished() -> Pong:
-    """World 0 lost a whole game 300 steps ago; world 1 is at its start."""
-    world = begun(2)
+    """World 0 lost a whole game 300 steps ago; env 1 is at its start."""
+    env = begun(2)
     for _ in range(1100):
-        world.step(idle(world))
-    world.reset(torch.tensor([False, True]))
-    run(world, 3)
-    return world
+        env.step(idle(env))
+    env.reset(torch.tensor([False, True]))
+    run(env, 3)
+    return env
 
 
 # Observations
@@ -93,16 +93,16 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("frame_skip", [4, 3])
 def test_frames_and_rewards_are_gymnasiums(frame_skip: int) -> None:
-    world = begun(noop_max=0, zero_rows=0, frame_skip=frame_skip)
-    env = oracle(frame_skip)
-    frame, _ = env.reset(seed=0)
+    env = begun(noop_max=0, zero_rows=0, frame_skip=frame_skip)
+    original = oracle(frame_skip)
+    frame, _ = original.reset(seed=0)
     rng = np.random.default_rng(1)
     total = 0.0
     for _ in range(150):
-        assert np.array_equal(frame, world.screens[0, -1].numpy())
+        assert np.array_equal(frame, env.screens[0, -1].numpy())
         action = int(rng.integers(6))
-        frame, reward, terminated, _, _ = env.step(action)
-        step = world.step({"agent": torch.tensor([[action]])})
+        frame, reward, terminated, _, _ = original.step(action)
+        step = env.step({"agent": torch.tensor([[action]])})
         assert step.rewards["agent"].item() == reward
         assert step.terminated.item() == terminated
         total += float(reward)
@@ -119,14 +119,14 @@ def test_moves_are_three_of_the_minimal_actions() -> None:
 
 
 def test_observation_matches_its_description() -> None:
-    world = begun(2)
-    group = world.groups["agent"]
+    env = begun(2)
+    group = env.groups["agent"]
     assert group.num_agents == 1
     assert (group.tokens.num_tokens, group.tokens.num_features) == (196, 144)
     assert group.tokens.type_names == ("patch",)
     assert not group.tokens.has_self
     assert group.action_space == spaces.Discrete(6)
-    tokens = world.observe()["agent"]
+    tokens = env.observe()["agent"]
     assert tokens.features.dtype == torch.uint8
     assert tokens.batch_shape == (2, 1)
     arrays = {name: part.numpy() for name, part in tokens.at((1, 0))._asdict().items()}
@@ -137,37 +137,37 @@ def test_observation_matches_its_description() -> None:
 def test_a_token_is_a_patch_of_each_frame_oldest_first(
     patch: int, num_frames: int
 ) -> None:
-    world = begun(2, patch=patch, num_frames=num_frames)
-    run(world, 5)
-    features = world.observe()["agent"].features[1, 0].numpy()
+    env = begun(2, patch=patch, num_frames=num_frames)
+    run(env, 5)
+    features = env.observe()["agent"].features[1, 0].numpy()
     side = 84 // patch
     for token in (0, 3, side, side * side - 2):
         top, left = patch * (token // side), patch * (token % side)
-        pixels = world.screens[1, :, top : top + patch, left : left + patch].numpy()
+        pixels = env.screens[1, :, top : top + patch, left : left + patch].numpy()
         assert np.array_equal(features[token], pixels.reshape(-1))
 
 
 def test_frames_move_up_and_begin_alike() -> None:
-    world = begun(2)
+    env = begun(2)
     for _ in range(2):
-        assert world.screens[:, 3].flatten(1).any(-1).all()
-        assert torch.equal(world.screens, world.screens[:, 3:].expand(-1, 4, -1, -1))
+        assert env.screens[:, 3].flatten(1).any(-1).all()
+        assert torch.equal(env.screens, env.screens[:, 3:].expand(-1, 4, -1, -1))
         for _ in range(5):
-            before = world.screens
-            world.step(actions_for(world))
-            assert torch.equal(world.screens[:, :3], before[:, 1:])
-        world.reset()
+            before = env.screens
+            env.step(actions_for(env))
+            assert torch.equal(env.screens[:, :3], before[:, 1:])
+        env.reset()
 
 
 def test_a_reset_leaves_the_frames_of_the_others() -> None:
-    world = begun(2)
-    run(world, 6)
-    before = world.screens
-    world.reset(torch.tensor([True, False]))
-    assert torch.equal(world.screens[1], before[1])
-    assert torch.equal(world.screens[0], world.screens[0, 3:].expand(4, -1, -1))
-    world.step(idle(world))
-    assert torch.equal(world.screens[1, :3], before[1, 1:])
+    env = begun(2)
+    run(env, 6)
+    before = env.screens
+    env.reset(torch.tensor([True, False]))
+    assert torch.equal(env.screens[1], before[1])
+    assert torch.equal(env.screens[0], env.screens[0, 3:].expand(4, -1, -1))
+    env.step(idle(env))
+    assert torch.equal(env.screens[1, :3], before[1, 1:])
 
 
 def test_the_score_is_black_unless_asked_for() -> None:
@@ -178,43 +178,43 @@ def test_the_score_is_black_unless_asked_for() -> None:
 
 
 def test_observation_is_not_changed_by_later_steps() -> None:
-    world = begun()
-    features = world.observe()["agent"].features
+    env = begun()
+    features = env.observe()["agent"].features
     before = features.clone()
-    run(world, 3)
+    run(env, 3)
     assert torch.equal(features, before)
-    assert not torch.equal(world.observe()["agent"].features, before)
+    assert not torch.equal(env.observe()["agent"].features, before)
 
 
 # Episodes
 
 
 def test_starts_are_those_after_up_to_noop_max_no_ops() -> None:
-    env = oracle()
-    env.reset(seed=0)
+    original = oracle()
+    original.reset(seed=0)
     starts = []
     for _ in range(4):
-        env.ale.getScreenGrayscale(env.obs_buffer[0])
-        env.obs_buffer[1].fill(0)
-        starts.append(env._get_obs().tobytes())
-        env.unwrapped.step(0)
-    world = make(noop_max=3, zero_rows=0)
+        original.ale.getScreenGrayscale(original.obs_buffer[0])
+        original.obs_buffer[1].fill(0)
+        starts.append(original._get_obs().tobytes())
+        original.unwrapped.step(0)
+    env = make(noop_max=3, zero_rows=0)
     met = set()
     for _ in range(40):
-        world.reset()
-        met.add(world.screens[0, -1].numpy().tobytes())
+        env.reset()
+        met.add(env.screens[0, -1].numpy().tobytes())
     # There is no ball yet, so a few of them may be equal.
     assert met == set(starts)
 
 
 def test_starts_differ_between_seeds_worlds_and_episodes() -> None:
-    def frames(world: Pong) -> list[bytes]:
+    def frames(env: Pong) -> list[bytes]:
         shown = []
         for _ in range(6):
-            world.reset()
+            env.reset()
             for _ in range(20):
-                world.step(idle(world))
-            shown.append(world.screens.numpy().tobytes())
+                env.step(idle(env))
+            shown.append(env.screens.numpy().tobytes())
         return shown
 
     base = frames(make(seed=1))
@@ -228,16 +228,16 @@ def test_starts_differ_between_seeds_worlds_and_episodes() -> None:
 @STICKY
 def test_an_episode_follows_from_seed_world_and_number_alone(sticky: float) -> None:
     options: dict[str, Any] = {"seed": 3, "sticky_actions": sticky}
-    world = begun(3, **options)
+    env = begun(3, **options)
     shown: dict[tuple[int, int], list[Tensor]] = {}
     resets = {4: [1], 9: [0, 1], 12: [2], 15: [1]}
     for time in range(40):
         if time in resets:
-            world.reset(torch.isin(torch.arange(3), torch.tensor(resets[time])))
-        run(world, 1)
+            env.reset(torch.isin(torch.arange(3), torch.tensor(resets[time])))
+        run(env, 1)
         for i in range(3):
-            place = (i, int(world.episodes[i]))
-            shown.setdefault(place, []).append(world.screens[i])
+            place = (i, int(env.episodes[i]))
+            shown.setdefault(place, []).append(env.screens[i])
     for number, episode in ((0, 1), (1, 0), (1, 3), (2, 1)):
         alone = begun(first_env=number, first_episode=episode, **options)
         for expected in shown[number, episode]:
@@ -249,11 +249,11 @@ def test_an_episode_follows_from_seed_world_and_number_alone(sticky: float) -> N
 def test_a_seed_serves_several_episodes_and_then_another_does(sticky: float) -> None:
     last = EPISODES_PER_SEED - 1
     options: dict[str, Any] = {"seed": 4, "sticky_actions": sticky}
-    world = begun(first_episode=last, **options)
-    run(world, 2)
-    world.reset()
+    env = begun(first_episode=last, **options)
+    run(env, 2)
+    env.reset()
     expected = begun(first_episode=last + 1, **options)
-    assert torch.equal(run(world, 30), run(expected, 30))
+    assert torch.equal(run(env, 30), run(expected, 30))
 
 
 def test_sticky_actions_make_episodes_differ() -> None:
@@ -277,22 +277,22 @@ def test_a_game_ends_at_21_and_then_stands_still(finished: Pong) -> None:
 
 @pytest.mark.slow
 def test_a_lost_game_costs_21_points_and_the_next_one_is_another() -> None:
-    world = begun(2, seed=7)
+    env = begun(2, seed=7)
     total = torch.zeros(2, 1)
-    while not world.over.all():
-        total += world.step(idle(world)).rewards["agent"]
+    while not env.over.all():
+        total += env.step(idle(env)).rewards["agent"]
     assert total.flatten().tolist() == [-21, -21]
-    assert (world.steps < 1000).all()
+    assert (env.steps < 1000).all()
     # One was stepped after its end, which must not change the next game.
-    world.step(idle(world))
-    world.reset()
-    assert not world.over.any()
-    assert torch.equal(run(world, 20), run(begun(2, seed=7, first_episode=1), 20))
+    env.step(idle(env))
+    env.reset()
+    assert not env.over.any()
+    assert torch.equal(run(env, 20), run(begun(2, seed=7, first_episode=1), 20))
 
 
 def test_truncation_is_counted_in_steps() -> None:
-    world = begun(max_steps=3)
-    ends = [world.step(actions_for(world)).truncated.item() for _ in range(3)]
+    env = begun(max_steps=3)
+    ends = [env.step(actions_for(env)).truncated.item() for _ in range(3)]
     assert ends == [False, False, True]
 
 
@@ -302,34 +302,34 @@ def test_truncation_is_counted_in_steps() -> None:
 @pytest.mark.parametrize("rows", [[1], [1, 0], [1, 1]])
 def test_what_is_taken_goes_on_like_the_whole(rows: list[int]) -> None:
     index = torch.tensor(rows)
-    world, twin = begun(2, seed=2), begun(2, seed=2)
-    run(world, 10)
+    env, twin = begun(2, seed=2), begun(2, seed=2)
+    run(env, 10)
     run(twin, 10)
     taken = twin.select(index)
-    assert torch.equal(taken.screens, world.screens[index])
-    expected = run(world, 20)
+    assert torch.equal(taken.screens, env.screens[index])
+    expected = run(env, 20)
     assert torch.equal(run(taken, 20), expected[:, index])
     # The original can still be stepped, by replaying its games.
     assert torch.equal(run(twin, 20), expected)
     twin.reset(torch.tensor([True, False]))
-    world.reset(torch.tensor([True, False]))
-    assert torch.equal(run(twin, 5), run(world, 5))
+    env.reset(torch.tensor([True, False]))
+    assert torch.equal(run(twin, 5), run(env, 5))
 
 
 def test_a_picture_taken_of_a_world_does_not_move() -> None:
-    world = begun()
-    run(world, 10)
-    taken = world.select(torch.zeros(1, dtype=torch.int64))
+    env = begun()
+    run(env, 10)
+    taken = env.select(torch.zeros(1, dtype=torch.int64))
     before = taken.frame()
-    run(world, 10)
+    run(env, 10)
     assert np.array_equal(taken.frame(), before)
-    assert not np.array_equal(world.frame(), before)
+    assert not np.array_equal(env.frame(), before)
 
 
 def test_an_ended_world_is_reset_without_the_others(finished: Pong) -> None:
-    world = finished.select(torch.tensor([0]))
-    world.reset()
-    assert torch.equal(run(world, 5), run(begun(first_episode=1), 5))
+    env = finished.select(torch.tensor([0]))
+    env.reset()
+    assert torch.equal(run(env, 5), run(begun(first_episode=1), 5))
 
 
 @pytest.mark.slow
@@ -344,9 +344,9 @@ def test_a_saved_state_is_continued_exactly_past_an_end(finished: Pong) -> None:
 @STICKY
 def test_a_saved_rollout_is_continued_exactly(sticky: float) -> None:
     def rollout() -> Rollout:
-        world = make(2, seed=5, max_steps=14, sticky_actions=sticky)
-        policies = {"agent": RandomPolicy(world.groups["agent"].action_space)}
-        return Rollout(world, policies, explore=True)
+        env = make(2, seed=5, max_steps=14, sticky_actions=sticky)
+        policies = {"agent": RandomPolicy(env.groups["agent"].action_space)}
+        return Rollout(env, policies, explore=True)
 
     whole, rest = rollout(), rollout()
     whole.steps(20)
@@ -363,16 +363,16 @@ def test_a_saved_rollout_is_continued_exactly(sticky: float) -> None:
 
 
 def test_a_state_from_before_the_first_episode_can_be_loaded() -> None:
-    world = make(2)
-    world.load_state_dict(make(2).state_dict())
-    world.reset()
-    assert torch.equal(run(world, 3), run(begun(2), 3))
+    env = make(2)
+    env.load_state_dict(make(2).state_dict())
+    env.reset()
+    assert torch.equal(run(env, 3), run(begun(2), 3))
 
 
 def test_a_state_that_does_not_replay_is_refused() -> None:
-    world = begun()
-    run(world, 3)
-    state = world.state_dict()
+    env = begun()
+    run(env, 3)
+    state = env.state_dict()
     state["tensors"]["screens"][0, -1, 50, 50] ^= 1
     with pytest.raises(InputError, match="expected the screens .* got others"):
         make().load_state_dict(state)
@@ -387,9 +387,9 @@ def test_bytes_stay_bytes_up_to_the_learner() -> None:
     from marl_pool.training.ppo.episodes import to_episodes
     from marl_pool.training.ppo.faults import non_finite
 
-    world = make(2, max_steps=3)
-    policies = {"agent": RandomPolicy(world.groups["agent"].action_space)}
-    trajectory = collect(world, policies, steps=5, explore=True)["agent"]
+    env = make(2, max_steps=3)
+    policies = {"agent": RandomPolicy(env.groups["agent"].action_space)}
+    trajectory = collect(env, policies, steps=5, explore=True)["agent"]
     assert trajectory.tokens.features.dtype == torch.uint8
     assert non_finite(trajectory) == {}
     advantages, targets = estimate_advantages(trajectory, 0.99, 0.95)
@@ -421,12 +421,12 @@ def test_bytes_stay_bytes_up_to_the_learner() -> None:
     ],
 )
 def test_perturbed_patches_are_bytes(name: str, options: dict[str, Any]) -> None:
-    world = make()
-    policies = {"agent": RandomPolicy(world.groups["agent"].action_space)}
+    env = make()
+    policies = {"agent": RandomPolicy(env.groups["agent"].action_space)}
     perturbation = make_perturbation(
-        name, specs=[world.groups["agent"].tokens], **options
+        name, specs=[env.groups["agent"].tokens], **options
     )
-    rollout = Rollout(world, policies, perturbation=perturbation)
+    rollout = Rollout(env, policies, perturbation=perturbation)
     rollout.steps(3)
     seen, shown = rollout.tokens["agent"], rollout.env.observe()["agent"]
     assert seen.features.dtype == torch.uint8
@@ -447,12 +447,12 @@ def test_patches_cannot_be_injected() -> None:
 
 @pytest.mark.parametrize(("patch", "num_frames"), [(6, 4), (12, 2), (14, 1)])
 def test_the_heuristic_puts_the_patches_together(patch: int, num_frames: int) -> None:
-    world = begun(2, patch=patch, num_frames=num_frames)
-    run(world, 5)
-    policy = PongHeuristic(world.groups["agent"])
-    before, now = policy.frames(world.observe()["agent"])
-    assert torch.equal(now[:, 0], world.screens[:, -1])
-    assert torch.equal(before[:, 0], world.screens[:, max(num_frames - 2, 0)])
+    env = begun(2, patch=patch, num_frames=num_frames)
+    run(env, 5)
+    policy = PongHeuristic(env.groups["agent"])
+    before, now = policy.frames(env.observe()["agent"])
+    assert torch.equal(now[:, 0], env.screens[:, -1])
+    assert torch.equal(before[:, 0], env.screens[:, max(num_frames - 2, 0)])
 
 
 def drawn(ball: tuple[int, int], before: tuple[int, int], paddle: int) -> Tokens:
@@ -509,14 +509,14 @@ def test_the_heuristic_rests_without_a_paddle_and_reads_padding_as_background() 
 @pytest.mark.slow
 def test_the_heuristic_beats_random_play() -> None:
     def points(explore: bool) -> float:
-        world = make(2, seed=1, actions="moves", max_steps=300)
-        group = world.groups["agent"]
+        env = make(2, seed=1, actions="moves", max_steps=300)
+        group = env.groups["agent"]
         policy = (
             RandomPolicy(group.action_space)
             if explore
             else make_heuristic("pong", group)
         )
-        rollout = Rollout(world, {"agent": policy}, explore=explore)
+        rollout = Rollout(env, {"agent": policy}, explore=explore)
         return float(rollout.episodes().returns["agent"].mean())
 
     assert points(explore=False) >= -1 > -4 >= points(explore=True)
@@ -526,18 +526,18 @@ def test_the_heuristic_beats_random_play() -> None:
 
 
 def test_the_frame_is_the_screen_and_attention_tints_its_patch() -> None:
-    world = begun(2)
-    run(world, 20)
-    plain = world.frame(1, size=168)
+    env = begun(2)
+    run(env, 20)
+    plain = env.frame(1, size=168)
     assert plain.shape == (168, 168, 3)
     assert plain.dtype == np.uint8
-    assert np.array_equal(plain[::2, ::2, 0], world.screens[1, -1].numpy())
-    tinted = world.frame(1, attention=torch.eye(196)[14 * 5 + 3], size=168)
+    assert np.array_equal(plain[::2, ::2, 0], env.screens[1, -1].numpy())
+    tinted = env.frame(1, attention=torch.eye(196)[14 * 5 + 3], size=168)
     changed = (tinted != plain).any(-1)
     assert changed[60:72, 36:48].all()
     assert changed.sum() == 144
     with pytest.raises(InputError, match=r"each of 196 tokens, got the shape \(5,\)"):
-        world.frame(attention=torch.ones(5))
+        env.frame(attention=torch.ones(5))
 
 
 @pytest.mark.parametrize(
@@ -594,17 +594,17 @@ def test_the_package_and_its_listings_work_without_the_emulator(
 
 
 def golden() -> dict[str, Any]:
-    """Checksums of what two worlds see, and the points."""
-    world = begun(2, seed=7)
+    """Checksums of what two environments see, and the points."""
+    env = begun(2, seed=7)
     sums, points = [], []
     for _ in range(12):
         total = torch.zeros(2, 1)
         for _ in range(10):
-            total += world.step(actions_for(world)).rewards["agent"]
-        features = world.observe()["agent"].features
+            total += env.step(actions_for(env)).rewards["agent"]
+        features = env.observe()["agent"].features
         sums.append([zlib.crc32(one.numpy().tobytes()) for one in features])
         points.append(total.flatten().tolist())
-    return {"version": world.version, "checksums": sums, "points": points}
+    return {"version": env.version, "checksums": sums, "points": points}
 
 
 def test_the_golden_trajectory_has_not_changed() -> None:
