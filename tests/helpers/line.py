@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marl_pool.training.supervised.task import Batch, Outcome, Split, Task
+from marl_pool.training.supervised.task import Batch, LossAndMetrics, Split, Task
 
 
 class Line(Task):
@@ -43,14 +43,14 @@ class Line(Task):
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
+    ) -> LossAndMetrics:
         each = (network(batch["x"]) - batch["y"]).square()[:, 0]
         loss = each.mean()
         if self.noisy:
             loss = loss * (0.5 + torch.rand((), generator=generator))
         if self.nan_after is not None and self.epoch >= self.nan_after:
             loss = loss * float("nan")
-        return Outcome(loss, {"squared_error": each.detach()})
+        return LossAndMetrics(loss, {"squared_error": each.detach()})
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         return {"zero": batch["y"][:, 0].square()}

@@ -1,4 +1,4 @@
-"""Image classification by a vision transformer, with any pooling head."""
+"""Image classification by a vision transformer with any pooling head."""
 
 import math
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ from marl_pool.training.supervised.images.images import (
     Dataset,
     Normalization,
     check_patch,
-    limited,
+    first_images,
     load_images,
     patches,
-    resized,
+    resize,
 )
 from marl_pool.training.supervised.images.patch_embedding import PatchEmbedding
 from marl_pool.training.supervised.task import (
     Batch,
-    Outcome,
+    LossAndMetrics,
     Part,
     Split,
     Task,
@@ -55,12 +55,13 @@ class VisionOptions:
 
     Attributes:
         init_std: standard deviation of the initial weights.
-        dropout: of the encoder's feed-forward parts.
-        attention_dropout: of encoder and head; see `MultiHeadAttention`.
-        embedding_dropout: of embedded patches.
+        dropout: dropout probability of the encoder's feed-forward parts.
+        attention_dropout: dropout probability of attention, in encoder and head; see
+            `MultiHeadAttention`.
+        embedding_dropout: dropout probability of embedded patches.
         patch_norms: apply a LayerNorm before and after the projection of patches.
         classifier_norm: apply a LayerNorm to the pooled vector.
-        position_std: standard deviation of the initial embeddings of places; None:
+        position_std: standard deviation of the initial position embeddings; None:
             ``init_std``.
         scale_residual_init: divide the initial weights of the last linear map of each
             residual branch of a transformer encoder with L layers, and those of the
@@ -81,20 +82,24 @@ class VisionOptions:
 
 
 class VisionTransformer(nn.Module):
-    """Patches and their places → a set encoder → a pooling head → a score per class.
+    """Vision transformer: patch embedding, set encoder, pooling head and classifier.
 
-    Source: the ViT of the AdaPool paper, section 4.5 and C.7, and its published code. A
-    patch's place is its token type, whose learned embedding is added to the projected
-    patch; so the order of the tokens does not matter, their types do.
+    A patch's position is its token type, whose learned embedding is added to the
+    projected patch. So the network does not depend on the order of the tokens, only on
+    their types.
+
+    Source: the ViT of the AdaPool paper (https://arxiv.org/abs/2506.09215), section 4.5
+    and C.7, and its published code; ViT is by Dosovitskiy et al.,
+    https://arxiv.org/abs/2010.11929.
 
     Args:
-        spec: of the tokens.
-        num_classes: scores.
+        spec: specification of the patches as tokens.
+        num_classes: number of classes, K.
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
-        options: of the network.
-        normalization: of the pixels; None leaves them in [0, 1].
-        seed: of the initial weights.
+        options: options of the network.
+        normalization: constants of the pixels' channels; None leaves pixels in [0, 1].
+        seed: seed of the initial weights.
     """
 
     def __init__(
@@ -134,7 +139,7 @@ class VisionTransformer(nn.Module):
         self._initialize(options, seed)
 
     def _initialize(self, options: VisionOptions, seed: int) -> None:
-        """Replace the initial weights for which the options have a rule."""
+        """Replace initial weights according to the options."""
         positions, head = self.pooled.embedding.types, self.pooled.pooling
         if options.position_std is not None and positions is not None:
             with seeded(seed, "positions"):
@@ -146,52 +151,55 @@ class VisionTransformer(nn.Module):
             _scale_branch_ends(self.pooled.encoder, head)
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Score patches ``(B, N, F)`` uint8, in the order of reading, as ``(B, K)``."""
+        """Map patches ``(B, N, F)`` uint8, in row-major order, to logits ``(B, K)``."""
         places = torch.arange(cut.shape[1], device=cut.device).expand(cut.shape[:2])
         padding = torch.zeros_like(places, dtype=torch.bool)
         return self.scores(self.norm(self.pooled(Tokens(cut, places, padding))))
 
 
 class ImageClassification(Task):
-    """Image classification on MNIST, Fashion-MNIST or CIFAR (AdaPool, section 4.5).
+    """Classify MNIST, Fashion-MNIST or CIFAR images by a `VisionTransformer`.
 
-    The paper's text mentions no augmentation, and its Table 16 gives a feed-forward
-    width of 64. The code published with it crops, flips and normalizes the images, and
-    has norms, dropout, initial weights and a width of 2048 that are not in the text.
-    All of them are options here, and ``scale=paper`` takes them.
+    The loss is the cross-entropy; validation minimises the fraction of wrong answers.
+
+    Source: AdaPool (https://arxiv.org/abs/2506.09215), section 4.5. Its text mentions
+    no augmentation, and its Table 16 gives a feed-forward width of 64. The published
+    code crops, flips and normalizes the images, and has norms, dropout, initial weights
+    and a width of 2048 that are not in the text. All of them are options here, and
+    ``scale=paper`` sets them.
 
     Args:
-        dataset: which images; their files are in ``data_dir``.
-        size: pixels of a side; 28 are padded to 32, or averaged to 16 or 14.
-        patch: pixels of a patch's side, a divisor of ``size``.
-        query: of the head ``ada``: the patch in the upper left *corner*, the four in
-            the middle (*focal*), or the *mean* of all. None: as ``pooling.query`` says.
-        num_samples: images to train on and to validate with; None: all.
+        dataset: data set, whose files are in ``data_dir``.
+        size: side of an image, in pixels; 28 are padded to 32, or averaged to 16 or 14.
+        patch: side of a patch, in pixels, a divisor of ``size``.
+        query: query of the head ``ada``: the patch in the upper left *corner*, the four
+            in the middle (*focal*), or the *mean* of all. None: ``pooling.query``.
+        num_samples: images for training and validation; None: all.
         num_test: images of the test set; None: all.
         crop_padding: width of the border of zeros around a training image, in pixels,
             from which a window of the image's size is cut at random; 0: no crops.
-        flip_probability: that a training image is mirrored, left to right.
+        flip_probability: probability that a training image is mirrored, left to right.
         normalize: subtract each channel's mean over the data set, and divide by its
             standard deviation; see `NORMALIZATION`.
         patch_norms: apply a LayerNorm before and after the projection of patches.
         classifier_norm: apply a LayerNorm to the pooled vector.
-        embedding_dropout: probability that a feature of an embedded patch is dropped.
-        attention_dropout: probability that a weight or a feature of the result of
-            attention is dropped, in encoder=transformer and pooling=ada.
-        position_std: standard deviation of the initial embeddings of places; None: as
-            ``fit.init_std`` says.
+        embedding_dropout: dropout probability of embedded patches.
+        attention_dropout: dropout probability of attention weights and outputs, in
+            encoder=transformer and pooling=ada.
+        position_std: standard deviation of the initial position embeddings; None:
+            ``fit.init_std``.
         scale_residual_init: see `VisionOptions`.
-        class_token_init: see `VisionOptions`; of pooling=cls alone.
-        encoder: the set encoder.
-        pooling: the head.
-        dropout: of the encoder.
-        init_std: of the initial weights.
+        class_token_init: see `VisionOptions`; for pooling=cls only.
+        encoder: set encoder.
+        pooling: pooling head.
+        dropout: dropout probability of the encoder.
+        init_std: standard deviation of the initial weights.
         data_dir: folder of the files.
-        download: fetch what is missing.
+        download: download missing files.
 
     Raises:
-        InputError: a patch that does not divide the image, crops out of a border wider
-            than the image, a query that the head or the patches don't have.
+        InputError: a patch size that does not divide the image, a border wider than the
+            image, or a query that head or patches do not have.
     """
 
     metric = "error"
@@ -250,12 +258,12 @@ class ImageClassification(Task):
         self.data_dir, self.download = data_dir, download
 
     def prepare(self, folder: Path) -> None:
-        """Read the files."""
+        """Read and resize the images."""
         whole = load_images(self.dataset, self.data_dir, self.download)
-        images = limited(whole, self.num_samples, self.wanted_test)
+        images = first_images(whole, self.num_samples, self.wanted_test)
         self._images: dict[Split, Tensor] = {
-            "train": resized(images.train, self.size),
-            "test": resized(images.test, self.size),
+            "train": resize(images.train, self.size),
+            "test": resize(images.test, self.size),
         }
         self._labels: dict[Split, Tensor] = {
             "train": images.train_labels,
@@ -265,7 +273,7 @@ class ImageClassification(Task):
         self.num_classes = images.num_classes
 
     def batch(self, split: Split, rows: Tensor) -> Batch:
-        """Images ``(B, H, W, C)`` uint8 and labels ``(B,)``."""
+        """Return ``images (B, H, W, C)`` uint8 and ``labels (B,)``."""
         return {
             "images": self._images[split][rows],
             "labels": self._labels[split][rows],
@@ -294,11 +302,11 @@ class ImageClassification(Task):
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
-        """Cross-entropy; the share of wrong answers is what validation minimises.
+    ) -> LossAndMetrics:
+        """Return the cross-entropy and the error of each image.
 
-        Images are cropped and flipped while the network is training, anew for each
-        batch; validation and test see them as they are.
+        Training images are cropped and flipped at random, again in each epoch;
+        validation and test images are not.
         """
         images, labels = batch["images"], batch["labels"]
         if network.training:
@@ -306,10 +314,12 @@ class ImageClassification(Task):
         scores = network(patches(images, self.patch)).float()
         each = cross_entropy(scores, labels, reduction="none")
         wrong = (scores.argmax(-1) != labels).float()
-        return Outcome(each.mean(), {"cross_entropy": each.detach(), "error": wrong})
+        return LossAndMetrics(
+            each.mean(), {"cross_entropy": each.detach(), "error": wrong}
+        )
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Crop and flip images ``(B, H, W, C)`` at random, as the options say."""
+        """Crop and flip images ``(B, H, W, C)`` at random, as configured."""
         if self.crop_padding:
             images = random_crops(images, self.crop_padding, generator)
         if self.flip_probability:
@@ -338,11 +348,11 @@ def _branch_ends(encoder: TransformerEncoder, head: nn.Module) -> Iterator[nn.Li
 
 
 def _asked_at(head: Part, query: Place, side: int) -> Part:
-    """The head ``ada`` with its query at a place of a square of patches."""
+    """Set the query of the head ``ada`` to positions in a square of patches."""
     if head["name"] != "ada":
         raise InputError(
             f"task.query: expected null with pooling={head['name']}, which has no "
-            f"query, got {query}"
+            f"query of patches, got {query}"
         )
     if query == "mean":
         return {**head, "query": "mean"}
@@ -350,8 +360,8 @@ def _asked_at(head: Part, query: Place, side: int) -> Part:
         return {**head, "query": [0]}
     if side % 2:
         raise InputError(
-            f"task.query: expected corner or mean, for a square of {side} x {side} "
-            "patches has no four in the middle, got focal"
+            f"task.query: expected corner or mean, because {side} x {side} patches "
+            "have no four in the middle, got focal"
         )
     low = side // 2 - 1
     rows = (low, low + 1)

@@ -1,4 +1,4 @@
-"""The KNN-centroid task: where is the middle of a point's nearest neighbours?"""
+"""KNN-centroid: predict the mean of a point's nearest neighbours."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from marl_pool.studies.adapool.knn_storage import Sets
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.training.supervised.task import (
     Batch,
-    Outcome,
+    LossAndMetrics,
     Part,
     Split,
     Task,
@@ -28,19 +28,19 @@ from marl_pool.utils.types import PositiveFloat, PositiveInt, Probability, Seed
 NAME = "knn_centroid"
 TYPES = ("target", "other")
 PREVIEW = 8192
-"""Sets that are drawn to see what a run costs."""
+"""Sets to sample for the estimate of a run's cost."""
 
 
 class SetRegression(nn.Module):
-    """A `SetNetwork` whose pooled vector is the prediction.
+    """`SetNetwork` whose pooled vector is the prediction.
 
-    A linear layer makes it as wide as the vectors are, where it is not.
+    A linear layer maps it to d features where its width is another.
 
     Args:
-        network: the one that pools.
-        dim: d, the width of the vectors.
-        init_std: standard deviation of that layer's weights.
-        seed: of that layer.
+        network: network that pools the set.
+        dim: d, features of a vector.
+        init_std: standard deviation of the linear layer's initial weights.
+        seed: seed of the linear layer.
     """
 
     def __init__(
@@ -62,39 +62,44 @@ class SetRegression(nn.Module):
 
 
 class KnnCentroid(Task):
-    """Predict the mean of the k vectors nearest to a marked one: signal loss.
+    r"""Predict the mean of the k vectors nearest to a marked one; measures signal loss.
 
-    The loss is the mean squared error over the d features, which the paper calls the
-    signal loss: the k neighbours are signal, all other vectors noise. A learned
-    embedding, added to a vector, says whether it is the target point. With a target of
-    "min", "max" or "mean" no vector is marked, and what is to be predicted is each
-    feature's smallest, largest or mean value (B.3); without a point of its own
-    AdaPool's query is then the mean, and ``pooling.query=[0]`` the other choice.
+    With the k nearest neighbours :math:`\mathcal{N}_k(x_t)` of the target point
+    :math:`x_t` the loss of a prediction :math:`\hat y` is the mean squared error
+
+    .. math::
+        L = \frac{1}{d} \Big\| \hat y -
+            \frac{1}{k} \sum_{x \in \mathcal{N}_k(x_t)} x \Big\|^2,
+
+    which the paper calls the signal loss: the neighbours are signal, all other vectors
+    noise. A learned type embedding marks the target point. With the targets "min",
+    "max" and "mean" no vector is marked, and each feature's minimum, maximum or mean
+    over the set is predicted (B.3); AdaPool's query is then the mean of the vectors, or
+    the first one with ``pooling.query=[0]``.
 
     The prediction is the pooled vector itself. So a transformer of 12 layers and width
     16 has 38,624 parameters with `avg` and 39,648 with `ada`, of which 32 are the two
-    types' embeddings. Where the width is another than d, one linear layer leads to it
-    and one back (B.5).
+    types' embeddings. Where the width is not d, linear layers map to it and back (B.5).
 
-    Source: the AdaPool paper, sections 4.1, 4.2, B.3 to B.5, C.1 and C.2. Where we
-    differ: the hold-out test set is the first ``num_test`` of the ``num_samples`` sets,
-    so that it is the same however many are left to train on.
+    Source: AdaPool (https://arxiv.org/abs/2506.09215), sections 4.1, 4.2, B.3 to B.5,
+    C.1 and C.2. Difference: the hold-out test set is the first ``num_test`` of the
+    ``num_samples`` sets, so that it does not depend on the number of training sets.
 
     Args:
-        encoder: below the head.
-        pooling: the head that is compared.
-        dropout: of the encoder.
+        encoder: set encoder.
+        pooling: pooling head.
+        dropout: dropout probability of the encoder.
         init_std: standard deviation of the initial weights.
         num_vectors: N, at least 2.
         dim: d, features of a vector.
-        k: neighbours, in [1, N]; N means the N - 1 that there are. For "nearest" only.
+        k: neighbours, in [1, N]; N means all N - 1 other vectors. For "nearest" only.
         target: nearest, min, max or mean.
-        num_samples: sets, those of the test set among them.
-        num_test: sets that are held out.
-        data_seed: of the sets.
+        num_samples: number of sets, including the test set.
+        num_test: sets of the test set.
+        data_seed: seed of the sets.
 
     Raises:
-        InputError: no encoder or no head, an unknown target, a k that no set has, or
+        InputError: no encoder or no head, an unknown target, a k larger than a set, or
             no set to train on.
     """
 
@@ -130,14 +135,14 @@ class KnnCentroid(Task):
         self.num_test, self.num_train = num_test, num_samples - num_test
 
     def prepare(self, folder: Path) -> None:
-        """Draw the sets, or open the file of them; see `Sets`."""
-        self._draw(folder, self.num_samples)
+        """Sample the sets, or open their file; see `Sets`."""
+        self._sample(folder, self.num_samples)
 
     def preview(self, folder: Path) -> None:
-        """Draw a few sets; each stands for many."""
-        self._draw(folder, min(self.num_samples, PREVIEW))
+        """Sample only `PREVIEW` sets, and reuse each as many rows."""
+        self._sample(folder, min(self.num_samples, PREVIEW))
 
-    def _draw(self, folder: Path, num_samples: int) -> None:
+    def _sample(self, folder: Path, num_samples: int) -> None:
         self.sets = Sets(
             folder,
             num_samples=num_samples,
@@ -150,7 +155,8 @@ class KnnCentroid(Task):
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Return ``features (B, N, d)``, ``types (B, N)`` and ``target (B, d)``."""
         numbers = rows.numpy() + (self.num_test if split == "train" else 0)
-        if len(self.chosen) < self.num_samples:  # a preview
+        # After `preview` there are fewer sets than rows: reuse them.
+        if len(self.chosen) < self.num_samples:
             numbers %= len(self.chosen)
         sets, chosen = self.sets[numbers], self.chosen[numbers]
         target = torch.from_numpy(targets(sets, chosen, self.target, self.k))
@@ -179,14 +185,14 @@ class KnnCentroid(Task):
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
-        """Return the signal loss."""
+    ) -> LossAndMetrics:
+        """Return the signal loss of each set."""
         predicted = network(batch["features"], batch["types"])
         errors = squared_error(predicted.float(), batch["target"])
-        return Outcome(errors.mean(), {self.metric: errors.detach()})
+        return LossAndMetrics(errors.mean(), {self.metric: errors.detach()})
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss of predicting the mean of all vectors, and of the target point."""
+        """Score the predictions "mean of all vectors" and "the target point"."""
         features, types = batch["features"], batch["types"]
         naive = {"centroid": features.mean(1)}
         if self.target == "nearest":
@@ -198,5 +204,5 @@ class KnnCentroid(Task):
 
 
 def squared_error(predicted: Tensor, target: Tensor) -> Tensor:
-    """The mean squared error over the features, ``(B,)``."""
+    """Compute the mean squared error over the features, ``(B,)``."""
     return (predicted - target).square().mean(-1)

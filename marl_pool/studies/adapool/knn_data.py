@@ -1,4 +1,4 @@
-"""Sets of vectors of random distributions, and the means of nearest neighbours."""
+"""Random sets of vectors, and the means of nearest neighbours."""
 
 import threading
 from typing import Literal, get_args
@@ -14,37 +14,41 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 CHUNK = 256
-"""Sets drawn together, from a generator of their own."""
+"""Sets sampled together, from one generator."""
 NORMAL, EXPONENTIAL, UNIFORM = range(3)
 VERSION = 1
-"""Of what a seed stands for: files of sets made by another one are not used."""
+"""Version of the sampling procedure; files of other versions are not used."""
 SETS, CHOICES = range(2)
-"""What a stream of numbers is for."""
+"""Keys of random streams."""
 _scratch = threading.local()
 
 
 def draw_sets(
     seed: int, chunk: int, num_vectors: int, dim: int, out: Floats | None = None
 ) -> Floats:
-    """Draw the sets of one chunk; they depend on the first four arguments alone.
+    """Sample the sets of one chunk; they depend only on the first four arguments.
 
-    Each feature of a set has a distribution of its own, from which all vectors of the
-    set draw: normal with mean U(-3, 3) and deviation U(1, 3); exponential with scale
-    U(0.1, 2), its sign ±1 and shifted against it by U(0, 3); or uniform from U(-3, 3)
-    on over a length of U(0.2, 3). A third of the features has each kind, in an order
-    drawn for each set. Vectors are divided by √d.
+    Each feature of a set has a distribution of its own, shared by the set's vectors:
 
-    Source: the AdaPool paper, C.1. Its exponential's λ, there called a rate, is the
-    scale, as in numpy and the published code. Where the paper says nothing: if three
-    does not divide d, the kinds that have a feature more are drawn for each set, so
-    16 are 6, 5 and 5 in any order.
+    - normal with mean U(-3, 3) and standard deviation U(1, 3);
+    - exponential with scale U(0.1, 2) and a random sign, shifted by U(0, 3) in the
+      opposite direction;
+    - uniform on an interval that begins at U(-3, 3) and has the length U(0.2, 3).
+
+    Each kind has a third of the features, in an order sampled for each set. Vectors are
+    divided by √d.
+
+    Source: AdaPool (https://arxiv.org/abs/2506.09215), C.1. Its exponential's λ, called
+    a rate there, is the scale, as in numpy and the published code. The paper does not
+    specify a d that three does not divide: then the kinds with an additional feature
+    are sampled for each set, so 16 features are 6, 5 and 5 in any order.
 
     Args:
-        seed: of all sets, at least 0.
+        seed: seed of all sets, at least 0.
         chunk: number of the chunk, from 0.
-        num_vectors: N.
-        dim: d.
-        out: where they are written; None: memory of their own.
+        num_vectors: N, vectors of a set.
+        dim: d, features of a vector.
+        out: array to write to; None: a new one.
 
     Returns:
         ``(CHUNK, N, d)``.
@@ -52,7 +56,7 @@ def draw_sets(
     generator = _generator(seed, SETS, chunk)
     kinds = np.arange(dim) + generator.integers(3, size=(CHUNK, 1))
     kinds = generator.permuted(kinds % 3, axis=1).ravel()
-    # Sorted by kind each is drawn at once; `place` says where a feature lies then.
+    # Sort features by kind to sample each kind at once; `place` inverts the order.
     place = np.empty_like(kinds)
     place[np.argsort(kinds, kind="stable")] = np.arange(len(kinds))
     ends = np.bincount(kinds, minlength=3).cumsum()[:-1]
@@ -64,7 +68,7 @@ def draw_sets(
     location, scale = _parameters(generator, [len(part) for part in parts])
     features *= (scale / dim**0.5).astype(np.float32)[:, None]
     features += (location / dim**0.5).astype(np.float32)[:, None]
-    # With a mode other than "raise" it writes into `by_set` itself.
+    # A mode other than "raise" writes into `by_set` without a copy.
     np.take(features, place, axis=0, out=by_set, mode="clip")
     if out is None:
         out = np.empty((CHUNK, num_vectors, dim), np.float32)
@@ -73,7 +77,7 @@ def draw_sets(
 
 
 def _room(*shape: int) -> tuple[Floats, Floats]:
-    """Memory kept between calls: fresh pages cost as much as the random numbers."""
+    """Return arrays kept between calls: new pages cost as much as random numbers."""
     if getattr(_scratch, "shape", None) != shape:
         _scratch.shape = shape
         _scratch.rooms = np.empty((2, *shape), np.float32)
@@ -83,7 +87,7 @@ def _room(*shape: int) -> tuple[Floats, Floats]:
 def _parameters(
     generator: np.random.Generator, counts: list[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Draw where and how wide ``counts`` features of each kind are."""
+    """Sample locations and scales of ``counts`` features of each kind."""
     normal, exponential, uniform = counts
     sign = generator.choice([-1.0, 1.0], exponential)
     locations = (
@@ -100,29 +104,28 @@ def _parameters(
 
 
 def draw_choices(seed: int, num_samples: int, num_vectors: int) -> Integers:
-    """Draw which vector of each set is the target point, ``(num_samples,)``.
+    """Sample the target point of each set, an index ``(num_samples,)``.
 
-    The first ones are the same however many there are.
+    The first values do not depend on ``num_samples``.
     """
     return _generator(seed, CHOICES).integers(num_vectors, size=num_samples)
 
 
 def nearest_means(sets: Floats, chosen: Integers, k: int) -> Floats:
-    """Return the mean of the k vectors nearest to the target point.
+    """Compute the mean of the k vectors nearest to the target point.
 
-    Neighbours are those by Euclidean distance, the target point itself not among
-    them. So a set has N - 1, and with k = N the mean is that of N - 1 vectors.
+    Distances are Euclidean. The target point is not a neighbour of itself, so a set has
+    N - 1 neighbours, and k = N gives the mean of those.
 
-    Source: the AdaPool paper, section 4.2 and C.2.
+    Source: AdaPool (https://arxiv.org/abs/2506.09215), section 4.2 and C.2.
 
     Args:
-        sets: ``(B, N, d)``.
-        chosen: ``(B,)``, the target point of each set.
-        k: in [1, N], and N at least 2.
+        sets: ``(B, N, d)`` with N at least 2.
+        chosen: ``(B,)``, index of each set's target point.
+        k: number of neighbours, in [1, N].
 
     Returns:
         ``(B, d)``.
-
     """
     batch, count, _ = sets.shape
     own = np.arange(batch), chosen
@@ -137,16 +140,16 @@ def nearest_means(sets: Floats, chosen: Integers, k: int) -> Floats:
 
 
 def targets(sets: Floats, chosen: Integers, target: Target, k: int) -> Floats:
-    """Return what is to be predicted of each set, ``(B, d)``.
+    """Compute the target of each set, ``(B, d)``.
 
-    Source: the AdaPool paper, section 4.2, and B.3 for the features' smallest,
-    largest and mean value over all N vectors.
+    Source: AdaPool (https://arxiv.org/abs/2506.09215), section 4.2, and B.3 for each
+    feature's minimum, maximum and mean over all N vectors.
 
     Args:
         sets: ``(B, N, d)``.
-        chosen: ``(B,)``, the target point of each set, for "nearest" only.
-        target: the mean of the nearest neighbours, or how vectors are aggregated.
-        k: neighbours, for "nearest" only.
+        chosen: ``(B,)``, index of each set's target point, for "nearest" only.
+        target: mean of the nearest neighbours, or an aggregation of all vectors.
+        k: number of neighbours, for "nearest" only.
     """
     if target == "nearest":
         return nearest_means(sets, chosen, k)
@@ -155,7 +158,7 @@ def targets(sets: Floats, chosen: Integers, target: Target, k: int) -> Floats:
 
 
 def check_target(target: Target, k: int, num_vectors: int) -> None:
-    """Refuse a target that there is not, or one that a set of N vectors has not.
+    """Validate a target for sets of N vectors.
 
     Raises:
         InputError: an unknown target, fewer than two vectors, or k not in [1, N].

@@ -1,4 +1,4 @@
-"""Storage of the KNN-centroid sets: in memory, or in a file if large."""
+"""Storage of the KNN-centroid task's sets: in memory, or in a file if large."""
 
 import os
 import shutil
@@ -25,23 +25,23 @@ from marl_pool.utils.atomic import (
 from marl_pool.utils.errors import InputError
 
 IN_MEMORY = 1 << 28
-"""Bytes of sets that are kept in memory; more of them go to a file."""
+"""Maximum bytes of sets in memory; more go to a file."""
 
 
 class Sets:
-    """Sets of vectors by their numbers, the same for the same seed.
+    """Sets of vectors by their numbers, equal for equal seeds.
 
     Args:
-        folder: where a large file is kept, made if need be. Its name holds all that
-            the sets depend on; one that is there already is used again.
-        num_samples: how many sets; the first ones are the same however many.
-        num_vectors: N.
-        dim: d.
-        seed: at least 0.
+        folder: folder for a large file, made if it is missing. The file's name states
+            all that its content depends on, so an existing file is used again.
+        num_samples: number of sets; the first ones do not depend on it.
+        num_vectors: N, vectors of a set.
+        dim: d, features of a vector.
+        seed: seed of the sets, at least 0.
 
     Raises:
-        InputError: a file of that name is not what its name says, or it cannot be
-            written.
+        InputError: an existing file with another content than its name states, or a
+            file that cannot be written.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Sets:
         """Return the sets of the given numbers, ``(B, N, d)``."""
         if self.file is None:
             return self._sets[rows]
-        # Opened each time: pages of a map that stays open count as the process's own,
-        # and in the end all of the file would.
+        # Open the file each time: the pages of an open memory map count as memory of
+        # the process, in the end the whole file.
         return self._open(self.file)[rows]
 
     def _open(self, file: Path) -> Floats:
@@ -82,11 +82,11 @@ class Sets:
         return opened
 
     def _make(self, file: Path) -> None:
-        """Write the file, unless another run does: then wait for it."""
+        """Write the file, or wait for another run that writes it."""
         try:
             make_folder(file.parent)
             with locked(file.with_name(f".{file.name}.lock"), refusal=None):
-                # Of a run that was killed; it may be many gigabytes.
+                # Delete the remains of a killed run, possibly many gigabytes.
                 discard_leftovers(file.parent, of=file.name)
                 if not file.exists():
                     self._write(file)
@@ -97,7 +97,7 @@ class Sets:
         needed, free = 4 * np.prod(self._shape), shutil.disk_usage(file.parent).free
         if needed > free:
             raise InputError(
-                f"{file.parent}: expected {needed / 1e9:.1f} GB of room for the sets, "
+                f"{file.parent}: expected {needed / 1e9:.1f} GB of space for the sets, "
                 f"got {free / 1e9:.1f} GB"
             )
         with new_binary_file(file) as out:
@@ -107,9 +107,9 @@ class Sets:
                 out.write(chunk.data)
 
     def _chunks(self) -> Iterator[Floats]:
-        """Draw all sets in order; a chunk may be written over once the next is asked.
+        """Yield all sets in order; the next chunk may overwrite the last one's memory.
 
-        Threads draw some chunks ahead, since numpy lets go of the interpreter.
+        Threads sample some chunks ahead, because numpy releases the interpreter lock.
         """
         count, *shape = self._shape
         total = -(-count // CHUNK)

@@ -11,7 +11,7 @@ from marl_pool.studies.hierarchical.encoder import Chance
 from marl_pool.studies.hierarchical.networks import ImageAutoencoder
 from marl_pool.studies.hierarchical.pretraining import teacher_forced
 from marl_pool.studies.hierarchical.task import MergedImages, near, scaled
-from marl_pool.training.supervised.task import Batch, Outcome
+from marl_pool.training.supervised.task import Batch, LossAndMetrics
 
 SHOWN = 8
 """Test images in the picture of reconstructions."""
@@ -44,7 +44,7 @@ class Reconstruction(MergedImages):
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
+    ) -> LossAndMetrics:
         """Pre-train, learn from one drawn schedule, or measure at every level."""
         if not network.training or self.epoch >= self.pretrain_epochs:
             return super().evaluate(network, batch, generator)
@@ -57,7 +57,7 @@ class Reconstruction(MergedImages):
         # As in `surrogate`, a score has a gradient and no value.
         score = forced.score - forced.score.detach()
         loss = (forced.losses + score + forced.unmerging).mean()
-        return Outcome(
+        return LossAndMetrics(
             loss + self.penalty(forced.norm), {"mse": forced.losses.detach()}
         )
 

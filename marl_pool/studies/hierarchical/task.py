@@ -28,17 +28,17 @@ from marl_pool.studies.hierarchical.settings import Gradient, Hierarchy, LogProb
 from marl_pool.training.supervised.images.images import (
     Dataset,
     check_patch,
-    limited,
+    first_images,
     load_images,
-    resized,
+    resize,
 )
 from marl_pool.training.supervised.task import (
     Batch,
-    Outcome,
+    LossAndMetrics,
     Part,
     Split,
     Task,
-    refuse_part,
+    validate_no_part,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
@@ -152,8 +152,8 @@ class MergedImages(Task):
         data_dir: str | None,
         download: bool,
     ) -> None:
-        refuse_part("encoder", encoder, self.name)
-        refuse_part("pooling", pooling, self.name)
+        validate_no_part("encoder", encoder, self.name)
+        validate_no_part("pooling", pooling, self.name)
         check_credit(credit, baseline)
         if pretrain_epochs and not self.has_decoder:
             raise InputError(
@@ -206,10 +206,10 @@ class MergedImages(Task):
     def prepare(self, folder: Path) -> None:
         """Read the files."""
         whole = load_images(self.dataset, self.data_dir, self.download)
-        images = limited(whole, self.num_samples, self.wanted_test)
+        images = first_images(whole, self.num_samples, self.wanted_test)
         self._images: dict[Split, Tensor] = {
-            "train": resized(images.train, self.size),
-            "test": resized(images.test, self.size),
+            "train": resize(images.train, self.size),
+            "test": resize(images.test, self.size),
         }
         self._labels: dict[Split, Tensor] = {
             "train": images.train_labels,
@@ -252,7 +252,7 @@ class MergedImages(Task):
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
+    ) -> LossAndMetrics:
         """Learn from one drawn schedule, or measure at every level."""
         images = scaled(batch["images"])
         chance = Chance(near(generator, images.device), network.training)
@@ -266,7 +266,7 @@ class MergedImages(Task):
         loss = surrogate(
             losses, answer.log_prob, credit=self.credit, baseline=self.baseline
         )
-        return Outcome(
+        return LossAndMetrics(
             loss + self.penalty(answer.norm),
             {name: each.detach() for name, each in numbers.items()},
         )
@@ -277,7 +277,7 @@ class MergedImages(Task):
 
     def _measure(
         self, network: nn.Module, images: Tensor, batch: Batch, chance: Chance
-    ) -> Outcome:
+    ) -> LossAndMetrics:
         metrics: dict[str, Tensor] = {}
         for level in self.levels:
             answer: Answer = network(images, level.schedule, chance)
@@ -288,7 +288,7 @@ class MergedImages(Task):
             metrics["policy_information"] = divergences(
                 self.policies(network, images, chance)
             )
-        return Outcome(metrics[self.metric].mean(), metrics)
+        return LossAndMetrics(metrics[self.metric].mean(), metrics)
 
     def policies(self, network: nn.Module, images: Tensor, chance: Chance) -> Tensor:
         """Probabilities of pairs in the first merge of each image, ``(B, T, T)``."""

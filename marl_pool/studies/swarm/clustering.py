@@ -15,7 +15,12 @@ from marl_pool.studies.swarm.matching import accuracy, match_clusters
 from marl_pool.studies.swarm.padded import in_new_order
 from marl_pool.studies.swarm.point_task import PointTask
 from marl_pool.studies.swarm.points import is_equivariant
-from marl_pool.training.supervised.task import Batch, Part, refuse_part, require_part
+from marl_pool.training.supervised.task import (
+    Batch,
+    Part,
+    require_part,
+    validate_no_part,
+)
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_WORLDS
 from marl_pool.utils.types import PositiveInt, Probability, Seed
@@ -73,7 +78,7 @@ class Clustering(PointTask):
         data_seed: Seed = 0,
         picture_grid: PositiveInt = 48,
     ) -> None:
-        refuse_part("pooling", pooling, "clustering")
+        validate_no_part("pooling", pooling, "clustering")
         check_bounds("task.entities", entities)
         check_bounds("task.clusters", clusters)
         if clusters[1] > num_outputs:

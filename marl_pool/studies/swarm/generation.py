@@ -14,17 +14,17 @@ from marl_pool.studies.swarm.transformer import (
 )
 from marl_pool.training.supervised.images.images import (
     Dataset,
-    limited,
+    first_images,
     load_images,
-    resized,
+    resize,
 )
 from marl_pool.training.supervised.task import (
     Batch,
-    Outcome,
+    LossAndMetrics,
     Part,
     Split,
     Task,
-    refuse_part,
+    validate_no_part,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.plotting import figure_style, new_figure, save_png
@@ -50,7 +50,7 @@ class ImageGeneration(Task):
         encoder: must be ``none``: the network is of its own.
         pooling: must be ``none``.
         dataset: which images; their files are in ``data_dir``.
-        size: pixels of a side; see `resized`.
+        size: pixels of a side; see `resize`.
         num_levels: intensities, 2 to 256; neighbours are put together.
         conditional: tell the network the image's class.
         width: of the embeddings, a multiple of 4.
@@ -86,8 +86,8 @@ class ImageGeneration(Task):
         data_dir: str | None = None,
         download: bool = False,
     ) -> None:
-        refuse_part("encoder", encoder, "generation")
-        refuse_part("pooling", pooling, "generation")
+        validate_no_part("encoder", encoder, "generation")
+        validate_no_part("pooling", pooling, "generation")
         if not 2 <= num_levels <= INTENSITIES:
             raise InputError(
                 f"task.num_levels: expected 2 to {INTENSITIES}, got {num_levels}"
@@ -101,12 +101,12 @@ class ImageGeneration(Task):
 
     def prepare(self, folder: Path) -> None:
         """Read the files."""
-        images = limited(
+        images = first_images(
             load_images(self.dataset, self.data_dir, self.download),
             self.num_samples,
             self.wanted_test,
         )
-        train, test = (resized(each, self.size) for each in (images.train, images.test))
+        train, test = (resize(each, self.size) for each in (images.train, images.test))
         self.shape = (self.size, self.size, train.shape[-1])
         self.num_classes = images.num_classes
         self.pixels = {"train": self._read(train), "test": self._read(test)}
@@ -137,12 +137,14 @@ class ImageGeneration(Task):
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
+    ) -> LossAndMetrics:
         """Return the mean negative log-likelihood in nats, and each image's in bits."""
         pixels = batch["pixels"].long()
         logits = network(pixels, batch["labels"] if self.conditional else None)
         each = cross_entropy(logits.float().mT, pixels, reduction="none").mean(1)
-        return Outcome(each.mean(), {"bits_per_dim": each.detach() / math.log(2)})
+        return LossAndMetrics(
+            each.mean(), {"bits_per_dim": each.detach() / math.log(2)}
+        )
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """Bits of pixels drawn alone, from frequencies in the training images.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from marl_pool.studies.swarm.data import Mixtures
 from marl_pool.studies.swarm.padded import by_length, in_new_order
 from marl_pool.studies.swarm.points import PointNetwork, is_equivariant
-from marl_pool.training.supervised.task import Batch, Outcome, Part, Split, Task
+from marl_pool.training.supervised.task import Batch, LossAndMetrics, Part, Split, Task
 from marl_pool.utils.randomness import EVALUATION_WORLDS
 
 
@@ -77,7 +77,7 @@ class PointTask(Task):
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
+    ) -> LossAndMetrics:
         """Return the mean loss of the sets, and what `score` says of each."""
         if network.training and not is_equivariant(network):
             batch = in_new_order(batch, generator)
@@ -85,4 +85,4 @@ class PointTask(Task):
         scores = [self.score(network, Mixtures(**piece)) for piece in pieces]
         each = {name: torch.cat([s[name] for s in scores])[back] for name in scores[0]}
         metrics = {name: part.detach() for name, part in each.items()}
-        return Outcome(each[self.metric].mean(), metrics)
+        return LossAndMetrics(each[self.metric].mean(), metrics)

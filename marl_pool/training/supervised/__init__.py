@@ -1,1 +1,1 @@
-"""Supervised studies: a task, one trainer, k folds."""
+"""Supervised fits: a `Task`, one trainer, k-fold cross-validation."""

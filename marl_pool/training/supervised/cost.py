@@ -7,7 +7,7 @@ from marl_pool.training.supervised.folds import Fold
 from marl_pool.training.supervised.learner import EpochMetrics, FoldLearner
 
 BATCHES = 2
-"""Batches that are timed in each epoch, after one that is not: the first is slower."""
+"""Batches to time in each epoch, after a first one for warm-up."""
 
 
 class Cost(NamedTuple):
@@ -38,12 +38,12 @@ class Cost(NamedTuple):
 def estimate(learner: FoldLearner, rows: Fold, num_test: int) -> Cost:
     """Time a few batches, and extrapolate to the whole run.
 
-    They are of the first, the middle and the last epoch: a task may have a schedule,
-    and a merging network that goes deeper epoch by epoch becomes slower.
+    Batches of the first, the middle and the last epoch are timed, because a schedule
+    may change the cost: a merging network becomes deeper, and slower, by the epoch.
 
     Args:
-        learner: of a fold; it is not used afterwards.
-        rows: of the fold.
+        learner: learner of a fold, unusable afterwards.
+        rows: rows of the fold.
         num_test: examples of the test set.
     """
     settings, size = learner.settings, learner.settings.batch_size
@@ -69,7 +69,7 @@ def _seconds_each(epochs: Sequence[EpochMetrics]) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in the unit that suits them."""
+    """Format seconds as seconds, minutes or hours."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Supervised fits: folds, epochs, measuring, results."""
+"""Supervised fits: folds, epochs, measurements, results."""
 
 import json
 import tempfile
@@ -50,18 +50,17 @@ def fit(
     config: Mapping[str, Any],
     should_stop: Callable[[], bool] = never,
 ) -> None:
-    """Fit the network of each fold, measure the best of each, write results.
+    """Fit a network for each fold, measure the best of each, write results.
 
     A run that has a checkpoint continues from it.
 
     Args:
-        run: takes metrics, checkpoints, networks, pictures and ``results.json``.
+        run: receives metrics, checkpoints, networks, pictures and ``results.json``.
         config: composed and checked, as in ``run.config``.
-        should_stop: asked before each epoch; True saves the run and ends it.
+        should_stop: called before each epoch; True saves the run and ends it.
 
     Raises:
-        InputError: parts of the configuration that don't fit each other, or data that
-            are not there.
+        InputError: incompatible parts of the configuration, or missing data.
         StoppedError: the loss was not finite, or the disk is full.
     """
     typed = FitConfig.from_plain(config)
@@ -69,10 +68,10 @@ def fit(
 
 
 def make_task(config: FitConfig) -> Task:
-    """Build the task of a run; it is not prepared yet.
+    """Build the task of a run, without preparing its data.
 
     Raises:
-        InputError: options that don't fit each other.
+        InputError: incompatible options.
     """
     options = dict(config.task)
     context = {
@@ -91,8 +90,8 @@ def price(config: FitConfig, folder: Path) -> Cost:
     """Estimate the cost of a run from a few of its batches.
 
     Args:
-        config: of the run.
-        folder: for data that have to be made.
+        config: configuration of the run.
+        folder: folder for generated data.
 
     Raises:
         InputError: see `fit`.
@@ -105,7 +104,7 @@ def price(config: FitConfig, folder: Path) -> Cost:
 
 
 def validate_data(config: FitConfig) -> None:
-    """Reject missing data before many runs look for them.
+    """Reject missing data before many runs start.
 
     Raises:
         InputError: see `fit`.
@@ -118,23 +117,23 @@ def validate_gpu(config: FitConfig) -> None:
     """Reject a CUDA device that this machine lacks.
 
     Raises:
-        InputError: it would fail deep inside torch.
+        InputError: no such device.
     """
-    device, there = torch.device(config.device), torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= there:
-        best = f"at most cuda:{there - 1}" if there else "cpu, for there is no GPU"
+    device, count = torch.device(config.device), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        best = f"at most cuda:{count - 1}" if count else "cpu, because there is no GPU"
         raise InputError(f"device: expected {best}, got {device}")
 
 
 def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
-    """Build a run's task again, prepared, and the best network of a fold.
+    """Load a run's prepared task and the best network of a fold.
 
     Raises:
         InputError: the run has no such network.
     """
     file = run.path / NETWORKS / f"fold_{fold}.safetensors"
     if not file.is_file():
-        raise InputError(f"{run.path} has no network of fold {fold} yet")
+        raise InputError(f"{run.path}: expected a network of fold {fold}, got none")
     config = FitConfig.from_plain(run.config)
     task = make_task(config)
     task.prepare(_data_folder(config, run.path))
@@ -144,11 +143,15 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
 
 
 class FitMethod(TrainingMethod):
-    """Supervised fit of a task's network, fold after fold; an iteration is an epoch.
+    """k-fold fit of a task's network; an iteration is an epoch.
+
+    Each fold trains a network of its own on k - 1 parts of the training examples and
+    keeps the weights of the lowest validation metric on the remaining part. These are
+    measured on the hold-out test set; results are means over folds.
 
     Args:
-        run: takes the results.
-        config: of the run.
+        run: receives the results.
+        config: configuration of the run.
 
     Raises:
         InputError: see `fit`.
@@ -162,7 +165,8 @@ class FitMethod(TrainingMethod):
         validate_gpu(config)
         self.task = make_task(config)
         self.task.prepare(_data_folder(config, run.path))
-        self._rows(0)  # refuses what no fold can be split into
+        # Reject too few examples before training begins.
+        self._rows(0)
         self.results = Results(run, self.task.metric)
         self.fold = 0
         self.learner = self._learner()
@@ -199,18 +203,18 @@ class FitMethod(TrainingMethod):
 
     @override
     def step(self, iteration: int) -> Iteration:
-        # Begin the next fold with a network of its own.
+        # Begin the next fold with a new network.
         if self.learner.is_done:
             self._end_fold(self.learner)
             self.fold += 1
             self.learner = self._learner()
-        # Learn an epoch and measure it.
+        # Train for an epoch, then measure the validation examples.
         learner, rows = self.learner, self._rows(self.fold)
         learned = learner.learn(rows.train)
         measured = learner.measure("train", rows.validation)
         if not is_finite(learned) or not is_finite(measured):
             raise StepError("the loss is not finite")
-        # Keep the best weights.
+        # Keep the best weights, or return to them.
         learner.end_epoch(measured.means[self.task.metric])
         row = self._row(learner, learned, measured)
         shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
@@ -244,7 +248,7 @@ class FitMethod(TrainingMethod):
         }
 
     def _end_fold(self, learner: FoldLearner) -> None:
-        """Measure the best network of a fold on the test set, and keep it."""
+        """Measure the best network of a fold on the test set, and save it."""
         learner.network.load_state_dict(learner.best)
         test = learner.measure("test", torch.arange(self.task.num_test))
         folder = self.run.path / NETWORKS
@@ -265,7 +269,7 @@ class FitMethod(TrainingMethod):
         )
 
     def _write_results(self) -> None:
-        """Measure baselines, draw pictures and write all results."""
+        """Measure baselines, plot pictures and write all results."""
         network = self.task.make_network(self.config.seed)
         load_network(network, self.run.path / NETWORKS / "fold_0.safetensors")
         folder = self.run.path / PICTURES

@@ -1,4 +1,4 @@
-"""Splitting examples into folds for training and validation."""
+"""Folds of examples for training and validation, and seeds derived from names."""
 
 import zlib
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from marl_pool.utils.errors import InputError
 
 
 class Fold(NamedTuple):
-    """The row numbers of one fold.
+    """Row numbers of one fold.
 
     Attributes:
-        train: ``(n,)`` to learn from.
-        validation: ``(m,)`` none of which are in ``train``.
+        train: ``(n,)``, training examples.
+        validation: ``(m,)``, validation examples, disjoint from ``train``.
     """
 
     train: Tensor
@@ -25,20 +25,20 @@ class Fold(NamedTuple):
 def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold:
     """Split ``count`` examples for the fold ``number``.
 
-    All folds share one permutation, so each example validates exactly one of them.
+    All folds share one permutation, so each example is in exactly one validation set.
 
     Args:
-        count: of the examples.
-        number: of the fold, from 0.
-        seed: of the permutation.
-        settings: how many folds, and what measures them.
+        count: number of examples.
+        number: number of the fold, from 0.
+        seed: seed of the permutation.
+        settings: number of folds and size of the validation set.
 
     Raises:
         InputError: fewer examples than folds, or than a batch.
     """
     if settings.folds > count:
         raise InputError(
-            f"fit.folds: expected at most {count}, the examples there are, "
+            f"fit.folds: expected at most {count}, the number of examples, "
             f"got {settings.folds}"
         )
     shuffled = torch.randperm(count, generator=generator_of(seed, "folds"))
@@ -51,13 +51,13 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
         train = torch.cat([*parts[:number], *parts[number + 1 :]])
     if not len(train):
         raise InputError(
-            f"fit.validation: expected a share that leaves some of the {count} "
-            f"examples to learn from, got {settings.validation}"
+            f"fit.validation: expected a fraction that leaves some of the {count} "
+            f"examples for training, got {settings.validation}"
         )
     if not len(validation) or len(train) < settings.batch_size:
         raise InputError(
-            f"fit.batch_size: expected at most {len(train)}, the examples that a fold "
-            f"learns from, got {settings.batch_size}"
+            f"fit.batch_size: expected at most {len(train)}, the training examples of "
+            f"a fold, got {settings.batch_size}"
         )
     return Fold(train, validation[: settings.validation_examples])
 
@@ -68,11 +68,11 @@ def network_seed(seed: int, number: int) -> int:
 
 
 def generator_of(seed: int, *names: object) -> torch.Generator:
-    """Build a generator that depends on the seed and the names alone."""
+    """Build a generator that depends only on the seed and the names."""
     return torch.Generator().manual_seed(number_of(seed, *names))
 
 
 def number_of(seed: int, *names: object) -> int:
     """Hash the seed and the names into a seed for torch."""
-    # torch's CPU generator heeds the low 32 bits of its seed only: hash into those.
+    # torch's CPU generator uses only the low 32 bits of its seed: hash into those.
     return zlib.crc32(" ".join(map(str, (*names, seed))).encode())

@@ -1,4 +1,4 @@
-"""A network, its optimizer, and the best weights so far."""
+"""Training of one fold: a network, its optimizer, and the best weights so far."""
 
 import copy
 import math
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from marl_pool.training.supervised.folds import generator_of, network_seed, number_of
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
-from marl_pool.training.supervised.task import Batch, Outcome, Split, Task
+from marl_pool.training.supervised.task import Batch, LossAndMetrics, Split, Task
 from marl_pool.utils.errors import InputError
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 class EpochMetrics(NamedTuple):
-    """Metrics of one pass over some examples.
+    """Metrics of one pass over examples.
 
     Attributes:
-        means: mean over the examples, by metric.
+        means: means over the examples, by metric.
         examples: number of examples.
         seconds: duration.
     """
@@ -34,14 +34,14 @@ class EpochMetrics(NamedTuple):
 
 
 class Means:
-    """Sums of metrics that become means; kept on the device until asked for."""
+    """Running means of metrics; sums stay on the device until `means` is called."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self.examples = 0
 
     def add(self, metrics: dict[str, Tensor]) -> None:
-        """Count a batch's ``(B,)`` numbers."""
+        """Add a batch's ``(B,)`` values."""
         for name, values in metrics.items():
             total = values.detach().double().sum()
             self._sums[name] = self._sums.get(name, 0.0) + total
@@ -56,21 +56,21 @@ class FoldLearner:
     """The network of one fold, its optimizer and its best weights.
 
     Args:
-        task: of the run, prepared.
-        settings: of the fit.
-        seed: of the run.
-        number: of the fold, from 0; it has a part in the network's seed.
-        device: of the network.
+        task: task of the run, prepared.
+        settings: settings of the fit.
+        seed: seed of the run.
+        number: number of the fold, from 0; part of the network's seed.
+        device: device of the network.
 
     Attributes:
-        network: the one that learns.
-        losses: of validation, an epoch each; the best one so far for an epoch after
-            which training went back to it.
-        best: the weights of the best epoch.
-        rate: what back-tracking has multiplied the learning rate by.
-        seconds: of training so far.
+        network: network in training.
+        losses: validation metric of each epoch; after a return to the best weights
+            theirs.
+        best: weights of the best epoch.
+        rate: factor of the learning rate by back-tracking.
+        seconds: seconds of training so far.
         step: gradient steps so far.
-        lr: the learning rate of the last one.
+        lr: learning rate of the last step.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class FoldLearner:
         self.rate = 1.0
         self.best: dict[str, Tensor] = {}
         self.seconds, self.step, self.lr = 0.0, 0, 0.0
-        # What the optimizer knew at the best epoch, for back-tracking alone.
+        # Optimizer state of the best epoch, for back-tracking only.
         self.best_optimizer: dict[str, object] = {}
 
     @property
     def epoch(self) -> int:
-        """Number of epochs that are over."""
+        """Number of completed epochs."""
         return len(self.losses)
 
     @property
@@ -112,27 +112,28 @@ class FoldLearner:
         return self.losses.index(min(self.losses))
 
     @property
-    def spent(self) -> bool:
-        """True once the seconds of the fold are used up."""
+    def is_out_of_time(self) -> bool:
+        """True once the fold has used its seconds."""
         limit = self.settings.seconds_per_fold
         return limit is not None and self.seconds >= limit
 
     @property
     def is_done(self) -> bool:
-        """True once the fold has had its epochs or its seconds."""
-        return self.epoch >= self.settings.epochs or self.spent
+        """True once the fold has used its epochs or its seconds."""
+        return self.epoch >= self.settings.epochs or self.is_out_of_time
 
     def learn(self, rows: Tensor) -> EpochMetrics:
-        """Learn an epoch: all rows once, in an order of its own.
+        """Train for one epoch: all rows once, shuffled.
 
         Args:
-            rows: of the fold's training examples. The last ones, too few for a batch,
-                are left out.
+            rows: row numbers of the fold's training examples; an incomplete last batch
+                is dropped.
         """
+        # Seed all randomness by fold and epoch: a resumed run repeats it.
         names = (self.number, self.epoch)
         order = torch.randperm(len(rows), generator=generator_of(self.seed, *names))
         generator = generator_of(self.seed, "learn", *names)
-        # Dropout draws from torch's own generator.
+        # Dropout samples from torch's global generator.
         torch.manual_seed(number_of(self.seed, "dropout", *names))
         self.task.begin_epoch(self.network, self.epoch, self.settings.epochs)
         self.network.train()
@@ -143,10 +144,11 @@ class FoldLearner:
             self._descend(outcome.loss, len(rows))
             means.add({"loss": outcome.loss.expand(len(part)), **outcome.metrics})
             self.seconds += time.perf_counter() - started
-            if self.spent:
+            if self.is_out_of_time:
                 break
+        # Reading the means waits for the GPU, so it belongs to the training time.
         started = time.perf_counter()
-        found = means.means()  # waits for what a GPU has still to do
+        found = means.means()
         self.seconds += time.perf_counter() - started
         return EpochMetrics(found, means.examples, self.seconds - began)
 
@@ -162,7 +164,7 @@ class FoldLearner:
         self.step += 1
 
     def _progress(self, examples: int) -> float:
-        """Return the share of the fold that is over at the middle of the next step."""
+        """Return the fraction of the fold completed at the middle of the next step."""
         a_pass = examples // self.settings.batch_size
         by_steps = (self.step + 0.5) / (a_pass * self.settings.epochs)
         limit = self.settings.seconds_per_fold
@@ -170,7 +172,7 @@ class FoldLearner:
         return min(max(by_steps, by_time), 1.0)
 
     def measure(self, split: Split, rows: Tensor) -> EpochMetrics:
-        """Measure the network as it is, on all ``rows``."""
+        """Measure the present network on all ``rows``."""
         self.network.eval()
         generator = generator_of(self.seed, "measure", split)
         means, began = Means(), time.perf_counter()
@@ -186,10 +188,10 @@ class FoldLearner:
         return EpochMetrics(found, means.examples, time.perf_counter() - began)
 
     def end_epoch(self, loss: float) -> None:
-        """Keep the weights if they are the best so far, or go back to those.
+        """Keep the weights if they are the best so far, or return to the best ones.
 
         Args:
-            loss: of validation.
+            loss: validation metric of the epoch.
         """
         self.losses.append(loss)
         if self.best_epoch == self.epoch - 1:
@@ -197,7 +199,7 @@ class FoldLearner:
             if self.settings.back_tracking:
                 self.best_optimizer = copy.deepcopy(self.optimizer.state_dict())
         elif self.settings.back_tracking and must_go_back(self.losses):
-            # The epoch counts as the best one, to whose weights it goes back.
+            # Count the epoch as the best one, because it has its weights.
             self.losses[-1] = min(self.losses)
             self.network.load_state_dict(self.best)
             self.optimizer.load_state_dict(copy.deepcopy(self.best_optimizer))
@@ -205,14 +207,15 @@ class FoldLearner:
 
     def _evaluate(
         self, split: Split, rows: Tensor, generator: torch.Generator
-    ) -> Outcome:
+    ) -> LossAndMetrics:
         batch = on(self.task.batch(split, rows), self.device)
         with self._precision():
             outcome = self.task.evaluate(self._compiled, batch, generator)
-        if not isinstance(outcome, Outcome):  # maybe a task of the user's own
+        # A plug-in task may return something else.
+        if not isinstance(outcome, LossAndMetrics):
             raise InputError(
-                f"task: expected {type(self.task).__name__}.evaluate to return an "
-                f"Outcome, got a {type(outcome).__name__}"
+                f"task: expected {type(self.task).__name__}.evaluate to return "
+                f"LossAndMetrics, got {type(outcome).__name__}"
             )
         return outcome
 

@@ -15,7 +15,7 @@ from marl_pool.utils.reading import read_json
 
 FILE = "results.json"
 COPIED = ("task", "encoder", "pooling", "scale", "seed")
-"""Keys of the configuration that the file repeats."""
+"""Keys of the configuration that are copied to the file."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FoldResult:
     epochs: int
     """Number of epochs."""
     best_epoch: int
-    """The one with the lowest validation metric, from 1."""
+    """Epoch of the lowest validation metric, from 1."""
     steps: int
     """Gradient steps."""
     seconds: float
@@ -39,11 +39,11 @@ class FoldResult:
 
 
 class Results:
-    """The results of a run.
+    """Results of a run, one fold after the other.
 
     Args:
-        run: takes the file.
-        metric: that validation minimises.
+        run: receives the file.
+        metric: name of the metric that validation minimises.
     """
 
     def __init__(self, run: Run, metric: str) -> None:
@@ -52,7 +52,7 @@ class Results:
         self.document: dict[str, Any] = {}
 
     def add(self, fold: FoldResult) -> None:
-        """Add a fold that is over."""
+        """Add a completed fold."""
         self.folds.append(fold)
 
     def as_data(self) -> list[dict[str, Any]]:
@@ -73,10 +73,10 @@ class Results:
         """Write the file.
 
         Args:
-            parameters: of the network.
+            parameters: number of the network's parameters.
             num_test: examples of the test set.
-            baselines: the metric of naive predictors on the test set, by name.
-            pictures: that were drawn.
+            baselines: metric of naive predictors on the test set, by name.
+            pictures: files of `Task.finish`.
         """
         self.document = {
             **{key: self.run.config[key] for key in COPIED},
@@ -120,7 +120,7 @@ def read_results(run: Path) -> dict[str, Any]:
     """Read the results of a finished run.
 
     Raises:
-        InputError: there are none, or they are damaged.
+        InputError: no results, or damaged ones.
     """
     file = run / FILE
     try:
@@ -133,7 +133,7 @@ def read_results(run: Path) -> dict[str, Any]:
             )
     except FileNotFoundError as error:
         raise InputError(
-            f"{run} has no {FILE} yet; resume with: marl-pool resume {run}"
+            f"{run}: expected {FILE}, got none; continue by: marl-pool resume {run}"
         ) from error
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
@@ -143,14 +143,14 @@ def read_results(run: Path) -> dict[str, Any]:
 def read_study(
     folder: Path, tasks: Collection[str] | None = None
 ) -> dict[Path, dict[str, Any]]:
-    """Read the results of all finished runs in a folder, by their own folders.
+    """Read the results of all finished runs in a folder, by the runs' folders.
 
     Args:
-        folder: of a sweep, or one that holds runs.
-        tasks: names that their tasks may have; None: any.
+        folder: folder of a sweep or of runs.
+        tasks: permitted names of tasks; None: any.
 
     Raises:
-        InputError: there are none, one is damaged, or one is of another task.
+        InputError: no finished run, a damaged one, or one of another task.
     """
     found = {
         config.parent: read_results(config.parent)
@@ -158,7 +158,7 @@ def read_study(
         if is_finished(config.parent)
     }
     if not found:
-        raise InputError(f"{folder}: expected finished runs of fit, found none")
+        raise InputError(f"{folder}: expected finished runs of fit, got none")
     for run, results in found.items():
         name = results["task"]["name"]
         if tasks is not None and name not in tasks:

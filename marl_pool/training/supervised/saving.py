@@ -22,11 +22,11 @@ from marl_pool.utils.manifest import refuse_damaged
 STATE, COUNTS = "learner.safetensors", "learner.json"
 NETWORK, BEST, OPTIMIZER, BEST_OPTIMIZER = "network", "best", "adam", "best_adam"
 COUNTED = ("losses", "rate", "seconds", "step")
-"""Attributes of a learner that a checkpoint holds beside its tensors."""
+"""Attributes of a learner that a checkpoint stores in addition to its tensors."""
 
 
 def save_learner(learner: FoldLearner, folder: Path) -> None:
-    """Write a learner."""
+    """Write weights, optimizer and counts to a folder."""
     tensors = {
         **prefixed(NETWORK, learner.network.state_dict()),
         **prefixed(BEST, learner.best),
@@ -40,7 +40,7 @@ def save_learner(learner: FoldLearner, folder: Path) -> None:
 
 
 def load_learner(learner: FoldLearner, folder: Path) -> None:
-    """Continue where a learner was saved that was built alike."""
+    """Restore a learner that was built with the same options."""
     tensors = load_file(folder / STATE, device=str(learner.device))
     learner.network.load_state_dict(under(NETWORK, tensors))
     learner.best = under(BEST, tensors)
@@ -57,7 +57,7 @@ def load_network(network: nn.Module, file: Path) -> None:
     """Read a network's weights.
 
     Raises:
-        InputError: the file is missing or damaged, or another network's.
+        InputError: a missing or damaged file, or weights of another network.
     """
     refuse_damaged(file.parent, only=file.name)
     try:

@@ -28,58 +28,59 @@ Scale = Literal["tiny", "cpu", "paper"]
 class FitSettings:
     """Settings of fitting a network.
 
-    The defaults are the AdaPool paper's (C.2) but for ``epochs`` (100 there), ``folds``
-    (5 there), ``dropout`` (0.1 there) and ``validation_examples`` (all, there).
+    The defaults are those of the AdaPool paper (https://arxiv.org/abs/2506.09215, C.2)
+    except ``epochs`` (100 there), ``folds`` (5 there), ``dropout`` (0.1 there) and
+    ``validation_examples`` (all there).
 
     Raises:
         InputError: settings that contradict each other.
     """
 
     epochs: PositiveInt = 10
-    """Passes over a fold's training examples, at most."""
+    """Maximum passes over a fold's training examples."""
     seconds_per_fold: PositiveFloat | None = None
-    """Seconds of training, measuring not counted, after which a fold ends and to which
-    the schedule is stretched; None: ``epochs`` alone say. With a limit a run cannot be
-    repeated exactly."""
+    """Seconds of training, without measuring, after which a fold ends; the learning
+    rate schedule is stretched to them. None: only ``epochs`` limit a fold. A run with a
+    time limit cannot be reproduced exactly."""
     batch_size: PositiveInt = 750
     """Examples of a gradient step."""
     optimizer: Literal["adam", "adamw"] = "adam"
-    """Adam, or AdamW, whose weight decay is apart from the gradient."""
+    """Adam, or AdamW with decoupled weight decay."""
     lr: PositiveFloat = 5e-4
-    """The largest learning rate."""
+    """Peak learning rate."""
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay of the optimizer."""
     warmup: Probability = 0.0
-    """Share of the steps in which the learning rate rises from 0."""
+    """Fraction of the steps in which the learning rate rises linearly from 0."""
     decay: Decay = "constant"
-    """Learning rate after that: constant, a cosine to 0, or a drop to a tenth after
-    70 % of the steps."""
+    """Learning rate after the warm-up: constant, a cosine to 0, or a drop to a tenth
+    after 70 % of the steps."""
     back_tracking: bool = False
-    """Go back to the best weights, with 0.9 of the learning rate, whenever more than a
-    fifth of the epochs so far, and more than 5, were no worse than the last one in a
-    row, as in SWARM's published code (the text, 4.1.3, is a little stricter)."""
+    """Return to the best weights, with 0.9 of the learning rate, after an epoch that is
+    no better than each of the last 20 % of the epochs (at least 6); see
+    `must_go_back`."""
     grad_clip: PositiveFloat | None = None
-    """Largest global norm of the gradient; None: no limit."""
+    """Maximum global norm of the gradient; None: no limit."""
     folds: PositiveInt = 3
-    """Parts of the training examples, each the validation set of one fold. 1: one fold,
-    with the share ``validation``."""
+    """Parts of the training examples, each the validation set of one fold. 1: a single
+    fold, split by ``validation``."""
     validation: UnitInterval = 0.1
-    """Share of the examples that validate if there is one fold; above 0, below 1."""
+    """Fraction of the examples for validation with ``folds=1``, in (0, 1)."""
     validation_examples: PositiveInt | None = 20_000
-    """Validation examples of a fold that are measured; None: all."""
+    """Maximum validation examples of a fold to measure; None: all."""
     dropout: Probability = 0.0
-    """Dropout of the encoder, while it learns."""
+    """Dropout probability of the encoder."""
     init_std: PositiveFloat = 0.02
-    """Standard deviation of initial weights, where a part has no rule of its own."""
+    """Standard deviation of initial weights without a rule of their own."""
     bfloat16: bool = False
-    """Compute in bfloat16 where torch thinks that it is safe (mixed precision)."""
+    """Use torch's automatic mixed precision with bfloat16."""
     compile: bool = False
     """Compile the network by torch.compile; the first step takes a minute."""
 
     def __post_init__(self) -> None:
         if self.folds == 1 and not 0 < self.validation < 1:
             raise InputError(
-                "fit.validation: expected a share above 0 and below 1 with "
+                "fit.validation: expected a fraction above 0 and below 1 with "
                 f"fit.folds=1, got {self.validation:g}"
             )
         if self.back_tracking and self.decay != "constant":
@@ -89,19 +90,19 @@ class FitSettings:
             )
 
     def epochs_over(self, fold: int, epoch: int, seconds: float) -> int:
-        """Count the epochs of all folds that are over, all of a fold's when it is.
+        """Count the epochs of all folds so far, for progress.
 
-        Where seconds end a fold, the share of them that is over counts: of 1000 epochs
-        500 after half of the seconds, however few those were.
+        With a time limit the elapsed fraction of the seconds counts: 500 of 1000 epochs
+        after half of the seconds, however few they really were.
 
         Args:
-            fold: number of the fold, from 0.
-            epoch: epochs of this fold.
-            seconds: of training in this fold.
+            fold: number of the present fold, from 0.
+            epoch: epochs of this fold so far.
+            seconds: seconds of training in this fold so far.
         """
         limit = self.seconds_per_fold
-        share = 0.0 if limit is None else min(seconds / limit, 1.0)
-        return int(fold * self.epochs + max(epoch, int(share * self.epochs)))
+        elapsed = 0.0 if limit is None else min(seconds / limit, 1.0)
+        return int(fold * self.epochs + max(epoch, int(elapsed * self.epochs)))
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ class FitRunSettings:
 
     scale: Scale = "cpu"
     """Size of the study: tiny (seconds), cpu (within an hour on two cores), paper
-    (as published). A label: its sizes are in the other keys."""
+    (as published). Label only; other keys hold the sizes."""
     data_dir: str | None = None
-    """Folder of data sets; generated data are kept there, too. None: in the run."""
+    """Folder of data sets, also for generated data; None: a folder in the run."""
     download: bool = False
-    """Fetch a data set that ``data_dir`` lacks, and check its checksum."""
+    """Download a data set that ``data_dir`` lacks, and verify its checksum."""
     seed: Seed = 0
     """Seed of folds, initial weights and the order of batches."""
     time_limit: PositiveFloat | None = None
@@ -126,7 +127,7 @@ class FitRunSettings:
     checkpoint: CheckpointSettings = field(
         default_factory=lambda: CheckpointSettings(every=1, keep=1)
     )
-    """When a run saves itself, in epochs."""
+    """Checkpoint interval, in epochs, and number to keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ class FitConfig(FitRunSettings, RunConfig):
 
 @dataclass(frozen=True)
 class FitStudySettings(FitRunSettings):
-    """The keys of a run, and a grid of values that some of them take."""
+    """Settings of a grid of runs."""
 
     grid: dict[str, list[Any]] = field(default_factory=dict)
     """Key → values; every combination is a trial."""

@@ -1,4 +1,4 @@
-"""Base of supervised studies: data, a network, a loss."""
+"""Interface of supervised tasks: data, a network, a loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ Part = Mapping[str, Any]
 """A ``name`` and the keyword options of what it names."""
 
 
-class Outcome(NamedTuple):
-    """Output and loss of a network for a batch.
+class LossAndMetrics(NamedTuple):
+    """Loss and metrics of a network on a batch.
 
     Attributes:
-        loss: a scalar to differentiate, the mean over the batch.
-        metrics: by name, ``(B,)`` numbers for each example, without a gradient.
+        loss: scalar to differentiate, the mean over the batch.
+        metrics: ``(B,)`` values for each example by name, without a gradient.
     """
 
     loss: Tensor
@@ -30,15 +30,19 @@ class Outcome(NamedTuple):
 
 
 class Task(ABC):
-    """A supervised study.
+    """A supervised problem: its data, its network and its loss.
 
-    The constructor takes a task's own options, all by keyword. What the program knows
-    it adds if the constructor names it: ``encoder`` and ``pooling`` (a `Part`, or None
-    for ``none``), ``dropout``, ``init_std``, ``data_dir`` and ``download``.
+    The constructor takes the task's own options, all by keyword. It also receives, if
+    its signature names them, the parts and settings of the run: ``encoder`` and
+    ``pooling`` (a `Part`, or None for ``none``), ``dropout``, ``init_std``,
+    ``data_dir`` and ``download``.
+
+    The trainer calls `prepare` once, then for each fold `make_network`, and for each
+    epoch `begin_epoch` and `evaluate` on batches of `batch`; at the end `finish`.
 
     Attributes:
-        metric: name, among an outcome's metrics, of what validation minimises.
-        num_train: examples to train on and to validate with, known after `prepare`.
+        metric: name of the metric that validation minimises.
+        num_train: examples for training and validation, known after `prepare`.
         num_test: examples of the hold-out test set, known after `prepare`.
     """
 
@@ -48,17 +52,17 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, folder: Path) -> None:
-        """Make or read the data.
+        """Generate or read the data.
 
         Args:
-            folder: where large files may be kept; made if it is needed.
+            folder: folder for large files, made if it is needed.
 
         Raises:
-            InputError: the data are not there, or damaged.
+            InputError: missing or damaged data.
         """
 
     def preview(self, folder: Path) -> None:
-        """Make or read as few data as show what a run costs; by default all of them.
+        """Prepare enough data to estimate the cost of a run; by default all of them.
 
         Rows of `batch` may then be other examples than after `prepare`.
 
@@ -76,67 +80,67 @@ class Task(ABC):
 
     @abstractmethod
     def make_network(self, seed: int) -> nn.Module:
-        """Build a network, its initial weights drawn from ``seed`` alone."""
+        """Build a network; its initial weights depend only on ``seed``."""
 
     @abstractmethod
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
-    ) -> Outcome:
+    ) -> LossAndMetrics:
         """Apply a network to a batch.
 
         Args:
-            network: of `make_network`; its ``training`` says what for.
-            batch: on the network's device.
-            generator: of whatever is random, on the CPU.
+            network: network of `make_network`; in training mode the loss is
+                differentiated, otherwise the metrics are averaged.
+            batch: examples, on the network's device.
+            generator: source of random numbers, on the CPU.
         """
 
     def begin_epoch(  # noqa: B027 - most tasks have no schedule
         self, network: nn.Module, epoch: int, epochs: int
     ) -> None:
-        """Set what changes from epoch to epoch; by default nothing.
+        """Update the task's schedule; by default there is none.
 
         Args:
-            network: about to be trained.
-            epoch: from 0.
-            epochs: of the fold.
+            network: network to train.
+            epoch: number of the epoch, from 0.
+            epochs: epochs of the fold.
         """
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """Score naive predictors: by name, ``(B,)`` values of ``metric``."""
+        """Score naive predictors; return ``(B,)`` values of ``metric`` by name."""
         return {}
 
     def finish(
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
-        """Draw or tabulate what a trained network does; return what was written.
+        """Plot or tabulate a trained network's predictions; return the files written.
 
         Args:
-            network: the best one of the first fold, on the CPU.
-            folder: exists.
-            generator: of whatever is random.
+            network: best network of the first fold, on the CPU.
+            folder: existing folder for the files.
+            generator: source of random numbers.
         """
         return []
 
 
 def require_part(kind: str, part: Part | None, task: str) -> Part:
-    """Refuse ``none`` where a task cannot do without.
+    """Return a part that the task requires.
 
     Raises:
-        InputError: there is no such part.
+        InputError: the part is none.
     """
     if part is None:
-        raise InputError(f"{kind}: task={task} needs one, got none")
+        raise InputError(f"{kind}: expected one with task={task}, got none")
     return part
 
 
-def refuse_part(kind: str, part: Part | None, task: str) -> None:
-    """Refuse a part that a task has no place for.
+def validate_no_part(kind: str, part: Part | None, task: str) -> None:
+    """Reject a part that the task does not use.
 
     Raises:
-        InputError: there is one.
+        InputError: the part is not none.
     """
     if part is not None:
         raise InputError(
-            f"{kind}: task={task} has no place for one: expected none, "
-            f"got {part['name']}"
+            f"{kind}: expected none, got {part['name']}: task={task} uses no {kind}"
         )

@@ -1,4 +1,4 @@
-"""The supervised studies, by name; each file holds one `Task`."""
+"""Registry of supervised tasks."""
 
 TASKS: dict[str, str] = {
     "clustering": "marl_pool.studies.swarm.clustering:Clustering",

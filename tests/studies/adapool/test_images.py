@@ -38,7 +38,7 @@ from marl_pool.training.supervised.images.images import (
     SOURCES,
     load_images,
     patches,
-    resized,
+    resize,
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.utils.errors import InputError
@@ -240,7 +240,7 @@ BILLION = b"\x8a\x05\x00\xca\x9a;\x00"
         (array_pickle(b"(" + BILLION + b"t", b"abc"), "expected 1000000000 bytes"),
         (array_pickle(b"(J\xff\xff\xff\xfft", b"abc"), "expected the shape"),
         (array_pickle(b"(K\x03t", b"abc", after=b"}b"), "train is damaged"),
-        (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "refused: it changes"),
+        (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "refused: it modifies"),
         (b"\x80\x02cnumpy\nndarray\n)\x81.", "train is damaged"),
         (b"\x80\x02cos\nsystem\n.", "refused: it holds os.system"),
         (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", "refused: it holds"),
@@ -341,7 +341,7 @@ def test_a_download_is_checked(tmp_path):
     with pytest.raises(InputError, match=f"expected the MD5 checksum 0, got {right}"):
         fetch(Source(origin.as_uri(), "0"), tmp_path / "other")
     assert not list((tmp_path / "other").iterdir())
-    with pytest.raises(InputError, match="cannot be fetched"):
+    with pytest.raises(InputError, match="cannot be downloaded"):
         fetch(Source((tmp_path / "none").as_uri(), "0"), tmp_path / "other")
 
 
@@ -355,7 +355,7 @@ def test_download_fetches_what_is_missing_only(tmp_path, monkeypatch):
         for file in (tmp_path / "origin" / f"{name}.gz" for name in IDX_NAMES)
     )
     monkeypatch.setitem(SOURCES, "mnist", sources)
-    with pytest.raises(InputError, match="download=true fetches them"):
+    with pytest.raises(InputError, match="download=true downloads them"):
         load_images("mnist", tmp_path / "mine")
     images = load_images("mnist", tmp_path / "mine", download=True)
     assert len(list((tmp_path / "mine" / "mnist").iterdir())) == 4
@@ -368,16 +368,16 @@ def test_download_fetches_what_is_missing_only(tmp_path, monkeypatch):
 
 def test_images_are_padded_and_averaged():
     image = torch.arange(28 * 28).remainder(256).to(torch.uint8).view(1, 28, 28, 1)
-    assert resized(image, 28).equal(image)
-    padded = resized(image, 32)
+    assert resize(image, 28).equal(image)
+    padded = resize(image, 32)
     assert padded[:, 2:30, 2:30].equal(image)
     assert padded.long().sum() == image.long().sum()
-    halved = resized(image, 14)
+    halved = resize(image, 14)
     expected = image[0, 6:8, 4:6, 0].float().mean().round()
     assert halved[0, 3, 2, 0] == expected
-    assert resized(image, 16)[0, 4, 3, 0] == expected
+    assert resize(image, 16)[0, 4, 3, 0] == expected
     with pytest.raises(InputError, match=r"task.size: .* got 20"):
-        resized(image, 20)
+        resize(image, 20)
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
@@ -495,8 +495,8 @@ def test_images_from_the_command_line(tmp_path, capsys, pooling):
         (["task.query=focal", "task.patch=32"], "task.query: expected corner or mean"),
         (["task.patch=5"], "task.patch: expected a divisor of task.size = 32, got 5"),
         (["task.num_samples=41"], "task.num_samples: expected at most 40"),
-        (["pooling=none"], "pooling: task=images needs one, got none"),
-        (["encoder=none"], "encoder: task=images needs one, got none"),
+        (["pooling=none"], "pooling: expected one with task=images, got none"),
+        (["encoder=none"], "encoder: expected one with task=images, got none"),
         (["task.dataset=imagenet"], "task.dataset"),
         (["task.dataset=cifar10"], "lacks cifar-10-python.tar.gz"),
         (["data_dir=null"], "data_dir: expected the folder with the files of fashion"),

@@ -412,8 +412,8 @@ def test_all_heads_begin_with_the_same_encoder() -> None:
         ({"num_vectors": 1}, "task.num_vectors: expected at least 2, got 1"),
         ({"target": "median"}, "unknown task.target 'median': choose from"),
         ({"num_test": 40}, "task.num_test: expected less than .* = 40, got 40"),
-        ({"pooling": None}, "pooling: task=knn_centroid needs one, got none"),
-        ({"encoder": None}, "encoder: task=knn_centroid needs one, got none"),
+        ({"pooling": None}, "pooling: expected one with task=knn_centroid, got none"),
+        ({"encoder": None}, "encoder: expected one with task=knn_centroid, got none"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -115,7 +115,7 @@ def test_two_runs_for_one_cell_are_refused(run: Run, tmp_path: Path) -> None:
 def test_what_holds_no_study(run: Run, tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 2
-    assert f"{tmp_path}: expected finished runs of fit, found none" in done.stderr
+    assert f"{tmp_path}: expected finished runs of fit, got none" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["figure4", "figure4_paper", "table2", "table8"])

@@ -352,7 +352,7 @@ def test_a_matched_output_has_its_clusters_color() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder": None}, "encoder: task=clustering needs one, got none"),
+        ({"encoder": None}, "encoder: expected one with task=clustering, got none"),
         ({"pooling": {"name": "avg"}}, "expected none, got avg"),
         ({"entities": (9, 3)}, r"task.entities: expected two .* first, got \[9, 3\]"),
         ({"clusters": (0, 3)}, r"task.clusters: .*, got \[0, 3\]"),
@@ -445,7 +445,9 @@ def test_heads_share_the_base() -> None:
 
 
 def test_a_mixture_needs_a_head() -> None:
-    with pytest.raises(InputError, match="pooling: task=mixture needs one, got none"):
+    with pytest.raises(
+        InputError, match="pooling: expected one with task=mixture, got none"
+    ):
         MixtureLikelihood(encoder={"name": "swarm"}, pooling=None)
 
 

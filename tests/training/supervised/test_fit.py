@@ -480,7 +480,7 @@ def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
     assert "go on with" not in capsys.readouterr().err
 
 
-class NoOutcome(Line):
+class NoLossAndMetrics(Line):
     """A user's mistake."""
 
     def evaluate(self, network, batch, generator):
@@ -496,7 +496,10 @@ class NoMetric(Line):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("NoOutcome", "NoOutcome.evaluate to return an Outcome, got a Tensor"),
+        (
+            "NoLossAndMetrics",
+            "NoLossAndMetrics.evaluate to return LossAndMetrics, got Tensor",
+        ),
         ("NoMetric", "measure its metric 'accuracy', got squared_error"),
     ],
 )
@@ -551,7 +554,7 @@ def test_a_gpu_that_there_is_not_is_refused(tmp_path, capsys, monkeypatch, there
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     assert main(["fit", *FEW, "device=cuda:2", flag]) == 2
-    expected = "at most cuda:1" if there else "cpu, for there is no GPU"
+    expected = "at most cuda:1" if there else "cpu, because there is no GPU"
     err = capsys.readouterr().err
     assert err == f"marl-pool: device: expected {expected}, got cuda:2\n"
 
@@ -574,18 +577,21 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
         (["task=helpers.line:Unfinished"], "is abstract"),
         (["task.slope=2"], "task.slope"),
         (["fit.folds=0"], "fit.folds: expected"),
-        (["fit.folds=1", "fit.validation=1"], "fit.validation: expected a share"),
+        (["fit.folds=1", "fit.validation=1"], "fit.validation: expected a fraction"),
         (["fit.back_tracking=true", "fit.decay=cosine"], "fit.decay: expected const"),
         (["fit.optimizer=sgd"], "fit.optimizer"),
         (["fit.batch_size=41"], "fit.batch_size: expected at most 40"),
-        (["fit.folds=1", "fit.validation=0.9999"], "fit.validation: expected a share"),
+        (
+            ["fit.folds=1", "fit.validation=0.9999"],
+            "fit.validation: expected a fraction",
+        ),
         (["scale=huge"], "scale"),
         (["env=cartpole"], "env: a group of train, sweep, evolve,"),
         (
             ["experiment=merging_credit"],
             "merging_credit is made for sweep --verb fit; for fit there is none",
         ),
-        (["device=cuda"], "device: expected cpu, for there is no GPU"),
+        (["device=cuda"], "device: expected cpu, because there is no GPU"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
@@ -762,7 +768,7 @@ def test_a_sweep_refuses_a_gpu_that_there_is_not(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "--verb", "fit", *TINY[:3], "seed=0,1", "device=cuda"]) == 2
     err = capsys.readouterr().err
-    assert "device: expected cpu, for there is no GPU, got cuda (trial seed=" in err
+    assert "device: expected cpu, because there is no GPU, got cuda (trial seed=" in err
     assert not list(tmp_path.iterdir())
 
 
@@ -771,7 +777,10 @@ def test_a_sweep_refuses_data_that_are_not_there_once(tmp_path, capsys, monkeypa
     given = ["experiment=vit", "scale=tiny", "data_dir=/nowhere"]
     assert main(["sweep", "--verb", "fit", *given]) == 2
     err = capsys.readouterr().err
-    assert "data_dir: /nowhere is no folder, nor has it the files of fashion" in err
+    assert (
+        "data_dir: expected a folder with the files of fashion_mnist, got /nowhere"
+        in err
+    )
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
@@ -802,7 +811,7 @@ def test_the_table_shows_swept_keys_of_any_section(tmp_path, capsys):
 
 
 def test_what_holds_no_study_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"expected finished runs of fit, found none"):
+    with pytest.raises(InputError, match=r"expected finished runs of fit, got none"):
         read_study(tmp_path)
     fitted(tmp_path / "run")
     assert list(read_study(tmp_path)) == [tmp_path / "run"]

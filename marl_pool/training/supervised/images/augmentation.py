@@ -11,12 +11,12 @@ from torch import Tensor
 def random_crops(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
     """Cut a window of the images' own size out of each image with a border of zeros.
 
-    Each of the ``(2 padding + 1)²`` places of the window is equally likely.
+    Each of the ``(2 padding + 1)²`` positions of the window is equally likely.
 
     Args:
         images: ``(B, H, W, C)``.
         padding: width of the border on each side, in pixels.
-        generator: on the CPU.
+        generator: source of random numbers, on the CPU.
 
     Returns:
         ``(B, H, W, C)``.
@@ -39,8 +39,8 @@ def random_flips(
 
     Args:
         images: ``(B, H, W, C)``.
-        probability: in [0, 1].
-        generator: on the CPU.
+        probability: probability of mirroring, in [0, 1].
+        generator: source of random numbers, on the CPU.
 
     Returns:
         ``(B, H, W, C)``.

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 in their public "Python" archives.
 
-The archives hold pickles. A pickle can run code, and NumPy's own ways to restore an
-array trust what they are told. So every name in a pickle stands for a function of this
-module, which takes bytes and a shape and nothing else.
+The archives hold pickles. Loading a pickle can run code, and NumPy's own functions that
+restore an array trust their arguments. So each name in a pickle is replaced by a
+function of this module that accepts only bytes and a shape.
 """
 
 import gzip
@@ -27,11 +27,11 @@ class Archive(NamedTuple):
     """Layout of an archive.
 
     Attributes:
-        folder: inside the archive.
-        train: names of the files to train on.
-        test: name of the file to test on.
-        labels: the key of the labels.
-        num_classes: how many there are.
+        folder: folder inside the archive.
+        train: names of the training files.
+        test: name of the test file.
+        labels: key of the labels.
+        num_classes: number of classes.
     """
 
     folder: str
@@ -57,15 +57,15 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
     """Read an archive.
 
     Args:
-        file: the ``.tar.gz``.
-        kind: a key of `ARCHIVES`.
+        file: path of the ``.tar.gz``.
+        kind: key of `ARCHIVES`.
 
     Returns:
-        Images to train on, ``(n, 32, 32, 3)`` uint8, their labels ``(n,)`` uint8, and
-        the same of the test set.
+        Training images ``(n, 32, 32, 3)`` uint8 and their labels ``(n,)`` uint8, then
+        test images and labels.
 
     Raises:
-        InputError: a truncated or corrupt archive, or another one.
+        InputError: a truncated or corrupt archive, or one of another format.
     """
     archive = ARCHIVES[kind]
     try:
@@ -76,7 +76,8 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
             train = [_read(opened, archive, name) for name in archive.train]
             test = _read(opened, archive, archive.test)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        reason = " ".join(str(error).split())  # tarfile's may have several lines
+        # Join the lines: tarfile's messages may have several.
+        reason = " ".join(str(error).split())
         raise InputError(f"{file} is truncated or corrupt: {reason}") from error
     except (_DamagedError, InputError) as error:
         raise InputError(f"{file}: {error}") from error
@@ -85,11 +86,11 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
 
 
 class _DamagedError(Exception):
-    """Error in the content of an archive."""
+    """Invalid content of an archive."""
 
 
 class _Array:
-    """Header of a pickled byte array."""
+    """Stand-in for a pickled array, restored from its pickled state."""
 
     __slots__ = ("array",)
 
@@ -102,7 +103,7 @@ class _Array:
 
 
 class _Byte:
-    """The only type of element that there may be."""
+    """Stand-in for the dtype of bytes, the only one accepted."""
 
     __slots__ = ()
 
@@ -113,7 +114,7 @@ class _Byte:
 
 
 def _bytes(raw: Any, kind: Any, shape: Any, order: Any) -> np.ndarray:
-    """Build an array of bytes of our own."""
+    """Build an array from validated bytes, element type, shape and memory order."""
     if type(kind) is not _Byte or type(raw) not in (bytes, bytearray):
         raise _DamagedError("refused: an array of another type than bytes")
     if not isinstance(shape, tuple) or not all(
@@ -126,33 +127,33 @@ def _bytes(raw: Any, kind: Any, shape: Any, order: Any) -> np.ndarray:
 
 
 def _reconstruct(*_: Any) -> _Array:
-    """In place of NumPy's: an empty array, whose state follows."""
+    """Replace NumPy's ``_reconstruct``: make an empty array, whose state follows."""
     return _Array()
 
 
 def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> _Array:
-    """In place of NumPy's, which it uses from the fifth pickle protocol on."""
+    """Replace NumPy's ``_frombuffer``, in use since pickle protocol 5."""
     made = _Array()
     made.array = _bytes(raw, kind, shape, order)
     return made
 
 
 def _dtype(code: Any, *_: Any) -> _Byte:
-    """In place of NumPy's: the type of bytes."""
+    """Replace NumPy's ``dtype``: accept only the type of bytes."""
     if code not in ("u1", b"u1", "uint8", b"uint8", "|u1", b"|u1"):
         raise _DamagedError("refused: an array of another type than bytes")
     return _Byte()
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    """In place of ``codecs.encode``: how Python 3 pickles bytes for Python 2."""
+    """Replace ``codecs.encode``, by which Python 3 pickles bytes for Python 2."""
     if type(text) is not str or encoding != "latin1":
         raise _DamagedError("refused: text in another encoding than latin1")
     return text.encode("latin1")
 
 
 class _Name:
-    """A name in a pickle: it can be called, and nothing else be done to it."""
+    """Name in a pickle that can be called but not modified."""
 
     __slots__ = ("_call",)
 
@@ -163,7 +164,7 @@ class _Name:
         return self._call(*arguments)
 
     def __setstate__(self, state: Any) -> None:
-        raise _DamagedError("refused: it changes what it builds arrays with")
+        raise _DamagedError("refused: it modifies the functions that build arrays")
 
 
 NAMES: dict[tuple[str, str], Callable[..., Any]] = {
@@ -179,22 +180,20 @@ NAMES: dict[tuple[str, str], Callable[..., Any]] = {
         )
     },
 }
-"""What an array of bytes is pickled with, by versions of NumPy old and new, and what
-stands in for it here."""
+"""Replacements of the names in pickled arrays of bytes, of all versions of NumPy."""
 
 
 class _BytesUnpickler(pickle._Unpickler):
-    """Reads arrays of bytes and plain data, and refuses everything else.
+    """Unpickler of arrays of bytes and plain data that rejects everything else.
 
-    It is Python's own, not the one in C, which takes as much memory for its memo as a
-    pickle asks for.
+    It extends the unpickler in Python, because the one in C allocates as much memory
+    for its memo as a pickle requests.
     """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in NAMES:
             raise _DamagedError(
-                f"refused: it holds {module}.{name}, which a CIFAR archive has no use "
-                "for"
+                f"refused: it holds {module}.{name}, which no CIFAR archive needs"
             )
         return _Name(NAMES[module, name])
 
@@ -229,5 +228,5 @@ def _unpickled(path: str, content: bytes) -> Any:
     except _DamagedError as error:
         raise _DamagedError(f"{path}: {error}") from error
     except Exception as error:
-        # Whatever damaged bytes make of the unpickler, the file is to blame.
+        # Damaged bytes can raise anything in the unpickler: blame the file.
         raise _DamagedError(f"{path} is damaged: {error!r}") from error

@@ -1,4 +1,4 @@
-"""Fetch a public file, and trust it only if its checksum is right."""
+"""Download of public files, verified by their checksums."""
 
 import hashlib
 import shutil
@@ -11,16 +11,15 @@ from marl_pool.utils.atomic import make_folder, new_binary_file
 from marl_pool.utils.errors import InputError
 
 TIMEOUT = 60
-"""Seconds without an answer after which a download fails."""
+"""Timeout of a download's connection, in seconds."""
 
 
 class Source(NamedTuple):
     """A public file.
 
     Attributes:
-        url: where it is.
-        md5: its checksum, hexadecimal: published as such, against damage and not
-            against an attacker.
+        url: address of the file.
+        md5: published MD5 checksum, hexadecimal; it detects damage, not an attack.
     """
 
     url: str
@@ -28,7 +27,7 @@ class Source(NamedTuple):
 
     @property
     def name(self) -> str:
-        """File name, from the URL."""
+        """Name of the file."""
         return self.url.rpartition("/")[2]
 
 
@@ -36,12 +35,11 @@ def fetch(source: Source, folder: Path) -> Path:
     """Download a file.
 
     Args:
-        source: what to fetch.
-        folder: for it; made if there is none.
+        source: file to download.
+        folder: folder to write to, made if it is missing.
 
     Raises:
-        InputError: it cannot be fetched or written, or its checksum is wrong; then
-            nothing stays.
+        InputError: a failed download, or a wrong checksum; no file is left.
     """
     file = folder / source.name
     try:
@@ -58,11 +56,11 @@ def fetch(source: Source, folder: Path) -> Path:
                     f"{source.url}: expected the MD5 checksum {source.md5}, got {found}"
                 )
     except (OSError, HTTPException) as error:
-        raise InputError(f"{source.url} cannot be fetched: {error}") from error
+        raise InputError(f"{source.url} cannot be downloaded: {error}") from error
     return file
 
 
 def md5(file: Path) -> str:
-    """The MD5 checksum of a file, hexadecimal."""
+    """Compute the MD5 checksum of a file, hexadecimal."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "md5").hexdigest()

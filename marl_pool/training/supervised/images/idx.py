@@ -1,4 +1,4 @@
-"""The IDX format of MNIST and its kin."""
+"""IDX files, the format of MNIST and similar data sets."""
 
 import gzip
 import zlib
@@ -12,20 +12,20 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.reading import ARRAY_BYTES
 
 UNSIGNED_BYTE = 8
-"""The only type of element that these data sets have, by its code in the header."""
+"""Code of the only supported element type in the header."""
 
 
 def read_idx(file: Path) -> np.ndarray:
     """Read a file of bytes, gzip-compressed if its name ends in ``.gz``.
 
     The format: two zero bytes, the type of the elements, the number of dimensions, each
-    dimension's size as four bytes, most significant first, then the elements.
+    dimension's size as a big-endian 32-bit integer, then the elements.
 
     Returns:
-        The array, uint8.
+        Array of uint8.
 
     Raises:
-        InputError: the file is no such file, truncated or corrupt.
+        InputError: another format, or a truncated or corrupt file.
     """
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
@@ -42,7 +42,7 @@ def _read(file: Path, opened: Any) -> np.ndarray:
     shape = tuple(np.frombuffer(header, ">u4").tolist())
     if prod(shape) > ARRAY_BYTES:
         raise InputError(
-            f"{file}: expected at most {ARRAY_BYTES:,} bytes, its header says "
+            f"{file}: expected at most {ARRAY_BYTES:,} bytes, got a header with "
             f"{prod(shape):,}"
         )
     content = opened.read(prod(shape) + 1)

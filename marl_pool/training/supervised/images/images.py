@@ -1,4 +1,4 @@
-"""Labelled images, from files that the user has, or asks to be fetched."""
+"""Labelled image data sets, from local or downloaded files."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -42,19 +42,20 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source(f"{_CIFAR}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
 }
-"""Where each data set is public, and the MD5 that its makers or torchvision give. IDX
-files that the user has may be others: Fashion-MNIST is met with splits of its own. An
-archive of CIFAR may not: it holds pickles; see `OWN_ARCHIVES`."""
+"""Addresses of the data sets, and MD5 checksums by their authors or torchvision. Local
+IDX files are not verified, because Fashion-MNIST exists with other splits. A local
+archive of CIFAR with the published name is, because it holds pickles; see
+`OWN_ARCHIVES`."""
 OWN_ARCHIVES = {name: f"{name}.tar.gz" for name in ARCHIVES}
-"""The names under which an archive of the user's own making is read, unverified."""
+"""Names of a user's own archives, which are read without verification."""
 
 
 class Normalization(NamedTuple):
     """Constants that normalize the channels of an image with pixels in [0, 1].
 
     Attributes:
-        mean: to subtract, of each channel.
-        std: to divide by after that, of each channel.
+        mean: mean of each channel, to subtract.
+        std: standard deviation of each channel, to divide by.
     """
 
     mean: tuple[float, ...]
@@ -67,9 +68,9 @@ NORMALIZATION: dict[Dataset, Normalization] = {
     "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": Normalization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
-"""Constants of each data set. Those of CIFAR are the ones of the AdaPool paper's code;
-its deviations of CIFAR-10 are smaller than the (0.247, 0.243, 0.262) also in use. Those
-of the other two are taken over all pixels of the training images, 28 a side."""
+"""Constants of each data set. Those of CIFAR are from the AdaPool paper's code; its
+standard deviations of CIFAR-10 are smaller than the usual (0.247, 0.243, 0.262). Those
+of the other two are over all pixels of the 28 x 28 training images."""
 
 
 class Images(NamedTuple):
@@ -80,7 +81,7 @@ class Images(NamedTuple):
         train_labels: ``(n,)`` int64, in [0, num_classes).
         test: ``(m, H, W, C)`` uint8.
         test_labels: ``(m,)`` int64.
-        num_classes: how many.
+        num_classes: number of classes, K.
     """
 
     train: Tensor
@@ -96,16 +97,15 @@ def load_images(
     """Read a data set.
 
     Args:
-        dataset: which. MNIST and Fashion-MNIST are four IDX files, compressed or not,
-            CIFAR is one archive: the published one under its name, which is held to
-            its checksum, or else one of your own named as in `OWN_ARCHIVES`.
-        data_dir: the folder that holds them, or one folder up from that of the data
-            set's name. If both have them it is the latter, whose name says more.
-        download: fetch the files that are missing, into ``data_dir/dataset``.
+        dataset: name of the data set. MNIST and Fashion-MNIST are four IDX files,
+            compressed or not. CIFAR is one archive: the published one, whose checksum
+            is verified, or your own, named as in `OWN_ARCHIVES`.
+        data_dir: folder of the files; ``data_dir/dataset`` takes precedence.
+        download: download missing files into ``data_dir/dataset``.
 
     Raises:
-        InputError: no folder given, files missing, truncated or corrupt, an archive
-            with another checksum than the published one, or a download that failed.
+        InputError: no folder given, missing, truncated or corrupt files, an archive
+            with another checksum than the published one, or a failed download.
     """
     if data_dir is None:
         raise InputError(
@@ -113,8 +113,8 @@ def load_images(
         )
     if not Path(data_dir).expanduser().is_dir() and not download:
         raise InputError(
-            f"data_dir: {data_dir} is no folder, nor has it the files of {dataset}; "
-            "download=true fetches them"
+            f"data_dir: expected a folder with the files of {dataset}, got {data_dir}; "
+            "download=true downloads them"
         )
     names = [source.name for source in SOURCES[dataset]]
     files = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
@@ -126,7 +126,7 @@ def load_images(
     if missing and not download:
         raise InputError(
             f"data_dir: {data_dir} lacks {', '.join(each.name for each in missing)}, "
-            f"there and in its folder {dataset}; download=true fetches "
+            f"also in its folder {dataset}; download=true downloads "
             f"{'them' if len(missing) > 1 else 'it'}"
         )
     for source in missing:
@@ -135,16 +135,18 @@ def load_images(
     return _read(dataset, [file for file in whole if file is not None])
 
 
-def limited(images: Images, num_samples: int | None, num_test: int | None) -> Images:
-    """The first training and test images of a data set.
+def first_images(
+    images: Images, num_samples: int | None, num_test: int | None
+) -> Images:
+    """Take the first training and test images of a data set.
 
     Args:
-        images: all of them.
-        num_samples: training images; None: all.
-        num_test: test images; None: all.
+        images: the whole data set.
+        num_samples: training images to take; None: all.
+        num_test: test images to take; None: all.
 
     Raises:
-        InputError: more than there are.
+        InputError: more images than the data set has.
     """
     for name, wanted, there in (
         ("num_samples", num_samples, len(images.train)),
@@ -164,30 +166,30 @@ def limited(images: Images, num_samples: int | None, num_test: int | None) -> Im
     )
 
 
-def resized(images: Tensor, size: int) -> Tensor:
-    """Bring square images to another size, without inventing detail.
+def resize(images: Tensor, size: int) -> Tensor:
+    """Resize square images by zero padding and block averaging, without interpolation.
 
-    They are padded with zeros on all sides to the next multiple of ``size``, if that
-    is at most a quarter more, and then averaged over squares. So 28 becomes 28, 32
-    (padded), 14, 16 (padded to 32) and so on.
+    Images are padded on all sides to the next multiple of ``size``, at most by a
+    quarter, and then averaged over squares. So 28 pixels become 28, 32 (padded), 14,
+    16 (padded to 32) and so on.
 
     Args:
         images: ``(n, H, H, C)`` uint8.
-        size: of the result, in pixels.
+        size: side of the result, in pixels.
 
     Returns:
         ``(n, size, size, C)`` uint8.
 
     Raises:
-        InputError: a size that this cannot make.
+        InputError: a size that needs more padding.
     """
     side = images.shape[1]
     factor = -(-side // size)
     target = factor * size
     if target > side * 1.25:
         raise InputError(
-            f"task.size: expected one that {side} pixels, padded by at most a quarter, "
-            f"are a multiple of, got {size}"
+            f"task.size: expected a divisor of {side} pixels, padded by at most a "
+            f"quarter, got {size}"
         )
     before = (target - side) // 2
     after = target - side - before
@@ -199,7 +201,7 @@ def resized(images: Tensor, size: int) -> Tensor:
 
 
 def check_patch(size: int, patch: int) -> None:
-    """Refuse patches that do not cover images of ``size`` pixels a side."""
+    """Validate that patches cover images of ``size`` pixels a side."""
     if size % patch:
         raise InputError(
             f"task.patch: expected a divisor of task.size = {size}, got {patch}"
@@ -207,7 +209,7 @@ def check_patch(size: int, patch: int) -> None:
 
 
 def patches(images: Tensor, patch: int) -> Tensor:
-    """Cut images into square patches, in the order of reading.
+    """Cut images into square patches, in row-major order.
 
     Args:
         images: ``(n, H, W, C)``, H and W multiples of ``patch``.
@@ -255,21 +257,20 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def _verify(dataset: str, file: Path) -> None:
-    """Refuse an archive that bears the published one's name and is another."""
+    """Reject an archive with the published one's name and another checksum."""
     (source,) = SOURCES[dataset]
     if file.name != source.name:
         return
     found = md5(file)
     if found != source.md5:
         raise InputError(
-            f"{file}: expected the published archive, whose MD5 checksum is "
-            f"{source.md5}, got {found}; name an archive of your own "
-            f"{OWN_ARCHIVES[dataset]}"
+            f"{file}: expected the published archive with MD5 checksum {source.md5}, "
+            f"got {found}; name your own archive {OWN_ARCHIVES[dataset]}"
         )
 
 
 def _find(folder: Path, dataset: str, name: str) -> Path | None:
-    """A file in the subfolder or the folder, compressed or not."""
+    """Find a file in the subfolder or the folder, compressed or not."""
     choices = (name, name.removesuffix(".gz")) if "idx" in name else (name,)
     if dataset in OWN_ARCHIVES:
         choices = (name, OWN_ARCHIVES[dataset])

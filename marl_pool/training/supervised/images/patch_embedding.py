@@ -10,20 +10,24 @@ from marl_pool.training.supervised.images.images import Normalization
 
 
 class PatchEmbedding(TokenEmbedding):
-    """Project patches and add the embedding of their places.
+    r"""Project patches and add the embedding of their positions.
 
-    ``dropout(norm(W norm((pixels − mean) / std)) + place)``, where normalisation, norms
-    and dropout are optional.
+    .. math:: h = \mathrm{dropout}(\mathrm{LN}(W\, \mathrm{LN}((x - \mu) / \sigma)) + e)
 
-    Source: the published code of the AdaPool paper's image studies.
+    with pixels x in [0, 1], the data set's :math:`\mu` and :math:`\sigma`, and the
+    learned embedding e of the patch's position. Normalisation, both layer norms and
+    dropout are optional.
+
+    Source: the published code of the AdaPool paper's image studies,
+    https://arxiv.org/abs/2506.09215.
 
     Args:
-        spec: of the patches, whose types are their places.
+        spec: specification of the patches, whose types are their positions.
         dim: see `TokenEmbedding`.
         type_embedding: ``"add"``; see `TokenEmbedding`.
         activation: see `TokenEmbedding`.
-        normalization: of the channels, which vary fastest within a patch; None leaves
-            pixels in [0, 1].
+        normalization: constants of the channels, which vary fastest within a patch;
+            None leaves pixels in [0, 1].
         norms: apply a LayerNorm before and after the projection.
         dropout: probability that a feature of an embedded patch is dropped while
             training, in [0, 1).
