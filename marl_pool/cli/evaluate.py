@@ -153,8 +153,8 @@ def _render_run(run: "Run", settings: dict[str, Any], plugins: list[str]) -> lis
     from marl_pool.evaluation.video.render import render_run
 
     typed, perturbation, env = _render_options(settings)
-    options = {"perturbation": perturbation, "env": env, "plugins": plugins}
-    return [render_run(run, typed, **options)]
+    path = render_run(run, typed, perturbation=perturbation, env=env, plugins=plugins)
+    return [path]
 
 
 def _add_column(

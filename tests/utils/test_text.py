@@ -103,7 +103,7 @@ def test_the_table_of_a_sweep_reads_back_what_was_quoted(tmp_path):
     run = Run.create(sweep.run_path(trial), {"seed": 0})
     run.metrics.log({"iteration": 1, "=loss": -0.5})
     sweep.write_table([trial], {"=trial": "finished"})
-    assert sweep.table_path("csv").read_text().splitlines() == [
+    assert sweep.table_path.read_text().splitlines() == [
         "trial,status,env,ppo.lr,iteration,'=loss",
         "'=trial,finished,'=1+1,-3,1,-0.5",
     ]
