@@ -65,8 +65,8 @@ def test_table_and_picture(run: Run, tmp_path: Path) -> None:
     title, _, *rows = done.stdout.splitlines()
     assert title.startswith("N = 32, d = 16, scale=cpu, mean ± sd over 3 folds")
     assert rows == [
-        "| | k = 1 | k = 16 |",
-        "|---|---|---|",
+        "|  | k = 1 | k = 16 |",
+        "| --- | --- | --- |",
         "| MaxPool | 0.0600 ± 0.0012 / 0.022 |  |",
         "| AdaPool | 0.0500 ± 0.0012 / 0.018 | 0.0031 ± 0.0012 / 0.002 |",
         "| centroid | 0.0800 | 0.0800 |",
