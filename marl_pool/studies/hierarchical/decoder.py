@@ -1,4 +1,4 @@
-"""The decoder: tokens are taken apart, layer by layer, until all are back."""
+"""Decoder: unmerge tokens, layer by layer, until their number is restored."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from marl_pool.studies.hierarchical.encoder import (
     Chance,
     Encoded,
     Entrance,
-    MergeStep,
+    LayerOutput,
     others,
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
@@ -26,15 +26,15 @@ from marl_pool.studies.hierarchical.settings import Hierarchy
 class HierarchicalDecoder(nn.Module):
     """Unmerge, refine, transformer block: the same weights in each layer.
 
-    Which tokens are taken apart: sampled without replacement by the softmax of a
-    score of each. Where all are, there is nothing to choose, and log-probability 0.
-    Layers are told the depth of the encoder's layer that they reverse.
+    The tokens to unmerge are sampled without replacement from the softmax of their
+    scores; if all are unmerged, the log-probability is 0. A layer receives the encoding
+    of the depth of the encoder's layer that it reverses.
 
-    Source: Nair and Lieck, section 3.1.3. Where we differ: the score sees
-    layer-normalised tokens.
+    Source: Nair and Lieck, section 3.1.3. Difference: scores are of layer-normalised
+    tokens.
 
     Args:
-        settings: of the whole; a merging policy that is not learned changes nothing
+        settings: settings of the hierarchical transformer; ``policy`` has no effect
             here.
     """
 
@@ -54,7 +54,7 @@ class HierarchicalDecoder(nn.Module):
             )
 
     def forward(self, x: Tensor, schedule: Sequence[int], chance: Chance) -> Encoded:
-        """Undo a schedule of the encoder's; see `HierarchicalEncoder.forward`."""
+        """Reverse a schedule of `HierarchicalEncoder.forward`."""
         log_prob = norm = torch.zeros(len(x), device=x.device)
         for depth in range(len(schedule), 0, -1):
             step = self.step(x, depth, schedule[depth - 1], chance)
@@ -69,23 +69,25 @@ class HierarchicalDecoder(nn.Module):
         count: int,
         chance: Chance,
         forced: Tensor | None = None,
-    ) -> MergeStep:
+    ) -> LayerOutput:
         """Apply the layer that reverses layer ``depth``.
 
         Args:
             x: ``(B, S, D)``.
-            depth: from 1.
-            count: R, how many tokens are taken apart.
-            chance: how they are chosen.
-            forced: ``(B, R)`` int64, which they are, if that is known. Then
-                ``log_prob`` is that of drawing any of them, the mean.
+            depth: depth of the encoder's layer, from 1.
+            count: R, number of tokens to unmerge.
+            chance: source and mode of the choices.
+            forced: ``(B, R)`` int64, indices of the tokens to unmerge, for teacher
+                forcing. Then ``log_prob`` is the mean of those of choosing each.
         """
+        # Choose the tokens to unmerge.
         x, norm = self.entrance(x, depth, chance.generator)
         logits = self._logits(x)
         chosen = self._choose(logits, count, chance) if forced is None else forced
         log_probs = token_log_prob(logits, chosen, masked=self.settings.masked)
         if count == x.shape[1]:
             log_probs = torch.zeros_like(log_probs)
+        # Split each chosen token in two; scale outputs by probabilities (A.4).
         halves = self.unmerge(gather_tokens(x, chosen))
         if self.settings.gradient == "scaling":
             halves = halves * log_probs.exp()[..., None].to(halves.dtype)
@@ -94,13 +96,14 @@ class HierarchicalDecoder(nn.Module):
         if forced is not None:
             log_prob = token_log_prob(logits, forced, masked=False).sum(1)
             log_prob = log_prob / max(count, 1)
+        # Append the new tokens to the unchanged ones, then refine all.
         rest = others(chosen, x.shape[1])
         new = torch.cat([gather_tokens(x, rest), *halves.chunk(2, -1)], 1)
         if self.refine is not None:
             new = self.refine(new, x)
         if self.block is not None:
             new = self.block(new)
-        return MergeStep(new, rest, log_prob, norm)
+        return LayerOutput(new, rest, log_prob, norm)
 
     @staticmethod
     def _choose(logits: Tensor, count: int, chance: Chance) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dependence of a merging policy on its input."""
+"""Dependence of a merging policy on its input, as mutual information."""
 
 import math
 from typing import NamedTuple
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 class Dependence(NamedTuple):
-    """Means over inputs, in nats.
+    """Information measures of policies on n equally likely inputs, in nats.
 
     Attributes:
-        information: mutual information between the input (one of n, all alike) and the
-            pair that is drawn: 0 for a generic policy, at most ``log n``.
-        entropy: of the mean policy, which the information cannot exceed either.
-        uniform: the entropy of a policy that finds all pairs alike.
+        information: mutual information of the input and the sampled pair; 0 for a
+            policy that ignores its input, at most ``log n``.
+        entropy: entropy of the mean policy, an upper bound of the information.
+        uniform: entropy of the uniform policy.
     """
 
     information: float
@@ -23,10 +23,10 @@ class Dependence(NamedTuple):
 
 
 def divergences(policies: Tensor) -> Tensor:
-    """``KL(π_x ‖ π̄)`` of each policy from the mean of all, ``(n,)`` nats.
+    """Compute ``KL(π_x ‖ π̄)`` of each policy from the mean of all, ``(n,)`` nats.
 
     Args:
-        policies: ``(n, T, T)``, probabilities of pairs that sum to 1.
+        policies: ``(n, T, T)``, probabilities of pairs, which sum to 1.
     """
     policies = policies.flatten(1).double()
     mean = policies.mean(0)
@@ -34,10 +34,13 @@ def divergences(policies: Tensor) -> Tensor:
 
 
 def dependence(policies: Tensor) -> Dependence:
-    """Measure it on ``(n, T, T)`` policies of n inputs, of their first merge.
+    """Measure the dependence of the first merge's policies on the input.
 
-    The mean of `divergences` is the mutual information. In later merges tokens have
-    no place that inputs share.
+    The mean of `divergences` is the mutual information. Later merges cannot be
+    compared, because their tokens do not correspond between inputs.
+
+    Args:
+        policies: ``(n, T, T)``, probabilities of pairs for n inputs.
     """
     size, mean = policies.shape[1], policies.flatten(1).double().mean(0)
     return Dependence(
@@ -48,5 +51,5 @@ def dependence(policies: Tensor) -> Dependence:
 
 
 def _times_log(left: Tensor, right: Tensor) -> Tensor:
-    """``left log right``, where no left is above 0 without right being so."""
+    """Compute ``left log right``, 0 where left is 0."""
     return torch.where(left > 0, left * right.clamp(min=1e-300).log(), 0.0)

@@ -1,6 +1,6 @@
-"""The encoder: one merging layer, applied until few tokens are left.
+"""Encoder: one merging layer, applied until few tokens are left.
 
-It is no `marl_pool.encoders.base.Encoder`, which returns one vector for each given.
+It is not a `marl_pool.encoders.base.Encoder`, which keeps the number of tokens.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from marl_pool.studies.hierarchical.settings import Hierarchy
 
 
 class Chance(NamedTuple):
-    """Mode of the merging choices.
+    """Source and mode of random choices.
 
     Attributes:
-        generator: of all noise.
-        explore: sample, as in training; False: take the most probable. A random
+        generator: source of all random numbers.
+        explore: True: sample, as in training; False: take the most probable. A random
             policy always samples.
     """
 
@@ -33,16 +33,16 @@ class Chance(NamedTuple):
     explore: bool
 
 
-class MergeStep(NamedTuple):
-    """Output of one layer.
+class LayerOutput(NamedTuple):
+    """Output of a layer.
 
     Attributes:
-        tokens: ``(B, S, D)``; the R new ones are the last (after unmerging 2 R: first
-            halves, then second ones).
-        rest: ``(B, T')`` int64, which of the old tokens stand unchanged before them.
-        log_prob: ``(B,)`` of the choices; without a gradient where they learn by the
-            scaling of outputs.
-        norm: ``(B,)`` mean squared norm of the tokens that entered.
+        tokens: ``(B, S, D)``; the R new ones are last (2 R after unmerging: the first
+            halves, then the second ones).
+        rest: ``(B, T')`` int64, indices of the unchanged input tokens, which are first.
+        log_prob: ``(B,)``, log-probability of the choices; without a gradient with
+            ``gradient="scaling"``.
+        norm: ``(B,)``, mean squared norm of the input tokens.
     """
 
     tokens: Tensor
@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
     Attributes:
         tokens: ``(B, S, D)``.
         log_prob: ``(B,)``, the sum over layers.
-        norm: ``(B,)``, the sum over layers; see `MergeStep`.
+        norm: ``(B,)``, the sum over layers; see `LayerOutput`.
     """
 
     tokens: Tensor
@@ -66,13 +66,13 @@ class Encoded(NamedTuple):
 
 
 class Entrance(nn.Module):
-    """Input of a layer: its depth and noise are added to the tokens.
+    """Input transformation of a layer: add the encoding of its depth, and noise.
 
     Source: Nair and Lieck, section 3.1.2, equations 5 to 7.
 
     Args:
-        dim: D, the width of the tokens.
-        noise: standard deviation, in training only.
+        dim: D, width of a token.
+        noise: standard deviation of Gaussian noise, in training only.
     """
 
     def __init__(self, dim: int, noise: float) -> None:
@@ -98,7 +98,7 @@ class HierarchicalEncoder(nn.Module):
     Source: Nair and Lieck, section 3.1.2.
 
     Args:
-        settings: of the whole.
+        settings: settings of the hierarchical transformer.
     """
 
     def __init__(self, settings: Hierarchy) -> None:
@@ -120,9 +120,9 @@ class HierarchicalEncoder(nn.Module):
         """Merge ``x (B, T, D)``.
 
         Args:
-            x: the tokens; none is padding.
-            schedule: pairs that merge in each layer.
-            chance: how they are chosen.
+            x: tokens, without padding.
+            schedule: pairs to merge in each layer.
+            chance: source and mode of the choices.
         """
         log_prob = norm = torch.zeros(len(x), device=x.device)
         for depth, count in enumerate(schedule, 1):
@@ -133,8 +133,9 @@ class HierarchicalEncoder(nn.Module):
 
     def step(
         self, x: Tensor, depth: int, count: int, chance: Chance
-    ) -> tuple[MergeStep, Pairs]:
+    ) -> tuple[LayerOutput, Pairs]:
         """Apply layer ``depth``, from 1; return its pairs, too."""
+        # Score all pairs, and choose some; Gumbel noise samples from the softmax.
         x, norm = self.entrance(x, depth, chance.generator)
         x, logits = self.layer.transform(x)
         scores = logits.detach()
@@ -142,19 +143,21 @@ class HierarchicalEncoder(nn.Module):
             scores = scores + gumbel(scores, chance.generator)
         pairs = choose_pairs(scores, count)
         log_probs = pair_log_prob(logits, pairs, masked=self.settings.masked)
+        # Merge each pair; scale outputs by probabilities (A.4).
         merged = self.layer.merged(x, pairs)
         if self.settings.gradient == "scaling":
             merged = merged * log_probs.exp()[..., None].to(merged.dtype)
             log_probs = log_probs.detach()
+        # Append the merged tokens to the unchanged ones, then refine all.
         rest = others(torch.cat(pairs[:2], 1), x.shape[1])
         new = torch.cat([gather_tokens(x, rest), merged], 1)
         if self.layer.refine is not None:
             new = self.layer.refine(new, x)
-        return MergeStep(new, rest, log_probs.sum(1), norm), pairs
+        return LayerOutput(new, rest, log_probs.sum(1), norm), pairs
 
     @torch.no_grad()
     def first_policy(self, x: Tensor, chance: Chance) -> Tensor:
-        """Probabilities of all ordered pairs in the first merge, ``(B, T, T)``."""
+        """Compute the first merge's probabilities of ordered pairs, ``(B, T, T)``."""
         x, _ = self.entrance(x, 1, chance.generator)
         _, logits = self.layer.transform(x)
         itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
@@ -163,7 +166,7 @@ class HierarchicalEncoder(nn.Module):
 
 
 def others(places: Tensor, size: int) -> Tensor:
-    """Return the indices below ``size`` that are not in ``places (B, R)``, sorted."""
+    """Return the indices below ``size`` that are not in ``places (B, R)``, in order."""
     used = torch.zeros(len(places), size, device=places.device, dtype=torch.uint8)
     used = used.scatter(1, places, 1)
     return used.argsort(dim=1, stable=True)[:, : size - places.shape[1]]

@@ -1,4 +1,4 @@
-"""The two-term estimator of a loss's gradient through sampled choices."""
+"""Two-term estimator of a loss's gradient through sampled choices."""
 
 from typing import Literal
 
@@ -12,10 +12,10 @@ CREDITS = ("own", "batch")
 
 
 def check_credit(credit: Credit, baseline: bool) -> None:
-    """Refuse an unknown credit, or a baseline where all samples get the same.
+    """Validate the credit, and that a baseline has an effect.
 
     Raises:
-        InputError: so it is.
+        InputError: an unknown credit, or a baseline with ``credit="batch"``.
     """
     if credit not in CREDITS:
         raise unknown("task.credit", credit, CREDITS)
@@ -29,23 +29,25 @@ def check_credit(credit: Credit, baseline: bool) -> None:
 def surrogate(
     losses: Tensor, log_prob: Tensor, *, credit: Credit = "own", baseline: bool = False
 ) -> Tensor:
-    """A scalar whose gradient estimates that of the expected loss.
+    r"""Compute a scalar whose gradient estimates that of the expected loss.
 
-    ``mean_b [ sg(g_b) log p(Y_b) + g_b ]``: REINFORCE for the choices Y and the plain
-    gradient for the rest. Its value, which is logged, is the mean loss: log p is
-    counted less itself without a gradient.
+    .. math:: \frac{1}{B} \sum_b \mathrm{sg}(g_b) \log p(Y_b) + g_b
+
+    with the losses g, the choices Y and the stop-gradient operator sg: REINFORCE
+    (Williams, 1992) for the choices and the plain gradient for the rest. The value of
+    the result is the mean loss, because sg(log p) is subtracted from log p.
 
     Source: Nair and Lieck, equations 3 and 4. Their implementation accumulates the
-    gradients of log-probabilities over a batch and scales the sum by the loss
-    afterwards (section 3.1.5), so every sample is credited with the batch's: that is
-    ``credit="batch"``, and no estimate of the gradient.
+    gradients of log-probabilities over a batch and then scales the sum by the mean loss
+    (section 3.1.5), so every sample is credited with the batch's loss. That is
+    ``credit="batch"``, which is not an unbiased estimate of the gradient.
 
     Args:
-        losses: g, ``(B,)``.
-        log_prob: ``(B,)``.
-        credit: weigh a sample's log-probability by its own loss or by the mean.
-        baseline: subtract the mean loss of the others from a sample's own. Where rows
-            are independent it changes no expectation. The paper has none.
+        losses: ``(B,)``, loss g of each sample.
+        log_prob: ``(B,)``, log-probability of each sample's choices.
+        credit: weight of a sample's log-probability: its own loss or the batch's mean.
+        baseline: subtract the mean loss of the other samples from a sample's own; the
+            expectation stays the same for independent samples. The paper has none.
     """
     weight = losses.detach()
     if credit == "batch":

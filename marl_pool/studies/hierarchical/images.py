@@ -1,4 +1,4 @@
-"""From images to tokens with Fourier positions, and back by asking for pixels."""
+"""Embedding of images as tokens with Fourier positions, and readout of pixels."""
 
 import math
 
@@ -10,11 +10,11 @@ from marl_pool.utils.errors import InputError
 
 
 def fourier_positions(height: int, width: int, bands: int) -> Tensor:
-    """Features of each pixel's place, ``(height, width, 4 bands + 2)``.
+    """Compute features of each pixel's position, ``(height, width, 4 bands + 2)``.
 
-    Sines and cosines of ``2π y f`` and ``2π x f``, coordinates from -1 to 1,
-    frequencies f spread evenly from ``1 / max(h, w)`` to ``min(h, w) / 2``; and the
-    coordinates.
+    They are the sines and cosines of ``2π y f`` and ``2π x f``, and the coordinates x
+    and y in [-1, 1]. The frequencies f are evenly spaced from ``1 / max(h, w)`` to
+    ``min(h, w) / 2``.
 
     Source: Nair and Lieck, A.2.
     """
@@ -28,24 +28,24 @@ def fourier_positions(height: int, width: int, bands: int) -> Tensor:
 
 
 class Patches(nn.Module):
-    """Cut an image into patches and project each, its pixels' positions beside them.
+    """Cut an image into patches, and project each with its pixels' positions.
 
-    Source: Nair and Lieck, section 3.1.1. Where we differ: a pixel v enters as
-    ``4 (v - 1/2)``. Few numbers among many positions, it is hardly heard otherwise, and
-    for long nothing but the mean image is learned.
+    Source: Nair and Lieck, section 3.1.1. Difference: a pixel v enters as
+    ``4 (v - 1/2)``. Otherwise the few pixel values have little effect among the many
+    position features, and the network learns only the mean image for a long time.
 
     Args:
         shape: height, width and channels of the images.
         patch: side of a patch, a divisor of height and width.
-        bands: of the Fourier positions.
-        dim: D, the width of a token.
+        bands: frequencies of the Fourier positions.
+        dim: D, width of a token.
 
     Attributes:
-        num_tokens: patches of an image.
+        num_tokens: N, patches of an image.
         grid: patches down and across.
 
     Raises:
-        InputError: patches that do not fit.
+        InputError: a patch size that does not divide height and width.
     """
 
     def __init__(
@@ -75,19 +75,20 @@ class Patches(nn.Module):
 
 
 class PixelQueries(nn.Module):
-    """Ask a set of tokens for each pixel, by attention from its Fourier position.
+    """Read pixels out of a set of tokens, by attention from their Fourier positions.
 
-    ``h = q + Attention(LN(q), LN(x))``, then ``W LN(h + MLP(LN(h)))``. The order of
-    the tokens does not matter.
+    ``h = q + Attention(LN(q), LN(x))``, then ``W LN(h + MLP(LN(h)))``. The result does
+    not depend on the order of the tokens.
 
-    Source: Nair and Lieck, section 3.1.1, after Perceiver IO, whose decoder has the
-    residual of the queries and the MLP, too.
+    Source: Nair and Lieck, section 3.1.1, after Perceiver IO
+    (https://arxiv.org/abs/2107.14795), whose decoder has the residual of the queries
+    and the MLP, too.
 
     Args:
         shape: height, width and channels of the images.
-        bands: of the Fourier positions.
-        dim: D, the width of a token.
-        num_heads: a divisor of ``dim``.
+        bands: frequencies of the Fourier positions.
+        dim: D, width of a token.
+        num_heads: attention heads, a divisor of ``dim``.
     """
 
     def __init__(

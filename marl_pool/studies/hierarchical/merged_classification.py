@@ -1,4 +1,4 @@
-"""Classification by the tokens that an image's patches merged into."""
+"""Image classification by merged tokens."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,10 @@ from marl_pool.training.supervised.task import Batch
 
 
 class MergedClassification(MergedImages):
-    """Image classification by the encoder alone (Nair and Lieck, section 4.1).
+    """Classify images by the encoder alone: Nair and Lieck, section 4.1.
 
-    ``error_1`` is the share of wrong answers from one token, ``error`` the mean over
-    ``levels``.
-
-    Args: see `MergedImages`.
+    The loss is the cross-entropy. ``error_1`` is the fraction of wrong answers from one
+    token, ``error`` the mean over ``levels``. See `MergedImages` for the arguments.
     """
 
     name, metric = "merged_classification", "error"
@@ -33,7 +31,7 @@ class MergedClassification(MergedImages):
         )
 
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy, and whether the answer is wrong."""
+        """Return the cross-entropy and the error of each image."""
         labels = batch["labels"]
         return {
             "cross_entropy": cross_entropy(output, labels, reduction="none"),
@@ -41,6 +39,6 @@ class MergedClassification(MergedImages):
         }
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """The most common class of the training set for each image."""
+        """Score the most common class of the training set."""
         common = torch.bincount(self._labels["train"]).argmax().to(batch["labels"])
         return {"most_common_class": (batch["labels"] != common).float()}

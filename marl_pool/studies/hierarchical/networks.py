@@ -1,4 +1,4 @@
-"""The image autoencoder, and the classifier that is its encoder alone."""
+"""Image autoencoder, and the classifier that is its encoder alone."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,13 +12,13 @@ from marl_pool.studies.hierarchical.images import Patches, PixelQueries
 from marl_pool.studies.hierarchical.settings import Hierarchy
 
 
-class Answer(NamedTuple):
-    """Output of a network for images.
+class NetworkOutput(NamedTuple):
+    """Output of a network on images.
 
     Attributes:
         output: images ``(B, H, W, C)``, or logits ``(B, classes)``.
-        log_prob: ``(B,)`` of its choices.
-        norm: ``(B,)`` squared norm of the tokens, summed over layers.
+        log_prob: ``(B,)``, log-probability of all choices.
+        norm: ``(B,)``, squared norm of the tokens, summed over layers.
     """
 
     output: Tensor
@@ -27,13 +27,13 @@ class Answer(NamedTuple):
 
 
 def initialize(network: nn.Module, last: nn.Linear, seed: int | None) -> None:
-    """Draw Glorot's weights, with biases of zero and nothing but zeros in ``last``.
+    """Sample Glorot-uniform weights; set biases and the layer ``last`` to zero.
 
-    Each layer's follow from the seed and its name alone, so that variants share the
-    weights of all that they have in common.
+    The weights of a layer depend only on the seed and the layer's name, so variants
+    share the weights of all layers that they have in common.
 
-    The paper says nothing of initial weights. A network that begins by answering zero
-    begins with a small loss; and a loss weighs the noisy gradient of all choices.
+    The paper does not specify initial weights. With an output of zero the initial loss
+    is small, and so is the variance of the REINFORCE gradient, which it scales.
     """
     for name, part in network.named_modules():
         if isinstance(part, nn.Linear):
@@ -52,12 +52,12 @@ class ImageAutoencoder(nn.Module):
     Args:
         shape: height, width and channels of the images.
         patch: side of a patch.
-        bands: of the Fourier positions.
-        settings: of encoder and decoder.
-        seed: of the initial weights; None draws from torch's global generator.
+        bands: frequencies of the Fourier positions.
+        settings: settings of encoder and decoder.
+        seed: seed of the initial weights; None: torch's global generator.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: incompatible sizes.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class ImageAutoencoder(nn.Module):
 
     def forward(
         self, images: Tensor, schedule: Sequence[int], chance: Chance
-    ) -> Answer:
+    ) -> NetworkOutput:
         """Reconstruct ``images (B, H, W, C)`` after the merges of ``schedule``."""
         encoded = self.encoder(self.patches(images), schedule, chance)
         decoded = self.decoder(encoded.tokens, schedule, chance)
-        return Answer(
+        return NetworkOutput(
             self.pixels(decoded.tokens),
             encoded.log_prob + decoded.log_prob,
             encoded.norm + decoded.norm,
@@ -89,21 +89,22 @@ class ImageAutoencoder(nn.Module):
 
 
 class MergedClassifier(nn.Module):
-    """The encoder alone: images to patches, merged, to the logits of classes.
+    """Map images to patches, merge them, and classify the mean of the tokens left.
 
-    Source: Nair and Lieck, section 4.1. Where more than one token is left, their mean
-    is classified; it is layer-normalised first, as usual after pre-norm blocks.
+    The mean is layer-normalised first, as usual after pre-norm blocks.
+
+    Source: Nair and Lieck, section 4.1.
 
     Args:
         shape: height, width and channels of the images.
         patch: side of a patch.
-        bands: of the Fourier positions.
-        num_classes: of the images.
-        settings: of the encoder.
-        seed: of the initial weights; None draws from torch's global generator.
+        bands: frequencies of the Fourier positions.
+        num_classes: number of classes.
+        settings: settings of the encoder.
+        seed: seed of the initial weights; None: torch's global generator.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: incompatible sizes.
     """
 
     def __init__(
@@ -124,8 +125,8 @@ class MergedClassifier(nn.Module):
 
     def forward(
         self, images: Tensor, schedule: Sequence[int], chance: Chance
-    ) -> Answer:
+    ) -> NetworkOutput:
         """Classify ``images (B, H, W, C)`` after the merges of ``schedule``."""
         encoded = self.encoder(self.patches(images), schedule, chance)
         logits = self.last(self.last_norm(encoded.tokens.mean(1)))
-        return Answer(logits, encoded.log_prob, encoded.norm)
+        return NetworkOutput(logits, encoded.log_prob, encoded.norm)

@@ -1,4 +1,4 @@
-"""Pictures of the hierarchical autoencoder: reconstructions and merging policies."""
+"""Plots of the hierarchical autoencoder: reconstructions and merging policies."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +11,18 @@ from marl_pool.studies.hierarchical.dependence import Dependence
 from marl_pool.utils.plotting import figure_style, new_figure, save_png
 
 SIDE = 4
-"""Policies of so many tokens are shown in each direction, as in Figure 4."""
+"""Maximum tokens to plot in each direction, as in Figure 4."""
 OWN = "#e3008c"
-"""Marks the token whose policy it is."""
+"""Color of the mark on a policy's own token."""
 
 
 @figure_style()
 def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
-    """Draw images below their reconstructions.
+    """Plot rows of images, such as originals and reconstructions.
 
     Args:
-        rows: title → ``(n, H, W, C)`` in [0, 1], all with one n.
-        path: of the PNG.
+        rows: ``(n, H, W, C)`` in [0, 1] by title, with the same n.
+        path: PNG file to write.
     """
     count = len(next(iter(rows.values())))
     figure = new_figure(1.1 * count, 1.35 * len(rows))
@@ -40,19 +40,19 @@ def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
 def draw_policies(
     images: Tensor, policies: Tensor, found: Dependence, side: int, path: Path
 ) -> None:
-    """Draw where some tokens would merge, for a few images.
+    """Plot the merging policies of some tokens, for a few images.
 
-    Each small panel is the probability, over the image, of the tokens that one token
-    would merge into, on a scale of its own; the token itself is marked.
+    Each small panel maps the probabilities of one token's partners over the image, on a
+    separate scale; the token itself is marked.
 
     Source: Nair and Lieck, Figure 4, right.
 
     Args:
         images: ``(n, H, W, C)`` in [0, 1].
-        policies: ``(n, T, T)`` of their first merge.
-        found: how much policies depend on the image.
-        side: patches in each direction, T is its square.
-        path: of the PNG.
+        policies: ``(n, T, T)``, policies of the first merge.
+        found: dependence of the policies on the image.
+        side: patches in each direction, √T.
+        path: PNG file to write.
     """
     places = torch.linspace(0, side - 1, min(SIDE, side)).round().long().tolist()
     tokens = [row * side + column for row in places for column in places]

@@ -1,4 +1,4 @@
-"""Teacher-forced pre-training: each merge is undone at once."""
+"""Teacher-forced pre-training: the decoder undoes each merge immediately."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,15 +12,15 @@ from marl_pool.studies.hierarchical.networks import ImageAutoencoder
 
 
 class Forced(NamedTuple):
-    """Measurements of teacher forcing.
+    """Losses of teacher forcing.
 
     Attributes:
-        losses: ``(B,)`` squared errors of tokens, the mean over layers, with that of
-            the pixels read from tokens that never merged.
-        score: ``(B,)`` each layer's log-probabilities times its own error, summed:
-            REINFORCE for the merging policy.
-        unmerging: ``(B,)`` cross-entropy of the tokens to take apart, summed.
-        norm: ``(B,)`` squared norm of the tokens, summed over layers.
+        losses: ``(B,)``, squared error of tokens, the mean over layers, plus that of
+            the pixels read from unmerged tokens.
+        score: ``(B,)``, sum over layers of log-probability times the layer's error, for
+            REINFORCE on the merging policy.
+        unmerging: ``(B,)``, cross-entropy of the tokens to unmerge, summed over layers.
+        norm: ``(B,)``, squared norm of the tokens, summed over layers.
     """
 
     losses: Tensor
@@ -35,26 +35,29 @@ def teacher_forced(
     schedule: Sequence[int],
     chance: Chance,
 ) -> Forced:
-    """Merge layer by layer, and let the decoder undo each layer right away.
+    """Merge layer by layer, and let the decoder undo each layer immediately.
 
-    The decoder is told which tokens to take apart; its own choice learns to name them.
+    The decoder receives the tokens to unmerge, and learns to choose them.
 
-    Source: Nair and Lieck, section 3.2.2. Where we differ: an error's target has no
-    gradient and tokens go on to the next layer without one, or all tokens would be
-    best off alike; and pixels are read from the tokens that have not merged, so that
-    the layers between images and tokens learn as well.
+    Source: Nair and Lieck, section 3.2.2. Differences: neither an error's target nor
+    the tokens passed to the next layer have a gradient, otherwise equal tokens would
+    minimise the error; and pixels are read from the unmerged tokens, so that the layers
+    between images and tokens are trained as well.
     """
+    # Read the pixels from the unmerged tokens.
     tokens = network.patches(images)
     losses = (network.pixels(tokens) - images).square().mean((1, 2, 3))
     score = unmerging = norm = torch.zeros_like(losses)
     x = tokens
     for depth, count in enumerate(schedule, 1):
+        # Merge, and unmerge the tokens that were merged, which are last.
         step, pairs = network.encoder.step(x, depth, count, chance)
         size = step.tokens.shape[1]
         last = torch.arange(size - count, size, device=x.device)
         undone = network.decoder.step(
             step.tokens, depth, count, chance, last.expand(len(x), -1)
         )
+        # Compare with the input tokens, in the decoder's order.
         order = torch.cat([step.rest, pairs.gone, pairs.kept], 1)
         target = gather_tokens(x, order).detach()
         error = (undone.tokens - target).square().mean((1, 2))

@@ -1,4 +1,4 @@
-"""The hierarchical autoencoder: images from the few tokens that they merged into."""
+"""Image reconstruction by the hierarchical autoencoder."""
 
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +14,17 @@ from marl_pool.studies.hierarchical.task import MergedImages, near, scaled
 from marl_pool.training.supervised.task import Batch, LossAndMetrics
 
 SHOWN = 8
-"""Test images in the picture of reconstructions."""
+"""Test images in the plot of reconstructions."""
 
 
 class Reconstruction(MergedImages):
     """Reconstruct images after merging their patches: Nair and Lieck, section 4.2.
 
-    The squared error is the mean over pixels and channels in [0, 1]; ``mse_27`` is
-    that of what 27 tokens keep, ``mse`` the mean over ``levels``.
-    ``policy_information`` is the mutual information of image and first merge, in nats,
-    within a batch; see `divergences`.
-
-    Args: see `MergedImages`.
+    The loss is the squared error, the mean over pixels and channels in [0, 1];
+    ``mse_27`` is that of reconstructions from 27 tokens, ``mse`` the mean over
+    ``levels``. ``policy_information`` is the mutual information of image and first
+    merge within a batch, in nats; see `divergences`. See `MergedImages` for the
+    arguments.
     """
 
     name, metric = "reconstruction", "mse"
@@ -38,23 +37,23 @@ class Reconstruction(MergedImages):
         )
 
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The mean squared error of each image."""
+        """Return the mean squared error of each image."""
         error = output - scaled(batch["images"])
         return {"mse": error.square().mean((1, 2, 3))}
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
-        """Pre-train, learn from one drawn schedule, or measure at every level."""
+        """Pre-train, train on a sampled schedule, or measure at every level."""
         if not network.training or self.epoch >= self.pretrain_epochs:
             return super().evaluate(network, batch, generator)
         images = scaled(batch["images"])
         chance = Chance(near(generator, images.device), explore=True)
-        level = self.trained[self.draw_level(generator)]
+        level = self.trained[self.sample_level(generator)]
         forced = teacher_forced(
             cast(ImageAutoencoder, network), images, level.schedule, chance
         )
-        # As in `surrogate`, a score has a gradient and no value.
+        # As in `surrogate`, the score contributes a gradient but no value.
         score = forced.score - forced.score.detach()
         loss = (forced.losses + score + forced.unmerging).mean()
         return LossAndMetrics(
@@ -62,7 +61,7 @@ class Reconstruction(MergedImages):
         )
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """The mean image of the training set for each image."""
+        """Score the mean image of the training set."""
         mean = self.mean_image.to(batch["images"].device)
         error = scaled(batch["images"]) - mean
         return {"mean_image": error.square().mean((1, 2, 3))}
@@ -76,13 +75,13 @@ class Reconstruction(MergedImages):
     def finish(
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
-        """Draw reconstructions at every level, and merging policies."""
+        """Plot reconstructions at every level, and merging policies."""
         from marl_pool.studies.hierarchical.plots import draw_reconstructions
 
         files = super().finish(network, folder, generator)
         images = scaled(self._images["test"][:SHOWN])
         chance = Chance(generator, explore=False)
-        rows = {f"{self.num_tokens} tokens, as they were": images}
+        rows = {f"{self.num_tokens} tokens, originals": images}
         for level in self.levels:
             output = network(images, level.schedule, chance).output
             error = float((output - images).square().mean())

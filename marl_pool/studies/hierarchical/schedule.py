@@ -1,4 +1,4 @@
-"""Numbers of merged pairs and of layers."""
+"""Schedules of merges per layer, and random depths."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from marl_pool.utils.errors import InputError
 
 
 def merging_schedule(num_tokens: int, proportion: float, num_layers: int) -> list[int]:
-    """Merges of each layer, ``r = ⌊p T / 2⌋`` of the T tokens left.
+    """Compute the merges of each layer, ``r = ⌊p T / 2⌋`` of the T tokens left.
 
     256 tokens become 91, 27 and 1 over 8 layers with p = 0.25, 0.5 and 1.
 
     Source: Nair and Lieck, Table 1.
 
     Args:
-        num_tokens: T at first.
-        proportion: p, the share of tokens that merge, in [0, 1].
-        num_layers: L.
+        num_tokens: T, tokens of the first layer.
+        proportion: p, fraction of tokens that merge, in [0, 1].
+        num_layers: L, number of layers.
     """
     schedule = []
     for _ in range(num_layers):
@@ -29,15 +29,15 @@ def merging_schedule(num_tokens: int, proportion: float, num_layers: int) -> lis
 
 
 def check_schedule(where: str, num_tokens: int, schedule: Sequence[int]) -> None:
-    """Refuse a schedule that merges more pairs than there are.
+    """Validate that each layer has enough tokens for its merges.
 
     Args:
-        where: the key, for the message.
-        num_tokens: at first.
-        schedule: pairs of each layer.
+        where: key, for the message.
+        num_tokens: tokens of the first layer.
+        schedule: merges of each layer.
 
     Raises:
-        InputError: there is no layer, or one that has fewer pairs than it should merge.
+        InputError: no layer, or more merges than pairs.
     """
     if not schedule:
         raise InputError(f"{where}: expected a number for each layer, got []")
@@ -53,18 +53,18 @@ def check_schedule(where: str, num_tokens: int, schedule: Sequence[int]) -> None
 def depth_probabilities(
     rho: float, num_layers: int, *, proportional: bool = False
 ) -> Tensor:
-    """Probabilities of the depths 1 to L, ``(L,)`` float64.
+    """Compute the probabilities of the depths 1 to L, ``(L,)`` float64.
 
     ``P(d) = ρ^(d-1) (1 - ρ)`` and ``P(L) = ρ^(L-1)``, where ρ is the probability of
-    going on to the next layer; or ``P(d) ∝ ρ^d``, whose mean is at most
-    (L + 1) / 2: ρ = 1 makes all depths alike.
+    continuing to the next layer; or ``P(d) ∝ ρ^d``, whose mean is at most (L + 1) / 2,
+    for the uniform distribution of ρ = 1.
 
-    Source: Nair and Lieck, section 3.1.4, whose text says both.
+    Source: Nair and Lieck, section 3.1.4, whose text has both forms.
 
     Args:
         rho: ρ, in [0, 1].
-        num_layers: L.
-        proportional: the second form.
+        num_layers: L, number of layers.
+        proportional: use the second form.
     """
     powers = rho ** torch.arange(num_layers, dtype=torch.float64)
     if proportional:
@@ -74,13 +74,13 @@ def depth_probabilities(
 
 
 def rho_at(epoch: int, start: float, step: float) -> float:
-    """ρ in an epoch, counted from 0: ``start + step · epoch``, at most 1."""
+    """Return ρ in an epoch, from 0: ``min(start + step · epoch, 1)``."""
     return min(start + step * epoch, 1.0)
 
 
-def draw_depth(probabilities: Tensor, generator: torch.Generator) -> int:
-    """Draw a depth, from 1."""
-    drawn = torch.multinomial(
+def sample_depth(probabilities: Tensor, generator: torch.Generator) -> int:
+    """Sample a depth, from 1."""
+    index = torch.multinomial(
         probabilities.to(generator.device), 1, generator=generator
     )
-    return int(drawn) + 1
+    return int(index) + 1

@@ -1,4 +1,4 @@
-"""Settings shared by encoder and decoder of a hierarchical transformer."""
+"""Settings of a hierarchical transformer's encoder and decoder."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,33 +18,33 @@ Gradient = Literal["reinforce", "scaling"]
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A hierarchical transformer.
+    """Settings of a hierarchical transformer.
 
-    Source: Nair and Lieck, section 3 and Table 3; the defaults are theirs, but for
-    their dropout of 0.1. Hidden widths are not published: four times that of a token.
+    Source: Nair and Lieck, section 3 and Table 3, whose values are the defaults, except
+    their dropout of 0.1. Hidden widths, not published, are four times a token's width.
 
     Raises:
-        InputError: settings out of range, or that contradict each other.
+        InputError: settings out of range, or contradictory ones.
     """
 
     dim: PositiveInt = 256
     """Width of a token."""
     num_heads: PositiveInt = 8
-    """Of attention, a divisor of ``dim``."""
+    """Attention heads, a divisor of ``dim``."""
     policy_heads: PositiveInt = 1
-    """Of the merging policy, a divisor of ``dim``."""
+    """Heads of the merging policy, a divisor of ``dim``."""
     dropout: Probability = 0.0
-    """In the feed-forward parts."""
+    """Dropout probability in the feed-forward parts."""
     policy: MergingPolicy = "learned"
     """See `MergingLayer`."""
     attention: bool = True
-    """Have transformer blocks and cross-attention."""
+    """Use transformer blocks and cross-attention."""
     log_prob: LogProb = "masked"
-    """Probability of what was sampled, or the paper's."""
+    """masked: probability of the sampling procedure; unmasked: the paper's."""
     gradient: Gradient = "reinforce"
-    """Of choices: by the score function, or by scaling outputs by probabilities."""
+    """Gradient of choices: score function, or scaling of outputs by probabilities."""
     through_tokens: bool = False
-    """Let the score's gradient go on into the tokens that a policy looked at."""
+    """Propagate the score's gradient into the tokens that the policy observes."""
     token_noise: NonNegativeFloat = 0.0
     """Standard deviation of noise on tokens that enter a layer, in training."""
 
@@ -70,5 +70,5 @@ class Hierarchy:
 
     @property
     def masked(self) -> bool:
-        """True if log-probabilities are those of the sampled choices."""
+        """True if log-probabilities are those of the sampling procedure."""
         return self.log_prob == "masked"

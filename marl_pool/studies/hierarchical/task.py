@@ -1,4 +1,4 @@
-"""Base of both hierarchical studies: images, merging schedule and training."""
+"""Base of the hierarchical tasks: images, merging schedules, training."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from marl_pool.studies.hierarchical.dependence import dependence, divergences
 from marl_pool.studies.hierarchical.encoder import Chance
 from marl_pool.studies.hierarchical.estimator import Credit, check_credit, surrogate
 from marl_pool.studies.hierarchical.networks import (
-    Answer,
     ImageAutoencoder,
     MergedClassifier,
+    NetworkOutput,
 )
 from marl_pool.studies.hierarchical.schedule import (
     check_schedule,
     depth_probabilities,
-    draw_depth,
     merging_schedule,
     rho_at,
+    sample_depth,
 )
 from marl_pool.studies.hierarchical.settings import Gradient, Hierarchy, LogProb
 from marl_pool.training.supervised.images.images import (
@@ -49,15 +49,15 @@ from marl_pool.utils.types import (
 )
 
 POLICY_IMAGES = 256
-"""Test images whose merging policies are compared after training."""
+"""Test images for the comparison of merging policies after training."""
 
 
 class Level(NamedTuple):
-    """A degree of compression.
+    """Degree of compression.
 
     Attributes:
         schedule: merges of each layer.
-        tokens: that are left.
+        tokens: number of tokens left.
     """
 
     schedule: list[int]
@@ -67,55 +67,55 @@ class Level(NamedTuple):
 class MergedImages(Task):
     """Images as patches that merge, layer by layer.
 
-    Training draws one of ``proportions`` for each batch, and a depth by the stochastic
-    merging schedule; validation and test go to the full depth, with greedy choices.
+    Training samples one of ``proportions`` for each batch, and a depth by the
+    stochastic merging schedule; validation and test use the full depth and greedy
+    choices. The loss is `surrogate` plus `penalty`.
 
     Source: Nair and Lieck, *Hierarchical Transformers*, sections 3 and 4, Table 3.
 
     Args:
-        dataset: which images; their files are in ``data_dir``.
-        size: pixels of a side; 28 are padded to 32, or averaged to 16 or 14.
-        patch: pixels of a patch's side, a divisor of ``size``.
-        num_samples: images to train on and to validate with; None: all.
+        dataset: data set, whose files are in ``data_dir``.
+        size: side of an image, in pixels; 28 are padded to 32, or averaged to 16 or 14.
+        patch: side of a patch, in pixels, a divisor of ``size``.
+        num_samples: images for training and validation; None: all.
         num_test: images of the test set; None: all.
-        fourier_bands: of the positions of pixels.
+        fourier_bands: frequencies of the pixels' positions.
         dim: width of a token.
-        num_heads: of attention, a divisor of ``dim``.
-        policy_heads: of the merging policy, a divisor of ``dim``.
-        num_layers: how often encoder and decoder layers are applied.
+        num_heads: attention heads, a divisor of ``dim``.
+        policy_heads: heads of the merging policy, a divisor of ``dim``.
+        num_layers: number of encoder and of decoder layers.
         policy: learned, shared_keys, heuristic or random; see `MergingLayer`.
-        attention: have transformer blocks and cross-attention.
-        proportions: shares of tokens that merge in each layer, in training.
-        levels: such shares, for each of which the trained network is measured.
-        schedule: merges of each layer, in place of both; None: as they say.
-        rho: ρ, the probability of going on to the next layer, in the first epoch.
-        rho_step: what it grows by in each epoch, up to 1.
-        proportional: depths with ``P(d) ∝ ρ^d``; see `depth_probabilities`.
-        log_prob: masked, the probability of what was sampled, or unmasked, the paper's.
-        credit: weigh the log-probability of a sample by its own loss or the batch's.
-        baseline: subtract the mean loss of the others.
-        gradient: of the choices: reinforce, or scaling by probabilities (A.4).
-        through_tokens: let the score's gradient go on into the tokens.
-        token_noise: standard deviation of noise on tokens that enter a layer (3.2.1).
-        token_penalty: λ of their squared norm, the mean over tokens.
-        pretrain_epochs: epochs of teacher forcing at the start (3.2.2). They go to the
-            full depth of a drawn proportion, and each layer's choices are weighed by
-            that layer's own error: neither ρ nor the credit has a part in it.
-        encoder: None: the task has its own.
-        pooling: None.
-        dropout: in feed-forward parts.
+        attention: use transformer blocks and cross-attention.
+        proportions: fractions of tokens that merge in each layer, in training.
+        levels: fractions for each of which the trained network is measured.
+        schedule: merges of each layer, in place of both; None: use the fractions.
+        rho: ρ, probability of continuing to the next layer, in the first epoch.
+        rho_step: increase of ρ in each epoch, up to 1.
+        proportional: sample depths with ``P(d) ∝ ρ^d``; see `depth_probabilities`.
+        log_prob: masked: probability of the sampling procedure; unmasked: the paper's.
+        credit: weight of a sample's log-probability: its own loss or the batch's.
+        baseline: subtract the mean loss of the other samples.
+        gradient: gradient of the choices: reinforce, or scaling by probabilities (A.4).
+        through_tokens: propagate the score's gradient into the tokens.
+        token_noise: standard deviation of noise on a layer's input tokens (3.2.1).
+        token_penalty: λ, weight of the tokens' squared norm.
+        pretrain_epochs: epochs of teacher forcing at the start (3.2.2), at the full
+            depth of a sampled proportion. Each layer's choices are weighted by the
+            layer's own error; ρ and the credit have no effect.
+        encoder: must be None, because the task has its own.
+        pooling: must be None.
+        dropout: dropout probability in the feed-forward parts.
         data_dir: folder of the files.
-        download: fetch what is missing.
+        download: download missing files.
 
     Raises:
-        InputError: sizes that do not fit each other, or a schedule that merges more
-            than there is.
+        InputError: incompatible sizes, or a schedule with more merges than pairs.
     """
 
     name: str
-    """Of the task, for messages."""
+    """Name of the task, for messages."""
     has_decoder: bool
-    """Whether what merged is taken apart again."""
+    """True if a decoder unmerges the tokens."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class MergedImages(Task):
         return found
 
     def prepare(self, folder: Path) -> None:
-        """Read the files."""
+        """Read and resize the images."""
         whole = load_images(self.dataset, self.data_dir, self.download)
         images = first_images(whole, self.num_samples, self.wanted_test)
         self._images: dict[Split, Tensor] = {
@@ -221,7 +221,7 @@ class MergedImages(Task):
         self.shape = (shape[0], shape[1], shape[2])
 
     def batch(self, split: Split, rows: Tensor) -> Batch:
-        """Images ``(B, H, W, C)`` uint8 and labels ``(B,)``."""
+        """Return ``images (B, H, W, C)`` uint8 and ``labels (B,)``."""
         return {
             "images": self._images[split][rows],
             "labels": self._labels[split][rows],
@@ -233,10 +233,10 @@ class MergedImages(Task):
 
     @abstractmethod
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Numbers ``(B,)`` for each example by name, the loss to minimise first."""
+        """Compute ``(B,)`` values for each example by name, the loss first."""
 
     def begin_epoch(self, network: nn.Module, epoch: int, epochs: int) -> None:
-        """Set ρ; epochs of teacher forcing are not counted."""
+        """Set ρ, without counting the epochs of teacher forcing."""
         self.epoch = epoch
         rho = rho_at(max(epoch - self.pretrain_epochs, 0), self.rho, self.rho_step)
         self.depths = [
@@ -246,20 +246,21 @@ class MergedImages(Task):
             for level in self.trained
         ]
 
-    def draw_level(self, generator: torch.Generator) -> int:
-        """Sample the proportion that a batch learns from."""
+    def sample_level(self, generator: torch.Generator) -> int:
+        """Sample the index of a batch's proportion."""
         return int(torch.randint(len(self.trained), (1,), generator=generator))
 
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
-        """Learn from one drawn schedule, or measure at every level."""
+        """Train on a sampled schedule, or measure at every level."""
         images = scaled(batch["images"])
         chance = Chance(near(generator, images.device), network.training)
         if not network.training:
             return self._measure(network, images, batch, chance)
-        number = self.draw_level(generator)
-        depth = draw_depth(self.depths[number], generator)
+        # Merge a random proportion of tokens, down to a random depth.
+        number = self.sample_level(generator)
+        depth = sample_depth(self.depths[number], generator)
         answer = network(images, self.trained[number].schedule[:depth], chance)
         numbers = self.losses(answer.output.float(), batch)
         losses, *_ = numbers.values()
@@ -272,7 +273,7 @@ class MergedImages(Task):
         )
 
     def penalty(self, norm: Tensor) -> Tensor:
-        """The mean of ``λ ‖x'‖²``, equation 6."""
+        """Compute the mean of ``λ ‖x'‖²``, equation 6."""
         return self.token_penalty * norm.mean()
 
     def _measure(
@@ -280,7 +281,7 @@ class MergedImages(Task):
     ) -> LossAndMetrics:
         metrics: dict[str, Tensor] = {}
         for level in self.levels:
-            answer: Answer = network(images, level.schedule, chance)
+            answer: NetworkOutput = network(images, level.schedule, chance)
             for name, each in self.losses(answer.output.float(), batch).items():
                 metrics[f"{name}_{level.tokens}"] = each
                 metrics[name] = metrics.get(name, 0) + each / len(self.levels)
@@ -291,7 +292,7 @@ class MergedImages(Task):
         return LossAndMetrics(metrics[self.metric].mean(), metrics)
 
     def policies(self, network: nn.Module, images: Tensor, chance: Chance) -> Tensor:
-        """Probabilities of pairs in the first merge of each image, ``(B, T, T)``."""
+        """Compute the pair probabilities of the first merge, ``(B, T, T)``."""
         assert isinstance(network.patches, nn.Module)
         assert isinstance(network.encoder, nn.Module)
         first_policy = network.encoder.first_policy
@@ -303,9 +304,10 @@ class MergedImages(Task):
     def finish(
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
-        """Draw merging policies and say how much they depend on the image."""
+        """Plot merging policies and their dependence on the image."""
+        # A single token has no pair to merge.
         if self.num_tokens == 1:
-            return []  # there is no pair
+            return []
         from marl_pool.studies.hierarchical.plots import draw_policies
 
         network.eval()
@@ -318,12 +320,12 @@ class MergedImages(Task):
 
 
 def scaled(images: Tensor) -> Tensor:
-    """Images in [0, 1] of uint8 ones."""
+    """Scale uint8 images to [0, 1]."""
     return images.float() / 255
 
 
 def near(generator: torch.Generator, device: torch.device) -> torch.Generator:
-    """A generator on a device, decided by one on the CPU."""
+    """Return a generator on a device, seeded by one on the CPU."""
     if device.type == "cpu":
         return generator
     seed = int(torch.randint(1 << 62, (1,), generator=generator))

@@ -1,9 +1,10 @@
-"""Amortised clustering: a cluster for each point, by one pass of a network."""
+"""Amortised clustering: assign points to clusters in one pass of a network."""
 
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.studies.swarm.data import (
     Mixtures,
@@ -26,38 +27,38 @@ from marl_pool.utils.randomness import EVALUATION_WORLDS
 from marl_pool.utils.types import PositiveInt, Probability, Seed
 
 PICTURE_ENTITIES = 500
-"""At most, of the set that is drawn, as in Figure 4."""
+"""Maximum points of the set in the plot, as in Figure 4."""
 SPREAD_SETS, SPREAD_ORDERS = 50, 30
-"""Test sets and orders of each in the picture of how far the order matters, where the
-paper has 100 and 1,000."""
+"""Test sets, and orders of each, for the plot of the dependence on the order; the paper
+has 100 and 1,000."""
 
 
 class Clustering(PointTask):
     """Assign the points of a random mixture of Gaussians to its clusters.
 
-    The network gives each point probabilities of ``num_outputs`` clusters. Which output
-    stands for which cluster is free, so the loss is the mean negative log-likelihood of
-    a set's points under the best assignment of outputs to clusters (`match_clusters`),
-    and a batch's the mean over its sets.
+    The network outputs the probabilities of ``num_outputs`` clusters for each point.
+    Clusters have no names, so the loss of a set is the mean negative log-likelihood of
+    its points under the best assignment of outputs to clusters; see `match_clusters`.
 
-    The hold-out test set is the paper's validation set, from which it also
-    reports; validation here has sets of its own.
+    The hold-out test set is the paper's validation set, whose results it reports;
+    validation here has separate sets.
 
-    Source: SWARM (Vollgraf, 2019), section 4.1. Its data are 9,000 and 1,000 sets, the
-    same for all experiments: so ``data_seed`` is apart from the run's seed.
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.1. Its
+    data are 9,000 and 1,000 sets, the same for all experiments: so ``data_seed`` is
+    separate from the run's seed.
 
     Args:
-        encoder: to compare; there is no pooling.
+        encoder: set encoder.
         pooling: must be ``none``.
-        dropout: of the encoder.
-        num_samples: for training and validation.
-        num_test: held out.
+        dropout: dropout probability of the encoder.
+        num_samples: sets for training and validation.
+        num_test: sets of the test set.
         entities: bounds of the number of points in a set.
         clusters: bounds of the number of clusters.
         num_outputs: K, at least the largest number of clusters.
-        data_seed: of the sets.
-        picture_grid: cells of the pictures of confidence, in each direction; each is
-            an entity added to the set.
+        data_seed: seed of the sets.
+        picture_grid: cells of the probability maps in each direction; each cell is an
+            entity added to the set.
 
     Raises:
         InputError: no encoder, a pooling head, bounds in the wrong order, or more
@@ -98,12 +99,12 @@ class Clustering(PointTask):
         self.clusters, self.data_seed = (clusters[0], clusters[1]), data_seed
         self.picture_grid = picture_grid
 
-    def draw(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
-        """Draw the mixtures of section 4.1; see `PointTask.draw`."""
+    @override
+    def sample(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
         return wishart_mixtures(rows, self.data_seed, entities, self.clusters)
 
+    @override
     def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
-        """The matched loss and the accuracy of each set; see `PointTask.score`."""
         labels, padding = mixtures.labels, mixtures.padding
         log_probs = network(mixtures.points, padding).float().log_softmax(-1)
         matched = match_clusters(log_probs, labels, padding, mixtures.num_clusters)
@@ -111,10 +112,10 @@ class Clustering(PointTask):
         return {"loss": matched.losses, "accuracy": right}
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss of who knows each mixture, and that of equal probabilities.
+        """Score the posterior of the true mixture, and equal probabilities.
 
-        The first is what a network that has found the mixture scores; only the match,
-        which knows the labels, can gain a little on it, at most log(K!) / N.
+        A network cannot score much better than the former: only the match, which uses
+        the labels, can gain at most log(K!) / N.
         """
         mixtures = Mixtures(**batch)
         there = (~mixtures.padding).sum(1)
@@ -127,7 +128,7 @@ class Clustering(PointTask):
     def finish(
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
-        """Draw a test set's clusters, and how far the loss depends on the order."""
+        """Plot a test set's clusters, and the dependence of the loss on the order."""
         from marl_pool.studies.swarm.plots import (
             draw_clustering,
             draw_spread,
@@ -148,26 +149,25 @@ class Clustering(PointTask):
     def spread(
         self, network: nn.Module, size: int, generator: torch.Generator
     ) -> Tensor:
-        """Measure the dependence of the test loss on the order of the entities.
+        """Measure the dependence of the loss on the order of the entities.
 
         Args:
-            network: in evaluation mode.
+            network: network in evaluation mode.
             size: entities of each set.
-            generator: of the orders.
+            generator: source of the orders.
 
         Returns:
-            ``(sets,)``, the standard deviation over orders as a share of the mean:
-            Figure 3.
+            ``(sets,)``, relative standard deviation of the loss over orders: Figure 3.
         """
-        drawn = self._test_sets(SPREAD_SETS, size)
+        sampled = self._test_sets(SPREAD_SETS, size)
         losses = []
         for _ in range(SPREAD_ORDERS):
-            batch = in_new_order(drawn._asdict(), generator)
+            batch = in_new_order(sampled._asdict(), generator)
             losses.append(self.evaluate(network, batch, generator).metrics["loss"])
         every = torch.stack(losses)
         return every.std(0) / every.mean(0)
 
     def _test_sets(self, count: int, size: int) -> Mixtures:
-        """Test sets with their clusters, and ``size`` points each."""
+        """Sample the first test sets, with ``size`` points each."""
         rows = torch.arange(count) + EVALUATION_WORLDS
-        return self.draw(rows, (size, size))
+        return self.sample(rows, (size, size))

@@ -1,8 +1,8 @@
 """Points in the plane from random mixtures of Gaussians, a mixture for each row.
 
-A row is a function of the seed and its number alone: its numbers come from streams of
-`marl_pool.utils.randomness`, so that it is the same in any batch and on any machine,
-and a task never needs the memory of the whole data set.
+A row depends only on the seed and its number: it is sampled from the streams of
+`marl_pool.utils.randomness`. So it is the same in any batch and on any machine, and a
+task never holds the whole data set.
 """
 
 import math
@@ -15,26 +15,26 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
 Bounds = tuple[int, int]
-"""The smallest and the largest of a whole number that is drawn uniformly."""
+"""Inclusive bounds of a uniformly sampled integer."""
 
 MIXTURE, POINTS = 1, 2
-"""Streams of a row: for its mixture and for its points."""
+"""Keys of a row's random streams, for its mixture and its points."""
 DEGREES = 4
-"""Of freedom of the inverse Wishart distribution."""
+"""Degrees of freedom of the inverse Wishart distribution."""
 SPREAD = 0.05
-"""Its scale matrix is this times the identity."""
+"""Scale matrix of the inverse Wishart distribution, times the identity."""
 SIDE, DEVIATION = 4.0, 0.3
-"""Of four Gaussians: means lie in (-SIDE, SIDE)²; standard deviation."""
+"""Bound of the coordinates of the four Gaussians' means, and standard deviation."""
 
 
 class Mixtures(NamedTuple):
-    """Mixtures and what was drawn from them.
+    """Mixtures and points sampled from them.
 
     Attributes:
         points: ``(B, N, 2)`` float32, zero under padding.
-        labels: ``(B, N)`` int64, the component of each point; zero under padding.
-        padding: ``(B, N)`` bool, True where there is no point.
-        weights: ``(B, C)`` float32, of the components; zero where there is none.
+        labels: ``(B, N)`` int64, component of each point; zero under padding.
+        padding: ``(B, N)`` bool, True = no point.
+        weights: ``(B, C)`` float32, weights of the components; zero for absent ones.
         means: ``(B, C, 2)`` float32.
         factors: ``(B, C, 2, 2)`` float32; a covariance is ``factor @ factorᵀ``.
     """
@@ -48,7 +48,7 @@ class Mixtures(NamedTuple):
 
     @property
     def num_clusters(self) -> Tensor:
-        """Return the number of components of each mixture, ``(B,)``."""
+        """Number of components of each mixture, ``(B,)``."""
         return (self.weights > 0).sum(1)
 
 
@@ -58,21 +58,21 @@ def wishart_mixtures(
     entities: Bounds = (100, 1000),
     clusters: Bounds = (3, 10),
 ) -> Mixtures:
-    """Draw mixtures with clusters of any shape, and points of them.
+    """Sample mixtures with clusters of any shape, and points from them.
 
-    Numbers of points and clusters are uniform, both ends included. Centres are
-    standard normal, covariances inverse Wishart with 4 degrees of freedom and scale
-    0.05 I, and each point is of any cluster with the same probability.
+    Numbers of points and clusters are uniform. Means are standard normal, covariances
+    inverse Wishart with 4 degrees of freedom and scale 0.05 I, and a point belongs to
+    each cluster with equal probability.
 
-    Source: SWARM (Vollgraf, 2019), section 4.1.1. That covariance is
-    ``0.05 (A Aᵀ)⁻¹`` with Bartlett's lower triangular A: ``A_11² ~ χ²(4)``,
-    ``A_22² ~ χ²(3)``, ``A_21 ~ N(0, 1)``.
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.1.1. The
+    covariance is ``0.05 (A Aᵀ)⁻¹`` with Bartlett's lower triangular A:
+    ``A_11² ~ χ²(4)``, ``A_22² ~ χ²(3)``, ``A_21 ~ N(0, 1)``.
 
     Args:
-        rows: ``(B,)`` int64 numbers of the mixtures.
-        seed: of all of them, at least 0.
+        rows: ``(B,)`` int64, numbers of the mixtures.
+        seed: seed of all mixtures, at least 0.
         entities: bounds of the number of points.
-        clusters: bounds of the number of components; C is the larger.
+        clusters: bounds of the number of components; C is the upper bound.
 
     Raises:
         InputError: bounds below 1 or in the wrong order.
@@ -98,16 +98,17 @@ def wishart_mixtures(
 def four_gaussians(
     rows: Tensor, seed: int, entities: Bounds = (100, 500), clusters: int = 4
 ) -> Mixtures:
-    """Draw mixtures of round clusters of one size, and points of them.
+    """Sample mixtures of isotropic Gaussians of equal size, and points from them.
 
-    The number of points is uniform, both ends included. Means are uniform in
-    (-4, 4)², standard deviations are 0.3, weights from a flat Dirichlet distribution.
+    The number of points is uniform. Means are uniform in (-4, 4)², standard deviations
+    are 0.3, weights are from a flat Dirichlet distribution.
 
-    Source: SWARM (Vollgraf, 2019), section 4.2, after Lee et al. (2019).
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.2, after
+    Lee et al. (2019, https://arxiv.org/abs/1810.00825).
 
     Args:
-        rows: ``(B,)`` int64 numbers of the mixtures.
-        seed: of all of them, at least 0.
+        rows: ``(B,)`` int64, numbers of the mixtures.
+        seed: seed of all mixtures, at least 0.
         entities: bounds of the number of points.
         clusters: C, components of each mixture.
 
@@ -128,7 +129,7 @@ def four_gaussians(
 def log_densities(mixtures: Mixtures) -> Tensor:
     """Return ``log(weight_c N(point_i; mean_c, covariance_c))``, ``(B, N, C)``.
 
-    Minus infinity for a component that is not there.
+    It is minus infinity for an absent component.
     """
     inverse = torch.linalg.inv(mixtures.factors)
     apart = mixtures.points[:, :, None] - mixtures.means[:, None]
@@ -140,7 +141,7 @@ def log_densities(mixtures: Mixtures) -> Tensor:
 
 
 def check_bounds(name: str, bounds: Bounds) -> None:
-    """Refuse bounds below 1 or in the wrong order."""
+    """Validate that bounds are at least 1 and in ascending order."""
     if not 1 <= bounds[0] <= bounds[1]:
         raise InputError(
             f"{name}: expected two whole numbers >= 1, the smaller first, "
@@ -156,11 +157,11 @@ def _sample(
     means: Tensor,
     factors: Tensor,
 ) -> Mixtures:
-    """Draw ``sizes (B,)`` points of mixtures, padded to the largest of them."""
+    """Sample ``sizes (B,)`` points of mixtures, padded to the largest set."""
     most = int(sizes.max())
     drawn = _uniform(rows, seed, POINTS, 3 * most).unflatten(1, (most, 3))
     ends = weights.cumsum(1)
-    # The last end may round to less than the largest number drawn.
+    # The last end may round to less than the largest random number.
     last = (weights > 0).sum(1, keepdim=True) - 1
     labels = torch.searchsorted(ends, drawn[..., 0].contiguous()).minimum(last)
     normal = torch.stack(_normal(drawn[..., 1], drawn[..., 2]), -1)
@@ -186,13 +187,13 @@ def _uniform(rows: Tensor, seed: int, stream: int, count: int) -> Tensor:
 
 
 def _integer(drawn: Tensor, bounds: Bounds) -> Tensor:
-    """Turn numbers in (0, 1) into whole ones between ``bounds``, uniformly."""
+    """Map uniform numbers in (0, 1) to uniform integers between ``bounds``."""
     low, high = bounds
     return low + (drawn * (high - low + 1)).long().clamp(max=high - low)
 
 
 def _normal(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn two numbers in (0, 1) into two normal ones (Box and Muller, 1958)."""
+    """Map two uniform numbers to two standard normal ones (Box and Muller, 1958)."""
     radius = (-2 * first.log()).sqrt()
     angle = 2 * math.pi * second
     return radius * angle.cos(), radius * angle.sin()

@@ -1,4 +1,4 @@
-"""Images generated pixel by pixel, by a SWARM transformer."""
+"""Autoregressive image generation by a SWARM transformer."""
 
 import math
 from functools import cached_property
@@ -32,35 +32,39 @@ from marl_pool.utils.types import PositiveInt
 
 INTENSITIES = 256
 CHUNK = 1000
-"""Images whose pixels are counted together."""
+"""Images to count together."""
 PER_CLASS = 8
 """Samples of each class in the picture."""
 
 
 class ImageGeneration(Task):
-    """Predict every pixel of an image from those before it and the image's class.
+    r"""Predict each pixel of an image from the earlier ones and the image's class.
 
-    The measure is bits per dimension: the mean over pixels and channels of the
-    negative log2-likelihood. With fewer levels or a smaller image it is another
-    number: only the published sizes compare with published numbers.
+    The loss is the negative log-likelihood; the metric is bits per dimension,
 
-    Source: SWARM (Vollgraf, 2019), section 4.3; see `SwarmTransformer`.
+    .. math:: -\frac{1}{L} \sum_{i=1}^{L} \log_2 p(x_i \mid x_{<i}, c),
+
+    over the L pixels and channels of an image of class c. It depends on ``num_levels``
+    and ``size``: only the published sizes compare with published numbers.
+
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.3; see
+    `SwarmTransformer`.
 
     Args:
-        encoder: must be ``none``: the network is of its own.
+        encoder: must be ``none``, because the task has its own network.
         pooling: must be ``none``.
-        dataset: which images; their files are in ``data_dir``.
-        size: pixels of a side; see `resize`.
-        num_levels: intensities, 2 to 256; neighbours are put together.
-        conditional: tell the network the image's class.
-        width: of the embeddings, a multiple of 4.
-        units: of each pixel's memory.
-        iterations: of each SWARM layer.
-        num_layers: SWARM layers; the paper has one.
-        num_samples: images to train on and to validate with; None: all.
+        dataset: data set, whose files are in ``data_dir``.
+        size: side of an image, in pixels; see `resize`.
+        num_levels: intensities, 2 to 256; neighbouring ones are merged.
+        conditional: condition on the image's class.
+        width: width of the embeddings, a multiple of 4.
+        units: width of each pixel's memory.
+        iterations: iterations of each SWARM layer.
+        num_layers: number of SWARM layers; the paper has one.
+        num_samples: images for training and validation; None: all.
         num_test: images of the test set; None: all.
         data_dir: folder of the files.
-        download: fetch what is missing.
+        download: download missing files.
 
     Raises:
         InputError: an encoder or a pooling head, or a number out of range.
@@ -100,7 +104,7 @@ class ImageGeneration(Task):
         self.data_dir, self.download = data_dir, download
 
     def prepare(self, folder: Path) -> None:
-        """Read the files."""
+        """Read, resize and quantize the images."""
         images = first_images(
             load_images(self.dataset, self.data_dir, self.download),
             self.num_samples,
@@ -114,7 +118,7 @@ class ImageGeneration(Task):
         self.num_train, self.num_test = len(train), len(test)
 
     def _read(self, images: Tensor) -> Tensor:
-        """Pixels ``(n, L)`` along the scan lines, uint8 in [0, num_levels)."""
+        """Quantize pixels to uint8 in [0, num_levels), row-major ``(n, L)``."""
         levels = images.to(torch.int16) * self.num_levels // INTENSITIES
         return levels.to(torch.uint8).flatten(1)
 
@@ -138,7 +142,7 @@ class ImageGeneration(Task):
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
-        """Return the mean negative log-likelihood in nats, and each image's in bits."""
+        """Return the negative log-likelihood in nats, and bits per dimension."""
         pixels = batch["pixels"].long()
         logits = network(pixels, batch["labels"] if self.conditional else None)
         each = cross_entropy(logits.float().mT, pixels, reduction="none").mean(1)
@@ -147,9 +151,9 @@ class ImageGeneration(Task):
         )
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """Bits of pixels drawn alone, from frequencies in the training images.
+        """Score independent pixels by their frequencies, and equal probabilities.
 
-        Each level of each pixel is counted once more than it was seen.
+        Frequencies are of the training images, with Laplace smoothing (one more each).
         """
         pixels = batch["pixels"].long()
         found = self.frequencies.to(pixels.device).gather(1, pixels.T).T
@@ -158,7 +162,7 @@ class ImageGeneration(Task):
 
     @cached_property
     def frequencies(self) -> Tensor:
-        """Frequency of each level in the training images, ``(L, num_levels)``."""
+        """Frequencies of the levels of each training pixel, ``(L, num_levels)``."""
         pixels, levels = self.pixels["train"], self.num_levels
         first = levels * torch.arange(pixels.shape[1])
         counts = torch.ones(levels * len(first), dtype=torch.int64)
@@ -170,7 +174,7 @@ class ImageGeneration(Task):
     def finish(
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
-        """Draw samples, a row for each class (Figure 6)."""
+        """Plot samples, a row for each class (Figure 6)."""
         assert isinstance(network, SwarmTransformer)
         rows = min(self.num_classes, 10)
         labels = torch.arange(rows).repeat_interleave(PER_CLASS)
@@ -183,7 +187,7 @@ class ImageGeneration(Task):
 
 @figure_style()
 def _draw(images: Tensor, num_levels: int, path: Path) -> None:
-    """Draw ``(rows, columns, H, W, C)`` images with a gap between them."""
+    """Plot ``(rows, columns, H, W, C)`` images as a sheet with gray borders."""
     bright = images.float() / (num_levels - 1)
     framed = nn.functional.pad(bright, (0, 0, 1, 1, 1, 1), value=0.5)
     rows, columns, height, width, channels = framed.shape
@@ -197,6 +201,6 @@ def _draw(images: Tensor, num_levels: int, path: Path) -> None:
     middles = [(row + 0.5) * height - 0.5 for row in range(rows)]
     axes.set_yticks(middles, [str(row) for row in range(rows)])
     axes.set_xticks([])
-    axes.set_ylabel("class that was asked for")
+    axes.set_ylabel("class")
     axes.set_title("samples", fontsize=10)
     save_png(figure, path, dpi=100)

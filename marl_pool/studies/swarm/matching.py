@@ -1,4 +1,4 @@
-"""Assignment of outputs to clusters, and its likelihood."""
+"""Matching of outputs to clusters: the best assignment, and its likelihood."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,8 @@ class Matched(NamedTuple):
     """Outputs matched to clusters.
 
     Attributes:
-        outputs: ``(B, C)`` int64, the output that each cluster was given; -1 for a
-            cluster that is not there.
-        losses: ``(B,)`` mean negative log-likelihood of a set's entities under the
+        outputs: ``(B, C)`` int64, output of each cluster; -1 for an absent cluster.
+        losses: ``(B,)``, mean negative log-likelihood of a set's entities under the
             match, with a gradient.
     """
 
@@ -23,21 +22,24 @@ class Matched(NamedTuple):
 def match_clusters(
     log_probs: Tensor, labels: Tensor, padding: Tensor, num_clusters: Tensor
 ) -> Matched:
-    """Give each cluster an output of its own, so that the likelihood is greatest.
+    r"""Assign a distinct output to each cluster, with the greatest likelihood.
 
-    ``min over π of -1/N Σ_i log p_i(π(label_i))``, where π takes clusters to different
-    outputs. Of K outputs K - C stay unused: a rectangular assignment problem on
-    ``-Σ_{i in c} log p_i(k)``. The gradient goes through the matched terms; where the
-    best assignment changes, the loss has a kink.
+    .. math:: \min_\pi -\frac{1}{N} \sum_{i=1}^{N} \log p_i(\pi(c_i))
 
-    Source: SWARM (Vollgraf, 2019), section 4.1, by the Hungarian algorithm (Kuhn,
-    1955), here scipy's `linear_sum_assignment`.
+    over injective maps :math:`\pi` of the C clusters to the K outputs, with the label
+    :math:`c_i` of entity i. It is a rectangular assignment problem with the costs
+    :math:`-\sum_{i: c_i = c} \log p_i(k)`. The gradient is that of the matched terms;
+    the loss has a kink where the best assignment changes.
+
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.1, by
+    the Hungarian algorithm (Kuhn, 1955), here scipy's `linear_sum_assignment`.
 
     Args:
-        log_probs: ``(B, N, K)``, each entity's, finite also under padding.
+        log_probs: ``(B, N, K)``, log-probabilities of each entity, finite also under
+            padding.
         labels: ``(B, N)`` int64 in [0, C).
         padding: ``(B, N)`` bool, True = ignore.
-        num_clusters: ``(B,)``, how many clusters each set has, at most K.
+        num_clusters: ``(B,)``, clusters of each set, at most K.
     """
     scores = cluster_scores(log_probs, labels, padding)
     outputs = _assign(scores.detach(), num_clusters)
@@ -47,7 +49,10 @@ def match_clusters(
 
 
 def cluster_scores(log_probs: Tensor, labels: Tensor, padding: Tensor) -> Tensor:
-    """Return ``Σ_{i in c} log p_i(k)``, ``(B, K, K)``: a row a cluster; see above."""
+    """Sum ``log p_i(k)`` over the entities of each cluster: ``(B, clusters, K)``.
+
+    The number of rows is K, too; rows beyond the clusters are zero.
+    """
     outputs = log_probs.shape[-1]
     own = log_probs.masked_fill(padding[..., None], 0.0)
     scores = own.new_zeros(len(own), outputs, outputs)
@@ -57,13 +62,16 @@ def cluster_scores(log_probs: Tensor, labels: Tensor, padding: Tensor) -> Tensor
 def accuracy(
     log_probs: Tensor, labels: Tensor, padding: Tensor, outputs: Tensor
 ) -> Tensor:
-    """Share of entities whose likeliest output is their cluster's, ``(B,)``.
+    """Compute the fraction of entities whose likeliest output is their cluster's.
 
     Args:
-        log_probs: as for `match_clusters`.
-        labels: likewise.
-        padding: likewise.
-        outputs: of `match_clusters`.
+        log_probs: see `match_clusters`.
+        labels: see `match_clusters`.
+        padding: see `match_clusters`.
+        outputs: ``(B, C)``, outputs of `match_clusters`.
+
+    Returns:
+        ``(B,)`` in [0, 1].
     """
     right = (log_probs.argmax(-1) == outputs.gather(1, labels)) & ~padding
     return right.sum(1) / (~padding).sum(1).clamp(min=1)
@@ -72,7 +80,7 @@ def accuracy(
 def _assign(scores: Tensor, num_clusters: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment
 
-    # What is no number stays one in the loss, where the run is stopped for it.
+    # Replace NaN for scipy only: in the loss it stays and stops the run.
     table = scores.double().nan_to_num().cpu().numpy()
     outputs = torch.full(scores.shape[:2], -1)
     for row, count in enumerate(num_clusters.tolist()):

@@ -1,10 +1,11 @@
-"""Amortised maximum likelihood: the parameters of a mixture, from its points."""
+"""Amortised maximum likelihood: estimate a mixture's parameters from its points."""
 
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.studies.swarm.data import (
     Mixtures,
@@ -17,7 +18,7 @@ from marl_pool.training.supervised.task import Batch, Part, require_part
 from marl_pool.utils.types import PositiveInt, Probability, Seed
 
 LEAST = 1e-3
-"""Standard deviation below which no fitted Gaussian goes."""
+"""Minimum standard deviation of a fitted Gaussian."""
 
 
 class Parameters(NamedTuple):
@@ -35,30 +36,30 @@ class Parameters(NamedTuple):
 
 
 class MixtureLikelihood(PointTask):
-    """Estimate the mixture of four Gaussians that a set of points was drawn from.
+    """Estimate the mixture of Gaussians that a set of points was sampled from.
 
-    The network reads the set and gives, for each of C components, a logit of its
-    weight, a mean and two standard deviations (by softplus): 5 C numbers, 20 of four
-    components. The loss is the mean negative log-likelihood of a set's own points.
+    The network maps the set to a logit of the weight, a mean and two standard
+    deviations (by softplus) for each of C components: 5 C numbers. The loss is the mean
+    negative log-likelihood of the set's own points; see `mean_log_likelihood`.
 
-    Source: SWARM (Vollgraf, 2019), section 4.2, after Lee et al. (2019). Its "pooling"
-    is ``pooling=avg``: the mean of linear results is the linear result of the mean. Its
-    PMA is ``pooling=pma`` with four seeds and heads; where we differ: its code has one
-    more attention block between the seeds, which the paper does not mention. There
-    500,000 sets are each seen once: one epoch. The published code leaves its SWARM
-    layer the default, causal pooling, so that its estimate depends on the order of the
-    points; the text describes the mean. Presets: ``encoder=paper_swarm_mixture``, as
-    published, and ``paper_swarm_mixture_mean``.
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.2, after
+    Lee et al. (2019, https://arxiv.org/abs/1810.00825). Its "pooling" is
+    ``pooling=avg``, because a linear layer commutes with the mean. Its PMA is
+    ``pooling=pma`` with four seeds and heads; its code has one more attention block
+    between the seeds, which the paper does not mention. It trains for one epoch on
+    500,000 sets. Its SWARM layer has the default, causal pooling, so that the estimate
+    depends on the order of the points, whereas the text describes the mean. Presets:
+    ``encoder=paper_swarm_mixture``, as published, and ``paper_swarm_mixture_mean``.
 
     Args:
-        encoder: of the points.
-        pooling: of the set.
-        dropout: of the encoder.
-        num_samples: for training and validation.
-        num_test: held out.
+        encoder: encoder of the points.
+        pooling: pooling head of the set.
+        dropout: dropout probability of the encoder.
+        num_samples: sets for training and validation.
+        num_test: sets of the test set.
         entities: bounds of the number of points in a set.
-        num_components: C, of the data and of the estimate.
-        data_seed: of the sets.
+        num_components: C, components of the data and of the estimate.
+        data_seed: seed of the sets.
 
     Raises:
         InputError: no encoder or no pooling head, or bounds in the wrong order.
@@ -88,22 +89,22 @@ class MixtureLikelihood(PointTask):
         )
         self.num_components, self.data_seed = num_components, data_seed
 
-    def draw(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
-        """Draw the mixtures of section 4.2; see `PointTask.draw`."""
+    @override
+    def sample(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
         return four_gaussians(rows, self.data_seed, entities, self.num_components)
 
+    @override
     def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
-        """The negative log-likelihood of a point; see `PointTask.score`."""
         points, padding = mixtures.points, mixtures.padding
         parameters = to_parameters(network(points, padding).float())
         likelihood = mean_log_likelihood(parameters, points, padding)
         return {"loss": -likelihood, "log_likelihood": likelihood}
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss of the true mixture, and that of one Gaussian fitted to the set.
+        """Score the true mixture, and one Gaussian fitted to the set.
 
-        A fit to a set's own points can be a little better than the mixture that they
-        were drawn from. A set of one point has a Gaussian of deviation `LEAST`.
+        A fit to a set's own points can be slightly better than the true mixture. A set
+        of one point has a Gaussian with the standard deviation `LEAST`.
         """
         mixtures = Mixtures(**batch)
         true = log_densities(mixtures).logsumexp(-1)
@@ -124,7 +125,7 @@ class MixtureLikelihood(PointTask):
 
 
 def to_parameters(results: Tensor) -> Parameters:
-    """Read ``(B, 5 C)`` results of a network as parameters."""
+    """Convert a network's output ``(B, 5 C)`` to parameters."""
     each = results.unflatten(-1, (-1, 5))
     return Parameters(
         each[..., 0].log_softmax(-1),
@@ -136,12 +137,13 @@ def to_parameters(results: Tensor) -> Parameters:
 def mean_log_likelihood(
     parameters: Parameters, points: Tensor, padding: Tensor
 ) -> Tensor:
-    """Return the mean log-likelihood of each set's points, ``(B,)``.
+    r"""Compute the mean log-likelihood of each set's points, ``(B,)``.
 
-    ``1/N Σ_i log Σ_c w_c Π_d N(x_id; μ_cd, σ_cd²)``.
+    .. math:: \frac{1}{N} \sum_i \log \sum_c w_c
+        \prod_d \mathcal{N}(x_{id}; \mu_{cd}, \sigma_{cd}^2)
 
     Args:
-        parameters: of B mixtures.
+        parameters: parameters of B mixtures.
         points: ``(B, N, 2)``.
         padding: ``(B, N)`` bool, True = ignore.
     """

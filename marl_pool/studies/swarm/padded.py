@@ -1,4 +1,4 @@
-"""Batches of sets of many sizes: less padding to compute, and other orders."""
+"""Batches of padded sets: chunks of similar length, and shuffled points."""
 
 import torch
 from torch import Tensor
@@ -6,41 +6,41 @@ from torch import Tensor
 from marl_pool.training.supervised.task import Batch
 
 POINTWISE = ("points", "labels", "padding")
-"""What a batch holds of each point, ``(B, N, …)``; all else it holds of each set."""
-PIECE = 10
-"""Sets that are computed together on a CPU."""
+"""Parts of a batch with a value for each point, ``(B, N, …)``; others are per set."""
+CHUNK = 10
+"""Sets computed together on a CPU."""
 
 
 def by_length(batch: Batch) -> tuple[list[dict[str, Tensor]], Tensor]:
-    """Split a batch into pieces of similar length, without the padding that all have.
+    """Split a batch into chunks of similar length, without their common padding.
 
-    Nothing that a network computes of a set changes, but a CPU needs a quarter of the
-    time for fifty sets of 100 to 1000 points: half of all places are padding, and a
-    piece fits its cache. On other devices a batch is one piece.
+    Results do not change, but a CPU needs a quarter of the time for fifty sets of 100
+    to 1000 points: half of the batch is padding, and a chunk fits the cache. On other
+    devices a batch is one chunk.
 
     Args:
-        batch: with ``padding (B, N)``, all of it at a set's end.
+        batch: tensors by name, with ``padding (B, N)`` at the sets' ends.
 
     Returns:
-        The pieces, and the places ``(B,)`` that put their rows, one after the other,
-        into the order of the batch.
+        Chunks, and the indices ``(B,)`` that restore the batch's order from the
+        concatenated chunks.
     """
     lengths = (~batch["padding"]).sum(1)
     order = lengths.argsort(stable=True)
-    size = PIECE if order.device.type == "cpu" else len(order)
-    pieces = [
+    size = CHUNK if order.device.type == "cpu" else len(order)
+    chunks = [
         _cut({name: part[rows] for name, part in batch.items()}, int(lengths[rows[-1]]))
         for rows in order.split(size)
     ]
-    return pieces, order.argsort()
+    return chunks, order.argsort()
 
 
 def in_new_order(batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
     """Shuffle the points of each set; padding stays at the end.
 
     Args:
-        batch: with ``padding (B, N)``.
-        generator: on the CPU.
+        batch: tensors by name, with ``padding (B, N)``.
+        generator: source of random numbers, on the CPU.
     """
     padding = batch["padding"]
     keys = torch.rand(padding.shape, generator=generator).to(padding.device)

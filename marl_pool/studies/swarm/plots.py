@@ -1,4 +1,4 @@
-"""Pictures of amortised clustering: Figures 3 to 5 of the SWARM paper."""
+"""Plots of amortised clustering: Figures 3 to 5 of the SWARM paper."""
 
 import math
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 DPI = 130
 MARGIN = 0.15
-"""Of a picture, as a share of the points' range."""
+"""Margin of a plot, as a fraction of the points' range."""
 DEVIATIONS = 2.0
 """Radius of an ellipse, in standard deviations."""
 AT_ONCE = 20_000
-"""Entities that are computed together."""
+"""Maximum entities computed together."""
 
 
 @figure_style()
@@ -30,19 +30,18 @@ AT_ONCE = 20_000
 def draw_clustering(
     network: nn.Module, mixtures: Mixtures, folder: Path, cells: int
 ) -> list[Path]:
-    """Draw one set's clusters, and the probabilities of an entity anywhere.
+    """Plot one set's clusters, and maps of an additional entity's probabilities.
 
     ``clustering.png`` (Figure 4): the true clusters beside the network's, over the
-    entropy of its probabilities for one more entity that joins the set at that place:
-    dark is unsure. Unlike in the paper, clusters that are matched have one color.
-    ``probabilities.png`` (Figure 5): the probability of each output at each place,
-    with the true ellipses.
+    entropy of its probabilities for one more entity at each position: dark is unsure.
+    Unlike in the paper, matched clusters have the same color. ``probabilities.png``
+    (Figure 5): the probability of each output at each position, with the true ellipses.
 
     Args:
-        network: from points to logits; in evaluation mode.
-        mixtures: of one row, without padding.
-        folder: of the pictures.
-        cells: of the pictures in each direction.
+        network: maps points to logits, in evaluation mode.
+        mixtures: a single row, without padding.
+        folder: folder for the files.
+        cells: cells of the maps in each direction.
 
     Returns:
         The two files.
@@ -66,15 +65,18 @@ def draw_clustering(
 def extra_entity(
     network: nn.Module, points: Tensor, extent: Sequence[float], cells: int
 ) -> Tensor:
-    """Probabilities of one more entity at the cells' centers, ``(cells, cells, K)``.
+    """Compute the probabilities of one more entity at the centre of each cell.
 
-    Each cell is a set of its own: the ``points (N, 2)`` and the one at that place.
+    Each cell is a separate set: the given points and the one at the cell's centre.
 
     Args:
-        network: from points to logits.
-        points: of the set.
-        extent: left, right, bottom, top.
-        cells: in each direction; rows go up.
+        network: maps points to logits.
+        points: ``(N, 2)``, points of the set.
+        extent: left, right, bottom and top of the grid.
+        cells: cells in each direction; rows go up.
+
+    Returns:
+        ``(cells, cells, K)``.
     """
     left, right, bottom, top = extent
     steps = (torch.arange(cells) + 0.5) / cells
@@ -91,11 +93,11 @@ def extra_entity(
 
 
 def output_colors(outputs: Tensor, count: int) -> Tensor:
-    """Number the colors of ``count`` outputs: a matched one has its cluster's.
+    """Number the colors of the outputs; a matched one has its cluster's number.
 
     Args:
-        outputs: ``(C,)`` of one set, -1 where there is no cluster.
-        count: K.
+        outputs: ``(C,)``, outputs of one set's clusters, -1 for absent clusters.
+        count: K, number of outputs.
     """
     own = outputs[outputs >= 0]
     spare = [output for output in range(count) if output not in own.tolist()]
@@ -108,12 +110,12 @@ def output_colors(outputs: Tensor, count: int) -> Tensor:
 
 @figure_style()
 def draw_spread(spreads: dict[str, Tensor], path: Path) -> None:
-    """Draw how far the loss depends on the order of the entities (Figure 3).
+    """Plot the dependence of the loss on the order of the entities (Figure 3).
 
     Args:
-        spreads: by a set's number of entities, each set's standard deviation of the
-            loss over orders, as a share of its mean loss.
-        path: of the PNG.
+        spreads: relative standard deviation of each set's loss over orders, by the
+            sets' number of entities.
+        path: PNG file to write.
     """
     figure = new_figure(1.2 + 0.9 * len(spreads), 3.2)
     axes = figure.subplots()
@@ -198,12 +200,12 @@ def _ellipse(
     circle = torch.stack([angle.cos(), angle.sin()])
     line = DEVIATIONS * mixtures.factors[0, cluster] @ circle
     line = line + mixtures.means[0, cluster][:, None]
-    # The axes keep the range of the points.
+    # Do not scale the axes, which have the range of the points.
     axes.plot(*line.numpy(), color=color, linewidth=width, scalex=False, scaley=False)
 
 
 def _extent(points: Tensor) -> list[float]:
-    """Left, right, bottom and top of a square around the points."""
+    """Return left, right, bottom and top of a square around the points."""
     low, high = points.amin(0), points.amax(0)
     middle, half = (low + high) / 2, float((high - low).max()) * (0.5 + MARGIN)
     x, y = middle.tolist()

@@ -1,4 +1,4 @@
-"""Base of the studies of point sets: generated data, padding and order."""
+"""Base of the tasks on point sets: data on demand, padding, order."""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -14,19 +14,19 @@ from marl_pool.utils.randomness import EVALUATION_WORLDS
 
 
 class PointTask(Task):
-    """A study of points in the plane that a mixture of Gaussians was drawn for.
+    """Task on points in the plane, sampled from mixtures of Gaussians.
 
-    Encoders that depend on the order are shown each training set in a new one, as in
-    the SWARM paper.
+    Encoders that depend on the order of the points are trained with random orders, as
+    in the SWARM paper (https://arxiv.org/abs/1906.09400).
 
     Args:
-        encoder: of the points.
-        pooling: of the set; None: a result for each point.
-        dropout: of the encoder.
-        num_samples: for training and validation.
-        num_test: held out.
+        encoder: encoder of the points.
+        pooling: pooling head of the set; None: one output for each point.
+        dropout: dropout probability of the encoder.
+        num_samples: sets for training and validation.
+        num_test: sets of the test set.
         entities: bounds of the number of points in a set.
-        num_results: width of the network's results.
+        num_results: width of the network's output.
     """
 
     metric = "loss"
@@ -47,21 +47,21 @@ class PointTask(Task):
         self.entities, self.num_results = (entities[0], entities[1]), num_results
 
     @abstractmethod
-    def draw(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
-        """Draw the sets of the given ``(B,)`` row numbers."""
+    def sample(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
+        """Sample the sets of the given ``(B,)`` row numbers."""
 
     @abstractmethod
     def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
-        """Apply a network: ``loss`` and other metrics of each set, ``(B,)``."""
+        """Apply a network; return ``loss`` and other metrics of each set, ``(B,)``."""
 
     def prepare(self, folder: Path) -> None:
-        """Nothing: sets are made when they are needed."""
+        """Do nothing: sets are sampled on demand."""
 
     def batch(self, split: Split, rows: Tensor) -> Batch:
-        """Draw the sets of the given rows: the fields of `Mixtures`."""
-        # Rows of the test set are no rows of the other, however many there are.
+        """Sample the sets of the given rows; return the fields of `Mixtures`."""
+        # Offset the rows of the test set, so that no training set is among them.
         rows = rows + EVALUATION_WORLDS if split == "test" else rows
-        return self.draw(rows, self.entities)._asdict()
+        return self.sample(rows, self.entities)._asdict()
 
     def make_network(self, seed: int) -> nn.Module:
         """Build a `PointNetwork`."""
@@ -78,11 +78,12 @@ class PointTask(Task):
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
-        """Return the mean loss of the sets, and what `score` says of each."""
+        """Return the mean loss of the sets, and the metrics of `score`."""
         if network.training and not is_equivariant(network):
             batch = in_new_order(batch, generator)
-        pieces, back = by_length(batch)
-        scores = [self.score(network, Mixtures(**piece)) for piece in pieces]
+        # Score chunks of similar length, then restore the order of the batch.
+        chunks, back = by_length(batch)
+        scores = [self.score(network, Mixtures(**chunk)) for chunk in chunks]
         each = {name: torch.cat([s[name] for s in scores])[back] for name in scores[0]}
         metrics = {name: part.detach() for name, part in each.items()}
         return LossAndMetrics(each[self.metric].mean(), metrics)

@@ -1,4 +1,4 @@
-"""A network on sets of points: for each of them, or for all of them together."""
+"""Networks on sets of points, with an output for each point or for the set."""
 
 from torch import Tensor, nn
 
@@ -12,31 +12,30 @@ from marl_pool.utils.errors import InputError
 
 
 class PointNetwork(nn.Module):
-    """Points → linear → encoder → (pooling →) linear.
+    """Linear layer, encoder, optional pooling head, linear layer.
 
-    Without pooling the results are one for each point, with it one for each set.
+    With a pooling head there is one output for each set, otherwise for each point.
     Initial weights are those of the layers themselves, as in SWARM's published code
-    (which begins with biases of zero where it learns mixtures; ours does not).
+    (except its zero biases for mixtures).
 
-    Where we differ from the SWARM paper: its first and last layers map points and
-    results themselves. Here linear layers stand before and after, since encoders have
-    one width; with ``dim`` as small as the results are, a SWARM layer of any number of
-    units computes the same functions. In between two of its layers can be narrower
-    than theirs. A sorted LSTM sorts embedded points, hence in the plane by a direction
-    that it learns, where the paper takes the first coordinate; the mixtures look the
-    same from every direction.
+    Differences from the SWARM paper (https://arxiv.org/abs/1906.09400): its first and
+    last SWARM layers map points and outputs themselves. Here linear layers do, because
+    encoders have one width; with ``dim`` as small as the outputs a SWARM layer of any
+    number of units computes the same functions. A sorted LSTM sorts embedded points,
+    i.e. by a learned direction in the plane, where the paper sorts by the first
+    coordinate; the distribution of mixtures is isotropic.
 
     Args:
-        num_features: F of a point.
-        num_outputs: K, width of the results.
-        num_points: the largest N, for heads that want to know it.
+        num_features: F, features of a point.
+        num_outputs: K, width of the output.
+        num_points: largest N, for heads that depend on it.
         encoder: ``{"name": …, **options}``.
-        pooling: ``{"name": …, **options}``; None: a result for each point.
-        dropout: of the encoder.
-        seed: of the initial weights.
+        pooling: ``{"name": …, **options}``; None: an output for each point.
+        dropout: dropout probability of the encoder.
+        seed: seed of the initial weights.
 
     Raises:
-        InputError: an unknown name or option, or a head that does not fit.
+        InputError: an unknown name or option, or an incompatible head.
     """
 
     def __init__(
@@ -78,8 +77,8 @@ class PointNetwork(nn.Module):
         """Map points ``(B, N, F)`` to ``(B, N, K)``, or pooled to ``(B, K)``.
 
         Args:
-            points: finite, also under padding.
-            padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
+            points: points, finite also under padding.
+            padding: ``(B, N)`` bool, True = ignore; None without padding.
         """
         x = self.embedding(points)
         if self.pooling is None:
@@ -89,6 +88,6 @@ class PointNetwork(nn.Module):
 
 
 def is_equivariant(network: nn.Module) -> bool:
-    """Return whether the network is invariant to the order of the points."""
+    """Return True if no encoder of the network depends on the order of the points."""
     parts = network.modules()
     return all(p.permutation_equivariant for p in parts if isinstance(p, Encoder))

@@ -1,4 +1,4 @@
-"""The SWARM transformer: an image, pixel by pixel, without attention."""
+"""SWARM transformer: an autoregressive image model without attention."""
 
 import itertools
 import math
@@ -16,29 +16,29 @@ of channels begin at zero."""
 
 
 class SwarmTransformer(nn.Module):
-    """Logits of every pixel, from those before it.
+    """Map the pixels of an image to logits of the next ones.
 
-    ``x_i = E[pixel_{i-1}] + P(place_i) + K[channel_i] + C[class]`` goes through causal
-    SWARM layers with ReLU between them. The inputs are shifted by one, so no logit
-    depends on its own pixel or a later one; before the first pixel E is zero. Pixels
-    are read along the scan lines, a pixel's channels one after the other.
+    ``x_i = E[pixel_{i-1}] + P(position_i) + K[channel_i] + C[class]`` passes through
+    causal SWARM layers with ReLU between them. The inputs are shifted by one, so no
+    logit depends on its own pixel or a later one; for the first pixel E is zero. Pixels
+    are in row-major order, a pixel's channels one after the other.
 
-    Source: SWARM (Vollgraf, 2019), section 4.3. Positions are fixed sinusoids of row
-    and column, as wide as the trainable embeddings and added to them; their
-    frequencies are those of the published code (`sinusoids`).
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.3.
+    Positions are fixed sinusoids of row and column, as wide as the trainable embeddings
+    and added to them; their frequencies are those of the published code (`sinusoids`).
 
     Args:
         shape: height, width and channels of the images.
-        num_levels: intensities.
-        num_classes: of labels; 0: the images have none.
-        width: of the embeddings, a multiple of 4.
-        units: of each pixel's memory.
-        iterations: of each layer.
-        num_layers: at least 1; the paper has one.
-        seed: of the initial weights.
+        num_levels: number of intensities.
+        num_classes: number of classes; 0: images have no labels.
+        width: width of the embeddings, a multiple of 4.
+        units: width of each pixel's memory.
+        iterations: iterations of each layer.
+        num_layers: number of layers, at least 1; the paper has one.
+        seed: seed of the initial weights.
 
     Raises:
-        InputError: a width that is no multiple of 4.
+        InputError: a width that is not a multiple of 4.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class SwarmTransformer(nn.Module):
         self.units, self.iterations = units, iterations
 
     def forward(self, pixels: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return logits of every pixel.
+        """Compute the logits of every pixel.
 
         Args:
-            pixels: ``(B, L)`` int64 in [0, num_levels), along the scan lines.
+            pixels: ``(B, L)`` int64 in [0, num_levels), in row-major order.
             labels: ``(B,)`` int64; None if the images have none.
 
         Returns:
-            ``(B, L, num_levels)``; those at i depend on ``pixels[:, :i]`` alone.
+            ``(B, L, num_levels)``; those at i depend only on ``pixels[:, :i]``.
         """
         before = nn.functional.pad(self.intensities(pixels[:, :-1]), (0, 0, 1, 0))
         x = before + self.known(labels)
@@ -90,15 +90,15 @@ class SwarmTransformer(nn.Module):
     def sample(
         self, count: int, labels: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """Draw images pixel by pixel.
+        """Sample images pixel by pixel.
 
-        Each pixel costs the same, however many came before: of those, running sums of
-        hidden states are kept (`SwarmLayer.step`).
+        All pixels have the same cost, because earlier ones are represented by running
+        sums of hidden states (`SwarmLayer.step`).
 
         Args:
-            count: B, of the images.
+            count: B, number of images.
             labels: ``(B,)`` int64; None if the images have none.
-            generator: on the network's device.
+            generator: source of random numbers, on the network's device.
 
         Returns:
             ``(B, H, W, C)`` int64 in [0, num_levels).
@@ -115,13 +115,13 @@ class SwarmTransformer(nn.Module):
     def step(
         self, last: Tensor | None, known: Tensor, memory: Tensor, place: int
     ) -> Tensor:
-        """Return the logits ``(B, num_levels)`` of the pixel at ``place``.
+        """Compute the logits ``(B, num_levels)`` of the pixel at ``place``.
 
         Args:
-            last: ``(B,)``, the pixel before; None at the first.
-            known: ``(B, width)``, position, channel and class of this one.
-            memory: of `empty_memory`; changed in place.
-            place: how many pixels came before.
+            last: ``(B,)``, the previous pixel; None at the first one.
+            known: ``(B, width)``, embedding of the pixel's position, channel and class.
+            memory: memory of `empty_memory`, updated in place.
+            place: index of the pixel.
         """
         x = known if last is None else known + self.intensities(last)
         for number, (layer, sums) in enumerate(zip(self.layers, memory, strict=True)):
@@ -130,12 +130,12 @@ class SwarmTransformer(nn.Module):
         return x
 
     def empty_memory(self, count: int) -> Tensor:
-        """Sums before the first pixel, ``(layers, iterations - 1, B, units)``."""
+        """Return the initial sums, ``(layers, iterations - 1, B, units)``."""
         size = (len(self.layers), self.iterations - 1, count, self.units)
         return self.places.new_zeros(size)
 
     def known(self, labels: Tensor | None) -> Tensor:
-        """Return the queries of all pixels, ``(1 or B, L, width)``."""
+        """Embed position, channel and class of all pixels, ``(1 or B, L, width)``."""
         x = self.places
         if self.channels is not None:
             x = x + self.channels.weight.repeat(len(x) // self.shape[2], 1)
@@ -146,23 +146,24 @@ class SwarmTransformer(nn.Module):
 
 
 def check_width(width: int) -> None:
-    """Refuse embeddings whose width `sinusoids` cannot have."""
+    """Validate a width of `sinusoids`."""
     if width % 4:
         raise InputError(f"task.width: expected a multiple of 4, got {width}")
 
 
 def sinusoids(shape: tuple[int, int, int], width: int) -> Tensor:
-    """Fixed encodings of the pixels' rows and columns, ``(H W C, width)``.
+    """Return fixed encodings of the pixels' rows and columns, ``(H W C, width)``.
 
-    For each of ``width / 4`` frequencies f, from 1 to W / 2 cycles an image in equal
-    ratios: the sines of ``2 π f column / W`` and of ``2 π f row / W``, then the
-    cosines of both; W is the width of the image, for f the larger of width and height.
+    They are, for each of ``width / 4`` frequencies f: the sines of ``2 π f column / W``
+    and ``2 π f row / W``, then the cosines of both. The frequencies are geometrically
+    spaced from 1 to ``max(H, W) / 2`` cycles an image.
 
-    Source: the published code of SWARM; its text refers to the Image Transformer.
+    Source: the published code of SWARM; its text refers to the Image Transformer
+    (https://arxiv.org/abs/1802.05751).
 
     Args:
-        shape: height, width and channels; a pixel's channels have one place.
-        width: of an encoding, a multiple of 4.
+        shape: height, width and channels; a pixel's channels share an encoding.
+        width: width of an encoding, a multiple of 4.
     """
     height, columns, channels = shape
     highest = math.log10(max(height, columns) / 2)
