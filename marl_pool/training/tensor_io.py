@@ -34,7 +34,7 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return stacked.strip_prefix(prefix, tensors, separator="/")
 
 
-def transitions(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def adam_moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors in an optimizer's ``state_dict``, by parameter and name."""
     return {
         f"{number}/{name}": part

@@ -7,8 +7,8 @@ from torch import nn
 
 from marl_pool.training.cloning.learner import Learner
 from marl_pool.training.tensor_io import (
+    adam_moments,
     prefixed,
-    transitions,
     under,
     with_moments,
     write_tensors,
@@ -20,7 +20,7 @@ STUDENT, AUXILIARY_HEAD, ADAM = "student", "auxiliary_head", "adam"
 
 def save_learner(learner: Learner, folder: Path) -> None:
     """Write weights and the optimizer's state to a folder."""
-    tensors = prefixed(ADAM, transitions(learner.optimizer.state_dict()))
+    tensors = prefixed(ADAM, adam_moments(learner.optimizer.state_dict()))
     for kind, module in _modules(learner).items():
         tensors |= prefixed(kind, module.state_dict())
     write_tensors(tensors, folder / FILE)

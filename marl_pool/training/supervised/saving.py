@@ -9,8 +9,8 @@ from torch import nn
 
 from marl_pool.training.supervised.learner import FoldLearner
 from marl_pool.training.tensor_io import (
+    adam_moments,
     prefixed,
-    transitions,
     under,
     with_moments,
     write_tensors,
@@ -30,8 +30,8 @@ def save_learner(learner: FoldLearner, folder: Path) -> None:
     tensors = {
         **prefixed(NETWORK, learner.network.state_dict()),
         **prefixed(BEST, learner.best),
-        **prefixed(OPTIMIZER, transitions(learner.optimizer.state_dict())),
-        **prefixed(BEST_OPTIMIZER, transitions(learner.best_optimizer)),
+        **prefixed(OPTIMIZER, adam_moments(learner.optimizer.state_dict())),
+        **prefixed(BEST_OPTIMIZER, adam_moments(learner.best_optimizer)),
     }
     write_tensors(tensors, folder / STATE)
     counts = {name: getattr(learner, name) for name in COUNTED}
