@@ -94,15 +94,15 @@ def gradients(
 ) -> None:
     """Forward pass, RLlib's loss and gradient of all epochs, and nothing else."""
     for _ in range(settings["num_epochs"]):
-        for piece, shares in learner._pieces(batch):
-            out = learner.module.forward_train(piece)
+        for microbatch, weights in learner._microbatches(batch):
+            out = learner.module.forward_train(microbatch)
             loss = super(type(learner), learner).compute_loss_for_module(
                 module_id=module,
                 config=learner.config,
-                batch=piece[module],
+                batch=microbatch[module],
                 fwd_out=out[module],
             )
-            (loss * shares[module]).backward()
+            (loss * weights[module]).backward()
 
 
 def time_to(name: str) -> Callable[[Size], Iterator[Row]]:
