@@ -33,9 +33,9 @@ from marl_pool.studies.hierarchical.estimator import surrogate
 from marl_pool.studies.hierarchical.schedule import (
     check_schedule,
     depth_probabilities,
-    draw_depth,
     merging_schedule,
     rho_at,
+    sample_depth,
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
 from marl_pool.utils.errors import InputError
@@ -643,7 +643,7 @@ def test_rho_grows_and_depths_are_drawn() -> None:
         [0.05, 0.06, 1]
     )
     generator = torch.Generator().manual_seed(0)
-    depths = [draw_depth(depth_probabilities(0.5, 3), generator) for _ in range(4000)]
+    depths = [sample_depth(depth_probabilities(0.5, 3), generator) for _ in range(4000)]
     for depth, expected in ((1, 0.5), (2, 0.25), (3, 0.25)):
         assert depths.count(depth) / 4000 == pytest.approx(expected, abs=0.03)
 

@@ -444,8 +444,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    (run.path / "checkpoints").mkdir()
-    (run.path / "checkpoints" / "best.json").write_text('{"iteration": 7, "score": -1}')
+    (run.policy_dir / "best.json").write_text('{"iteration": 7, "score": -1}')
     paths = evaluate(run, SETTINGS)
     table, document, returns, picture = paths
     assert {path.parent for path in paths} == {run.path / "evaluation"}

@@ -404,7 +404,7 @@ def test_it_says_what_it_looks_at_and_what_it_makes_of_it() -> None:
     player = agent()
     features, padding, _ = pictures()
     tokens = tokens_of(features, padding)
-    shares = player.weights(tokens, player.initial_state(B, T, N))
+    shares = player.attention_weights(tokens, player.initial_state(B, T, N))
     assert shares is not None
     assert shares.shape == (B, T, 1, N)
     torch.testing.assert_close(shares.sum(-1), torch.ones(B, T, 1))
@@ -632,7 +632,7 @@ def test_it_acts_with_its_memory() -> None:
         state = decision.state
     assert state["memory"].abs().sum() > 0
     assert player.latent(tokens[0], state).shape == (B, 1, 36)
-    weights = player.weights(tokens[0], state)
+    weights = player.attention_weights(tokens[0], state)
     assert weights is not None
     assert weights.shape == (B, 1, 1, N)
 

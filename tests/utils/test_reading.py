@@ -227,7 +227,9 @@ def test_an_idx_header_that_lies_takes_no_memory(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(large)
     (tmp_path / "x.gz").write_bytes(gzip.compress(large))
     for name in ("x", "x.gz"):
-        with pytest.raises(InputError, match="1,073,741,824 bytes, its header says"):
+        with pytest.raises(
+            InputError, match="expected at most 1,073,741,824 bytes, got"
+        ):
             read_idx(tmp_path / name)
     # A bomb: the header is small, what follows is not.
     small = bytes([0, 0, 8, 1, 0, 0, 0, 5]) + bytes(1 << 22)

@@ -304,7 +304,7 @@ def test_a_file_that_is_not_what_its_name_says(
 
 
 def test_a_disk_without_room(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected 4.* GB of room .*, got "):
+    with pytest.raises(InputError, match="expected 4.* GB of space .*, got "):
         sets_in(tmp_path, num_samples=10**17)
 
 

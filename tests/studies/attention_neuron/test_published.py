@@ -218,7 +218,9 @@ def test_the_worlds_tokens_are_those_of_these_tests(agent: str) -> None:
     shown = stacks(3, world.num_frames, world.screens.shape[-1])
     world.screens = torch.from_numpy(shown)
     seen = world.observe()["agent"].features[:, 0]
-    assert torch.equal(seen, cut(shown, world.patch, world.stride))
+    assert torch.equal(
+        seen, cut(shown, world.patch_grid.patch, world.patch_grid.stride)
+    )
 
 
 @needs_box2d
