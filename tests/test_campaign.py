@@ -315,7 +315,9 @@ def copied(folder: Path, place: Path) -> Path:
 
 
 def gaps(page: str) -> list[str]:
-    marked = re.findall(r'class="gap"[^>]*>([^<]*)|title="([^"]*)" class="gap"', page)
+    marked = re.findall(
+        r'class="missing"[^>]*>([^<]*)|title="([^"]*)" class="missing"', page
+    )
     return sorted("".join(each) for each in marked)
 
 

@@ -92,6 +92,6 @@ def test_a_model_from_elsewhere_is_measured(
     rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
     # Networks on one long vector: the order matters, and more tokens do not fit.
     assert rows["trained", "shuffle"]["drop"] != 0
-    assert "takes 8 tokens and fails on 40" in rows["trained", "inject"]["gap"]
+    assert "takes 8 tokens and fails on 40" in rows["trained", "inject"]["missing"]
     assert rows["heuristic", "clean"]["mean"] > rows["random", "clean"]["mean"]
     assert "not measured: inject" in printed

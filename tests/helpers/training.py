@@ -1,8 +1,12 @@
 """Marks of tests that train on ray, and a wait for a training's progress."""
 
+import os
+import resource
+import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,3 +32,16 @@ def wait_for_rows(run: Path, process: subprocess.Popen, count: int) -> None:
         time.sleep(0.05)
     process.kill()
     pytest.fail("no rows")
+
+
+# Functions for learners: their processes import helpers, but no test module.
+
+
+def take_its_disk(learner: Any) -> None:
+    """Let a learner neither write nor read checkpoints, as on another machine."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    learner.save_to_path = learner.restore_from_path = None
+
+
+def kill_it(learner: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -26,7 +26,13 @@ ray = pytest.importorskip("ray")
 from ray.rllib.core.learner.learner import Learner
 from safetensors.torch import load_file
 
-from helpers.training import PATIENCE, RAY_WARNINGS, wait_for_rows
+from helpers.training import (
+    PATIENCE,
+    RAY_WARNINGS,
+    kill_it,
+    take_its_disk,
+    wait_for_rows,
+)
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.policies.storage import load_policies
@@ -346,16 +352,6 @@ def test_a_full_disk_when_a_run_is_resumed_is_one_line(tmp_path, monkeypatch):
 
 
 # A learner
-
-
-def take_its_disk(learner) -> None:
-    """Let a learner neither write nor read checkpoints, as on another machine."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    learner.save_to_path = learner.restore_from_path = None
-
-
-def kill_it(learner) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_learner_that_dies_stops_the_run(tmp_path, monkeypatch):

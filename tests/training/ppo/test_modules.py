@@ -415,7 +415,7 @@ def test_a_run_goes_on_bit_for_bit_when_its_frozen_source_has_moved(both, tmp_pa
     first, second = (weights_of(run.policy_path("last")) for run in (whole, again))
     assert all(torch.equal(first[name], second[name]) for name in first)
     # A run that has no checkpoint yet does need the source.
-    with pytest.raises(InputError, match=r"fixed.hen: .*source is no folder of a pol"):
+    with pytest.raises(InputError, match=r"fixed.hen: expected .* got .*source"):
         trained(tmp_path / "late", f"fixed={{hen: {source}}}")
 
 
