@@ -61,7 +61,7 @@ examples:
 """
 SWEEP = """\
 key=a,b or key=range(0,3) gives a key several values; every combination is a trial. A
-preset such as experiment=figure5 may bring a grid, whose keys can be set anew. All
+preset such as experiment=figure5 may have a grid, whose keys can be overridden. All
 trials are checked before the first one starts. key=value and group=option are as for
 `marl-pool train`, with --verb fit as for `marl-pool fit`:
 

@@ -196,7 +196,7 @@ def parse_any(text: str) -> Override:
 
 
 def assign(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return ``config``, composed earlier, with some keys set anew, unchecked.
+    """Return ``config``, composed earlier, with some keys replaced, unchecked.
 
     No interpolation is resolved, in neither: a stored text may hold ``${``.
     """

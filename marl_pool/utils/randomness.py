@@ -136,7 +136,7 @@ class Stream:
 
         Args:
             episodes: the episode number of every world.
-            where: ``(num_envs,)`` bool, the worlds that begin anew; None for all.
+            where: ``(num_envs,)`` bool, environments whose episode starts; None: all.
         """
         if self.size == 0:
             return  # no numbers, no need of keys
