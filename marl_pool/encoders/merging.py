@@ -11,7 +11,6 @@ from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention
 
 MergingPolicy = Literal["learned", "shared_keys", "heuristic", "random"]
-POLICIES = ("learned", "shared_keys", "heuristic", "random")
 
 
 def timestep_encoding(depth: int, dim: int) -> Tensor:

@@ -31,14 +31,15 @@ from marl_pool.studies.hierarchical.dependence import dependence, divergences
 from marl_pool.studies.hierarchical.encoder import Chance, HierarchicalEncoder
 from marl_pool.studies.hierarchical.estimator import surrogate
 from marl_pool.studies.hierarchical.schedule import (
-    check_schedule,
     depth_probabilities,
     merging_schedule,
     rho_at,
     sample_depth,
+    validate_schedule,
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.signatures import check_settings
 
 seeds = st.integers(0, 2**31)
 Sequence = tuple[tuple[int, int], ...]
@@ -258,7 +259,7 @@ def error_of_the_estimator(
     monkeypatch.setattr(encoder_module, "choose_pairs", choose)
     monkeypatch.setattr(encoder.layer, "transform", transformed)
     answer = encoder(x, [2, 1], chance())
-    losses = (answer.tokens - target).square().mean((1, 2))
+    losses = (answer.output - target).square().mean((1, 2))
     probability = torch.stack(
         [
             by_hand(seen[0][row], one) * by_hand(seen[1][row], two)
@@ -407,8 +408,9 @@ def test_a_random_policy_finds_all_pairs_alike_and_always_samples() -> None:
     encoder = randomized(HierarchicalEncoder(settings_of(policy="random"))).eval()
     assert isinstance(encoder, HierarchicalEncoder)
     x = normal(1, 6, 4).expand(50, -1, -1)
-    step, pairs = encoder.step(x, 1, 1, chance(explore=False))
-    assert len({tuple(row) for row in torch.cat(pairs[:2], 1).tolist()}) > 10
+    step = encoder.step(x, 1, 1, chance(explore=False))
+    assert step.pairs is not None
+    assert len({tuple(row) for row in torch.cat(step.pairs[:2], 1).tolist()}) > 10
     torch.testing.assert_close(
         step.log_prob, torch.full((50,), -math.log(30)).to(step.log_prob)
     )
@@ -420,7 +422,7 @@ def test_evaluation_is_greedy(policy: str) -> None:
     x, merges = normal(3, 6, 4), [2, 1]
     one = encoder(x, merges, Chance(torch.Generator().manual_seed(1), False))
     other = encoder(x, merges, Chance(torch.Generator().manual_seed(2), False))
-    assert torch.equal(one.tokens, other.tokens)
+    assert torch.equal(one.output, other.output)
 
 
 @pytest.mark.parametrize("attention", [True, False])
@@ -431,10 +433,10 @@ def test_what_merges_is_taken_apart_again(attention: bool, gradient: str) -> Non
     decoder = randomized(HierarchicalDecoder(settings))
     x, merges = normal(3, 7, 4), [3, 1, 1]
     encoded = encoder(x, merges, chance())
-    assert encoded.tokens.shape == (3, 2, 4)
-    decoded = decoder(encoded.tokens, merges, chance())
-    assert decoded.tokens.shape == x.shape
-    (decoded.tokens.square().sum() + encoded.log_prob.sum()).backward()
+    assert encoded.output.shape == (3, 2, 4)
+    decoded = decoder(encoded.output, merges, chance())
+    assert decoded.output.shape == x.shape
+    (decoded.output.square().sum() + encoded.log_prob.sum()).backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -447,7 +449,7 @@ def test_scaling_takes_the_place_of_reinforce(gradient: str, felt: bool) -> None
     settings = settings_of(gradient=gradient)
     encoder, decoder = HierarchicalEncoder(settings), HierarchicalDecoder(settings)
     encoded = encoder(normal(3, 6, 4).float(), [2, 1], chance())
-    decoded = decoder(encoded.tokens.detach(), [2, 1], chance())
+    decoded = decoder(encoded.output.detach(), [2, 1], chance())
     assert encoded.log_prob.requires_grad == felt
     assert decoded.log_prob.requires_grad == felt
 
@@ -468,7 +470,9 @@ def test_who_is_in_no_pair_stays_without_attention() -> None:
     encoder = randomized(HierarchicalEncoder(settings_of(attention=False)))
     assert isinstance(encoder, HierarchicalEncoder)
     x = normal(2, 5, 4)
-    step, pairs = encoder.step(x, 3, 2, chance())
+    step = encoder.step(x, 3, 2, chance())
+    pairs = step.pairs
+    assert pairs is not None
     entered = x + timestep_encoding(3, 4)
     for row in range(2):
         used = {*pairs.gone[row].tolist(), *pairs.kept[row].tolist()}
@@ -506,7 +510,7 @@ def test_timestep_encoding_by_hand() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "lerned"}, "unknown task.policy 'lerned'.*mean 'learned'"),
+        ({"policy": "lerned"}, "task.policy: .* got 'lerned'.*mean 'learned'"),
         ({"num_heads": 3}, "task.num_heads: expected a divisor of dim = 4, got 3"),
         ({"policy_heads": 3}, "policy_heads: expected a divisor of dim = 4"),
         ({"policy": "heuristic", "attention": False}, "learned or random without"),
@@ -515,7 +519,7 @@ def test_timestep_encoding_by_hand() -> None:
 )
 def test_wrong_settings(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        settings_of(**options)
+        check_settings(Hierarchy, {"dim": 4, "num_heads": 1, **options}, "task")
 
 
 # The encoder for policies
@@ -595,7 +599,7 @@ def test_wrong_numbers_of_the_encoder(options: dict[str, object], message: str) 
 def test_256_tokens_over_eight_layers(proportion: float, left: int) -> None:
     schedule = merging_schedule(256, proportion, 8)
     assert 256 - sum(schedule) == left
-    check_schedule("task.schedule", 256, schedule)
+    validate_schedule(256, schedule)
     if proportion == 1:
         assert schedule == [128, 64, 32, 16, 8, 4, 2, 1]
 
@@ -616,7 +620,7 @@ def test_a_schedule_that_merges_more_than_there_is(
     schedule: list[int], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        check_schedule("task.schedule", 16, schedule)
+        validate_schedule(16, schedule)
     assert "\n" not in str(caught.value)
 
 

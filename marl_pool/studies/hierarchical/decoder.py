@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.encoders.merging import Refinement, merging_mlp
 from marl_pool.encoders.pairs import (
@@ -15,34 +16,29 @@ from marl_pool.encoders.pairs import (
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.studies.hierarchical.encoder import (
     Chance,
-    Encoded,
-    Entrance,
     LayerOutput,
+    LayerStack,
+    NetworkOutput,
     others,
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
 
 
-class HierarchicalDecoder(nn.Module):
+class HierarchicalDecoder(LayerStack):
     """Unmerge, refine, transformer block: the same weights in each layer.
 
     The tokens to unmerge are sampled without replacement from the softmax of their
     scores; if all are unmerged, the log-probability is 0. A layer receives the encoding
-    of the depth of the encoder's layer that it reverses.
+    of the depth of the encoder's layer that it reverses. ``settings.policy`` has no
+    effect here.
 
     Source: Nair and Lieck, section 3.1.3. Difference: scores are of layer-normalised
     tokens.
-
-    Args:
-        settings: settings of the hierarchical transformer; ``policy`` has no effect
-            here.
     """
 
     def __init__(self, settings: Hierarchy) -> None:
-        super().__init__()
-        self.settings = settings
+        super().__init__(settings)
         dim, wide = settings.dim, 4 * settings.dim
-        self.entrance = Entrance(dim, settings.token_noise)
         self.score_norm, self.score = nn.LayerNorm(dim), merging_mlp(dim, 1, dim)
         self.unmerge = merging_mlp(dim, 2 * dim, wide)
         self.refine: Refinement | None = None
@@ -53,15 +49,14 @@ class HierarchicalDecoder(nn.Module):
                 dim, settings.num_heads, wide, settings.dropout, "head", "gelu"
             )
 
-    def forward(self, x: Tensor, schedule: Sequence[int], chance: Chance) -> Encoded:
+    def forward(
+        self, x: Tensor, schedule: Sequence[int], chance: Chance
+    ) -> NetworkOutput:
         """Reverse a schedule of `HierarchicalEncoder.forward`."""
-        log_prob = norm = torch.zeros(len(x), device=x.device)
-        for depth in range(len(schedule), 0, -1):
-            step = self.step(x, depth, schedule[depth - 1], chance)
-            x = step.tokens
-            log_prob, norm = log_prob + step.log_prob, norm + step.norm
-        return Encoded(x, log_prob, norm)
+        layers = list(enumerate(schedule, 1))
+        return self.apply_layers(x, reversed(layers), chance)
 
+    @override
     def step(
         self,
         x: Tensor,
@@ -72,26 +67,19 @@ class HierarchicalDecoder(nn.Module):
     ) -> LayerOutput:
         """Apply the layer that reverses layer ``depth``.
 
-        Args:
-            x: ``(B, S, D)``.
-            depth: depth of the encoder's layer, from 1.
-            count: R, number of tokens to unmerge.
-            chance: source and mode of the choices.
-            forced: ``(B, R)`` int64, indices of the tokens to unmerge, for teacher
-                forcing. Then ``log_prob`` is the mean of those of choosing each.
+        With ``forced (B, R)``, the indices of the tokens to unmerge, for teacher
+        forcing, ``log_prob`` is the mean of those of choosing each.
         """
         # Choose the tokens to unmerge.
         x, norm = self.entrance(x, depth, chance.generator)
         logits = self._logits(x)
         chosen = self._choose(logits, count, chance) if forced is None else forced
-        log_probs = token_log_prob(logits, chosen, masked=self.settings.masked)
+        log_probs = token_log_prob(logits, chosen, masked=self.settings.is_masked)
         if count == x.shape[1]:
             log_probs = torch.zeros_like(log_probs)
-        # Split each chosen token in two; scale outputs by probabilities (A.4).
+        # Split each chosen token in two.
         halves = self.unmerge(gather_tokens(x, chosen))
-        if self.settings.gradient == "scaling":
-            halves = halves * log_probs.exp()[..., None].to(halves.dtype)
-            log_probs = log_probs.detach()
+        halves, log_probs = self.scaled(halves, log_probs)
         log_prob = log_probs.sum(1)
         if forced is not None:
             log_prob = token_log_prob(logits, forced, masked=False).sum(1)
@@ -99,10 +87,8 @@ class HierarchicalDecoder(nn.Module):
         # Append the new tokens to the unchanged ones, then refine all.
         rest = others(chosen, x.shape[1])
         new = torch.cat([gather_tokens(x, rest), *halves.chunk(2, -1)], 1)
-        if self.refine is not None:
-            new = self.refine(new, x)
-        if self.block is not None:
-            new = self.block(new)
+        if self.refine is not None and self.block is not None:
+            new = self.block(self.refine(new, x))
         return LayerOutput(new, rest, log_prob, norm)
 
     @staticmethod
@@ -113,6 +99,7 @@ class HierarchicalDecoder(nn.Module):
         return choose_tokens(scores, count)
 
     def _logits(self, x: Tensor) -> Tensor:
-        keep = self.settings.through_tokens or self.settings.gradient == "scaling"
-        logits = self.score(self.score_norm(x if keep else x.detach()))[..., 0]
+        if not (self.settings.through_tokens or self.settings.is_scaled):
+            x = x.detach()
+        logits = self.score(self.score_norm(x))[..., 0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -29,8 +29,9 @@ def divergences(policies: Tensor) -> Tensor:
         policies: ``(n, T, T)``, probabilities of pairs, which sum to 1.
     """
     policies = policies.flatten(1).double()
-    mean = policies.mean(0)
-    return (torch.special.xlogy(policies, policies) - _times_log(policies, mean)).sum(1)
+    # Clamped, so that 0 log 0 is 0 where no policy has the pair.
+    log_mean = policies.mean(0).clamp(min=1e-300).log()
+    return (torch.special.xlogy(policies, policies) - policies * log_mean).sum(1)
 
 
 def dependence(policies: Tensor) -> Dependence:
@@ -45,11 +46,6 @@ def dependence(policies: Tensor) -> Dependence:
     size, mean = policies.shape[1], policies.flatten(1).double().mean(0)
     return Dependence(
         float(divergences(policies).mean()),
-        float(-torch.special.xlogy(mean, mean).sum()),
+        float(torch.special.entr(mean).sum()),
         math.log(max(size * (size - 1), 1)),
     )
-
-
-def _times_log(left: Tensor, right: Tensor) -> Tensor:
-    """Compute ``left log right``, 0 where left is 0."""
-    return torch.where(left > 0, left * right.clamp(min=1e-300).log(), 0.0)

@@ -3,11 +3,13 @@
 It is not a `marl_pool.encoders.base.Encoder`, which keeps the number of tokens.
 """
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.encoders.merging import MergingLayer, timestep_encoding
 from marl_pool.encoders.pairs import (
@@ -43,24 +45,26 @@ class LayerOutput(NamedTuple):
         log_prob: ``(B,)``, log-probability of the choices; without a gradient with
             ``gradient="scaling"``.
         norm: ``(B,)``, mean squared norm of the input tokens.
+        pairs: merged pairs of an encoder's layer.
     """
 
     tokens: Tensor
     rest: Tensor
     log_prob: Tensor
     norm: Tensor
+    pairs: Pairs | None = None
 
 
-class Encoded(NamedTuple):
-    """Output of a stack of layers.
+class NetworkOutput(NamedTuple):
+    """Output of a stack of layers, or of a network with such stacks.
 
     Attributes:
-        tokens: ``(B, S, D)``.
-        log_prob: ``(B,)``, the sum over layers.
-        norm: ``(B,)``, the sum over layers; see `LayerOutput`.
+        output: tokens ``(B, S, D)``, images ``(B, H, W, C)`` or logits ``(B, K)``.
+        log_prob: ``(B,)``, log-probability of all choices.
+        norm: ``(B,)``, squared norm of the tokens, summed over layers.
     """
 
-    tokens: Tensor
+    output: Tensor
     log_prob: Tensor
     norm: Tensor
 
@@ -92,19 +96,51 @@ class Entrance(nn.Module):
         return x, x.square().sum(-1).mean(-1)
 
 
-class HierarchicalEncoder(nn.Module):
-    """Transformer block, merge, refine: the same weights in each layer.
-
-    Source: Nair and Lieck, section 3.1.2.
-
-    Args:
-        settings: settings of the hierarchical transformer.
-    """
+class LayerStack(nn.Module):
+    """Base of encoder and decoder: layers that share their weights."""
 
     def __init__(self, settings: Hierarchy) -> None:
         super().__init__()
         self.settings = settings
         self.entrance = Entrance(settings.dim, settings.token_noise)
+
+    @abstractmethod
+    def step(self, x: Tensor, depth: int, count: int, chance: Chance) -> LayerOutput:
+        """Apply one layer.
+
+        Args:
+            x: ``(B, T, D)``, tokens without padding.
+            depth: depth of the encoder's layer, from 1, also in the decoder.
+            count: R, pairs to merge or tokens to unmerge.
+            chance: source and mode of the choices.
+        """
+
+    def apply_layers(
+        self, x: Tensor, layers: Iterable[tuple[int, int]], chance: Chance
+    ) -> NetworkOutput:
+        """Apply layers, given as depth and count, one after the other."""
+        log_prob = norm = torch.zeros(len(x), device=x.device)
+        for depth, count in layers:
+            step = self.step(x, depth, count, chance)
+            x = step.tokens
+            log_prob, norm = log_prob + step.log_prob, norm + step.norm
+        return NetworkOutput(x, log_prob, norm)
+
+    def scaled(self, new: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale new tokens by probabilities, if the settings ask for it (A.4)."""
+        if not self.settings.is_scaled:
+            return new, log_probs
+        return new * log_probs.exp()[..., None].to(new.dtype), log_probs.detach()
+
+
+class HierarchicalEncoder(LayerStack):
+    """Transformer block, merge, refine: the same weights in each layer.
+
+    Source: Nair and Lieck, section 3.1.2.
+    """
+
+    def __init__(self, settings: Hierarchy) -> None:
+        super().__init__(settings)
         self.layer = MergingLayer(
             settings.dim,
             num_heads=settings.num_heads,
@@ -113,28 +149,17 @@ class HierarchicalEncoder(nn.Module):
             dropout=settings.dropout,
             policy=settings.policy,
             attention=settings.attention,
-            through_tokens=settings.through_tokens or settings.gradient == "scaling",
+            through_tokens=settings.through_tokens or settings.is_scaled,
         )
 
-    def forward(self, x: Tensor, schedule: Sequence[int], chance: Chance) -> Encoded:
-        """Merge ``x (B, T, D)``.
+    def forward(
+        self, x: Tensor, schedule: Sequence[int], chance: Chance
+    ) -> NetworkOutput:
+        """Merge ``x (B, T, D)``; ``schedule`` has the number of pairs of each layer."""
+        return self.apply_layers(x, enumerate(schedule, 1), chance)
 
-        Args:
-            x: tokens, without padding.
-            schedule: pairs to merge in each layer.
-            chance: source and mode of the choices.
-        """
-        log_prob = norm = torch.zeros(len(x), device=x.device)
-        for depth, count in enumerate(schedule, 1):
-            step, _ = self.step(x, depth, count, chance)
-            x = step.tokens
-            log_prob, norm = log_prob + step.log_prob, norm + step.norm
-        return Encoded(x, log_prob, norm)
-
-    def step(
-        self, x: Tensor, depth: int, count: int, chance: Chance
-    ) -> tuple[LayerOutput, Pairs]:
-        """Apply layer ``depth``, from 1; return its pairs, too."""
+    @override
+    def step(self, x: Tensor, depth: int, count: int, chance: Chance) -> LayerOutput:
         # Score all pairs, and choose some; Gumbel noise samples from the softmax.
         x, norm = self.entrance(x, depth, chance.generator)
         x, logits = self.layer.transform(x)
@@ -142,18 +167,14 @@ class HierarchicalEncoder(nn.Module):
         if chance.explore or self.settings.policy == "random":
             scores = scores + gumbel(scores, chance.generator)
         pairs = choose_pairs(scores, count)
-        log_probs = pair_log_prob(logits, pairs, masked=self.settings.masked)
-        # Merge each pair; scale outputs by probabilities (A.4).
-        merged = self.layer.merged(x, pairs)
-        if self.settings.gradient == "scaling":
-            merged = merged * log_probs.exp()[..., None].to(merged.dtype)
-            log_probs = log_probs.detach()
+        log_probs = pair_log_prob(logits, pairs, masked=self.settings.is_masked)
+        merged, log_probs = self.scaled(self.layer.merged(x, pairs), log_probs)
         # Append the merged tokens to the unchanged ones, then refine all.
         rest = others(torch.cat(pairs[:2], 1), x.shape[1])
         new = torch.cat([gather_tokens(x, rest), merged], 1)
         if self.layer.refine is not None:
             new = self.layer.refine(new, x)
-        return LayerOutput(new, rest, log_probs.sum(1), norm), pairs
+        return LayerOutput(new, rest, log_probs.sum(1), norm, pairs)
 
     @torch.no_grad()
     def first_policy(self, x: Tensor, chance: Chance) -> Tensor:

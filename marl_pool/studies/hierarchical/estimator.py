@@ -4,26 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import unknown
-
 Credit = Literal["own", "batch"]
-CREDITS = ("own", "batch")
-
-
-def check_credit(credit: Credit, baseline: bool) -> None:
-    """Validate the credit, and that a baseline has an effect.
-
-    Raises:
-        InputError: an unknown credit, or a baseline with ``credit="batch"``.
-    """
-    if credit not in CREDITS:
-        raise unknown("task.credit", credit, CREDITS)
-    if baseline and credit == "batch":
-        raise InputError(
-            "task.baseline: expected false with task.credit=batch, where every sample "
-            "has the same loss, got true"
-        )
 
 
 def surrogate(

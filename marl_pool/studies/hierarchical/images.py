@@ -1,12 +1,27 @@
 """Embedding of images as tokens with Fourier positions, and readout of pixels."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from marl_pool.encoders.merging import Refinement, merging_mlp
-from marl_pool.utils.errors import InputError
+from marl_pool.training.supervised.images.images import patches
+
+
+class ImageLayout(NamedTuple):
+    """Layout of images as patches.
+
+    Attributes:
+        shape: height, width and channels of the images.
+        patch: side of a patch, a divisor of height and width.
+        bands: frequencies of the Fourier positions.
+    """
+
+    shape: tuple[int, int, int]
+    patch: int
+    bands: int
 
 
 def fourier_positions(height: int, width: int, bands: int) -> Tensor:
@@ -35,43 +50,25 @@ class Patches(nn.Module):
     position features, and the network learns only the mean image for a long time.
 
     Args:
-        shape: height, width and channels of the images.
-        patch: side of a patch, a divisor of height and width.
-        bands: frequencies of the Fourier positions.
+        layout: layout of the images.
         dim: D, width of a token.
-
-    Attributes:
-        num_tokens: N, patches of an image.
-        grid: patches down and across.
-
-    Raises:
-        InputError: a patch size that does not divide height and width.
     """
 
-    def __init__(
-        self, shape: tuple[int, int, int], patch: int, bands: int, dim: int
-    ) -> None:
+    def __init__(self, layout: ImageLayout, dim: int) -> None:
         super().__init__()
-        height, width, channels = shape
-        if patch < 1 or height % patch or width % patch:
-            raise InputError(
-                f"task.patch: expected a divisor of {height} and {width}, got {patch}"
-            )
-        self.patch = patch
-        self.grid = (height // patch, width // patch)
-        self.num_tokens = self.grid[0] * self.grid[1]
+        height, width, channels = layout.shape
+        self.patch = layout.patch
         self.positions: Tensor
-        positions = fourier_positions(height, width, bands)
+        positions = fourier_positions(height, width, layout.bands)
         self.register_buffer("positions", positions, persistent=False)
         per_pixel = channels + positions.shape[-1]
-        self.project = nn.Linear(per_pixel * patch * patch, dim)
+        self.project = nn.Linear(per_pixel * self.patch**2, dim)
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed ``(B, H, W, C)``, in [0, 1], as ``(B, N, D)``, patches row by row."""
         places = self.positions.to(images.dtype).expand(len(images), -1, -1, -1)
         both = torch.cat([4 * (images - 0.5), places], -1)
-        cut = both.unflatten(2, (-1, self.patch)).unflatten(1, (-1, self.patch))
-        return self.project(cut.transpose(2, 3).flatten(3).flatten(1, 2))
+        return self.project(patches(both, self.patch))
 
 
 class PixelQueries(nn.Module):
@@ -83,22 +80,13 @@ class PixelQueries(nn.Module):
     Source: Nair and Lieck, section 3.1.1, after Perceiver IO
     (https://arxiv.org/abs/2107.14795), whose decoder has the residual of the queries
     and the MLP, too.
-
-    Args:
-        shape: height, width and channels of the images.
-        bands: frequencies of the Fourier positions.
-        dim: D, width of a token.
-        num_heads: attention heads, a divisor of ``dim``.
     """
 
-    def __init__(
-        self, shape: tuple[int, int, int], bands: int, dim: int, num_heads: int
-    ) -> None:
+    def __init__(self, layout: ImageLayout, dim: int, num_heads: int) -> None:
         super().__init__()
-        height, width, channels = shape
-        self.size = (height, width)
+        *self.size, channels = layout.shape
         self.positions: Tensor
-        positions = fourier_positions(height, width, bands).flatten(0, 1)
+        positions = fourier_positions(*self.size, layout.bands).flatten(0, 1)
         self.register_buffer("positions", positions, persistent=False)
         self.to_query = nn.Linear(positions.shape[-1], dim)
         self.answer = Refinement(dim, num_heads)

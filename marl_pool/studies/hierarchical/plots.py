@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 
 from marl_pool.studies.hierarchical.dependence import Dependence
 from marl_pool.utils.plotting import figure_style, new_figure, save_png
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SIDE = 4
 """Maximum tokens to plot in each direction, as in Figure 4."""
@@ -31,8 +35,7 @@ def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
         panel.suptitle(title, fontsize=9, x=0.01, ha="left")
         places = panel.subplots(1, count, squeeze=False)[0]
         for axes, image in zip(places, images, strict=True):
-            axes.imshow(_shown(image), vmin=0, vmax=1, cmap="gray")
-            axes.set_axis_off()
+            _show_image(axes, image)
     save_png(figure, path, dpi=100)
 
 
@@ -68,9 +71,7 @@ def draw_policies(
     grid = figure.add_gridspec(len(places), columns * len(images))
     for number, (image, policy) in enumerate(zip(images, policies, strict=True)):
         left = number * columns
-        axes = figure.add_subplot(grid[0, left])
-        axes.imshow(_shown(image), vmin=0, vmax=1, cmap="gray")
-        axes.set_axis_off()
+        _show_image(figure.add_subplot(grid[0, left]), image)
         for index, token in enumerate(tokens):
             row, column = divmod(index, len(places))
             axes = figure.add_subplot(grid[row, left + 1 + column])
@@ -81,6 +82,7 @@ def draw_policies(
     save_png(figure, path, dpi=100)
 
 
-def _shown(image: Tensor) -> np.ndarray:
-    image = image.detach().cpu()
-    return np.asarray(image[..., 0] if image.shape[-1] == 1 else image)
+def _show_image(axes: "Axes", image: Tensor) -> None:
+    pixels = np.asarray(image.detach().cpu().squeeze(-1))
+    axes.imshow(pixels, vmin=0, vmax=1, cmap="gray")
+    axes.set_axis_off()

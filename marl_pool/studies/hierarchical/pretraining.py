@@ -45,20 +45,18 @@ def teacher_forced(
     between images and tokens are trained as well.
     """
     # Read the pixels from the unmerged tokens.
-    tokens = network.patches(images)
-    losses = (network.pixels(tokens) - images).square().mean((1, 2, 3))
+    x = network.patches(images)
+    losses = (network.pixels(x) - images).square().mean((1, 2, 3))
     score = unmerging = norm = torch.zeros_like(losses)
-    x = tokens
     for depth, count in enumerate(schedule, 1):
         # Merge, and unmerge the tokens that were merged, which are last.
-        step, pairs = network.encoder.step(x, depth, count, chance)
+        step = network.encoder.step(x, depth, count, chance)
         size = step.tokens.shape[1]
-        last = torch.arange(size - count, size, device=x.device)
-        undone = network.decoder.step(
-            step.tokens, depth, count, chance, last.expand(len(x), -1)
-        )
+        last = torch.arange(size - count, size, device=x.device).expand(len(x), -1)
+        undone = network.decoder.step(step.tokens, depth, count, chance, last)
         # Compare with the input tokens, in the decoder's order.
-        order = torch.cat([step.rest, pairs.gone, pairs.kept], 1)
+        assert step.pairs is not None
+        order = torch.cat([step.rest, step.pairs.gone, step.pairs.kept], 1)
         target = gather_tokens(x, order).detach()
         error = (undone.tokens - target).square().mean((1, 2))
         losses = losses + error / len(schedule)

@@ -28,23 +28,18 @@ def merging_schedule(num_tokens: int, proportion: float, num_layers: int) -> lis
     return schedule
 
 
-def check_schedule(where: str, num_tokens: int, schedule: Sequence[int]) -> None:
+def validate_schedule(num_tokens: int, schedule: Sequence[int]) -> None:
     """Validate that each layer has enough tokens for its merges.
-
-    Args:
-        where: key, for the message.
-        num_tokens: tokens of the first layer.
-        schedule: merges of each layer.
 
     Raises:
         InputError: no layer, or more merges than pairs.
     """
     if not schedule:
-        raise InputError(f"{where}: expected a number for each layer, got []")
+        raise InputError("task.schedule: expected a number for each layer, got []")
     for layer, count in enumerate(schedule, 1):
         if not 0 <= count <= num_tokens // 2:
             raise InputError(
-                f"{where}: expected at most {num_tokens // 2} merges of the "
+                f"task.schedule: expected at most {num_tokens // 2} merges of the "
                 f"{num_tokens} tokens that reach layer {layer}, got {count}"
             )
         num_tokens -= count
@@ -56,15 +51,10 @@ def depth_probabilities(
     """Compute the probabilities of the depths 1 to L, ``(L,)`` float64.
 
     ``P(d) = ρ^(d-1) (1 - ρ)`` and ``P(L) = ρ^(L-1)``, where ρ is the probability of
-    continuing to the next layer; or ``P(d) ∝ ρ^d``, whose mean is at most (L + 1) / 2,
-    for the uniform distribution of ρ = 1.
+    continuing to the next layer; or, if ``proportional``, ``P(d) ∝ ρ^d``, whose mean is
+    at most (L + 1) / 2, for the uniform distribution of ρ = 1.
 
     Source: Nair and Lieck, section 3.1.4, whose text has both forms.
-
-    Args:
-        rho: ρ, in [0, 1].
-        num_layers: L, number of layers.
-        proportional: use the second form.
     """
     powers = rho ** torch.arange(num_layers, dtype=torch.float64)
     if proportional:
@@ -80,7 +70,5 @@ def rho_at(epoch: int, start: float, step: float) -> float:
 
 def sample_depth(probabilities: Tensor, generator: torch.Generator) -> int:
     """Sample a depth, from 1."""
-    index = torch.multinomial(
-        probabilities.to(generator.device), 1, generator=generator
-    )
-    return int(index) + 1
+    weights = probabilities.to(generator.device)
+    return 1 + int(torch.multinomial(weights, 1, generator=generator))

@@ -3,20 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from marl_pool.encoders.merging import POLICIES, MergingPolicy
+from marl_pool.encoders.merging import MergingPolicy
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import unknown
-from marl_pool.utils.types import (
-    NonNegativeFloat,
-    PositiveInt,
-    Probability,
-)
+from marl_pool.utils.types import NonNegativeFloat, PositiveInt, Probability
 
 LogProb = Literal["masked", "unmasked"]
 Gradient = Literal["reinforce", "scaling"]
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True, eq=False)
 class Hierarchy:
     """Settings of a hierarchical transformer.
 
@@ -24,7 +19,7 @@ class Hierarchy:
     their dropout of 0.1. Hidden widths, not published, are four times a token's width.
 
     Raises:
-        InputError: settings out of range, or contradictory ones.
+        InputError: contradictory settings.
     """
 
     dim: PositiveInt = 256
@@ -36,24 +31,22 @@ class Hierarchy:
     dropout: Probability = 0.0
     """Dropout probability in the feed-forward parts."""
     policy: MergingPolicy = "learned"
-    """See `MergingLayer`."""
+    """Choice of the pairs to merge; see `MergingLayer`."""
     attention: bool = True
     """Use transformer blocks and cross-attention."""
     log_prob: LogProb = "masked"
     """masked: probability of the sampling procedure; unmasked: the paper's."""
     gradient: Gradient = "reinforce"
-    """Gradient of choices: score function, or scaling of outputs by probabilities."""
+    """Gradient of the choices: reinforce, or scaling by probabilities (A.4)."""
     through_tokens: bool = False
     """Propagate the score's gradient into the tokens that the policy observes."""
     token_noise: NonNegativeFloat = 0.0
-    """Standard deviation of noise on tokens that enter a layer, in training."""
+    """Standard deviation of noise on a layer's input tokens, in training (3.2.1)."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise unknown("task.policy", self.policy, POLICIES)
         for name in ("num_heads", "policy_heads"):
             heads = getattr(self, name)
-            if heads < 1 or self.dim % heads:
+            if self.dim % heads:
                 raise InputError(
                     f"task.{name}: expected a divisor of dim = {self.dim}, got {heads}"
                 )
@@ -62,13 +55,18 @@ class Hierarchy:
                 f"task.policy: expected learned or random without attention, "
                 f"got {self.policy}"
             )
-        if self.gradient == "scaling" and self.policy not in ("learned", "shared_keys"):
+        if self.is_scaled and self.policy not in ("learned", "shared_keys"):
             raise InputError(
                 "task.gradient: expected reinforce with a policy that is not learned, "
                 f"got scaling with {self.policy}"
             )
 
     @property
-    def masked(self) -> bool:
+    def is_masked(self) -> bool:
         """True if log-probabilities are those of the sampling procedure."""
         return self.log_prob == "masked"
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if outputs are scaled by the probabilities of the choices."""
+        return self.gradient == "scaling"

@@ -2,17 +2,22 @@
 
 import itertools
 import math
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from marl_pool.encoders.swarm import SwarmLayer
 from marl_pool.networks import seeded
-from marl_pool.utils.errors import InputError
 
 EMBEDDING = 0.1
 """Initial embeddings are uniform in (-0.1, 0.1), as in the published code; there those
 of channels begin at zero."""
+
+Width = Annotated[
+    int, Field(ge=4, multiple_of=4, description="a positive multiple of 4")
+]
 
 
 class SwarmTransformer(nn.Module):
@@ -36,9 +41,6 @@ class SwarmTransformer(nn.Module):
         iterations: iterations of each layer.
         num_layers: number of layers, at least 1; the paper has one.
         seed: seed of the initial weights.
-
-    Raises:
-        InputError: a width that is not a multiple of 4.
     """
 
     def __init__(
@@ -54,7 +56,6 @@ class SwarmTransformer(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_width(width)
         self.shape = shape
         self.places: Tensor
         self.register_buffer("places", sinusoids(shape, width), persistent=False)
@@ -143,12 +144,6 @@ class SwarmTransformer(nn.Module):
             return x[None]
         assert labels is not None
         return x + self.classes(labels)[:, None]
-
-
-def check_width(width: int) -> None:
-    """Validate a width of `sinusoids`."""
-    if width % 4:
-        raise InputError(f"task.width: expected a multiple of 4, got {width}")
 
 
 def sinusoids(shape: tuple[int, int, int], width: int) -> Tensor:

@@ -243,7 +243,7 @@ def of_paper(*overrides: str) -> VisionTransformer:
     task = make_task(FitConfig.from_plain(composed("scale=paper", *overrides)))
     assert isinstance(task, ImageClassification)
     task.num_classes = 10
-    task._images = {"train": torch.zeros(0, 32, 32, 3, dtype=torch.uint8)}
+    task.shape = (32, 32, 3)
     network = task.make_network(0)
     assert isinstance(network, VisionTransformer)
     return network

@@ -15,9 +15,10 @@ from helpers.paths import ROOT
 from helpers.pictures import read_picture, share_of
 from marl_pool.config import compose
 from marl_pool.runs import Run
-from marl_pool.studies.hierarchical import task as merged_images
+from marl_pool.studies import image_task
 from marl_pool.studies.hierarchical.encoder import Chance
 from marl_pool.studies.hierarchical.images import (
+    ImageLayout,
     Patches,
     PixelQueries,
     fourier_positions,
@@ -30,6 +31,9 @@ from marl_pool.studies.hierarchical.reconstruction import Reconstruction
 from marl_pool.studies.hierarchical.task import MergedImages
 from marl_pool.training.supervised.images.images import Images
 from marl_pool.training.supervised.results import read_study
+from marl_pool.training.supervised.task import Task
+from marl_pool.training.supervised.tasks import TASKS
+from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 
 SMALL = {
@@ -64,13 +68,14 @@ def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.fixture(autouse=True)
 def quarters(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Images(*images(80, 0), *images(24, 1), num_classes=4)
-    monkeypatch.setattr(merged_images, "load_images", lambda *_: found)
+    monkeypatch.setattr(image_task, "load_images", lambda *_: found)
 
 
 def made(
     kind: type[MergedImages] = Reconstruction, **options: Any
 ) -> tuple[MergedImages, Any]:
-    task = kind(**{**SMALL, **CONTEXT, **options})
+    options = {**SMALL, **options}
+    task: MergedImages = build(kind.name, TASKS, "task", Task, options, CONTEXT)
     task.prepare(Path("unused"))
     network = task.make_network(0)
     task.begin_epoch(network, 0, 1)
@@ -112,22 +117,20 @@ def test_fourier_positions_by_hand() -> None:
 
 
 def test_a_patch_sees_its_own_pixels_only() -> None:
-    patches = Patches((4, 6, 3), 2, 2, 5)
-    assert (patches.num_tokens, patches.grid) == (6, (2, 3))
+    patches = Patches(ImageLayout((4, 6, 3), 2, 2), 5)
     image = torch.rand(1, 4, 6, 3, requires_grad=True)
     tokens = patches(image)
+    assert tokens.shape == (1, 6, 5)
     for token in range(6):
         row, column = divmod(token, 3)
         (felt,) = torch.autograd.grad(tokens[0, token].sum(), image, retain_graph=True)
         expected = torch.zeros(4, 6, dtype=torch.bool)
         expected[2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = True
         assert torch.equal(felt[0].abs().sum(-1) > 0, expected)
-    with pytest.raises(InputError, match="task.patch: expected a divisor of 4 and 6"):
-        Patches((4, 6, 3), 4, 2, 5)
 
 
 def test_pixels_do_not_care_for_the_order_of_tokens() -> None:
-    pixels = PixelQueries((4, 6, 3), 2, 8, 2).double()
+    pixels = PixelQueries(ImageLayout((4, 6, 3), 2, 2), 8, 2).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
     found = pixels(x)
     assert found.shape == (2, 4, 6, 3)
@@ -183,14 +186,14 @@ def test_levels_are_measured_each() -> None:
     batch = task.batch("test", torch.arange(task.num_test))
     metrics = task.evaluate(network, batch, generator()).metrics
     # 16 tokens: 4, 3, 2 and 1 merge, or 8, 4, 2 and 1.
-    assert [level.tokens for level in task.levels] == [6, 1]
+    assert [level.tokens for level in task.measured] == [6, 1]
     assert set(metrics) == {"mse", "mse_6", "mse_1", "policy_information"}
     torch.testing.assert_close(
         metrics["mse"], (metrics["mse_6"] + metrics["mse_1"]) / 2
     )
     assert (metrics["policy_information"] >= 0).all()
     chance = Chance(generator(), explore=False)
-    output = network(batch["images"] / 255, task.levels[1].schedule, chance).output
+    output = network(batch["images"] / 255, task.measured[1].schedule, chance).output
     expected = (output - batch["images"] / 255).square().mean((1, 2, 3))
     torch.testing.assert_close(metrics["mse_1"], expected)
 
@@ -378,7 +381,11 @@ def test_one_token_has_nothing_to_merge(tmp_path: Path) -> None:
         (Reconstruction, {"num_heads": 3}, "task.num_heads: expected a divisor of dim"),
         (Reconstruction, {"encoder": {"name": "swarm"}}, "expected none, got swarm"),
         (Reconstruction, {"pooling": {"name": "avg"}}, "expected none, got avg"),
-        (Reconstruction, {"credit": "others"}, "unknown task.credit 'others'"),
+        (
+            Reconstruction,
+            {"credit": "others"},
+            "task.credit: expected own or batch, got",
+        ),
         (
             Reconstruction,
             {"credit": "batch", "baseline": True},

@@ -14,13 +14,16 @@ from torch import Tensor
 from helpers.pictures import read_picture, share_of
 from marl_pool.cli.main import main
 from marl_pool.encoders.swarm import SwarmLayer
-from marl_pool.studies.swarm import generation
+from marl_pool.studies import image_task
 from marl_pool.studies.swarm.generation import ImageGeneration
 from marl_pool.studies.swarm.transformer import (
     SwarmTransformer,
     sinusoids,
 )
 from marl_pool.training.supervised.images.images import Images
+from marl_pool.training.supervised.task import Task
+from marl_pool.training.supervised.tasks import TASKS
+from marl_pool.utils.construction import build as construct
 from marl_pool.utils.errors import InputError
 
 SHAPES = [(3, 3, 1), (2, 2, 3)]
@@ -160,13 +163,16 @@ def data(monkeypatch: pytest.MonkeyPatch) -> Images:
 
     train, test = some(50), some(20)
     images = Images(train, torch.arange(50) % 3, test, torch.arange(20) % 3, 3)
-    monkeypatch.setattr(generation, "load_images", lambda *given: images)
+    monkeypatch.setattr(image_task, "load_images", lambda *given: images)
     return images
 
 
 def task(**options: Any) -> ImageGeneration:
     small = {"size": 4, "num_levels": 4, "width": 8, "units": 8, "iterations": 2}
-    return ImageGeneration(**{**small, **options})
+    made: ImageGeneration = construct(
+        "generation", TASKS, "task", Task, {**small, **options}
+    )
+    return made
 
 
 def prepared(tmp_path: Path, **options: Any) -> ImageGeneration:
@@ -237,8 +243,11 @@ def test_it_learns_and_draws(data: Images, tmp_path: Path, conditional: bool) ->
     [
         ({"encoder": {"name": "swarm"}}, "encoder: .*expected none, got swarm"),
         ({"pooling": {"name": "avg"}}, "pooling: .*expected none, got avg"),
-        ({"num_levels": 257}, "task.num_levels: expected 2 to 256, got 257"),
-        ({"width": 6}, "task.width: expected a multiple of 4, got 6"),
+        (
+            {"num_levels": 257},
+            r"task.num_levels: expected an integer in \[2, 256\], got 257",
+        ),
+        ({"width": 6}, "task.width: expected a positive multiple of 4, got 6"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: Any, message: str) -> None:
