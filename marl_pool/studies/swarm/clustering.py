@@ -1,5 +1,6 @@
 """Amortised clustering: assign points to clusters in one pass of a network."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -7,24 +8,20 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.studies.swarm.data import (
+    Bounds,
     Mixtures,
-    check_bounds,
     log_densities,
+    validate_bounds,
     wishart_mixtures,
 )
 from marl_pool.studies.swarm.matching import accuracy, match_clusters
 from marl_pool.studies.swarm.padded import in_new_order
 from marl_pool.studies.swarm.point_task import PointTask
 from marl_pool.studies.swarm.points import is_equivariant
-from marl_pool.training.supervised.task import (
-    Batch,
-    Part,
-    require_part,
-    validate_no_part,
-)
+from marl_pool.training.supervised.task import Batch, validate_no_part
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_WORLDS
-from marl_pool.utils.types import PositiveInt, Probability, Seed
+from marl_pool.utils.types import PositiveInt
 
 PICTURE_ENTITIES = 500
 """Maximum points of the set in the plot, as in Figure 4."""
@@ -33,6 +30,7 @@ SPREAD_SETS, SPREAD_ORDERS = 50, 30
 has 100 and 1,000."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Clustering(PointTask):
     """Assign the points of a random mixture of Gaussians to its clusters.
 
@@ -47,60 +45,37 @@ class Clustering(PointTask):
     data are 9,000 and 1,000 sets, the same for all experiments: so ``data_seed`` is
     separate from the run's seed.
 
-    Args:
-        encoder: set encoder.
-        pooling: must be ``none``.
-        dropout: dropout probability of the encoder.
-        num_samples: sets for training and validation.
-        num_test: sets of the test set.
-        entities: bounds of the number of points in a set.
-        clusters: bounds of the number of clusters.
-        num_outputs: K, at least the largest number of clusters.
-        data_seed: seed of the sets.
-        picture_grid: cells of the probability maps in each direction; each cell is an
-            entity added to the set.
-
     Raises:
         InputError: no encoder, a pooling head, bounds in the wrong order, or more
             clusters than outputs.
     """
 
-    def __init__(
-        self,
-        *,
-        encoder: Part | None,
-        pooling: Part | None = None,
-        dropout: Probability = 0.0,
-        num_samples: PositiveInt = 9000,
-        num_test: PositiveInt = 1000,
-        entities: tuple[PositiveInt, PositiveInt] = (100, 1000),
-        clusters: tuple[PositiveInt, PositiveInt] = (3, 10),
-        num_outputs: PositiveInt = 10,
-        data_seed: Seed = 0,
-        picture_grid: PositiveInt = 48,
-    ) -> None:
-        validate_no_part("pooling", pooling, "clustering")
-        check_bounds("task.entities", entities)
-        check_bounds("task.clusters", clusters)
-        if clusters[1] > num_outputs:
+    name = "clustering"
+
+    num_samples: PositiveInt = 9000
+    num_test: PositiveInt = 1000
+    entities: Bounds = (100, 1000)
+    clusters: Bounds = (3, 10)
+    """Bounds of the number of clusters."""
+    num_outputs: PositiveInt = 10
+    """K, at least the largest number of clusters."""
+    picture_grid: PositiveInt = 48
+    """Cells of the probability maps in each direction; each cell is an entity added to
+    the set."""
+
+    def __post_init__(self) -> None:
+        validate_no_part("pooling", self.pooling, self.name)
+        super().__post_init__()
+        validate_bounds("task.clusters", self.clusters)
+        if self.clusters[1] > self.num_outputs:
             raise InputError(
-                f"task.num_outputs: expected at least {clusters[1]}, the largest "
-                f"number of clusters, got {num_outputs}"
+                f"task.num_outputs: expected at least {self.clusters[1]}, the largest "
+                f"number of clusters, got {self.num_outputs}"
             )
-        super().__init__(
-            encoder=require_part("encoder", encoder, "clustering"),
-            pooling=None,
-            dropout=dropout,
-            num_samples=num_samples,
-            num_test=num_test,
-            entities=entities,
-            num_results=num_outputs,
-        )
-        self.clusters, self.data_seed = (clusters[0], clusters[1]), data_seed
-        self.picture_grid = picture_grid
+        self.num_results = self.num_outputs
 
     @override
-    def sample(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
+    def sample(self, rows: Tensor, entities: Bounds) -> Mixtures:
         return wishart_mixtures(rows, self.data_seed, entities, self.clusters)
 
     @override
@@ -118,24 +93,19 @@ class Clustering(PointTask):
         the labels, can gain at most log(K!) / N.
         """
         mixtures = Mixtures(**batch)
-        there = (~mixtures.padding).sum(1)
         posterior = log_densities(mixtures).log_softmax(-1)
         own = posterior.gather(2, mixtures.labels[..., None])[..., 0]
-        known = -own.masked_fill(mixtures.padding, 0).sum(1) / there
+        known = -mixtures.mean_over_points(own)
         equal = torch.full_like(known, self.num_results).log()
         return {"true mixture": known, "equal probabilities": equal}
 
+    @override
     def finish(
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
-        """Plot a test set's clusters, and the dependence of the loss on the order."""
-        from marl_pool.studies.swarm.plots import (
-            draw_clustering,
-            draw_spread,
-        )
+        from marl_pool.studies.swarm.plots import draw_clustering, draw_spread
 
-        size = min(PICTURE_ENTITIES, self.entities[1])
-        first = self._test_sets(1, size)
+        first = self._test_sets(1, min(PICTURE_ENTITIES, self.entities[1]))
         files = draw_clustering(network, first, folder, self.picture_grid)
         if not is_equivariant(network):
             low, high = self.entities
@@ -159,10 +129,10 @@ class Clustering(PointTask):
         Returns:
             ``(sets,)``, relative standard deviation of the loss over orders: Figure 3.
         """
-        sampled = self._test_sets(SPREAD_SETS, size)
+        sets = self._test_sets(SPREAD_SETS, size)
         losses = []
         for _ in range(SPREAD_ORDERS):
-            batch = in_new_order(sampled._asdict(), generator)
+            batch = in_new_order(sets, generator)._asdict()
             losses.append(self.evaluate(network, batch, generator).metrics["loss"])
         every = torch.stack(losses)
         return every.std(0) / every.mean(0)

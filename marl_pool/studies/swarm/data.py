@@ -13,8 +13,9 @@ from torch import Tensor
 
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
+from marl_pool.utils.types import PositiveInt
 
-Bounds = tuple[int, int]
+Bounds = tuple[PositiveInt, PositiveInt]
 """Inclusive bounds of a uniformly sampled integer."""
 
 MIXTURE, POINTS = 1, 2
@@ -51,12 +52,14 @@ class Mixtures(NamedTuple):
         """Number of components of each mixture, ``(B,)``."""
         return (self.weights > 0).sum(1)
 
+    def mean_over_points(self, values: Tensor) -> Tensor:
+        """Compute the mean of ``(B, N)`` values over the points of each set."""
+        count = (~self.padding).sum(1).clamp(min=1)
+        return values.masked_fill(self.padding, 0.0).sum(1) / count
+
 
 def wishart_mixtures(
-    rows: Tensor,
-    seed: int,
-    entities: Bounds = (100, 1000),
-    clusters: Bounds = (3, 10),
+    rows: Tensor, seed: int, entities: Bounds, clusters: Bounds = (3, 10)
 ) -> Mixtures:
     """Sample mixtures with clusters of any shape, and points from them.
 
@@ -73,17 +76,12 @@ def wishart_mixtures(
         seed: seed of all mixtures, at least 0.
         entities: bounds of the number of points.
         clusters: bounds of the number of components; C is the upper bound.
-
-    Raises:
-        InputError: bounds below 1 or in the wrong order.
     """
-    check_bounds("entities", entities)
-    check_bounds("clusters", clusters)
     most = clusters[1]
-    drawn = _uniform(rows, seed, MIXTURE, 2 + 7 * most)
-    count = _integer(drawn[:, 1], clusters)
+    sampled = _uniform(rows, seed, MIXTURE, 2 + 7 * most)
+    count = _integer(sampled[:, 1], clusters)
     there = torch.arange(most, device=rows.device) < count[:, None]
-    each = drawn[:, 2:].unflatten(1, (most, 7)).unbind(-1)
+    each = sampled[:, 2:].unflatten(1, (most, 7)).unbind(-1)
     means = torch.stack(_normal(each[0], each[1]), -1)
     below, normal = _normal(each[2], each[3])
     first = (-2 * (each[4].log() + each[5].log())).sqrt()
@@ -92,11 +90,13 @@ def wishart_mixtures(
     lower = torch.stack([torch.zeros_like(second), 1 / second], -1)
     factors = math.sqrt(SPREAD) * torch.stack([upper, lower], -2)
     weights = there / count[:, None].double()
-    return _sample(rows, seed, _integer(drawn[:, 0], entities), weights, means, factors)
+    return _sample(
+        rows, seed, _integer(sampled[:, 0], entities), weights, means, factors
+    )
 
 
 def four_gaussians(
-    rows: Tensor, seed: int, entities: Bounds = (100, 500), clusters: int = 4
+    rows: Tensor, seed: int, entities: Bounds, clusters: int = 4
 ) -> Mixtures:
     """Sample mixtures of isotropic Gaussians of equal size, and points from them.
 
@@ -111,19 +111,17 @@ def four_gaussians(
         seed: seed of all mixtures, at least 0.
         entities: bounds of the number of points.
         clusters: C, components of each mixture.
-
-    Raises:
-        InputError: bounds below 1 or in the wrong order.
     """
-    check_bounds("entities", entities)
-    drawn = _uniform(rows, seed, MIXTURE, 1 + 3 * clusters)
-    each = drawn[:, 1:].unflatten(1, (clusters, 3))
+    sampled = _uniform(rows, seed, MIXTURE, 1 + 3 * clusters)
+    each = sampled[:, 1:].unflatten(1, (clusters, 3))
     means = SIDE * (2 * each[..., :2] - 1)
     exponential = -each[..., 2].log()
     weights = exponential / exponential.sum(1, keepdim=True)
     eye = torch.eye(2, dtype=torch.float64, device=rows.device)
     factors = (DEVIATION * eye).expand(*weights.shape, 2, 2)
-    return _sample(rows, seed, _integer(drawn[:, 0], entities), weights, means, factors)
+    return _sample(
+        rows, seed, _integer(sampled[:, 0], entities), weights, means, factors
+    )
 
 
 def log_densities(mixtures: Mixtures) -> Tensor:
@@ -140,8 +138,8 @@ def log_densities(mixtures: Mixtures) -> Tensor:
     )
 
 
-def check_bounds(name: str, bounds: Bounds) -> None:
-    """Validate that bounds are at least 1 and in ascending order."""
+def validate_bounds(name: str, bounds: Bounds) -> None:
+    """Reject bounds below 1 or in the wrong order."""
     if not 1 <= bounds[0] <= bounds[1]:
         raise InputError(
             f"{name}: expected two whole numbers >= 1, the smaller first, "
@@ -159,12 +157,12 @@ def _sample(
 ) -> Mixtures:
     """Sample ``sizes (B,)`` points of mixtures, padded to the largest set."""
     most = int(sizes.max())
-    drawn = _uniform(rows, seed, POINTS, 3 * most).unflatten(1, (most, 3))
+    sampled = _uniform(rows, seed, POINTS, 3 * most).unflatten(1, (most, 3))
     ends = weights.cumsum(1)
     # The last end may round to less than the largest random number.
     last = (weights > 0).sum(1, keepdim=True) - 1
-    labels = torch.searchsorted(ends, drawn[..., 0].contiguous()).minimum(last)
-    normal = torch.stack(_normal(drawn[..., 1], drawn[..., 2]), -1)
+    labels = torch.searchsorted(ends, sampled[..., 0].contiguous()).minimum(last)
+    normal = torch.stack(_normal(sampled[..., 1], sampled[..., 2]), -1)
     pick = labels[..., None].expand(-1, -1, 4)
     own = factors.flatten(2).gather(1, pick).unflatten(-1, (2, 2))
     points = means.gather(1, pick[..., :2]) + (own @ normal[..., None])[..., 0]
@@ -186,10 +184,10 @@ def _uniform(rows: Tensor, seed: int, stream: int, count: int) -> Tensor:
     return uniform(keys, count)
 
 
-def _integer(drawn: Tensor, bounds: Bounds) -> Tensor:
+def _integer(sampled: Tensor, bounds: Bounds) -> Tensor:
     """Map uniform numbers in (0, 1) to uniform integers between ``bounds``."""
     low, high = bounds
-    return low + (drawn * (high - low + 1)).long().clamp(max=high - low)
+    return low + (sampled * (high - low + 1)).long().clamp(max=high - low)
 
 
 def _normal(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,14 +64,8 @@ def accuracy(
 ) -> Tensor:
     """Compute the fraction of entities whose likeliest output is their cluster's.
 
-    Args:
-        log_probs: see `match_clusters`.
-        labels: see `match_clusters`.
-        padding: see `match_clusters`.
-        outputs: ``(B, C)``, outputs of `match_clusters`.
-
-    Returns:
-        ``(B,)`` in [0, 1].
+    ``outputs`` are those of `match_clusters`, as are the other arguments. The result is
+    ``(B,)``, in [0, 1].
     """
     right = (log_probs.argmax(-1) == outputs.gather(1, labels)) & ~padding
     return right.sum(1) / (~padding).sum(1).clamp(min=1)

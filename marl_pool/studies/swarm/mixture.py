@@ -1,6 +1,7 @@
 """Amortised maximum likelihood: estimate a mixture's parameters from its points."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -8,14 +9,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.studies.swarm.data import (
+    Bounds,
     Mixtures,
-    check_bounds,
     four_gaussians,
     log_densities,
 )
 from marl_pool.studies.swarm.point_task import PointTask
-from marl_pool.training.supervised.task import Batch, Part, require_part
-from marl_pool.utils.types import PositiveInt, Probability, Seed
+from marl_pool.training.supervised.task import Batch, require_part
+from marl_pool.utils.types import PositiveInt
 
 LEAST = 1e-3
 """Minimum standard deviation of a fitted Gaussian."""
@@ -35,6 +36,7 @@ class Parameters(NamedTuple):
     deviations: Tensor
 
 
+@dataclass(kw_only=True, eq=False)
 class MixtureLikelihood(PointTask):
     """Estimate the mixture of Gaussians that a set of points was sampled from.
 
@@ -51,53 +53,31 @@ class MixtureLikelihood(PointTask):
     depends on the order of the points, whereas the text describes the mean. Presets:
     ``encoder=paper_swarm_mixture``, as published, and ``paper_swarm_mixture_mean``.
 
-    Args:
-        encoder: encoder of the points.
-        pooling: pooling head of the set.
-        dropout: dropout probability of the encoder.
-        num_samples: sets for training and validation.
-        num_test: sets of the test set.
-        entities: bounds of the number of points in a set.
-        num_components: C, components of the data and of the estimate.
-        data_seed: seed of the sets.
-
     Raises:
         InputError: no encoder or no pooling head, or bounds in the wrong order.
     """
 
-    def __init__(
-        self,
-        *,
-        encoder: Part | None,
-        pooling: Part | None,
-        dropout: Probability = 0.0,
-        num_samples: PositiveInt = 500_000,
-        num_test: PositiveInt = 10_000,
-        entities: tuple[PositiveInt, PositiveInt] = (100, 500),
-        num_components: PositiveInt = 4,
-        data_seed: Seed = 0,
-    ) -> None:
-        check_bounds("task.entities", entities)
-        super().__init__(
-            encoder=require_part("encoder", encoder, "mixture"),
-            pooling=require_part("pooling", pooling, "mixture"),
-            dropout=dropout,
-            num_samples=num_samples,
-            num_test=num_test,
-            entities=entities,
-            num_results=5 * num_components,
-        )
-        self.num_components, self.data_seed = num_components, data_seed
+    name = "mixture"
+
+    num_samples: PositiveInt = 500_000
+    num_test: PositiveInt = 10_000
+    entities: Bounds = (100, 500)
+    num_components: PositiveInt = 4
+    """C, components of the data and of the estimate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_part("pooling", self.pooling, self.name)
+        self.num_results = 5 * self.num_components
 
     @override
-    def sample(self, rows: Tensor, entities: tuple[int, int]) -> Mixtures:
+    def sample(self, rows: Tensor, entities: Bounds) -> Mixtures:
         return four_gaussians(rows, self.data_seed, entities, self.num_components)
 
     @override
     def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
-        points, padding = mixtures.points, mixtures.padding
-        parameters = to_parameters(network(points, padding).float())
-        likelihood = mean_log_likelihood(parameters, points, padding)
+        output = network(mixtures.points, mixtures.padding).float()
+        likelihood = mean_log_likelihood(to_parameters(output), mixtures)
         return {"loss": -likelihood, "log_likelihood": likelihood}
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
@@ -107,20 +87,16 @@ class MixtureLikelihood(PointTask):
         of one point has a Gaussian with the standard deviation `LEAST`.
         """
         mixtures = Mixtures(**batch)
-        true = log_densities(mixtures).logsumexp(-1)
         there = ~mixtures.padding
         each = there[..., None] / there.sum(1)[:, None, None]
         mean = (mixtures.points * each).sum(1, keepdim=True)
         variance = ((mixtures.points - mean).square() * each).sum(1, keepdim=True)
         deviations = variance.sqrt().clamp(min=LEAST)
         one = Parameters(torch.zeros_like(mean[..., 0]), mean, deviations)
+        true = log_densities(mixtures).logsumexp(-1)
         return {
-            "true mixture": -(true.masked_fill(mixtures.padding, 0) * each[..., 0]).sum(
-                1
-            ),
-            "one Gaussian": -mean_log_likelihood(
-                one, mixtures.points, mixtures.padding
-            ),
+            "true mixture": -mixtures.mean_over_points(true),
+            "one Gaussian": -mean_log_likelihood(one, mixtures),
         }
 
 
@@ -134,22 +110,14 @@ def to_parameters(results: Tensor) -> Parameters:
     )
 
 
-def mean_log_likelihood(
-    parameters: Parameters, points: Tensor, padding: Tensor
-) -> Tensor:
+def mean_log_likelihood(parameters: Parameters, sets: Mixtures) -> Tensor:
     r"""Compute the mean log-likelihood of each set's points, ``(B,)``.
 
     .. math:: \frac{1}{N} \sum_i \log \sum_c w_c
         \prod_d \mathcal{N}(x_{id}; \mu_{cd}, \sigma_{cd}^2)
-
-    Args:
-        parameters: parameters of B mixtures.
-        points: ``(B, N, 2)``.
-        padding: ``(B, N)`` bool, True = ignore.
     """
     deviations = parameters.deviations[:, None]
-    white = (points[:, :, None] - parameters.means[:, None]) / deviations
+    white = (sets.points[:, :, None] - parameters.means[:, None]) / deviations
     each = -white.square() / 2 - deviations.log() - math.log(2 * math.pi) / 2
     likelihood = (each.sum(-1) + parameters.log_weights[:, None]).logsumexp(-1)
-    count = (~padding).sum(1).clamp(min=1)
-    return likelihood.masked_fill(padding, 0.0).sum(1) / count
+    return sets.mean_over_points(likelihood)

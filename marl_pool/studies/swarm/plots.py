@@ -54,12 +54,17 @@ def draw_clustering(
     extent = _extent(mixtures.points[0])
     probabilities = extra_entity(network, mixtures.points[0], extent, cells)
     assigned = colors[log_probs[0].argmax(-1)]
-    files = [folder / "clustering.png", folder / "probabilities.png"]
-    left = _side_by_side(mixtures, assigned, probabilities, extent)
-    save_png(left, files[0], DPI)
-    maps = _probability_maps(mixtures, probabilities, colors, extent)
-    save_png(maps, files[1], DPI)
-    return files
+    figures = {
+        folder / "clustering.png": _side_by_side(
+            mixtures, assigned, probabilities, extent
+        ),
+        folder / "probabilities.png": _probability_maps(
+            mixtures, probabilities, colors, extent
+        ),
+    }
+    for path, figure in figures.items():
+        save_png(figure, path, DPI)
+    return list(figures)
 
 
 def extra_entity(
@@ -67,16 +72,9 @@ def extra_entity(
 ) -> Tensor:
     """Compute the probabilities of one more entity at the centre of each cell.
 
-    Each cell is a separate set: the given points and the one at the cell's centre.
-
-    Args:
-        network: maps points to logits.
-        points: ``(N, 2)``, points of the set.
-        extent: left, right, bottom and top of the grid.
-        cells: cells in each direction; rows go up.
-
-    Returns:
-        ``(cells, cells, K)``.
+    Each cell is a separate set: the given points ``(N, 2)`` and the one at the cell's
+    centre. ``extent`` is left, right, bottom and top of the grid. The result is
+    ``(cells, cells, K)``; rows go up.
     """
     left, right, bottom, top = extent
     steps = (torch.arange(cells) + 0.5) / cells
@@ -93,19 +91,13 @@ def extra_entity(
 
 
 def output_colors(outputs: Tensor, count: int) -> Tensor:
-    """Number the colors of the outputs; a matched one has its cluster's number.
+    """Number the colors of K outputs; a matched one has its cluster's number.
 
-    Args:
-        outputs: ``(C,)``, outputs of one set's clusters, -1 for absent clusters.
-        count: K, number of outputs.
+    ``outputs (C,)`` are those of one set's clusters, -1 for absent clusters.
     """
-    own = outputs[outputs >= 0]
-    spare = [output for output in range(count) if output not in own.tolist()]
-    colors = torch.empty(count, dtype=torch.int64)
-    colors[torch.cat([own, torch.tensor(spare, dtype=torch.int64)])] = torch.arange(
-        count
-    )
-    return colors
+    own = outputs[outputs >= 0].tolist()
+    spare = [output for output in range(count) if output not in own]
+    return torch.tensor([*own, *spare]).argsort()
 
 
 @figure_style()

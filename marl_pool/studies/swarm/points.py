@@ -33,9 +33,6 @@ class PointNetwork(nn.Module):
         pooling: ``{"name": …, **options}``; None: an output for each point.
         dropout: dropout probability of the encoder.
         seed: seed of the initial weights.
-
-    Raises:
-        InputError: an unknown name or option, or an incompatible head.
     """
 
     def __init__(
@@ -61,12 +58,8 @@ class PointNetwork(nn.Module):
             self.embedding = nn.Linear(num_features, width)
         self.pooling: Pooling | None = None
         if pooling is not None:
-            context = {
-                "dim": width,
-                "num_tokens": num_points,
-                "has_self": False,
-                "action_dim": 0,
-            }
+            context = {"dim": width, "num_tokens": num_points, "has_self": False}
+            context["action_dim"] = 0
             with seeded(seed, "pooling"):
                 self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             width = self.pooling.dim_out
@@ -76,9 +69,7 @@ class PointNetwork(nn.Module):
     def forward(self, points: Tensor, padding: Tensor | None = None) -> Tensor:
         """Map points ``(B, N, F)`` to ``(B, N, K)``, or pooled to ``(B, K)``.
 
-        Args:
-            points: points, finite also under padding.
-            padding: ``(B, N)`` bool, True = ignore; None without padding.
+        Points are finite also under padding ``(B, N)``, where True = ignore.
         """
         x = self.embedding(points)
         if self.pooling is None:

@@ -39,7 +39,7 @@ class SwarmTransformer(nn.Module):
         width: width of the embeddings, a multiple of 4.
         units: width of each pixel's memory.
         iterations: iterations of each layer.
-        num_layers: number of layers, at least 1; the paper has one.
+        num_layers: number of layers; the paper has one.
         seed: seed of the initial weights.
     """
 
@@ -66,23 +66,22 @@ class SwarmTransformer(nn.Module):
         widths = [width] * num_layers + [num_levels]
         with seeded(seed, "layers"):
             self.layers = nn.ModuleList(
-                SwarmLayer(before, units, after, iterations, "causal")
-                for before, after in itertools.pairwise(widths)
+                SwarmLayer(dim_in, units, dim_out, iterations, "causal")
+                for dim_in, dim_out in itertools.pairwise(widths)
             )
         self.units, self.iterations = units, iterations
 
     def forward(self, pixels: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Compute the logits of every pixel.
+        """Compute the logits of every pixel, ``(B, L, num_levels)``.
+
+        Those at i depend only on ``pixels[:, :i]``.
 
         Args:
             pixels: ``(B, L)`` int64 in [0, num_levels), in row-major order.
             labels: ``(B,)`` int64; None if the images have none.
-
-        Returns:
-            ``(B, L, num_levels)``; those at i depend only on ``pixels[:, :i]``.
         """
-        before = nn.functional.pad(self.intensities(pixels[:, :-1]), (0, 0, 1, 0))
-        x = before + self.known(labels)
+        previous = nn.functional.pad(self.intensities(pixels[:, :-1]), (0, 0, 1, 0))
+        x = previous + self.known(labels)
         for number, layer in enumerate(self.layers):
             x = layer(x.relu() if number else x)
         return x
@@ -91,7 +90,7 @@ class SwarmTransformer(nn.Module):
     def sample(
         self, count: int, labels: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """Sample images pixel by pixel.
+        """Sample images pixel by pixel, ``(B, H, W, C)`` int64 in [0, num_levels).
 
         All pixels have the same cost, because earlier ones are represented by running
         sums of hidden states (`SwarmLayer.step`).
@@ -100,18 +99,15 @@ class SwarmTransformer(nn.Module):
             count: B, number of images.
             labels: ``(B,)`` int64; None if the images have none.
             generator: source of random numbers, on the network's device.
-
-        Returns:
-            ``(B, H, W, C)`` int64 in [0, num_levels).
         """
         known = self.known(labels).expand(count, -1, -1)
         memory = self.empty_memory(count)
-        drawn: list[Tensor] = []
+        pixels: list[Tensor] = []
         for place in range(known.shape[1]):
-            last = drawn[-1] if drawn else None
-            probabilities = self.step(last, known[:, place], memory, place).softmax(-1)
-            drawn.append(torch.multinomial(probabilities, 1, generator=generator)[:, 0])
-        return torch.stack(drawn, 1).unflatten(1, self.shape)
+            last = pixels[-1] if pixels else None
+            shares = self.step(last, known[:, place], memory, place).softmax(-1)
+            pixels.append(torch.multinomial(shares, 1, generator=generator)[:, 0])
+        return torch.stack(pixels, 1).unflatten(1, self.shape)
 
     def step(
         self, last: Tensor | None, known: Tensor, memory: Tensor, place: int

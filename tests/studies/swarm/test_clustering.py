@@ -223,31 +223,31 @@ def test_scores_by_hand() -> None:
 # Batches
 
 
-def test_pieces_of_similar_length_hold_every_set_once() -> None:
+def test_chunks_of_similar_length_hold_every_set_once() -> None:
     drawn = wishart_mixtures(torch.arange(33), 0, (2, 40))
-    pieces, back = by_length(drawn._asdict())
-    assert len(pieces) == 4
-    sizes = [len(piece["labels"][0]) for piece in pieces]
+    chunks, back = by_length(drawn)
+    assert len(chunks) == 4
+    sizes = [len(chunk.labels[0]) for chunk in chunks]
     assert sizes == sorted(sizes)
     assert sizes[-1] == drawn.points.shape[1]
-    sums = torch.cat([piece["points"].sum((1, 2)) for piece in pieces])[back]
+    sums = torch.cat([chunk.points.sum((1, 2)) for chunk in chunks])[back]
     torch.testing.assert_close(sums, drawn.points.sum((1, 2)))
-    for piece in pieces:
-        assert not piece["padding"][-1].any()
+    for chunk in chunks:
+        assert not chunk.padding[-1].any()
 
 
 def test_a_new_order_moves_points_and_their_labels_together() -> None:
     drawn = wishart_mixtures(torch.arange(4), 0, (6, 9))
-    moved = in_new_order(drawn._asdict(), torch.Generator().manual_seed(0))
-    assert torch.equal(moved["padding"], drawn.padding)
-    assert not torch.equal(moved["points"], drawn.points)
+    moved = in_new_order(drawn, torch.Generator().manual_seed(0))
+    assert torch.equal(moved.padding, drawn.padding)
+    assert not torch.equal(moved.points, drawn.points)
 
     def pairs(points: Tensor, labels: Tensor) -> list[Any]:
         return sorted(zip(points.tolist(), labels.tolist(), strict=True))
 
     for row in range(4):
         before = pairs(drawn.points[row], drawn.labels[row])
-        assert pairs(moved["points"][row], moved["labels"][row]) == before
+        assert pairs(moved.points[row], moved.labels[row]) == before
 
 
 # Tasks
@@ -386,7 +386,8 @@ def test_the_likelihood_is_scipys() -> None:
     assert parameters.log_weights.exp().sum(1).tolist() == pytest.approx([1, 1])
     points = torch.randn(2, 6, 2, generator=generator).double()
     padding = torch.arange(6) >= torch.tensor([[6], [4]])
-    found = mean_log_likelihood(parameters, points, padding)
+    sets = Mixtures(points, *(torch.zeros(()),) * 5)._replace(padding=padding)
+    found = mean_log_likelihood(parameters, sets)
     for row, count in enumerate((6, 4)):
         density = sum(
             parameters.log_weights[row, c].exp().item()
@@ -405,7 +406,7 @@ def test_the_true_mixture_is_a_baseline() -> None:
         drawn.weights.log(), drawn.means, torch.full_like(drawn.means, 0.3)
     )
     found = task.baselines(drawn._asdict())
-    expected = -mean_log_likelihood(true, drawn.points, drawn.padding)
+    expected = -mean_log_likelihood(true, drawn)
     torch.testing.assert_close(found["true mixture"], expected, rtol=1e-4, atol=1e-4)
     assert (found["one Gaussian"] > found["true mixture"]).float().mean() > 0.9
     # Of one Gaussian fitted by maximum likelihood it is known: 1 + log(2π σ_x σ_y).
