@@ -5,7 +5,8 @@
 frames; ``patches`` (Figure 8): the most attended patches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,16 @@ from marl_pool.evaluation.results import (
     Files,
 )
 from marl_pool.evaluation.settings import Analysis, EvaluateSettings
+from marl_pool.studies.attention_neuron.attended import draw_attended
+from marl_pool.studies.attention_neuron.latents import draw_code_map, draw_latents
 from marl_pool.studies.attention_neuron.published import (
+    PublishedRow,
     print_published,
     published_rows,
-    write_published,
 )
+from marl_pool.studies.attention_neuron.regression import report_fits
 from marl_pool.utils.errors import UnfitTokensError
+from marl_pool.utils.tables import write_csv
 
 if TYPE_CHECKING:
     from marl_pool.evaluation.run import EvaluatedRun
@@ -51,12 +56,12 @@ def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[P
         The files written.
     """
     target, files = evaluated.target, evaluated.files
-    rows = published_rows(evaluated.results.results, target.policies, target.env)
     paths = []
+    rows = published_rows(evaluated.results.results, target.policies, target.env)
     if rows:
         print_published(rows)
-        write_published(files.path(PUBLISHED), rows)
         paths.append(files.path(PUBLISHED))
+        write_csv(paths[0], PublishedRow._fields, (row._asdict() for row in rows))
     with cpu_threads(settings.threads):
         return paths + analyse(
             settings.analyses, target, evaluated.transfers, settings.episodes, files
@@ -82,11 +87,17 @@ def analyse(
     Returns:
         The files written.
     """
+    functions: dict[Analysis, Callable[[Path], None]] = {
+        "regression": partial(report_fits, target, episodes),
+        "latents": partial(draw_latents, target),
+        "codes": partial(draw_code_map, target),
+        "patches": partial(draw_attended, target, transfers),
+    }
     paths = []
     for name in dict.fromkeys(analyses):
         path = files.path(FILES[name])
         try:
-            _make(name, target, transfers, episodes, path)
+            functions[name](path)
         except UnfitTokensError as error:
             print(f"not made: {name}: {error}")
         except ModuleNotFoundError as error:
@@ -97,37 +108,3 @@ def analyse(
         else:
             paths.append(path)
     return paths
-
-
-def _make(
-    name: Analysis,
-    target: EvaluationTarget,
-    transfers: Sequence[TransferEnv],
-    episodes: int,
-    path: Path,
-) -> None:
-    # Plots and scikit-learn are optional, so that each analysis imports its own.
-    if name == "regression":
-        from marl_pool.studies.attention_neuron.regression import (
-            print_fits,
-            regress,
-            write_fits,
-        )
-
-        fits = regress(target, episodes)
-        print_fits(fits)
-        write_fits(path, fits)
-    elif name == "patches":
-        from marl_pool.studies.attention_neuron.attended import draw_attended
-
-        draw_attended(target, transfers, path)
-    else:
-        from marl_pool.studies.attention_neuron.latents import (
-            draw_code_map,
-            draw_latents,
-        )
-
-        if name == "latents":
-            draw_latents(target, path)
-        else:
-            draw_code_map(target, path, target.seed)

@@ -8,12 +8,11 @@ import torch
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import opencv
-from marl_pool.evaluation.cases import TransferEnv, perturb
+from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.video.render import EpisodeDrawer
 from marl_pool.policies.base import Policy
-from marl_pool.rollout import Rollout
-from marl_pool.studies.attention_neuron.recording import SHUFFLED, blank_tokens
+from marl_pool.studies.attention_neuron.recording import blank_tokens, make_rollout
 from marl_pool.utils.errors import UnfitTokensError
 
 STEPS = 240
@@ -39,21 +38,19 @@ def draw_attended(
     Raises:
         UnfitTokensError: tokens that are not patches, or a policy without attention.
     """
-    env = target.make_env(1)
-    if env.patch_grid is None:
+    if target.make_env(1).patch_grid is None:
         name = target.env["name"]
         raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
     _validate_attention(target)
     rows = [
-        _row(target.make_env(1), target.policies, "clean", shuffled=False),
+        _row(target.make_env(1), target.policies, "clean"),
         _row(target.make_env(1), target.policies, "shuffled", shuffled=True),
+        *(
+            _row(target.make_env(1, **each.env), each.policies, each.label)
+            for each in transfers
+            if not each.missing
+        ),
     ]
-    for transfer in transfers:
-        if not transfer.missing:
-            changed = target.make_env(1, **transfer.env)
-            rows.append(
-                _row(changed, transfer.policies, transfer.label, shuffled=False)
-            )
     sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
     opencv().imwrite(str(path), sheet[..., ::-1])
 
@@ -67,15 +64,13 @@ def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
 
 
 def _row(
-    env: BatchedEnv, policies: Mapping[str, Policy], about: str, *, shuffled: bool
+    env: BatchedEnv, policies: Mapping[str, Policy], about: str, shuffled: bool = False
 ) -> list[np.ndarray]:
     """Return captioned frames at evenly spread steps."""
-    env.max_steps = min(env.max_steps, STEPS)
-    change = perturb(SHUFFLED, env) if shuffled else None
-    rollout = Rollout(env, policies, perturbation=change)
+    rollout = make_rollout(env, policies, shuffled, STEPS)
     frames: list[np.ndarray] = []
-    film = EpisodeDrawer(rollout, frames.append, about=about, size=SIZE, top=TOP)
-    rollout.episodes(on_step=film)
+    drawer = EpisodeDrawer(rollout, frames.append, about=about, size=SIZE, top=TOP)
+    rollout.episodes(on_step=drawer)
     # The last frame shows the end of the episode, without attention.
     steps = np.linspace(0, len(frames) - 2, FRAMES).round().astype(int)
     return [frames[step] for step in steps]

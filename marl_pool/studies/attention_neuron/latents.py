@@ -24,7 +24,7 @@ MOST_CODES = 256
 GROUPS, SAMPLES = 6, 3
 FEWEST = 30
 """Least number of steps for a map."""
-PCA = 50
+COMPONENTS = 50
 """Principal components of the codes that t-SNE maps."""
 COLORS = ("#0b5fa5", "#e07b00", "#2e8b57", "#b03a2e", "#7d3c98", "#8a6d3b")
 
@@ -38,25 +38,24 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
         UnfitTokensError: no sensory layer.
     """
     validate_codes(target)
-    number = longest(target, STEPS)
-    plain, shuffled = (
-        record(target, [number], shuffled=shuffled, max_steps=STEPS)
-        for shuffled in (False, True)
-    )
+    numbers = [longest(target, STEPS)]
+    plain = record(target, numbers, shuffled=False, max_steps=STEPS)
+    shuffled = record(target, numbers, shuffled=True, max_steps=STEPS)
     figure = new_figure(10, 4.2)
     panels = figure.subplots(1, 2, sharey=True)
     codes = plain.codes.shape[1]
     rows = torch.linspace(0, codes - 1, min(codes, MOST_CODES)).long()
     limit = float(plain.codes.abs().max())
-    for axes, played, name in (
-        (panels[0], plain, "unperturbed"),
-        (panels[1], shuffled, "shuffled at reset"),
-    ):
-        shown = played.codes[:, rows].T.cpu().numpy()
+    titles = {"unperturbed": plain, "shuffled at reset": shuffled}
+    for axes, (title, recording) in zip(panels, titles.items(), strict=True):
         image = axes.imshow(
-            shown, aspect="auto", interpolation="nearest", vmin=-limit, vmax=limit
+            recording.codes[:, rows].T.cpu().numpy(),
+            aspect="auto",
+            interpolation="nearest",
+            vmin=-limit,
+            vmax=limit,
         )
-        axes.set_title(f"observation {name}", color=INK)
+        axes.set_title(f"observation {title}", color=INK)
         axes.set_xlabel("step", color=INK)
     some = "" if len(rows) == codes else f" ({len(rows)} of {codes})"
     panels[0].set_ylabel(f"code{some}", color=INK)
@@ -65,7 +64,7 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
     save_png(figure, path)
 
 
-def draw_code_map(target: EvaluationTarget, path: Path, seed: int) -> None:
+def draw_code_map(target: EvaluationTarget, path: Path) -> None:
     """Draw a t-SNE map of the codes of a shuffled episode, with frames.
 
     Codes are grouped on the map by k-means. Each group shows the frames of the samples
@@ -81,79 +80,61 @@ def draw_code_map(target: EvaluationTarget, path: Path, seed: int) -> None:
     from sklearn.cluster import KMeans
 
     validate_codes(target)
-    recording = record(
-        target,
-        [longest(target, STEPS)],
-        shuffled=True,
-        max_steps=STEPS,
-        keep_envs=True,
-    )
+    numbers = [longest(target, STEPS)]
+    recording = record(target, numbers, shuffled=True, max_steps=STEPS, keep_envs=True)
     if (steps := len(recording.codes)) < FEWEST:
         raise UnfitTokensError(
             f"expected an episode of at least {FEWEST} steps, got {steps}"
         )
-    places = embed(recording.codes.cpu().numpy(), seed)
-    groups = KMeans(GROUPS, n_init=10, random_state=seed).fit(places)
-    distances = groups.transform(places)
-    chosen = [
-        distances[:, group].argsort(kind="stable")[:SAMPLES] for group in range(GROUPS)
-    ]
-    _draw_map(recording, places, groups.labels_, chosen, path)
+    places = embed(recording.codes.cpu().numpy(), target.seed)
+    groups = KMeans(GROUPS, n_init=10, random_state=target.seed).fit(places)
+    nearest = groups.transform(places).argsort(0, kind="stable")[:SAMPLES].T
+    _draw_map(recording, places, groups.labels_, nearest, path)
 
 
 def embed(codes: np.ndarray, seed: int) -> np.ndarray:
     """Map codes ``(n, C)`` to ``(n, 2)`` by PCA and t-SNE."""
-    from sklearn.decomposition import PCA as Reduction
+    from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    width = min(PCA, *codes.shape)
-    reduced = Reduction(width, random_state=seed).fit_transform(codes)
+    components = min(COMPONENTS, *codes.shape)
+    reduced = PCA(components, random_state=seed).fit_transform(codes)
     perplexity = min(30.0, (len(codes) - 1) / 3)
-    made: np.ndarray = TSNE(
-        perplexity=perplexity, init="pca", random_state=seed
-    ).fit_transform(reduced)
-    return made
+    tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed)
+    places: np.ndarray = tsne.fit_transform(reduced)
+    return places
 
 
 def _draw_map(
     recording: Recording,
     places: np.ndarray,
     labels: np.ndarray,
-    chosen: list[np.ndarray],
+    chosen: np.ndarray,
     path: Path,
 ) -> None:
-    pictures = [
-        [_frames(recording.envs[step]) for step in group.tolist()] for group in chosen
-    ]
+    pictures = [[_frames(recording.envs[step]) for step in group] for group in chosen]
     frames = len(pictures[0][0])
-    figure = new_figure(6.5 + 2 * 0.75 * frames + 0.6, 6.5)
-    grid = figure.add_gridspec(1, 2, width_ratios=[6.5, 2 * 0.75 * frames + 0.6])
+    widths = [6.5, 2 * 0.75 * frames + 0.6]
+    figure = new_figure(sum(widths), 6.5)
+    grid = figure.add_gridspec(1, 2, width_ratios=widths)
     axes = figure.add_subplot(grid[0])
-    for group, steps in enumerate(chosen):
-        color = COLORS[group]
-        x, y = places[labels == group].T
-        axes.scatter(x, y, s=8, color=color, alpha=0.35)
-        x, y = places[steps].T
-        axes.scatter(x, y, s=42, color=color, edgecolors="white")
+    for group, (color, steps) in enumerate(zip(COLORS, chosen, strict=True)):
+        axes.scatter(*places[labels == group].T, s=8, color=color, alpha=0.35)
+        axes.scatter(*places[steps].T, s=42, color=color, edgecolors="white")
     axes.set_title("codes of one episode, by t-SNE", color=INK)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     # Groups in two columns, with space between; samples are rows, frames columns.
     half = GROUPS // 2
     right = grid[1].subgridspec(half, 2, wspace=0.25, hspace=0.15)
-    for group, samples in enumerate(pictures):
+    for group, (color, samples) in enumerate(zip(COLORS, pictures, strict=True)):
         cells = right[group % half, group // half].subgridspec(
             SAMPLES, frames, wspace=0.05, hspace=0.05
         )
-        for row, sample in enumerate(samples):
-            for column, picture in enumerate(sample):
-                cell = figure.add_subplot(cells[row, column])
-                cell.imshow(picture, interpolation="nearest")
-                cell.set_xticks([])
-                cell.set_yticks([])
-                for spine in cell.spines.values():
-                    spine.set_edgecolor(COLORS[group])
-                    spine.set_linewidth(1.6)
+        for row, column in np.ndindex(SAMPLES, frames):
+            cell = figure.add_subplot(cells[row, column])
+            cell.imshow(samples[row][column], interpolation="nearest")
+            cell.set(xticks=[], yticks=[])
+            cell.spines[:].set(edgecolor=color, linewidth=1.6)
     save_png(figure, path)
 
 
@@ -163,8 +144,7 @@ def _frames(env: BatchedEnv) -> list[np.ndarray]:
     if screens is None:
         return [env.frame(size=160)]
     frames = screens[0].cpu().numpy()
-    if frames.ndim == 3:
-        frames = frames[..., None]
+    frames = frames if frames.ndim == 4 else frames[..., None]
     return [np.broadcast_to(frame, (*frame.shape[:2], 3)) for frame in frames]
 
 

@@ -5,8 +5,6 @@ https://arxiv.org/abs/2109.02869), Tables 2 to 6.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from marl_pool.envs import ENVS
@@ -19,7 +17,6 @@ from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.vision_neuron import VisionNeuronPooling
 from marl_pool.utils.names import resolve
 from marl_pool.utils.signatures import options_of
-from marl_pool.utils.tables import write_csv
 
 MeanStd = tuple[float, float]
 """Mean and standard deviation over episodes."""
@@ -29,8 +26,7 @@ FREE = frozenset({"name", "threads", "lap_complete_percent"})
 """Options of the env that a published task leaves open."""
 
 
-@dataclass(frozen=True)
-class PublishedTable:
+class PublishedTable(NamedTuple):
     """Published returns of one agent.
 
     Attributes:
@@ -43,7 +39,7 @@ class PublishedTable:
     env: str
     agent: str
     rows: Mapping[str, MeanStd]
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = {}
 
 
 class PublishedRow(NamedTuple):
@@ -60,7 +56,10 @@ class PublishedRow(NamedTuple):
     published_std: float
 
 
-def _reshuffled(*rows: MeanStd, scope: str = "") -> dict[str, MeanStd]:
+MEASURED = PublishedRow._fields[:-2]
+
+
+def _reshuffled(rows: Sequence[MeanStd], scope: str = "") -> dict[str, MeanStd]:
     """Return Table 6's rows by label.
 
     For Pong and CarRacing the paper permutes frames before stacking them. Orders of
@@ -74,6 +73,14 @@ FRAMES = " scope=frame"
 TWICE, NOISY = "two of each channel", "five noise channels"
 """Labels of the suite's transfer environments that have published CartPole rows."""
 
+CAR_RACING = {
+    "patch": 7,
+    "stride": 4,
+    "num_frames": 1,
+    "color": "rgb",
+    "zero_rows_bottom": 0,
+}
+"""Options of the environment of the published AttentionAgent."""
 TABLES = (
     PublishedTable(
         "cartpole",
@@ -83,12 +90,11 @@ TABLES = (
             "shuffle": (471, 426),
             TWICE: (471, 425),
             NOISY: (461, 410),
-            **_reshuffled((107, 146), (163, 198), (242, 254), (318, 310), (407, 380)),
+            **_reshuffled([(107, 146), (163, 198), (242, 254), (318, 310), (407, 380)]),
         },
-        {},
     ),
     PublishedTable(
-        "cartpole", "feed_forward", {CLEAN: (593, 433), "shuffle": (38, 120)}, {}
+        "cartpole", "feed_forward", {CLEAN: (593, 433), "shuffle": (38, 120)}
     ),
     PublishedTable(
         "cartpole",
@@ -99,58 +105,27 @@ TABLES = (
     PublishedTable(
         "ant_bullet",
         "attention_neuron",
-        {
-            CLEAN: (2576, 75),
-            "shuffle": (2576, 75),
-            **_reshuffled(
-                (2053, 225), (2319, 188), (2406, 178), (2493, 105), (2548, 87)
-            ),
-        },
-        {},
+        {CLEAN: (2576, 75), "shuffle": (2576, 75)}
+        | _reshuffled([(2053, 225), (2319, 188), (2406, 178), (2493, 105), (2548, 87)]),
     ),
     PublishedTable(
-        "ant_bullet", "feed_forward", {CLEAN: (2700, 28), "shuffle": (232, 112)}, {}
+        "ant_bullet", "feed_forward", {CLEAN: (2700, 28), "shuffle": (232, 112)}
     ),
     PublishedTable(
         "pong",
         "attention_neuron",
-        {
-            CLEAN: (21, 0),
-            "shuffle": (21, 0),
-            **_reshuffled(
-                (-20, 1), (-20, 2), (-10, 12), (-2, 17), (18, 9), scope=FRAMES
-            ),
-        },
-        {},
+        {CLEAN: (21, 0), "shuffle": (21, 0)}
+        | _reshuffled([(-20, 1), (-20, 2), (-10, 12), (-2, 17), (18, 9)], FRAMES),
     ),
     PublishedTable(
         "car_racing",
         "attention_neuron",
-        {
-            CLEAN: (801, 147),
-            **_reshuffled(
-                (732, 161),
-                (772, 163),
-                (768, 167),
-                (774, 182),
-                (805, 158),
-                scope=FRAMES,
-            ),
-        },
-        {},
+        {CLEAN: (801, 147)}
+        | _reshuffled(
+            [(732, 161), (772, 163), (768, 167), (774, 182), (805, 158)], FRAMES
+        ),
     ),
-    PublishedTable(
-        "car_racing",
-        "attention_agent",
-        {CLEAN: (901, 54)},
-        {
-            "patch": 7,
-            "stride": 4,
-            "num_frames": 1,
-            "color": "rgb",
-            "zero_rows_bottom": 0,
-        },
-    ),
+    PublishedTable("car_racing", "attention_agent", {CLEAN: (901, 54)}, CAR_RACING),
 )
 """Tables 2, 4, 5 and 6 of Tang and Ha (2021). For Ant, the agent found by evolution and
 the teacher (the published weights are another one, which scores 1844)."""
@@ -182,16 +157,8 @@ def published_rows(
         published = published_for(policies[result.group], env)
         plain = result.policy == TRAINED and not (result.stochastic or result.missing)
         if plain and result.label in published and result.severity in (0.0, 1.0):
-            numbers = (result.mean, result.mean_low, result.mean_high, result.std)
-            rows.append(
-                PublishedRow(
-                    result.group,
-                    result.label,
-                    result.episodes,
-                    *numbers,
-                    *published[result.label],
-                )
-            )
+            measured = [getattr(result, name) for name in MEASURED]
+            rows.append(PublishedRow(*measured, *published[result.label]))
     return rows
 
 
@@ -212,11 +179,6 @@ def print_published(rows: Sequence[PublishedRow]) -> None:
             for row in rows
         ],
     )
-
-
-def write_published(path: Path, rows: Sequence[PublishedRow]) -> None:
-    """Write a line for each row."""
-    write_csv(path, PublishedRow._fields, (row._asdict() for row in rows))
 
 
 def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, MeanStd]:

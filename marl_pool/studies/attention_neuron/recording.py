@@ -1,7 +1,7 @@
 """Recordings of a sensory layer's inputs and codes over episodes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,19 +9,17 @@ from torch import Tensor
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.selection import take_features
+from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import UnfitTokensError
 
-SHUFFLED = {"name": "shuffle"}
 CANDIDATES = 16
 """Episodes among which the longest one is chosen."""
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """Steps of episodes, one after the other.
 
     Attributes:
@@ -32,7 +30,7 @@ class Recording:
 
     codes: Tensor
     inputs: Tensor
-    envs: list[BatchedEnv] = field(default_factory=list)
+    envs: list[BatchedEnv]
 
 
 def record(
@@ -40,7 +38,7 @@ def record(
     numbers: Sequence[int],
     *,
     shuffled: bool,
-    max_steps: int,
+    max_steps: int | None = None,
     keep_envs: bool = False,
 ) -> Recording:
     """Play an episode in each of some evaluation environments.
@@ -49,16 +47,32 @@ def record(
         target: policies of one group, whose first agent is recorded.
         numbers: numbers of the environments, increasing by 1.
         shuffled: permute the tokens at reset.
-        max_steps: steps after which an episode is cut.
+        max_steps: steps after which an episode is cut; None: the environment's own.
         keep_envs: keep copies of a single environment, to draw them.
     """
     env = target.make_env(len(numbers), first=numbers[0])
-    env.max_steps = min(env.max_steps, max_steps)
-    recorder = _Recorder(_rollout(target, env, shuffled), keep_envs)
-    recorder.rollout.episodes(on_step=recorder)
-    return Recording(
-        torch.cat(recorder.codes), torch.cat(recorder.inputs), recorder.envs
-    )
+    rollout = make_rollout(env, target.policies, shuffled, max_steps)
+    ((group, policy),) = target.policies.items()
+    codes: list[Tensor] = []
+    inputs: list[Tensor] = []
+    envs = [_first(env)]
+
+    def record_step(transition: Transition) -> None:
+        tokens = transition.tokens[group]
+        code = policy.latent(tokens, transition.states[group])
+        assert code is not None
+        codes.append(code[:, 0].float())
+        # Undo the shuffle, so that inputs are in the environment's own order.
+        state = rollout.perturbation_states.get(group, {})
+        features = tokens.features
+        if "origin" in state:
+            features = take_features(features, state["origin"].argsort(-1))
+        inputs.append(features[:, 0].flatten(1))
+        if keep_envs:
+            envs.append(_first(transition.env))
+
+    rollout.episodes(on_step=record_step)
+    return Recording(torch.cat(codes), torch.cat(inputs), envs[:-1])
 
 
 def longest(target: EvaluationTarget, max_steps: int) -> int:
@@ -69,8 +83,8 @@ def longest(target: EvaluationTarget, max_steps: int) -> int:
     if is_picture(target):
         return 0
     env = target.make_env(CANDIDATES)
-    env.max_steps = min(env.max_steps, max_steps)
-    return int(_rollout(target, env, False).episodes().lengths.argmax())
+    rollout = make_rollout(env, target.policies, False, max_steps)
+    return int(rollout.episodes().lengths.argmax())
 
 
 def is_picture(target: EvaluationTarget) -> bool:
@@ -104,41 +118,18 @@ def blank_tokens(target: EvaluationTarget, group: str) -> Tokens:
     return Tokens(features.to(getattr(torch, spec.dtype)), types, types.bool())
 
 
-class _Recorder:
-    """Record codes and inputs; ``on_step`` of `Rollout.episodes`."""
-
-    def __init__(self, rollout: Rollout, keep_envs: bool) -> None:
-        self.rollout, self.keep_envs = rollout, keep_envs
-        (self.group,) = rollout.policies
-        self.codes: list[Tensor] = []
-        self.inputs: list[Tensor] = []
-        self.envs: list[BatchedEnv] = []
-        self._previous = _first(rollout.env)
-
-    def __call__(self, transition: Transition) -> None:
-        tokens, state = transition.tokens[self.group], transition.states[self.group]
-        codes = self.rollout.policies[self.group].latent(tokens, state)
-        assert codes is not None
-        self.codes.append(codes[:, 0].float())
-        inputs = _in_order(tokens, self.rollout.perturbation_states.get(self.group, {}))
-        self.inputs.append(inputs[:, 0].flatten(1))
-        if self.keep_envs:
-            self.envs.append(self._previous)
-            self._previous = _first(transition.env)
+def make_rollout(
+    env: BatchedEnv,
+    policies: Mapping[str, Policy],
+    shuffled: bool,
+    max_steps: int | None = None,
+) -> Rollout:
+    """Build a rollout, perhaps of shuffled tokens, that cuts long episodes."""
+    env.max_steps = min(env.max_steps, max_steps or env.max_steps)
+    perturbation = perturb({"name": "shuffle"}, env) if shuffled else None
+    return Rollout(env, policies, perturbation=perturbation)
 
 
 def _first(env: BatchedEnv) -> BatchedEnv:
     """Copy the first environment in its present state."""
     return env.select(torch.zeros(1, dtype=torch.int64, device=env.device))
-
-
-def _rollout(target: EvaluationTarget, env: BatchedEnv, shuffled: bool) -> Rollout:
-    change = perturb(SHUFFLED, env) if shuffled else None
-    return Rollout(env, target.policies, perturbation=change)
-
-
-def _in_order(tokens: Tokens, state: PerturbationState) -> Tensor:
-    """Return features in the environment's own order."""
-    if "origin" not in state:
-        return tokens.features
-    return take_features(tokens.features, state["origin"].argsort(-1))

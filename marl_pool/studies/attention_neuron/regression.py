@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,14 +33,10 @@ class Fit(NamedTuple):
 
 
 def r_squared(explaining: Tensor, explained: Tensor) -> Tensor:
-    """Return R² of least squares with a constant.
+    """Return R² of least squares with a constant, ``(k,)``.
 
-    Args:
-        explaining: ``(n, p)`` float64.
-        explained: ``(n, k)`` float64; each column is fitted by itself.
-
-    Returns:
-        ``(k,)``, NaN where a column is constant.
+    Each column of ``explained (n, k)`` is fitted by itself on ``explaining (n, p)``,
+    both float64; R² is NaN for a constant column.
     """
     ones = torch.ones_like(explaining[:, :1])
     # A rank below p is common: channels that never change, codes that are alike.
@@ -65,25 +61,22 @@ def regress(target: EvaluationTarget, episodes: int) -> list[Fit]:
     """
     validate_codes(target)
     if is_picture(target):
-        raise UnfitTokensError(
-            "expected readings, of which each is a number, got bytes"
-        )
-    numbers = range(min(episodes, EPISODES))
-    limit = target.describe().max_steps
-    played = record(target, numbers, shuffled=True, max_steps=limit)
-    codes, inputs = played.codes.double(), played.inputs.double()
+        raise UnfitTokensError("expected readings, each of them a number, got bytes")
+    recording = record(target, range(min(episodes, EPISODES)), shuffled=True)
+    codes, inputs = recording.codes.double(), recording.inputs.double()
     known = REGRESSION if target.env["name"] == "cartpole" else {}
-    found = r_squared(codes, inputs).tolist()
-    fits = [
-        Fit("input", name, value, known.get(name, math.nan))
-        for name, value in zip(_names(target), found, strict=True)
+    of_inputs = zip(_names(target), r_squared(codes, inputs).tolist(), strict=True)
+    of_codes = enumerate(r_squared(inputs, codes).tolist())
+    return [
+        *(Fit("input", name, r2, known.get(name, math.nan)) for name, r2 in of_inputs),
+        *(Fit("code", str(number), r2) for number, r2 in of_codes),
     ]
-    found = r_squared(inputs, codes).tolist()
-    return fits + [Fit("code", str(i), value) for i, value in enumerate(found)]
 
 
-def write_fits(path: Path, fits: list[Fit]) -> None:
-    """Write a line for each fit; unknown values are empty."""
+def report_fits(target: EvaluationTarget, episodes: int, path: Path) -> None:
+    """Print and write the fits of `regress`; unknown values are empty."""
+    fits = regress(target, episodes)
+    print_fits(fits)
     rows = (
         {name: "" if value != value else value for name, value in fit._asdict().items()}
         for fit in fits
@@ -104,8 +97,7 @@ def print_fits(fits: list[Fit]) -> None:
         if fit.explained == "input":
             table.add_row(fit.name, _shown(fit.r_squared), _shown(fit.published))
     codes = [fit.r_squared for fit in fits if fit.explained == "code"]
-    codes = [value for value in codes if not math.isnan(value)]
-    mean = sum(codes) / len(codes) if codes else math.nan
+    mean = float(torch.tensor(codes, dtype=torch.float64).nanmean())
     table.add_row("mean of the codes, on the inputs", _shown(mean), "")
     Console().print(table)
 
@@ -116,14 +108,14 @@ def _shown(value: float) -> str:
 
 def _names(target: EvaluationTarget) -> list[str]:
     """Return the names of the inputs, in the environment's own order."""
-    env = target.make_env(1)
+    env: Any = target.make_env(1)
     (group,) = env.groups.values()
     spec = group.tokens
-    numbered = [f"token_{i}" for i in range(spec.num_tokens)]
-    channel_names = getattr(env, "channel_names", None)
-    names = numbered if channel_names is None else channel_names()
+    names = [f"token_{i}" for i in range(spec.num_tokens)]
+    if hasattr(env, "channel_names"):
+        names = list(env.channel_names())
     if len(set(names)) < len(names):  # duplicated channels
         names = [f"{name}_{i}" for i, name in enumerate(names)]
     if spec.num_features == 1:
-        return list(names)
+        return names
     return [f"{name}[{f}]" for name in names for f in range(spec.num_features)]

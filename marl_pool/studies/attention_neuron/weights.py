@@ -6,8 +6,8 @@ a model one after the other, each row by row. `PUBLISHED` lists the tensors of e
 model with their parameter names in this package.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
+from marl_pool.studies.attention_neuron.published import CAR_RACING
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.atomic import new_folder
 from marl_pool.utils.construction import build
@@ -45,8 +46,7 @@ class Part(NamedTuple):
     order is the same."""
 
 
-@dataclass(frozen=True)
-class PublishedModel:
+class PublishedModel(NamedTuple):
     """A published model.
 
     Attributes:
@@ -66,7 +66,7 @@ class PublishedModel:
     @property
     def size(self) -> int:
         """Numbers in the file."""
-        return sum(int(np.prod(part.shape)) for part in self.parts)
+        return sum(math.prod(part.shape) for part in self.parts)
 
     def build(self) -> SpecifiedPolicy:
         """Return the policy with random weights."""
@@ -131,11 +131,7 @@ PUBLISHED: dict[str, PublishedModel] = {
         num_actions=8,
         policy={
             "name": "sensory",
-            "pooling": {
-                "name": "attention_neuron",
-                "num_codes": 32,
-                "message_dim": 32,
-            },
+            "pooling": {"name": "attention_neuron", "num_codes": 32, "message_dim": 32},
             "hidden": [32],
         },
         parts=(
@@ -158,14 +154,7 @@ PUBLISHED: dict[str, PublishedModel] = {
         ),
     ),
     "carracing": PublishedModel(
-        env={
-            "name": "car_racing",
-            "patch": 7,
-            "stride": 4,
-            "num_frames": 1,
-            "color": "rgb",
-            "zero_rows_bottom": 0,
-        },
+        env={"name": "car_racing", **CAR_RACING},
         spec=_OVERLAPPING,
         num_actions=3,
         policy={
@@ -263,10 +252,21 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
     if agent not in PUBLISHED:
         raise unknown("agent", agent, PUBLISHED)
     published = PUBLISHED[agent]
-    numbers = _read(Path(file), agent, published.size)
+    array = _read(Path(file))
+    if array.ndim != 1 or array.dtype.kind != "f" or len(array) != published.size:
+        fits = [name for name, each in PUBLISHED.items() if each.size == array.size]
+        hint = f"; that is the size of {fits[0]}" if fits else ""
+        raise InputError(
+            f"{file}: expected {published.size} numbers for {agent}, got an array of "
+            f"shape {array.shape} and type {array.dtype}{hint}"
+        )
+    with np.errstate(over="ignore"):
+        numbers = torch.from_numpy(array.astype(np.float32))
+    if bad := int((~numbers.isfinite()).sum()):
+        raise InputError(f"{file}: expected finite numbers, but {bad} are not")
+    # The file holds one tensor after the other.
+    chunks = numbers.split([math.prod(part.shape) for part in published.parts])
     policy = published.build()
-    sizes = [int(np.prod(part.shape)) for part in published.parts]
-    chunks = numbers.split(sizes)
     policy.load_state_dict(
         {
             part.name: _arrange(chunk.view(part.shape), part.by_pixel)
@@ -286,30 +286,9 @@ def _arrange(tensor: Tensor, by_pixel: tuple[int, int] | None) -> Tensor:
     return torch.cat([by_frame, others], dim=1)
 
 
-def _read(file: Path, agent: str, size: int) -> Tensor:
-    """Read the array of a file, ``(size,)`` float32."""
-    array = _open(file)
-    if array.ndim != 1 or array.dtype.kind != "f" or len(array) != size:
-        raise InputError(
-            f"{file}: expected {size} numbers for {agent}, got an array of shape "
-            f"{array.shape} and type {array.dtype}{_guess(array.size)}"
-        )
-    with np.errstate(over="ignore"):
-        numbers = array.astype(np.float32)
-    bad = int((~np.isfinite(numbers)).sum())
-    if bad:
-        raise InputError(f"{file}: expected finite numbers, but {bad} are not")
-    return torch.from_numpy(numbers)
-
-
-def _open(file: Path) -> np.ndarray:
+def _read(file: Path) -> np.ndarray:
     try:
         arrays = read_npz(file)
-        if [*arrays] != [ARRAY]:
-            found = f"{[*arrays][:3]}"[1:-1] or "none"
-            more = ", …" if len(arrays) > 3 else ""
-            raise InputError(f"{file}: expected one array {ARRAY!r}, got {found}{more}")
-        return arrays[ARRAY]
     except InputError:
         raise
     except OSError as error:
@@ -320,9 +299,8 @@ def _open(file: Path) -> np.ndarray:
             f"{file}: expected an .npz file of numbers; it is damaged or of another "
             f"kind ({type(error).__name__})"
         ) from None
-
-
-def _guess(size: int) -> str:
-    """Return a hint at the agent whose file has that many numbers."""
-    fits = [name for name, published in PUBLISHED.items() if published.size == size]
-    return f"; that is the size of {fits[0]}" if fits else ""
+    if [*arrays] != [ARRAY]:
+        found = ", ".join(map(repr, [*arrays][:3])) or "none"
+        more = ", …" if len(arrays) > 3 else ""
+        raise InputError(f"{file}: expected one array {ARRAY!r}, got {found}{more}")
+    return arrays[ARRAY]
