@@ -14,9 +14,9 @@ from benchmarks.common import Row, Size, seconds
 from marl_pool.studies.adapool.knn_centroid import KnnCentroid
 from marl_pool.studies.adapool.knn_data import (
     CHUNK,
-    draw_choices,
-    draw_sets,
     nearest_means,
+    sample_choices,
+    sample_sets,
 )
 
 VECTORS, DIM, K, BATCH, CHUNKS, DROPOUT = 128, 16, 8, 750, 120, 0.1
@@ -49,7 +49,7 @@ def data(size: Size) -> Iterator[Row]:
     chunks, samples = (1, 2) if size.tiny else (CHUNKS, 1000)
 
     def chunk(number: int) -> float:
-        sets = draw_sets(0, number, VECTORS, DIM)
+        sets = sample_sets(0, number, VECTORS, DIM)
         return float(nearest_means(sets, chosen, K).sum())
 
     def ours() -> None:
@@ -61,7 +61,7 @@ def data(size: Size) -> Iterator[Row]:
         for _ in range(samples):
             one_sample(generator)
 
-    chosen = draw_choices(0, CHUNK, VECTORS)
+    chosen = sample_choices(0, CHUNK, VECTORS)
     rates = _rates(size, {"ours": (ours, chunks * CHUNK), "loop": (loop, samples)})
     yield _row(
         "data/knn_centroid",

@@ -1,15 +1,18 @@
 """KNN-centroid: predict the mean of a point's nearest neighbours."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.networks import SetNetwork, init_weights, seeded
 from marl_pool.studies.adapool.knn_data import (
     Target,
-    check_target,
-    draw_choices,
+    sample_choices,
     targets,
 )
 from marl_pool.studies.adapool.knn_storage import Sets
@@ -56,11 +59,12 @@ class SetRegression(nn.Module):
 
     def forward(self, features: Tensor, types: Tensor) -> Tensor:
         """Map vectors ``(B, N, d)`` and their types ``(B, N)`` to ``(B, d)``."""
-        nothing = torch.zeros_like(types, dtype=torch.bool)
-        predicted: Tensor = self.output(self.network(Tokens(features, types, nothing)))
+        padding = torch.zeros_like(types, dtype=torch.bool)
+        predicted: Tensor = self.output(self.network(Tokens(features, types, padding)))
         return predicted
 
 
+@dataclass(kw_only=True, eq=False)
 class KnnCentroid(Task):
     r"""Predict the mean of the k vectors nearest to a marked one; measures signal loss.
 
@@ -85,61 +89,59 @@ class KnnCentroid(Task):
     C.1 and C.2. Difference: the hold-out test set is the first ``num_test`` of the
     ``num_samples`` sets, so that it does not depend on the number of training sets.
 
-    Args:
-        encoder: set encoder.
-        pooling: pooling head.
-        dropout: dropout probability of the encoder.
-        init_std: standard deviation of the initial weights.
-        num_vectors: N, at least 2.
-        dim: d, features of a vector.
-        k: neighbours, in [1, N]; N means all N - 1 other vectors. For "nearest" only.
-        target: nearest, min, max or mean.
-        num_samples: number of sets, including the test set.
-        num_test: sets of the test set.
-        data_seed: seed of the sets.
-
     Raises:
-        InputError: no encoder or no head, an unknown target, a k larger than a set, or
-            no set to train on.
+        InputError: no encoder or no head, a k larger than a set, or no set to train on.
     """
 
     metric = "mse"
 
-    def __init__(
-        self,
-        *,
-        encoder: Part | None,
-        pooling: Part | None,
-        dropout: Probability = 0.0,
-        init_std: PositiveFloat = 0.02,
-        num_vectors: PositiveInt = 128,
-        dim: PositiveInt = 16,
-        k: PositiveInt = 4,
-        target: Target = "nearest",
-        num_samples: PositiveInt = 1_000_000,
-        num_test: PositiveInt = 100_000,
-        data_seed: Seed = 0,
-    ) -> None:
-        self.encoder = require_part("encoder", encoder, NAME)
-        self.pooling = require_part("pooling", pooling, NAME)
-        check_target(target, k, num_vectors)
-        if num_test >= num_samples:
-            raise InputError(
-                f"task.num_test: expected less than task.num_samples = {num_samples}, "
-                f"got {num_test}"
-            )
-        self.dropout, self.init_std = dropout, init_std
-        self.target, self.k = target, k
-        self.num_samples, self.num_vectors, self.dim = num_samples, num_vectors, dim
-        self.data_seed = data_seed
-        self.num_test, self.num_train = num_test, num_samples - num_test
+    encoder: Part | None
+    """Set encoder."""
+    pooling: Part | None
+    """Pooling head."""
+    dropout: Probability = 0.0
+    """Dropout probability of the encoder."""
+    init_std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+    num_vectors: Annotated[int, Field(ge=2)] = 128
+    """N, vectors of a set."""
+    dim: PositiveInt = 16
+    """d, features of a vector."""
+    k: PositiveInt = 4
+    """Neighbours, in [1, N]; N means all N - 1 other vectors. For "nearest" only."""
+    target: Target = "nearest"
+    """nearest, min, max or mean."""
+    num_samples: PositiveInt = 1_000_000
+    """Number of sets, including the test set."""
+    num_test: PositiveInt = 100_000
+    """Sets of the test set."""
+    data_seed: Seed = 0
+    """Seed of the sets."""
 
+    def __post_init__(self) -> None:
+        self.parts = {
+            "encoder": require_part("encoder", self.encoder, NAME),
+            "pooling": require_part("pooling", self.pooling, NAME),
+        }
+        if self.target == "nearest" and self.k > self.num_vectors:
+            raise InputError(
+                "task.k: expected an integer in [1, task.num_vectors = "
+                f"{self.num_vectors}], got {self.k}"
+            )
+        if self.num_test >= self.num_samples:
+            raise InputError(
+                "task.num_test: expected less than task.num_samples = "
+                f"{self.num_samples}, got {self.num_test}"
+            )
+        self.num_train = self.num_samples - self.num_test
+
+    @override
     def prepare(self, folder: Path) -> None:
-        """Sample the sets, or open their file; see `Sets`."""
         self._sample(folder, self.num_samples)
 
+    @override
     def preview(self, folder: Path) -> None:
-        """Sample only `PREVIEW` sets, and reuse each as many rows."""
+        # Reuse each set as many rows.
         self._sample(folder, min(self.num_samples, PREVIEW))
 
     def _sample(self, folder: Path, num_samples: int) -> None:
@@ -150,7 +152,7 @@ class KnnCentroid(Task):
             dim=self.dim,
             seed=self.data_seed,
         )
-        self.chosen = draw_choices(self.data_seed, num_samples, self.num_vectors)
+        self.chosen = sample_choices(self.data_seed, num_samples, self.num_vectors)
 
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Return ``features (B, N, d)``, ``types (B, N)`` and ``target (B, d)``."""
@@ -165,17 +167,12 @@ class KnnCentroid(Task):
             types.scatter_(1, torch.from_numpy(chosen)[:, None], SELF_TYPE)
         return {"features": torch.from_numpy(sets), "types": types, "target": target}
 
+    @override
     def make_network(self, seed: int) -> nn.Module:
-        """Build a `SetRegression`."""
+        has_self = self.target == "nearest"
         network = SetNetwork(
-            TokenSpec(
-                self.num_vectors,
-                self.dim,
-                TYPES,
-                has_self=self.target == "nearest",
-            ),
-            encoder=self.encoder,
-            pooling=self.pooling,
+            TokenSpec(self.num_vectors, self.dim, TYPES, has_self=has_self),
+            **self.parts,
             type_embedding="add",
             dropout=self.dropout,
             init_std=self.init_std,
@@ -183,10 +180,10 @@ class KnnCentroid(Task):
         )
         return SetRegression(network, self.dim, self.init_std, seed)
 
+    @override
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
-        """Return the signal loss of each set."""
         predicted = network(batch["features"], batch["types"])
         errors = squared_error(predicted.float(), batch["target"])
         return LossAndMetrics(errors.mean(), {self.metric: errors.detach()})

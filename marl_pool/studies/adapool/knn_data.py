@@ -1,13 +1,10 @@
 """Random sets of vectors, and the means of nearest neighbours."""
 
 import threading
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import unknown
 
 Target = Literal["nearest", "min", "max", "mean"]
 Floats = NDArray[np.float32]
@@ -23,7 +20,7 @@ SETS, CHOICES = range(2)
 _scratch = threading.local()
 
 
-def draw_sets(
+def sample_sets(
     seed: int, chunk: int, num_vectors: int, dim: int, out: Floats | None = None
 ) -> Floats:
     """Sample the sets of one chunk; they depend only on the first four arguments.
@@ -43,15 +40,8 @@ def draw_sets(
     specify a d that three does not divide: then the kinds with an additional feature
     are sampled for each set, so 16 features are 6, 5 and 5 in any order.
 
-    Args:
-        seed: seed of all sets, at least 0.
-        chunk: number of the chunk, from 0.
-        num_vectors: N, vectors of a set.
-        dim: d, features of a vector.
-        out: array to write to; None: a new one.
-
     Returns:
-        ``(CHUNK, N, d)``.
+        ``(CHUNK, N, d)``, which is ``out`` if it is given.
     """
     generator = _generator(seed, SETS, chunk)
     kinds = np.arange(dim) + generator.integers(3, size=(CHUNK, 1))
@@ -60,7 +50,7 @@ def draw_sets(
     place = np.empty_like(kinds)
     place[np.argsort(kinds, kind="stable")] = np.arange(len(kinds))
     ends = np.bincount(kinds, minlength=3).cumsum()[:-1]
-    features, by_set = _room(len(kinds), num_vectors)
+    features, by_set = _scratch_arrays(len(kinds), num_vectors)
     parts = np.split(features, ends)
     generator.standard_normal(out=parts[NORMAL], dtype=np.float32)
     generator.standard_exponential(out=parts[EXPONENTIAL], dtype=np.float32)
@@ -76,12 +66,13 @@ def draw_sets(
     return out
 
 
-def _room(*shape: int) -> tuple[Floats, Floats]:
-    """Return arrays kept between calls: new pages cost as much as random numbers."""
+def _scratch_arrays(*shape: int) -> Floats:
+    """Return two arrays kept between calls: new pages cost as much as the sampling."""
     if getattr(_scratch, "shape", None) != shape:
         _scratch.shape = shape
-        _scratch.rooms = np.empty((2, *shape), np.float32)
-    return _scratch.rooms[0], _scratch.rooms[1]
+        _scratch.arrays = np.empty((2, *shape), np.float32)
+    arrays: Floats = _scratch.arrays
+    return arrays
 
 
 def _parameters(
@@ -103,7 +94,7 @@ def _parameters(
     return np.concatenate(locations), np.concatenate(scales)
 
 
-def draw_choices(seed: int, num_samples: int, num_vectors: int) -> Integers:
+def sample_choices(seed: int, num_samples: int, num_vectors: int) -> Integers:
     """Sample the target point of each set, an index ``(num_samples,)``.
 
     The first values do not depend on ``num_samples``.
@@ -112,7 +103,7 @@ def draw_choices(seed: int, num_samples: int, num_vectors: int) -> Integers:
 
 
 def nearest_means(sets: Floats, chosen: Integers, k: int) -> Floats:
-    """Compute the mean of the k vectors nearest to the target point.
+    """Compute the mean of the k vectors nearest to the target point, ``(B, d)``.
 
     Distances are Euclidean. The target point is not a neighbour of itself, so a set has
     N - 1 neighbours, and k = N gives the mean of those.
@@ -123,9 +114,6 @@ def nearest_means(sets: Floats, chosen: Integers, k: int) -> Floats:
         sets: ``(B, N, d)`` with N at least 2.
         chosen: ``(B,)``, index of each set's target point.
         k: number of neighbours, in [1, N].
-
-    Returns:
-        ``(B, d)``.
     """
     batch, count, _ = sets.shape
     own = np.arange(batch), chosen
@@ -145,33 +133,12 @@ def targets(sets: Floats, chosen: Integers, target: Target, k: int) -> Floats:
     Source: AdaPool (https://arxiv.org/abs/2506.09215), section 4.2, and B.3 for each
     feature's minimum, maximum and mean over all N vectors.
 
-    Args:
-        sets: ``(B, N, d)``.
-        chosen: ``(B,)``, index of each set's target point, for "nearest" only.
-        target: mean of the nearest neighbours, or an aggregation of all vectors.
-        k: number of neighbours, for "nearest" only.
+    ``chosen`` and ``k`` are for "nearest" only; see `nearest_means`.
     """
     if target == "nearest":
         return nearest_means(sets, chosen, k)
     aggregated: Floats = getattr(sets, target)(axis=1)
     return aggregated
-
-
-def check_target(target: Target, k: int, num_vectors: int) -> None:
-    """Validate a target for sets of N vectors.
-
-    Raises:
-        InputError: an unknown target, fewer than two vectors, or k not in [1, N].
-    """
-    if target not in get_args(Target):
-        raise unknown("task.target", target, get_args(Target))
-    if num_vectors < 2:
-        raise InputError(f"task.num_vectors: expected at least 2, got {num_vectors}")
-    if target == "nearest" and not 1 <= k <= num_vectors:
-        raise InputError(
-            f"task.k: expected an integer in [1, task.num_vectors = {num_vectors}], "
-            f"got {k}"
-        )
 
 
 def _generator(seed: int, *stream: int) -> np.random.Generator:

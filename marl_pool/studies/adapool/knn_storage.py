@@ -14,7 +14,7 @@ from marl_pool.studies.adapool.knn_data import (
     VERSION,
     Floats,
     Integers,
-    draw_sets,
+    sample_sets,
 )
 from marl_pool.utils.atomic import (
     discard_leftovers,
@@ -114,15 +114,15 @@ class Sets:
         count, *shape = self._shape
         total = -(-count // CHUNK)
         workers = min(os.cpu_count() or 1, 8)
-        rooms = np.empty((min(2 * workers, total), CHUNK, *shape), np.float32)
+        ring = np.empty((min(2 * workers, total), CHUNK, *shape), np.float32)
 
-        def draw(number: int) -> Floats:
-            room = rooms[number % len(rooms)]
-            return draw_sets(self._seed, number, shape[0], shape[1], room)
+        def sample(number: int) -> Floats:
+            out = ring[number % len(ring)]
+            return sample_sets(self._seed, number, shape[0], shape[1], out)
 
         with ThreadPoolExecutor(workers) as pool:
-            pending = deque(pool.submit(draw, number) for number in range(len(rooms)))
+            pending = deque(pool.submit(sample, number) for number in range(len(ring)))
             for number in range(total):
                 yield pending.popleft().result()[: count - number * CHUNK]
-                if number + len(rooms) < total:
-                    pending.append(pool.submit(draw, number + len(rooms)))
+                if number + len(ring) < total:
+                    pending.append(pool.submit(sample, number + len(ring)))

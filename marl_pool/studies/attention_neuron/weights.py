@@ -2,11 +2,9 @@
 
 The ``.npz`` files of the folder AttentionNeuron in
 https://github.com/google/brain-tokyo-workshop hold one array ``params``: all tensors of
-a model one after the other, each row by row. `PUBLISHED` lists the tensors of each
-model with their parameter names in this package.
+a model one after the other. `PUBLISHED` lists the layers that hold them here.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,19 +31,6 @@ GROUP = "agent"
 """Group of agents that each policy controls."""
 
 
-class Part(NamedTuple):
-    """A tensor in a file."""
-
-    name: str
-    """Name of the parameter in this package."""
-    shape: tuple[int, ...]
-    """Published shape, outputs first, as in torch."""
-    by_pixel: tuple[int, int] | None = None
-    """Pixels and frames, if the first columns are ordered pixel by pixel, with all
-    frames of a pixel side by side; this package orders them frame by frame. None if the
-    order is the same."""
-
-
 class PublishedModel(NamedTuple):
     """A published model.
 
@@ -54,19 +39,23 @@ class PublishedModel(NamedTuple):
         spec: spec of that environment's tokens.
         num_actions: size of an action, whose numbers are in [-1, 1].
         policy: equivalent policy of this package: name and options.
-        parts: tensors in the order of the file.
+        layers: layers of that policy, in the order of the file.
+        by_pixel: pixels and frames by the name of a weight whose first columns are
+            ordered pixel by pixel in the file, with all frames of a pixel side by side;
+            this package orders them frame by frame.
     """
 
     env: Mapping[str, Any]
     spec: TokenSpec
     num_actions: int
     policy: Mapping[str, Any]
-    parts: tuple[Part, ...]
+    layers: tuple[str, ...]
+    by_pixel: Mapping[str, tuple[int, int]] = {}
 
     @property
     def size(self) -> int:
         """Numbers in the file."""
-        return sum(math.prod(part.shape) for part in self.parts)
+        return sum(part.numel() for part in self.build().parameters())
 
     def build(self) -> SpecifiedPolicy:
         """Return the policy with random weights."""
@@ -80,32 +69,10 @@ class PublishedModel(NamedTuple):
         return policy
 
 
-def _linear(
-    name: str, outputs: int, inputs: int, by_pixel: tuple[int, int] | None = None
-) -> tuple[Part, ...]:
-    weight = Part(f"{name}.weight", (outputs, inputs), by_pixel)
-    return weight, Part(f"{name}.bias", (outputs,))
-
-
-def _lstm(name: str, units: int, inputs: int) -> tuple[Part, ...]:
-    gates = 4 * units
-    return (
-        Part(f"{name}.weight_ih", (gates, inputs)),
-        Part(f"{name}.weight_hh", (gates, units)),
-        Part(f"{name}.bias_ih", (gates,)),
-        Part(f"{name}.bias_hh", (gates,)),
-    )
-
-
-_CARTPOLE = TokenSpec(5, 1, ("channel",), has_self=False)
-_ANT = TokenSpec(28, 1, ("channel",), has_self=False)
-_PATCHES = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8", num_frames=4)
-_OVERLAPPING = TokenSpec(529, 147, ("patch",), has_self=False, dtype="uint8")
-
 PUBLISHED: dict[str, PublishedModel] = {
     "cartpole_pi": PublishedModel(
         env={"name": "cartpole"},
-        spec=_CARTPOLE,
+        spec=TokenSpec(5, 1, ("channel",), has_self=False),
         num_actions=1,
         policy={
             "name": "sensory",
@@ -118,44 +85,29 @@ PUBLISHED: dict[str, PublishedModel] = {
             },
             "hidden": [],
         },
-        parts=(
-            *_lstm("sensor.cell", units=8, inputs=2),
-            Part("sensor.query.weight", (32, 8)),
-            Part("sensor.key.weight", (32, 8)),
-            *_linear("body.0", 1, 16),
-        ),
+        layers=("sensor.cell", "sensor.query", "sensor.key", "body.0"),
     ),
     "ant_pi": PublishedModel(
         env={"name": "ant_bullet"},
-        spec=_ANT,
+        spec=TokenSpec(28, 1, ("channel",), has_self=False),
         num_actions=8,
         policy={
             "name": "sensory",
             "pooling": {"name": "attention_neuron", "num_codes": 32, "message_dim": 32},
             "hidden": [32],
         },
-        parts=(
-            *_lstm("sensor.cell", units=8, inputs=9),
-            *_linear("sensor.query", 32, 8),
-            *_linear("sensor.key", 32, 8),
-            *_linear("body.0", 32, 32),
-            *_linear("body.2", 8, 32),
-        ),
+        layers=("sensor.cell", "sensor.query", "sensor.key", "body.0", "body.2"),
     ),
     "ant_mlp": PublishedModel(
         env={"name": "ant_bullet"},
-        spec=_ANT,
+        spec=TokenSpec(28, 1, ("channel",), has_self=False),
         num_actions=8,
         policy={"name": "feed_forward", "hidden": [32, 32]},
-        parts=(
-            *_linear("body.0", 32, 28),
-            *_linear("body.2", 32, 32),
-            *_linear("body.4", 8, 32),
-        ),
+        layers=("body.0", "body.2", "body.4"),
     ),
     "carracing": PublishedModel(
         env={"name": "car_racing", **CAR_RACING},
-        spec=_OVERLAPPING,
+        spec=TokenSpec(529, 147, ("patch",), has_self=False, dtype="uint8"),
         num_actions=3,
         policy={
             "name": "attention_agent",
@@ -164,16 +116,13 @@ PUBLISHED: dict[str, PublishedModel] = {
             "first_place": 3 / 96,
             "place_step": 4 / 96,
         },
-        parts=(
-            *_linear("query", 4, 147),
-            *_linear("key", 4, 147),
-            *_lstm("cell", units=16, inputs=20),
-            *_linear("output", 3, 16),
-        ),
+        layers=("query", "key", "cell", "output"),
     ),
     "carracing_pi": PublishedModel(
         env={"name": "car_racing"},
-        spec=_PATCHES,
+        spec=TokenSpec(
+            256, 144, ("patch",), has_self=False, dtype="uint8", num_frames=4
+        ),
         num_actions=3,
         policy={
             "name": "attention_agent",
@@ -188,19 +137,13 @@ PUBLISHED: dict[str, PublishedModel] = {
             "scale": False,
             "mixing": True,
         },
-        parts=(
-            *_linear("sensor.query", 16, 8),
-            # This layer has two orders of pixels: the values' columns are frame by
-            # frame, as here. The keys' last three are of the previous action.
-            *_linear("sensor.key", 16, 3 * 36 + 3, by_pixel=(36, 3)),
-            *_linear("sensor.value", 16, 4 * 36),
-            *_linear("query", 4, 16),
-            *_linear("key", 4, 16),
-            *_lstm("cell", units=16, inputs=20),
-            *_linear("output", 3, 16),
-            *_linear("gate.0", 16, 16 + 3),
-            *_linear("gate.2", 1, 16),
+        layers=(
+            *("sensor.query", "sensor.key", "sensor.value"),
+            *("query", "key", "cell", "output", "gate.0", "gate.2"),
         ),
+        # The values' columns are frame by frame in the file, too. The keys' last three
+        # are of the previous action.
+        by_pixel={"sensor.key.weight": (36, 3)},
     ),
 }
 """Published models by the name of their folder."""
@@ -252,27 +195,25 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
     if agent not in PUBLISHED:
         raise unknown("agent", agent, PUBLISHED)
     published = PUBLISHED[agent]
-    array = _read(Path(file))
-    if array.ndim != 1 or array.dtype.kind != "f" or len(array) != published.size:
+    policy = published.build()
+    array, size = _read(Path(file)), published.size
+    if array.ndim != 1 or array.dtype.kind != "f" or len(array) != size:
         fits = [name for name, each in PUBLISHED.items() if each.size == array.size]
         hint = f"; that is the size of {fits[0]}" if fits else ""
         raise InputError(
-            f"{file}: expected {published.size} numbers for {agent}, got an array of "
-            f"shape {array.shape} and type {array.dtype}{hint}"
+            f"{file}: expected {size} numbers for {agent}, got an array of shape "
+            f"{array.shape} and type {array.dtype}{hint}"
         )
     with np.errstate(over="ignore"):
         numbers = torch.from_numpy(array.astype(np.float32))
     if bad := int((~numbers.isfinite()).sum()):
         raise InputError(f"{file}: expected finite numbers, but {bad} are not")
-    # The file holds one tensor after the other.
-    chunks = numbers.split([math.prod(part.shape) for part in published.parts])
-    policy = published.build()
-    policy.load_state_dict(
-        {
-            part.name: _arrange(chunk.view(part.shape), part.by_pixel)
-            for part, chunk in zip(published.parts, chunks, strict=True)
-        }
-    )
+    # The file holds one tensor after the other, each row by row.
+    for layer in published.layers:
+        for name, part in policy.get_submodule(layer).named_parameters(layer):
+            chunk, numbers = numbers.tensor_split([part.numel()])
+            with torch.no_grad():
+                part.copy_(_arrange(chunk.view_as(part), published.by_pixel.get(name)))
     return policy.eval()
 
 

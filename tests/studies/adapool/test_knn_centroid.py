@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from helpers.tasks import build_task
 from marl_pool.studies.adapool import knn_data as room
 from marl_pool.studies.adapool import knn_storage
 from marl_pool.studies.adapool.knn_centroid import KnnCentroid
 from marl_pool.studies.adapool.knn_data import (
     CHUNK,
     Target,
-    draw_choices,
-    draw_sets,
     nearest_means,
+    sample_choices,
+    sample_sets,
     targets,
 )
 from marl_pool.studies.adapool.knn_storage import Sets
@@ -36,7 +37,8 @@ KINDS = {0: stats.norm, 1: stats.expon, 2: stats.uniform}
 def task(**options: Any) -> KnnCentroid:
     small = {"name": "transformer", "dim": 4, "num_heads": 2, "num_layers": 1}
     given = {"encoder": small, "pooling": {"name": "avg"}, **SMALL, **options}
-    return KnnCentroid(**given)
+    task: KnnCentroid = build_task("knn_centroid", **given)
+    return task
 
 
 # The sets
@@ -56,12 +58,12 @@ def kinds_and_parameters(
 
         with monkeypatch.context() as patch:
             patch.setattr(room, "_parameters", instead)
-            return draw_sets(3, 0, num_vectors, dim)[:, 0]
+            return sample_sets(3, 0, num_vectors, dim)[:, 0]
 
     kind = shown(lambda kind, location, scale: kind).round().astype(int)
     place = shown(lambda kind, location, scale: location)
     width = shown(lambda kind, location, scale: scale)
-    sets = draw_sets(3, 0, num_vectors, dim).transpose(0, 2, 1)
+    sets = sample_sets(3, 0, num_vectors, dim).transpose(0, 2, 1)
     return sets * dim**0.5, kind, place, width
 
 
@@ -110,25 +112,25 @@ def test_kinds_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch, dim: int) 
 
 
 def test_chunks_depend_on_their_number_and_the_seed_alone() -> None:
-    later, first = draw_sets(5, 7, 8, 4), draw_sets(5, 0, 8, 4)
-    assert np.array_equal(first, draw_sets(5, 0, 8, 4))
-    assert np.array_equal(later, draw_sets(5, 7, 8, 4, np.empty_like(later)))
+    later, first = sample_sets(5, 7, 8, 4), sample_sets(5, 0, 8, 4)
+    assert np.array_equal(first, sample_sets(5, 0, 8, 4))
+    assert np.array_equal(later, sample_sets(5, 7, 8, 4, np.empty_like(later)))
     assert not np.array_equal(first, later)
-    assert not np.array_equal(first, draw_sets(6, 0, 8, 4))
+    assert not np.array_equal(first, sample_sets(6, 0, 8, 4))
 
 
 def test_what_a_version_stands_for() -> None:
     # Other numbers need another `VERSION`: files of sets on disk bear it.
     assert room.VERSION == 1
-    drawn = draw_sets(7, 2, 4, 3)
+    drawn = sample_sets(7, 2, 4, 3)
     assert drawn[1, 0] == pytest.approx([-0.566855, -1.899991, 0.531733], abs=1e-6)
     assert drawn.mean() == pytest.approx(0.154921, abs=1e-6)
-    assert draw_choices(7, 300, 4)[:8].tolist() == [0, 3, 2, 3, 1, 2, 1, 0]
+    assert sample_choices(7, 300, 4)[:8].tolist() == [0, 3, 2, 3, 1, 2, 1, 0]
 
 
 def test_target_points_are_uniform_and_a_prefix() -> None:
-    chosen = draw_choices(0, 5000, 8)
-    assert np.array_equal(draw_choices(0, 100, 8), chosen[:100])
+    chosen = sample_choices(0, 5000, 8)
+    assert np.array_equal(sample_choices(0, 100, 8), chosen[:100])
     assert stats.chisquare(np.bincount(chosen, minlength=8)).pvalue > 1e-3
 
 
@@ -152,7 +154,7 @@ def test_neighbours_by_brute_force(
 
 
 def test_all_neighbours_are_the_others() -> None:
-    sets, chosen = draw_sets(0, 0, 8, 4), draw_choices(0, CHUNK, 8)
+    sets, chosen = sample_sets(0, 0, 8, 4), sample_choices(0, CHUNK, 8)
     means = nearest_means(sets, chosen, 8)
     np.testing.assert_array_equal(means, nearest_means(sets, chosen, 7))
     own = sets[np.arange(CHUNK), chosen]
@@ -169,8 +171,8 @@ def test_neighbours_that_tie_count_once() -> None:
     ("target", "function"), [("min", np.min), ("max", np.max), ("mean", np.mean)]
 )
 def test_aggregates(target: Target, function: Any) -> None:
-    sets = draw_sets(0, 0, 8, 4)
-    found = targets(sets, draw_choices(0, CHUNK, 8), target, 1)
+    sets = sample_sets(0, 0, 8, 4)
+    found = targets(sets, sample_choices(0, CHUNK, 8), target, 1)
     np.testing.assert_allclose(found, function(sets, axis=1), atol=1e-6)
 
 
@@ -220,7 +222,7 @@ def test_a_file_holds_what_memory_would(
         stored.file
     ]
     np.testing.assert_array_equal(stored[rows], kept[rows])
-    expected = [draw_sets(1, row // CHUNK, 4, 3)[row % CHUNK] for row in rows]
+    expected = [sample_sets(1, row // CHUNK, 4, 3)[row % CHUNK] for row in rows]
     np.testing.assert_array_equal(kept[rows], expected)
     longer = sets_in(tmp_path, num_samples=1300)
     np.testing.assert_array_equal(longer[rows], kept[rows])
@@ -234,7 +236,7 @@ def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("drawn again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(knn_storage, "draw_sets", refuse)
+        patch.setattr(knn_storage, "sample_sets", refuse)
         np.testing.assert_array_equal(sets_in(tmp_path)[np.arange(5)], made)
         with pytest.raises(AssertionError, match="drawn again"):
             sets_in(tmp_path, seed=2)
@@ -409,8 +411,8 @@ def test_all_heads_begin_with_the_same_encoder() -> None:
     [
         ({"k": 7}, r"task.k: .* in \[1, task.num_vectors = 6\], got 7"),
         ({"k": 0}, r"task.k: .*, got 0"),
-        ({"num_vectors": 1}, "task.num_vectors: expected at least 2, got 1"),
-        ({"target": "median"}, "unknown task.target 'median': choose from"),
+        ({"num_vectors": 1}, "task.num_vectors: expected an integer >= 2, got 1"),
+        ({"target": "median"}, "task.target: expected nearest, min, max or mean"),
         ({"num_test": 40}, "task.num_test: expected less than .* = 40, got 40"),
         ({"pooling": None}, "pooling: expected one with task=knn_centroid, got none"),
         ({"encoder": None}, "encoder: expected one with task=knn_centroid, got none"),

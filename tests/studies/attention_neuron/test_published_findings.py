@@ -20,7 +20,7 @@ from torch import Tensor
 from helpers.paths import ROOT
 from marl_pool.networks import SetNetwork
 from marl_pool.studies.adapool.knn_centroid import TYPES, KnnCentroid
-from marl_pool.studies.adapool.knn_data import CHUNK, draw_sets, nearest_means
+from marl_pool.studies.adapool.knn_data import CHUNK, nearest_means, sample_sets
 from marl_pool.tokens import SELF_TYPE, Tokens
 
 SCRIPTS = ROOT / "scripts"
@@ -55,7 +55,7 @@ def network_of(head: str) -> SetNetwork:
 
 def sets() -> Tensor:
     """Eight sets, whose first vectors are the target points, as published."""
-    return torch.from_numpy(draw_sets(0, 0, NUM_VECTORS, DIM)[:8]).double()
+    return torch.from_numpy(sample_sets(0, 0, NUM_VECTORS, DIM)[:8]).double()
 
 
 def exchanged(x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def least_blind_loss(num_vectors: int, dim: int, k: int) -> float:
     Each vector is as likely to be the target point. So the best prediction is the mean,
     over all vectors, of the mean of their neighbors, and its loss is their variance.
     """
-    drawn = draw_sets(0, 0, num_vectors, dim)
+    drawn = sample_sets(0, 0, num_vectors, dim)
     means = [
         nearest_means(drawn, np.full(CHUNK, i), k).astype(np.float64)
         for i in range(num_vectors)

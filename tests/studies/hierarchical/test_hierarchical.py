@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from helpers.paths import ROOT
 from helpers.pictures import read_picture, share_of
+from helpers.tasks import build_task
 from marl_pool.config import compose
 from marl_pool.runs import Run
 from marl_pool.studies import image_task
@@ -31,9 +32,6 @@ from marl_pool.studies.hierarchical.reconstruction import Reconstruction
 from marl_pool.studies.hierarchical.task import MergedImages
 from marl_pool.training.supervised.images.images import Images
 from marl_pool.training.supervised.results import read_study
-from marl_pool.training.supervised.task import Task
-from marl_pool.training.supervised.tasks import TASKS
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 
 SMALL = {
@@ -44,13 +42,7 @@ SMALL = {
     "num_heads": 2,
     "num_layers": 4,
     "levels": (0.5, 1.0),
-}
-CONTEXT = {
-    "encoder": None,
-    "pooling": None,
-    "dropout": 0.0,
     "data_dir": "unused",
-    "download": False,
 }
 
 
@@ -74,8 +66,7 @@ def quarters(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(
     kind: type[MergedImages] = Reconstruction, **options: Any
 ) -> tuple[MergedImages, Any]:
-    options = {**SMALL, **options}
-    task: MergedImages = build(kind.name, TASKS, "task", Task, options, CONTEXT)
+    task: MergedImages = build_task(kind.name, **{**SMALL, **options})
     task.prepare(Path("unused"))
     network = task.make_network(0)
     task.begin_epoch(network, 0, 1)

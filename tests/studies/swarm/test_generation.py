@@ -12,6 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from helpers.pictures import read_picture, share_of
+from helpers.tasks import build_task
 from marl_pool.cli.main import main
 from marl_pool.encoders.swarm import SwarmLayer
 from marl_pool.studies import image_task
@@ -21,9 +22,6 @@ from marl_pool.studies.swarm.transformer import (
     sinusoids,
 )
 from marl_pool.training.supervised.images.images import Images
-from marl_pool.training.supervised.task import Task
-from marl_pool.training.supervised.tasks import TASKS
-from marl_pool.utils.construction import build as construct
 from marl_pool.utils.errors import InputError
 
 SHAPES = [(3, 3, 1), (2, 2, 3)]
@@ -169,9 +167,7 @@ def data(monkeypatch: pytest.MonkeyPatch) -> Images:
 
 def task(**options: Any) -> ImageGeneration:
     small = {"size": 4, "num_levels": 4, "width": 8, "units": 8, "iterations": 2}
-    made: ImageGeneration = construct(
-        "generation", TASKS, "task", Task, {**small, **options}
-    )
+    made: ImageGeneration = build_task("generation", **{**small, **options})
     return made
 
 
