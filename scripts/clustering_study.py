@@ -1,20 +1,27 @@
-"""Print and draw what runs of `fit task=clustering` or `task=mixture` came to.
+"""Tabulate and draw runs of `fit task=clustering` or `task=mixture`.
 
     python scripts/clustering_study.py SWEEP --out FILE.png
 
-SWEEP is a folder of a sweep, or one that holds runs. The table has a row for each run,
-with the published number of its family beside it; the picture is Figure 2 of the SWARM
-paper: parameters against loss, the frontier of each encoder as a dashed line, and the
-loss of who knows the mixtures as a dotted one.
+SWEEP is the folder of a sweep, or of runs. The table has a row for each run, with the
+published number of its encoder. The picture is Figure 2 of the SWARM paper: parameters
+against loss, with a dashed frontier for each encoder and a dotted line at the loss of
+the true mixtures.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from study_arguments import reported, study_parser
+
 from marl_pool.training.supervised.results import read_study
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.plotting import (
+    INK,
+    figure_style,
+    new_figure,
+    save_png,
+    style_axes,
+)
 from marl_pool.utils.tables import markdown_table
 
 TASKS = ("clustering", "mixture")
@@ -32,11 +39,10 @@ PUBLISHED = {
 }
 """The best of each family in Tables 2 and 3, at the paper's sizes; in Table 3 the
 log-likelihood has the other sign."""
-INK, GRID = "#333333", "#e4e4e0"
 
 
 def family(results: dict[str, Any]) -> str:
-    """The encoder's name, with what sets it apart from others of that name."""
+    """Return the name of the encoder and its variant."""
     encoder = results["encoder"]
     if encoder.get("sort"):
         return "lstm_sorted"
@@ -75,14 +81,11 @@ def _row(results: dict[str, Any], other: str | None) -> list[str]:
     ]
 
 
+@figure_style()
 def draw(runs: Sequence[dict[str, Any]], out: Path) -> None:
-    """Write the picture."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    """Plot the loss against the number of parameters."""
+    figure = new_figure(6.4, 4.2)
+    axes = figure.subplots()
     groups: dict[str, list[dict[str, Any]]] = {}
     for results in runs:
         pooling = results["pooling"]["name"]
@@ -93,15 +96,13 @@ def draw(runs: Sequence[dict[str, Any]], out: Path) -> None:
     for value in {results["baselines"]["true mixture"] for results in runs}:
         axes.axhline(value, color=INK, linestyle=":", linewidth=1, label="true mixture")
     axes.set(xscale="log", xlabel="parameters", ylabel="loss on the test set")
-    axes.grid(color=GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style_axes(axes)
     axes.legend(frameon=False)
-    figure.savefig(out, dpi=130)
+    save_png(figure, out, 130)
 
 
 def _frontier(axes: Any, runs: list[dict[str, Any]], color: str, name: str) -> None:
-    """Points with their spread, and a line through those that no smaller one beats."""
+    """Plot runs with their spread, and the line through the best of each size."""
     ordered = sorted(runs, key=lambda results: results["parameters"])
     sizes = [results["parameters"] for results in ordered]
     losses = [results["mean"]["loss"] for results in ordered]
@@ -110,29 +111,19 @@ def _frontier(axes: Any, runs: list[dict[str, Any]], color: str, name: str) -> N
     ]
     axes.errorbar(sizes, losses, spreads, fmt="o", color=color, capsize=3, label=name)
     best = [
-        place for place, loss in enumerate(losses) if loss <= min(losses[: place + 1])
+        (size, loss)
+        for place, (size, loss) in enumerate(zip(sizes, losses, strict=True))
+        if loss <= min(losses[: place + 1])
     ]
-    axes.plot(
-        [sizes[place] for place in best],
-        [losses[place] for place in best],
-        color=color,
-        linestyle="--",
-        linewidth=1,
-    )
+    axes.plot(*zip(*best, strict=True), color=color, linestyle="--", linewidth=1)
 
 
 def main() -> None:
-    """Read the runs, print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sweep", type=Path, help="folder of a sweep, or of runs")
-    parser.add_argument("--out", type=Path, required=True, help="picture to write")
+    """Read the runs, print a table and draw the picture."""
+    parser = study_parser(__doc__, needs_picture=True)
     arguments = parser.parse_args()
-    if not arguments.out.parent.is_dir():
-        parser.error(f"--out: there is no folder {arguments.out.parent}")
-    try:
+    with reported(parser):
         found = read_study(arguments.sweep, TASKS)
-    except InputError as error:
-        parser.error(str(error))
     runs = sorted(found.values(), key=lambda results: float(results["mean"]["loss"]))
     print(markdown(runs))
     draw(runs, arguments.out)

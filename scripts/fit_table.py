@@ -19,7 +19,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.tables import markdown_table
 
 COUNTED = ("epochs", "seconds")
-"""Numbers of a fold whose mean is shown."""
+"""Columns with the mean over folds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(sweep: Path, metrics: Sequence[str] | None) -> list[str]:
-    """The lines of the table.
+    """Return the lines of the table.
 
     Raises:
         InputError: no sweep, no finished run, or a metric that the runs don't have.

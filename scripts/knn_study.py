@@ -2,24 +2,27 @@
 
     python scripts/knn_study.py SWEEP [--out FILE.png]
 
-A row for each pooling head and baseline, a column for each number of neighbours or each
-aggregation: mean ± standard deviation over the *folds* of one data set, not over seeds,
-of the test loss; published numbers stand behind a slash where the paper has that very
-size. The picture is that of Figure 4, against the share of signal k / N.
+The table has a row for each pooling head and baseline, and a column for each number of
+neighbours or each aggregation. A cell is the mean ± standard deviation of the test loss
+over the *folds* of one data set, not over seeds; published numbers of the same size
+follow a slash. The picture is Figure 4, against the share of signal k / N.
 """
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from study_arguments import reported, study_parser
+
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.plotting import figure_style, new_figure, save_png, style_axes
 from marl_pool.utils.tables import markdown_table
 
 METHODS = {"max": "MaxPool", "avg": "AvgPool", "cls": "ClsToken", "ada": "AdaPool"}
 COLORS = {"MaxPool": "C1", "AvgPool": "C2", "ClsToken": "C3", "AdaPool": "C0"}
 CORNER = "AdaPool, query [0]"
+BASELINES = {"centroid": "--", "target": ":"}
 
 Size = tuple[int, int, int, int]
 """N, d, width of the network, layers."""
@@ -94,7 +97,7 @@ AGGREGATION = {
 
 
 class Cell(NamedTuple):
-    """One number of a table: mean, spread over folds, and the published one."""
+    """Cell of a table: mean, spread over folds, and the published mean."""
 
     mean: float
     sd: float | None
@@ -111,7 +114,7 @@ Table = dict[str, dict[Column, Cell]]
 
 
 def tabulate(trials: list[dict[str, Any]]) -> Table:
-    """Rows and columns of what was measured, in the paper's order of rows.
+    """Arrange the measured losses, with rows in the paper's order.
 
     Raises:
         InputError: two runs for one cell, as those of two seeds are.
@@ -135,7 +138,7 @@ def tabulate(trials: list[dict[str, Any]]) -> Table:
             table.setdefault(baseline, {})[column] = Cell(
                 value, None, published.get(baseline, {}).get(column)
             )
-    rows = [*METHODS.values(), CORNER, "centroid", "target"]
+    rows = [*METHODS.values(), CORNER, *BASELINES]
     order = {name: place for place, name in enumerate(rows)}
     return dict(sorted(table.items(), key=lambda row: order.get(row[0], len(rows))))
 
@@ -158,30 +161,29 @@ def caveat(table: Table) -> str:
     return ""
 
 
+@figure_style()
 def draw(table: Table, num_vectors: int, title: str, out: Path) -> None:
-    """Write the picture: loss against k / N, both on logarithmic axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    """Plot the loss against k / N, both on logarithmic axes."""
+    figure = new_figure(7, 4.5)
+    axes = figure.subplots()
     for name, row in table.items():
         places = sorted(each for each in row if isinstance(each, int))
-        x = [place / num_vectors for place in places]
-        y = [row[place].mean for place in places]
-        error = [row[place].sd or 0.0 for place in places]
-        style = {"color": COLORS[name]} if name in COLORS else {"color": "0.4"}
-        line = (
-            "-" if name in COLORS else {"centroid": "--", "target": ":"}.get(name, "-.")
+        is_method = name in COLORS
+        axes.errorbar(
+            [place / num_vectors for place in places],
+            [row[place].mean for place in places],
+            [row[place].sd or 0.0 for place in places],
+            color=COLORS.get(name, "0.4"),
+            linestyle="-" if is_method else BASELINES.get(name, "-."),
+            marker="o" if is_method else "x",
+            markersize=4,
+            label=name,
         )
-        marker = "o" if name in COLORS else "x"
-        axes.errorbar(x, y, error, ls=line, marker=marker, ms=4, label=name, **style)
     axes.set(xscale="log", yscale="log", xlabel="signal, k / N", ylabel="test MSE")
     axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
+    style_axes(axes)
     axes.legend(fontsize=8)
-    figure.savefig(out, dpi=120)
+    save_png(figure, out, 120)
 
 
 def _column(task: Mapping[str, Any]) -> Column:
@@ -199,7 +201,7 @@ def _method(pooling: Mapping[str, Any]) -> str:
 
 
 def _published(trial: Mapping[str, Any]) -> Mapping[str, Mapping[Any, float]]:
-    """What the paper has for a trial's size."""
+    """Return the published losses for a trial's size."""
     task, encoder = trial["task"], trial["encoder"]
     size = tuple(task[key] for key in ("num_vectors", "dim"))
     whole = (*size, encoder["dim"], encoder.get("num_layers"))
@@ -209,18 +211,12 @@ def _published(trial: Mapping[str, Any]) -> Mapping[str, Mapping[Any, float]]:
 
 
 def main() -> None:
-    """Read a sweep's runs, print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sweep", type=Path, help="folder of a sweep")
-    parser.add_argument("--out", type=Path, help="picture to write")
+    """Read a sweep's runs, print a table and draw the picture."""
+    parser = study_parser(__doc__)
     arguments = parser.parse_args()
-    if arguments.out is not None and not arguments.out.parent.is_dir():
-        parser.error(f"--out: there is no folder {arguments.out.parent}")
-    try:
+    with reported(parser):
         trials = list(read_study(arguments.sweep, ("knn_centroid",)).values())
         table = tabulate(trials)
-    except InputError as error:
-        parser.error(str(error))
     task, folds = trials[0]["task"], len(trials[0]["folds"])
     title = (
         f"N = {task['num_vectors']}, d = {task['dim']}, scale={trials[0]['scale']}, "

@@ -2,19 +2,27 @@
 
     python scripts/merging_study.py SWEEP [--out FILE.png]
 
-A row for each policy, with what else of task and fit the sweep varies; mean ± standard
-deviation over seeds of every test metric. The picture is that of Figure 4, left, of the
-hierarchical transformers' paper: the error of each run, in groups.
+The table has a row for each policy and each other option of task and fit that the sweep
+varies, with the mean ± standard deviation over seeds of every test metric. The picture
+is Figure 4, left, of the hierarchical transformers' paper: each run's error, in groups.
 """
 
-import argparse
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from study_arguments import reported, study_parser
+
 from marl_pool.runs import Run
 from marl_pool.training.supervised.results import read_study
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.plotting import (
+    INK,
+    figure_style,
+    label_rows,
+    new_figure,
+    save_png,
+    style_axes,
+)
 from marl_pool.utils.tables import markdown_table
 
 TASKS = ("reconstruction", "merged_classification")
@@ -22,7 +30,7 @@ AgentGroup = dict[str, list[float]]
 
 
 def grouped(found: dict[Path, dict[str, Any]]) -> dict[str, AgentGroup]:
-    """Test metrics of the seeds, by what tells runs apart beside them."""
+    """Group the test metrics of runs that differ in their seed only."""
     options = [_options(Run.open(path).config) for path in found]
     varied = [
         key
@@ -39,7 +47,7 @@ def grouped(found: dict[Path, dict[str, Any]]) -> dict[str, AgentGroup]:
 
 
 def _options(config: dict[str, Any]) -> dict[str, Any]:
-    """What a run's numbers may depend on, but for its seed."""
+    """Return the options that a run's numbers depend on, except its seed."""
     fit = {f"fit.{key}": value for key, value in config["fit"].items()}
     return {**config["task"], **fit, "scale": config["scale"]}
 
@@ -60,39 +68,29 @@ def _cell(values: list[float]) -> str:
     return f"{mean(values):.4f} ± {stdev(values):.4f}"
 
 
+@figure_style()
 def draw(groups: dict[str, AgentGroup], metric: str, title: str, out: Path) -> None:
-    """Write the picture: each run's error, and the mean of each group."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 1.2 + 0.4 * len(groups)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    """Plot each run's error, and the mean of each group."""
+    figure = new_figure(6, 1.2 + 0.4 * len(groups))
+    axes = figure.subplots()
     for place, group in enumerate(groups.values()):
         values = group[metric]
         axes.plot(values, [place] * len(values), "o", color="#0b5fa5", alpha=0.6)
-        axes.plot([mean(values)], [place], "|", color="#333333", markersize=18)
-    axes.set_yticks(range(len(groups)), list(groups))
-    axes.set_ylim(len(groups) - 0.5, -0.5)
+        axes.plot([mean(values)], [place], "|", color=INK, markersize=18)
+    label_rows(axes, list(groups))
     axes.set(xlabel=f"test {metric}")
     axes.set_title(title, fontsize=10)
-    axes.grid(axis="x", alpha=0.3)
-    figure.savefig(out, dpi=120)
+    style_axes(axes, "x")
+    save_png(figure, out, 120)
 
 
 def main() -> None:
-    """Read a sweep's runs, print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sweep", type=Path, help="folder of a sweep")
-    parser.add_argument("--out", type=Path, help="picture to write")
+    """Read a sweep's runs, print a table and draw the picture."""
+    parser = study_parser(__doc__)
     arguments = parser.parse_args()
-    if arguments.out is not None and not arguments.out.parent.is_dir():
-        parser.error(f"--out: there is no folder {arguments.out.parent}")
-    try:
+    with reported(parser):
         found = read_study(arguments.sweep, TASKS)
-        groups = grouped(found)
-    except InputError as error:
-        parser.error(str(error))
+    groups = grouped(found)
     print(markdown(groups))
     if arguments.out is not None:
         first = next(iter(found.values()))

@@ -2,28 +2,29 @@
 
     python scripts/study_curves.py SWEEP --facet env.counts --out FILE.png
 
-A panel for each value of `--facet`, a line for each pooling head (`--line`): the mean
-over the seeds in bins of env steps, a band for its 95 % t interval, thin lines for the
-seeds. The printed table holds, for each trial, the mean of the last tenth of its rows.
+There is a panel for each value of `--facet` and a line for each value of `--line`, by
+default the pooling head: the mean over the seeds in bins of env steps, with a band for
+its 95 % t interval and thin lines for the seeds. The printed table has the mean of the
+last tenth of each trial's rows.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from scipy import stats
+from study_arguments import study_parser
 
 from marl_pool.sweeps import read_table
+from marl_pool.utils.plotting import figure_style, new_figure, save_png, style_axes
 from marl_pool.utils.tables import markdown_table
 
 BINS = 50
 
 
 def final_returns(table: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFrame:
-    """The mean of the last tenth of each trial's rows, a row a trial."""
+    """Compute the mean of the last tenth of each trial's rows."""
 
     def last(rows: pd.DataFrame) -> float:
         steps = rows["env_steps"]
@@ -34,7 +35,7 @@ def final_returns(table: pd.DataFrame, keys: list[str], metric: str) -> pd.DataF
 
 
 def interval(values: np.ndarray, level: float = 0.95) -> float:
-    """Half the width of the t interval of a mean; NaN for a single value."""
+    """Return half the width of the t interval of a mean; NaN for a single value."""
     if len(values) < 2:
         return float("nan")
     error = values.std(ddof=1) / len(values) ** 0.5
@@ -54,30 +55,26 @@ def markdown(final: pd.DataFrame, facet: str, line: str) -> str:
     return markdown_table(head, rows)
 
 
+@figure_style()
 def draw(table: pd.DataFrame, facet: str, line: str, metric: str, out: Path) -> None:
-    """Write the picture."""
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Plot a panel for each facet."""
     panels, names = table[facet].unique(), table[line].unique()
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(5 * len(panels), 4), sharey=True, squeeze=False
-    )
-    for axis, panel in zip(axes[0], panels, strict=True):
+    figure = new_figure(5 * len(panels), 4)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, panel in zip(axes, panels, strict=True):
         for number, name in enumerate(names):
             cell = table[(table[facet] == panel) & (table[line] == name)]
             if len(cell):
                 _line(axis, cell, metric, f"C{number}", str(name))
         axis.set(title=f"{facet} = {panel}", xlabel="env steps")
         axis.margins(x=0.01)
-        axis.grid(alpha=0.3)
-    # A band of few seeds can be many times as wide as what was ever reached.
+        style_axes(axis)
+    # A band of few seeds can be many times as wide as the range of the returns.
     low, high = table[metric].min(), table[metric].max()
-    axes[0][0].set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    axes[0][0].set_ylabel(f"{metric}, training episodes")
-    axes[0][-1].legend(title=line)
-    figure.tight_layout()
-    figure.savefig(out, dpi=120)
+    axes[0].set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    axes[0].set_ylabel(f"{metric}, training episodes")
+    axes[-1].legend(title=line)
+    save_png(figure, out, 120)
 
 
 def _line(axis: Any, cell: pd.DataFrame, metric: str, color: str, name: str) -> None:
@@ -97,18 +94,12 @@ def _line(axis: Any, cell: pd.DataFrame, metric: str, color: str, name: str) -> 
 
 
 def main() -> None:
-    """Read a sweep's table, print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sweep", type=Path, help="folder of a sweep, or its table")
-    parser.add_argument("--facet", required=True, help="swept key with a panel a value")
-    parser.add_argument(
-        "--line", default="pooling", help="swept key with a line a value"
-    )
+    """Read a sweep's table, print a table and draw the picture."""
+    parser = study_parser(__doc__, needs_picture=True)
+    parser.add_argument("--facet", required=True, help="swept key of the panels")
+    parser.add_argument("--line", default="pooling", help="swept key of the lines")
     parser.add_argument("--metric", default="return_mean")
-    parser.add_argument("--out", type=Path, required=True, help="picture to write")
     arguments = parser.parse_args()
-    if not arguments.out.parent.is_dir():
-        parser.error(f"--out: there is no folder {arguments.out.parent}")
     table = pd.DataFrame(read_table(arguments.sweep))
     for key in (arguments.facet, arguments.line, arguments.metric):
         if key not in table:

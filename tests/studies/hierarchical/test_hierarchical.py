@@ -1,17 +1,15 @@
 """The hierarchical tasks: images to tokens and back, training, measures, pictures."""
 
-import importlib.util
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import merging_study
 import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.paths import ROOT
 from helpers.pictures import read_picture, share_of
 from helpers.tasks import build_task
 from marl_pool.config import compose
@@ -398,19 +396,7 @@ def test_more_images_than_there_are(key: str) -> None:
         made(Reconstruction, **{key: 1000})
 
 
-def study() -> ModuleType:
-    """scripts/merging_study.py, which is in no package."""
-    file = ROOT / "scripts" / "merging_study.py"
-    spec = importlib.util.spec_from_file_location("merging_study", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
-    script = study()
     for number, (policy, credit, lr, error) in enumerate(
         [
             ("learned", "own", 0.1, 0.1),
@@ -427,17 +413,18 @@ def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
         )
         trial = {"task": run.config["task"], "metric": "mse", "mean": {"mse": error}}
         (run.path / "results.json").write_text(json.dumps(trial))
-    found = read_study(tmp_path, script.TASKS)
-    groups = script.grouped(found)
+    found = read_study(tmp_path, merging_study.TASKS)
+    groups = merging_study.grouped(found)
     assert groups == {
         "learned, credit=own, fit.lr=0.1": {"mse": [0.1, 0.3]},
         "learned, credit=batch, fit.lr=0.1": {"mse": [0.4]},
         "random, credit=own, fit.lr=0.1": {"mse": [0.5]},
         "random, credit=own, fit.lr=0.2": {"mse": [0.6]},
     }
-    assert "| learned, credit=own, fit.lr=0.1 | 0.2000 ± 0.1414 |" in script.markdown(
-        groups
+    assert (
+        "| learned, credit=own, fit.lr=0.1 | 0.2000 ± 0.1414 |"
+        in merging_study.markdown(groups)
     )
-    script.draw(groups, "mse", "title", tmp_path / "study.png")
+    merging_study.draw(groups, "mse", "title", tmp_path / "study.png")
     picture = read_picture(tmp_path / "study.png")
     assert share_of("#6c9fc9", picture) > 3e-4  # the runs, half transparent

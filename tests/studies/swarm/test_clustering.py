@@ -1,13 +1,12 @@
 """Random mixtures, matching, and what is learned of them, against scipy."""
 
-import importlib.util
 import itertools
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import clustering_study
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from helpers.paths import ROOT
 from helpers.pictures import read_picture, share_beside_background, share_of
 from marl_pool.cli.main import main
 from marl_pool.config import compose
@@ -509,17 +507,6 @@ def test_a_tiny_study_runs_from_one_command(tmp_path: Path, task: str) -> None:
     assert all((run / picture).is_file() for picture in results["pictures"])
 
 
-def script() -> ModuleType:
-    """scripts/clustering_study.py, which is in no package."""
-    file = ROOT / "scripts" / "clustering_study.py"
-    spec = importlib.util.spec_from_file_location("clustering_study", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def write_run(folder: Path, loss: float, **encoder: Any) -> None:
     folder.mkdir(parents=True)
     (folder / "config.yaml").touch()
@@ -537,20 +524,19 @@ def write_run(folder: Path, loss: float, **encoder: Any) -> None:
 
 
 def test_the_study_stands_beside_published_numbers(tmp_path: Path) -> None:
-    study = script()
     write_run(tmp_path / "trials" / "a", 0.9, name="lstm", sort=True)
     write_run(tmp_path / "trials" / "b", 0.5, name="swarm")
     write_run(tmp_path / "trials" / "c", 0.7, name="swarm")
     (tmp_path / "trials" / "unfinished").mkdir()
     (tmp_path / "trials" / "unfinished" / "config.yaml").touch()
-    found = read_study(tmp_path, study.TASKS)
+    found = read_study(tmp_path, clustering_study.TASKS)
     runs = sorted(found.values(), key=lambda results: results["mean"]["loss"])
-    lines = study.markdown(runs).splitlines()
+    lines = clustering_study.markdown(runs).splitlines()
     assert len(lines) == 5
     assert "| swarm | none | 8 | 200 | 0.5000 ± 0.0100 | 0.750 | 0.1000 | " in lines[2]
     assert "0.416 ± 0.004 (192-10-1)" in lines[2]
     assert "| lstm_sorted |" in lines[4]
     assert "0.582 ± 0.006 (64-3)" in lines[4]
-    study.draw(runs, tmp_path / "figure.png")
+    clustering_study.draw(runs, tmp_path / "figure.png")
     picture = read_picture(tmp_path / "figure.png")
     assert all(share_of(color, picture) > 1e-4 for color in ("C0", "C1"))

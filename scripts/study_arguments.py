@@ -1,0 +1,35 @@
+"""Command line of the scripts that tabulate and draw a study."""
+
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from marl_pool.utils.errors import InputError
+
+
+def study_parser(doc: str, *, needs_picture: bool = False) -> ArgumentParser:
+    """Build a parser of the folder of a sweep and ``--out``, a picture to write."""
+    parser = ArgumentParser(description=doc.partition("\n")[0])
+    parser.add_argument("sweep", type=Path, help="folder of a sweep, or of runs")
+    parser.add_argument(
+        "--out", type=new_picture, required=needs_picture, help="picture to write"
+    )
+    return parser
+
+
+def new_picture(text: str) -> Path:
+    """Return the path of a picture whose folder exists."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
+
+
+@contextmanager
+def reported(parser: ArgumentParser) -> Iterator[None]:
+    """End the program with one line and status 2 on an `InputError`."""
+    try:
+        yield
+    except InputError as error:
+        parser.error(str(error))
