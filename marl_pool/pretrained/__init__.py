@@ -5,6 +5,7 @@ the environment of the policy in its ``config.json``.
 """
 
 import json
+from operator import itemgetter
 from pathlib import Path
 
 from marl_pool.utils import names
@@ -33,7 +34,7 @@ def pretrained_path(name: str) -> Path:
 def pretrained_summary(name: str) -> str:
     """Describe a policy in one line: its class and its environment."""
     config = json.loads((pretrained_path(name) / CONFIG).read_text(encoding="utf-8"))
-    kinds = dict.fromkeys(module["class"] for module in config["modules"].values())
-    env = dict(config["env"])
+    modules, env = itemgetter("modules", "env")(config)
+    kinds = dict.fromkeys(module["class"] for module in modules.values())
     options = " ".join([env.pop("name"), *(f"{key}={env[key]}" for key in env)])
     return f"{', '.join(kinds)} in {options}"

@@ -45,6 +45,8 @@ def test_a_tiny_study_runs_from_one_command(
     assert results["scale"] == "tiny"
     assert all(map(math.isfinite, results["mean"].values()))
     assert results["mean"]
+    if known := results["baselines"].get("true mixture"):
+        assert results["mean"]["loss"] > known
     assert all((run / picture).is_file() for picture in results["pictures"])
     assert main(["resume", str(run)]) == 0
     assert "epochs are done" in capsys.readouterr().out

@@ -84,7 +84,7 @@ class VisionTransformer(nn.Module):
 
     Args:
         spec: specification of the patches as tokens.
-        num_classes: number of classes, K.
+        num_classes: K, number of classes.
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
         options: options of the network.
@@ -199,6 +199,7 @@ class ImageClassification(VisionOptions, ImageTask):
     @override
     def make_network(self, seed: int) -> nn.Module:
         count = (self.size // self.patch) ** 2
+        # A patch's position is its token type.
         spec = TokenSpec(
             count,
             self.patch**2 * self.shape[-1],
@@ -209,7 +210,8 @@ class ImageClassification(VisionOptions, ImageTask):
         return VisionTransformer(
             spec,
             self.num_classes,
-            **self.parts,
+            encoder=self.parts["encoder"],
+            pooling=self.parts["pooling"],
             options=self,
             normalization=self.normalization,
             seed=seed,
@@ -241,6 +243,7 @@ def _scale_branch_ends(encoder: nn.Module, head: nn.Module) -> None:
     """Scale initial weights; see `VisionOptions.scale_residual_init`."""
     if not isinstance(encoder, TransformerEncoder):
         return
+    # The last linear map of each residual branch, two in a layer.
     ends: list[Any] = [head.attention.to_out] if isinstance(head, AdaPooling) else []
     for layer in encoder.layers:
         assert isinstance(layer, TransformerLayer)

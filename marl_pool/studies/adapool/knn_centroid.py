@@ -37,13 +37,8 @@ PREVIEW = 8192
 class SetRegression(nn.Module):
     """`SetNetwork` whose pooled vector is the prediction.
 
-    A linear layer maps it to d features where its width is another.
-
-    Args:
-        network: network that pools the set.
-        dim: d, features of a vector.
-        init_std: standard deviation of the linear layer's initial weights.
-        seed: seed of the linear layer.
+    A linear layer with weights from N(0, ``init_std``²) maps it to d = ``dim`` features
+    where its width is another.
     """
 
     def __init__(
@@ -161,6 +156,7 @@ class KnnCentroid(Task):
         if len(self.chosen) < self.num_samples:
             numbers %= len(self.chosen)
         sets, chosen = self.sets[numbers], self.chosen[numbers]
+        # Compute the targets of these sets only: they are cheaper than to store.
         target = torch.from_numpy(targets(sets, chosen, self.target, self.k))
         types = torch.full(sets.shape[:2], TYPES.index("other"))
         if self.target == "nearest":
@@ -172,7 +168,8 @@ class KnnCentroid(Task):
         has_self = self.target == "nearest"
         network = SetNetwork(
             TokenSpec(self.num_vectors, self.dim, TYPES, has_self=has_self),
-            **self.parts,
+            encoder=self.parts["encoder"],
+            pooling=self.parts["pooling"],
             type_embedding="add",
             dropout=self.dropout,
             init_std=self.init_std,

@@ -55,6 +55,7 @@ def sample_sets(
     generator.standard_normal(out=parts[NORMAL], dtype=np.float32)
     generator.standard_exponential(out=parts[EXPONENTIAL], dtype=np.float32)
     generator.random(out=parts[UNIFORM], dtype=np.float32)
+    # Scale and shift each feature.
     location, scale = _parameters(generator, [len(part) for part in parts])
     features *= (scale / dim**0.5).astype(np.float32)[:, None]
     features += (location / dim**0.5).astype(np.float32)[:, None]
@@ -117,11 +118,13 @@ def nearest_means(sets: Floats, chosen: Integers, k: int) -> Floats:
     """
     batch, count, _ = sets.shape
     own = np.arange(batch), chosen
+    # The target point itself is infinitely far.
     apart = sets - sets[own][:, None]
     distances = np.einsum("bnd,bnd->bn", apart, apart)
     distances[own] = np.inf
     k = min(k, count - 1)
     nearest = np.argpartition(distances, k - 1, axis=1)[:, :k]
+    # Sum the neighbours by a product with weights 1/k.
     weights = np.zeros_like(distances)
     np.put_along_axis(weights, nearest, np.float32(1 / k), axis=1)
     return (weights[:, None] @ sets)[:, 0]

@@ -46,11 +46,7 @@ EXTRAS = {"sklearn": "analysis", "matplotlib": "plots", "cv2": "plots"}
 
 
 def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[Path]:
-    """Compare an evaluation with published numbers, and make the analyses asked for.
-
-    Args:
-        evaluated: from `marl_pool.evaluation.run.evaluate_run`.
-        settings: settings of that evaluation.
+    """Compare an evaluation with published numbers, and make its analyses.
 
     Returns:
         The files written.
@@ -77,12 +73,7 @@ def analyse(
 ) -> list[Path]:
     """Make analyses; print the reason for one that does not fit the policy.
 
-    Args:
-        analyses: names of the analyses.
-        target: policies and environments.
-        transfers: other environments of the evaluation.
-        episodes: episodes of the evaluation.
-        files: paths of the evaluation.
+    ``transfers`` and ``episodes`` are those of the evaluation.
 
     Returns:
         The files written.

@@ -42,6 +42,7 @@ def draw_attended(
         name = target.env["name"]
         raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
     _validate_attention(target)
+    # Each row is an episode.
     rows = [
         _row(target.make_env(1), target.policies, "clean"),
         _row(target.make_env(1), target.policies, "shuffled", shuffled=True),

@@ -41,6 +41,7 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
     numbers = [longest(target, STEPS)]
     plain = record(target, numbers, shuffled=False, max_steps=STEPS)
     shuffled = record(target, numbers, shuffled=True, max_steps=STEPS)
+    # Heat maps with one color scale: codes are rows, steps columns.
     figure = new_figure(10, 4.2)
     panels = figure.subplots(1, 2, sharey=True)
     codes = plain.codes.shape[1]
@@ -86,6 +87,7 @@ def draw_code_map(target: EvaluationTarget, path: Path) -> None:
         raise UnfitTokensError(
             f"expected an episode of at least {FEWEST} steps, got {steps}"
         )
+    # Group the map, and choose the samples nearest to each group's centre.
     places = embed(recording.codes.cpu().numpy(), target.seed)
     groups = KMeans(GROUPS, n_init=10, random_state=target.seed).fit(places)
     nearest = groups.transform(places).argsort(0, kind="stable")[:SAMPLES].T
@@ -116,11 +118,14 @@ def _draw_map(
     frames = len(pictures[0][0])
     widths = [6.5, 2 * 0.75 * frames + 0.6]
     figure = new_figure(sum(widths), 6.5)
+    # The map is on the left, frames of the chosen samples on the right.
     grid = figure.add_gridspec(1, 2, width_ratios=widths)
     axes = figure.add_subplot(grid[0])
     for group, (color, steps) in enumerate(zip(COLORS, chosen, strict=True)):
-        axes.scatter(*places[labels == group].T, s=8, color=color, alpha=0.35)
-        axes.scatter(*places[steps].T, s=42, color=color, edgecolors="white")
+        x, y = places[labels == group].T
+        axes.scatter(x, y, s=8, color=color, alpha=0.35)
+        x, y = places[steps].T
+        axes.scatter(x, y, s=42, color=color, edgecolors="white")
     axes.set_title("codes of one episode, by t-SNE", color=INK)
     axes.set(xticks=[], yticks=[])
     # Groups in two columns, with space between; samples are rows, frames columns.

@@ -146,19 +146,17 @@ def published_rows(
 ) -> list[PublishedRow]:
     """Pair measured rows with the published ones of the same condition.
 
-    Args:
-        results: rows of an evaluation.
-        policies: policies by group.
-        env: ``{"name": …, **options}`` of the clean rows. Other tasks than the paper's
-            have no published rows.
+    ``env`` is ``{"name": …, **options}`` of the clean rows. Other tasks than the
+    paper's have no published rows.
     """
     rows = []
     for result in results:
+        # The paper has deterministic trained policies, unperturbed or fully perturbed.
         published = published_for(policies[result.group], env)
         plain = result.policy == TRAINED and not (result.stochastic or result.missing)
         if plain and result.label in published and result.severity in (0.0, 1.0):
             measured = [getattr(result, name) for name in MEASURED]
-            rows.append(PublishedRow(*measured, *published[result.label]))
+            rows.append(PublishedRow._make([*measured, *published[result.label]]))
     return rows
 
 
@@ -184,9 +182,7 @@ def print_published(rows: Sequence[PublishedRow]) -> None:
 def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, MeanStd]:
     """Return the published rows of such a policy in such an env, {} if there are none.
 
-    Args:
-        policy: a policy of the kind that the paper measures.
-        env: ``{"name": …, **options}``.
+    ``env`` is ``{"name": …, **options}``.
     """
     kind = kind_of(policy)
     for table in TABLES:

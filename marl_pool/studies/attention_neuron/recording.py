@@ -50,6 +50,7 @@ def record(
         max_steps: steps after which an episode is cut; None: the environment's own.
         keep_envs: keep copies of a single environment, to draw them.
     """
+    # Record codes and inputs of the first agent at each step.
     env = target.make_env(len(numbers), first=numbers[0])
     rollout = make_rollout(env, target.policies, shuffled, max_steps)
     ((group, policy),) = target.policies.items()

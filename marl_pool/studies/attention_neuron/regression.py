@@ -62,6 +62,7 @@ def regress(target: EvaluationTarget, episodes: int) -> list[Fit]:
     validate_codes(target)
     if is_picture(target):
         raise UnfitTokensError("expected readings, each of them a number, got bytes")
+    # Shuffle the tokens: codes of an invariant layer do not depend on it.
     recording = record(target, range(min(episodes, EPISODES)), shuffled=True)
     codes, inputs = recording.codes.double(), recording.inputs.double()
     known = REGRESSION if target.env["name"] == "cartpole" else {}

@@ -150,21 +150,12 @@ PUBLISHED: dict[str, PublishedModel] = {
 
 
 def import_weights(file: str | Path, agent: str, out: str | Path) -> Path:
-    """Convert a published file to the folder of a policy.
+    """Convert a published file to the new folder of a policy, for `load_policy`.
 
     ``config.json`` holds the environment that it acts in under ``env``.
 
-    Args:
-        file: an ``.npz`` with one array.
-        agent: a key of `PUBLISHED`.
-        out: new folder, read by `marl_pool.policies.storage.load_policy`.
-
-    Returns:
-        The folder.
-
     Raises:
-        InputError: an unknown agent, a folder that exists or cannot be written, or a
-            file that `load_published` rejects.
+        InputError: a folder that exists or cannot be written; see `load_published`.
     """
     folder = Path(out)
     policy = load_published(file, agent)
@@ -181,11 +172,7 @@ def import_weights(file: str | Path, agent: str, out: str | Path) -> Path:
 
 
 def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
-    """Build the policy of a published file, without unpickling anything.
-
-    Args:
-        file: an ``.npz`` with one array.
-        agent: a key of `PUBLISHED`.
+    """Build the policy of a published ``.npz`` file, without unpickling anything.
 
     Raises:
         InputError: an unknown agent; a file that is missing, damaged or of another

@@ -72,11 +72,9 @@ class NetworkOutput(NamedTuple):
 class Entrance(nn.Module):
     """Input transformation of a layer: add the encoding of its depth, and noise.
 
-    Source: Nair and Lieck, section 3.1.2, equations 5 to 7.
+    ``noise`` is the standard deviation of Gaussian noise, in training only.
 
-    Args:
-        dim: D, width of a token.
-        noise: standard deviation of Gaussian noise, in training only.
+    Source: Nair and Lieck, section 3.1.2, equations 5 to 7.
     """
 
     def __init__(self, dim: int, noise: float) -> None:
@@ -179,6 +177,7 @@ class HierarchicalEncoder(LayerStack):
     @torch.no_grad()
     def first_policy(self, x: Tensor, chance: Chance) -> Tensor:
         """Compute the first merge's probabilities of ordered pairs, ``(B, T, T)``."""
+        # Apply the first layer up to its choice of pairs.
         x, _ = self.entrance(x, 1, chance.generator)
         _, logits = self.layer.transform(x)
         itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
@@ -188,6 +187,7 @@ class HierarchicalEncoder(LayerStack):
 
 def others(places: Tensor, size: int) -> Tensor:
     """Return the indices below ``size`` that are not in ``places (B, R)``, in order."""
+    # A stable sort puts unused indices first, in order.
     used = torch.zeros(len(places), size, device=places.device, dtype=torch.uint8)
     used = used.scatter(1, places, 1)
     return used.argsort(dim=1, stable=True)[:, : size - places.shape[1]]

@@ -67,6 +67,7 @@ class Patches(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Embed ``(B, H, W, C)``, in [0, 1], as ``(B, N, D)``, patches row by row."""
         places = self.positions.to(images.dtype).expand(len(images), -1, -1, -1)
+        # Append each pixel's position to its channels, then cut.
         both = torch.cat([4 * (images - 0.5), places], -1)
         return self.project(patches(both, self.patch))
 
@@ -84,9 +85,10 @@ class PixelQueries(nn.Module):
 
     def __init__(self, layout: ImageLayout, dim: int, num_heads: int) -> None:
         super().__init__()
-        *self.size, channels = layout.shape
+        height, width, channels = layout.shape
+        self.size = (height, width)
         self.positions: Tensor
-        positions = fourier_positions(*self.size, layout.bands).flatten(0, 1)
+        positions = fourier_positions(height, width, layout.bands).flatten(0, 1)
         self.register_buffer("positions", positions, persistent=False)
         self.to_query = nn.Linear(positions.shape[-1], dim)
         self.answer = Refinement(dim, num_heads)

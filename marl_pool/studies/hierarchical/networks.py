@@ -42,6 +42,7 @@ class MergingNetwork(nn.Module):
         loss is small, and so is the variance of the REINFORCE gradient, which it
         scales.
         """
+        # Seed each layer by its name.
         for name, part in self.named_modules():
             if isinstance(part, nn.Linear):
                 with seeded(seed, name):

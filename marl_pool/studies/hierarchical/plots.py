@@ -22,12 +22,7 @@ OWN = "#e3008c"
 
 @figure_style()
 def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
-    """Plot rows of images, such as originals and reconstructions.
-
-    Args:
-        rows: ``(n, H, W, C)`` in [0, 1] by title, with the same n.
-        path: PNG file to write.
-    """
+    """Plot rows of n images ``(n, H, W, C)`` in [0, 1], by their title."""
     count = len(next(iter(rows.values())))
     figure = new_figure(1.1 * count, 1.35 * len(rows))
     panels = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
@@ -68,6 +63,7 @@ def draw_policies(
         f"{found.uniform:.2f}",
         fontsize=9,
     )
+    # Each image is followed by a square of small panels, one for each token.
     grid = figure.add_gridspec(len(places), columns * len(images))
     for number, (image, policy) in enumerate(zip(images, policies, strict=True)):
         left = number * columns
@@ -75,6 +71,7 @@ def draw_policies(
         for index, token in enumerate(tokens):
             row, column = divmod(index, len(places))
             axes = figure.add_subplot(grid[row, left + 1 + column])
+            # Mark the token on the map of its partners.
             partners = policy[token].view(side, side).cpu().numpy()
             axes.imshow(partners, cmap="viridis")
             axes.plot(token % side, token // side, "s", color=OWN, markersize=4)

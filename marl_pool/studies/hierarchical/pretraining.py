@@ -59,6 +59,7 @@ def teacher_forced(
         order = torch.cat([step.rest, step.pairs.gone, step.pairs.kept], 1)
         target = gather_tokens(x, order).detach()
         error = (undone.tokens - target).square().mean((1, 2))
+        # The layer's own error is the loss of its choices.
         losses = losses + error / len(schedule)
         score = score + error.detach() * step.log_prob
         unmerging = unmerging - undone.log_prob

@@ -176,6 +176,7 @@ class MergedImages(Hierarchy, ImageTask):
         number = self.sample_level(generator)
         depth = sample_depth(self.depths[number], generator)
         answer = network(images, self.trained[number].schedule[:depth], chance)
+        # Credit the sampled choices with the loss.
         numbers = self.losses(answer.output.float(), batch)
         losses, *_ = numbers.values()
         loss = surrogate(
@@ -194,12 +195,14 @@ class MergedImages(Hierarchy, ImageTask):
         self, network: nn.Module, images: Tensor, batch: Batch, chance: Chance
     ) -> LossAndMetrics:
         metrics: dict[str, Tensor] = {}
+        # Measure each level, and the mean over levels.
         for level in self.measured:
             answer: NetworkOutput = network(images, level.schedule, chance)
             for name, each in self.losses(answer.output.float(), batch).items():
                 metrics[f"{name}_{level.tokens}"] = each
                 metrics[name] = metrics.get(name, 0) + each / len(self.measured)
         if self.num_tokens > 1 and self.policy != "random":
+            # Information about the image, within this batch.
             policies = self.policies(network, images, chance)
             metrics["policy_information"] = divergences(policies)
         return LossAndMetrics(metrics[self.metric].mean(), metrics)

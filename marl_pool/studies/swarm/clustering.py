@@ -10,12 +10,12 @@ from typing_extensions import override
 from marl_pool.studies.swarm.data import (
     Bounds,
     Mixtures,
+    in_new_order,
     log_densities,
     validate_bounds,
     wishart_mixtures,
 )
 from marl_pool.studies.swarm.matching import accuracy, match_clusters
-from marl_pool.studies.swarm.padded import in_new_order
 from marl_pool.studies.swarm.point_task import PointTask
 from marl_pool.studies.swarm.points import is_equivariant
 from marl_pool.training.supervised.task import Batch, validate_no_part
@@ -129,6 +129,7 @@ class Clustering(PointTask):
         Returns:
             ``(sets,)``, relative standard deviation of the loss over orders: Figure 3.
         """
+        # Repeat the same sets in random orders.
         sets = self._test_sets(SPREAD_SETS, size)
         losses = []
         for _ in range(SPREAD_ORDERS):

@@ -115,6 +115,7 @@ class ImageGeneration(ImageTask):
     def frequencies(self) -> Tensor:
         """Frequencies of the levels of each training pixel, ``(L, num_levels)``."""
         levels = self.num_levels
+        # Number the (pixel, level) pairs, and count them chunk by chunk.
         first = levels * torch.arange(math.prod(self.shape))
         counts = torch.ones(levels * len(first), dtype=torch.int64)
         for rows in torch.arange(self.num_train).split(CHUNK):
@@ -144,6 +145,7 @@ def _draw(images: Tensor, num_levels: int, path: Path) -> None:
     bright = images.float() / (num_levels - 1)
     framed = nn.functional.pad(bright, (0, 0, 1, 1, 1, 1), value=0.5)
     rows, columns, height, width, channels = framed.shape
+    # Join the images to one large image, with a gray border around each.
     sheet = framed.permute(0, 2, 1, 3, 4).reshape(
         rows * height, columns * width, channels
     )

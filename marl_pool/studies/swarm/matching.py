@@ -41,6 +41,7 @@ def match_clusters(
         padding: ``(B, N)`` bool, True = ignore.
         num_clusters: ``(B,)``, clusters of each set, at most K.
     """
+    # The assignment is computed without a gradient, which passes through the scores.
     scores = cluster_scores(log_probs, labels, padding)
     outputs = _assign(scores.detach(), num_clusters)
     taken = scores.gather(2, outputs.clamp(min=0)[..., None])[..., 0]

@@ -88,6 +88,7 @@ class MixtureLikelihood(PointTask):
         """
         mixtures = Mixtures(**batch)
         there = ~mixtures.padding
+        # Fit one Gaussian by its moments.
         each = there[..., None] / there.sum(1)[:, None, None]
         mean = (mixtures.points * each).sum(1, keepdim=True)
         variance = ((mixtures.points - mean).square() * each).sum(1, keepdim=True)

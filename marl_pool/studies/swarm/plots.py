@@ -38,13 +38,10 @@ def draw_clustering(
     (Figure 5): the probability of each output at each position, with the true ellipses.
 
     Args:
-        network: maps points to logits, in evaluation mode.
+        network: network in evaluation mode.
         mixtures: a single row, without padding.
         folder: folder for the files.
         cells: cells of the maps in each direction.
-
-    Returns:
-        The two files.
     """
     log_probs = network(mixtures.points, None).log_softmax(-1)
     matched = match_clusters(
@@ -55,16 +52,13 @@ def draw_clustering(
     probabilities = extra_entity(network, mixtures.points[0], extent, cells)
     assigned = colors[log_probs[0].argmax(-1)]
     figures = {
-        folder / "clustering.png": _side_by_side(
-            mixtures, assigned, probabilities, extent
-        ),
-        folder / "probabilities.png": _probability_maps(
-            mixtures, probabilities, colors, extent
-        ),
+        "clustering": _side_by_side(mixtures, assigned, probabilities, extent),
+        "probabilities": _probability_maps(mixtures, probabilities, colors, extent),
     }
-    for path, figure in figures.items():
-        save_png(figure, path, DPI)
-    return list(figures)
+    files = [folder / f"{name}.png" for name in figures]
+    for file, figure in zip(files, figures.values(), strict=True):
+        save_png(figure, file, DPI)
+    return files
 
 
 def extra_entity(
@@ -81,6 +75,7 @@ def extra_entity(
     y, x = torch.meshgrid(
         bottom + (top - bottom) * steps, left + (right - left) * steps, indexing="ij"
     )
+    # Evaluate as many cells at once as memory permits.
     places = torch.stack([x, y], -1).flatten(0, 1)
     results = []
     for some in places.split(max(1, AT_ONCE // (len(points) + 1))):
@@ -104,17 +99,14 @@ def output_colors(outputs: Tensor, count: int) -> Tensor:
 def draw_spread(spreads: dict[str, Tensor], path: Path) -> None:
     """Plot the dependence of the loss on the order of the entities (Figure 3).
 
-    Args:
-        spreads: relative standard deviation of each set's loss over orders, by the
-            sets' number of entities.
-        path: PNG file to write.
+    ``spreads`` holds the relative standard deviation of each set's loss over orders, by
+    the sets' number of entities.
     """
     figure = new_figure(1.2 + 0.9 * len(spreads), 3.2)
     axes = figure.subplots()
     axes.violinplot([100 * each.numpy() for each in spreads.values()], showmedians=True)
     axes.set_xticks(range(1, len(spreads) + 1), list(spreads))
-    axes.set_xlabel("entities")
-    axes.set_ylabel("loss: sd over orders / mean, %")
+    axes.set(xlabel="entities", ylabel="loss: sd over orders / mean, %")
     axes.set_ylim(bottom=0)
     style_axes(axes)
     save_png(figure, path, DPI)
@@ -127,6 +119,7 @@ def _side_by_side(
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     left.set_title("true clusters", fontsize=10)
     right.set_title("assigned; gray: entropy of one more point", fontsize=10)
+    # Shade the right panel by the entropy, from certain (white) to uniform.
     entropy = torch.special.entr(probabilities).sum(-1)
     shown = right.imshow(
         entropy.numpy(),
@@ -139,15 +132,14 @@ def _side_by_side(
         alpha=0.8,
     )
     figure.colorbar(shown, ax=right, label="nats", shrink=0.8)
-    points = mixtures.points[0]
+    clusters = torch.arange(int(mixtures.num_clusters[0]))
     for axes, colors in ((left, mixtures.labels[0]), (right, assigned)):
-        axes.scatter(*points.T.numpy(), c=_palette(colors), s=7, linewidths=0)
+        points = mixtures.points[0].T.numpy()
+        axes.scatter(*points, c=_palette(colors), s=7, linewidths=0)
         axes.set_aspect("equal")
         style_axes(axes)
-    for cluster in range(int(mixtures.num_clusters[0])):
-        color = _palette(torch.tensor([cluster]))[0]
-        _ellipse(left, mixtures, cluster, color)
-        _ellipse(right, mixtures, cluster, color)
+        for cluster, color in enumerate(_palette(clusters)):
+            _ellipse(axes, mixtures, cluster, color)
     return figure
 
 
@@ -164,6 +156,7 @@ def _probability_maps(
     for axes in panels:
         axes.set_axis_off()
     clusters = int(mixtures.num_clusters[0])
+    # Panels are in the order of the colors: matched outputs first.
     for output in colors.argsort().tolist():
         place = int(colors[output])
         axes = panels[place]

@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.studies.swarm.data import Bounds, Mixtures, validate_bounds
-from marl_pool.studies.swarm.padded import by_length, in_new_order
+from marl_pool.studies.swarm.data import (
+    Bounds,
+    Mixtures,
+    by_length,
+    in_new_order,
+    validate_bounds,
+)
 from marl_pool.studies.swarm.points import PointNetwork, is_equivariant
 from marl_pool.training.supervised.task import (
     Batch,

@@ -74,6 +74,7 @@ class PointNetwork(nn.Module):
         x = self.embedding(points)
         if self.pooling is None:
             return self.head(self.encoder(x, padding))
+        # A head may have learned tokens, which pass through the encoder.
         x, padding, types = self.pooling.prepend(x, padding)
         return self.head(self.pooling(self.encoder(x, padding), padding, types))
 

@@ -80,6 +80,7 @@ class SwarmTransformer(nn.Module):
             pixels: ``(B, L)`` int64 in [0, num_levels), in row-major order.
             labels: ``(B,)`` int64; None if the images have none.
         """
+        # Shift the pixels by one, so that no logit depends on its own pixel.
         previous = nn.functional.pad(self.intensities(pixels[:, :-1]), (0, 0, 1, 0))
         x = previous + self.known(labels)
         for number, layer in enumerate(self.layers):
@@ -103,6 +104,7 @@ class SwarmTransformer(nn.Module):
         known = self.known(labels).expand(count, -1, -1)
         memory = self.empty_memory(count)
         pixels: list[Tensor] = []
+        # Keep running sums instead of all earlier pixels.
         for place in range(known.shape[1]):
             last = pixels[-1] if pixels else None
             shares = self.step(last, known[:, place], memory, place).softmax(-1)
@@ -112,13 +114,11 @@ class SwarmTransformer(nn.Module):
     def step(
         self, last: Tensor | None, known: Tensor, memory: Tensor, place: int
     ) -> Tensor:
-        """Compute the logits ``(B, num_levels)`` of the pixel at ``place``.
+        """Compute the logits ``(B, num_levels)`` of the pixel at index ``place``.
 
-        Args:
-            last: ``(B,)``, the previous pixel; None at the first one.
-            known: ``(B, width)``, embedding of the pixel's position, channel and class.
-            memory: memory of `empty_memory`, updated in place.
-            place: index of the pixel.
+        ``last (B,)`` is the previous pixel, None at the first one; ``known (B, width)``
+        the embedding of position, channel and class; ``memory``, from `empty_memory`,
+        is updated in place.
         """
         x = known if last is None else known + self.intensities(last)
         for number, (layer, sums) in enumerate(zip(self.layers, memory, strict=True)):

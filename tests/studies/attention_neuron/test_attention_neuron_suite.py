@@ -55,8 +55,8 @@ def cartpole(count: int = EPISODES, **options: Any) -> BatchedEnv:
     return make_batched_env(num_envs=count, start_speed=0.5, **{**ENV, **options})
 
 
-def sensory(world: BatchedEnv | None = None, **options: Any) -> Sensory:
-    group = (world or cartpole(1)).groups["agent"]
+def sensory(env: BatchedEnv | None = None, **options: Any) -> Sensory:
+    group = (env or cartpole(1)).groups["agent"]
     pooling = {**NEURON, **options}
     made = Sensory(group.tokens, group.action_space, pooling=pooling, seed=1)
     with torch.no_grad():  # actions that differ from one another
@@ -64,8 +64,8 @@ def sensory(world: BatchedEnv | None = None, **options: Any) -> Sensory:
     return made
 
 
-def feed_forward(world: BatchedEnv | None = None) -> FeedForward:
-    group = (world or cartpole(1)).groups["agent"]
+def feed_forward(env: BatchedEnv | None = None) -> FeedForward:
+    group = (env or cartpole(1)).groups["agent"]
     return FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
 
 
@@ -146,9 +146,9 @@ def test_a_population_rescales_as_its_agent_does() -> None:
     agent = rescaled({"agent": sensory()})["agent"]
     assert isinstance(agent, Sensory)
     many = Population(agent, torch.stack([to_vector(agent)] * 2).double())
-    worlds = cartpole(4, duplicates=2)
+    envs = cartpole(4, duplicates=2)
     alone = play(to_float64({"agent": agent}), cartpole(4, duplicates=2))
-    together = play(to_float64({"agent": many}), worlds)
+    together = play(to_float64({"agent": many}), envs)
     np.testing.assert_allclose(together.returns["agent"], alone.returns["agent"])
 
 
@@ -216,7 +216,7 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
     assert rows["shuffle"]["drop"] == pytest.approx(0, abs=1e-4)
     twice, clean = rows["two of each channel"], rows["clean"]
     assert twice["mean"] == pytest.approx(clean["mean"], abs=1e-4)
-    assert twice["drop"] is None  # another world is another task
+    assert twice["drop"] is None  # another env is another task
     assert rows["shuffle every=25"]["drop"] != 0
     assert {f"occlude {share}" for share in (0.2, 0.4, 0.6, 0.8)} <= set(rows)
     assert rows["five noise channels"]["transfer_env"] == {
@@ -234,7 +234,7 @@ def test_what_a_feed_forward_agent_cannot_do_is_a_gap(tmp_path: Path) -> None:
     assert rows["shuffle"]["drop"] != 0
 
 
-def test_a_misfit_of_another_world_is_a_gap(tmp_path: Path) -> None:
+def test_a_misfit_of_another_env_is_a_gap(tmp_path: Path) -> None:
     frames = {"label": "frames", "env": {"num_frames": 2}, "rescale_codes": False}
     settings = suite(transfer=[frames], perturbations=[])
     rows = rows_of(evaluate(make_run(tmp_path / "run", sensory()), settings))
@@ -312,7 +312,7 @@ def test_published_numbers_are_printed_and_written_beside_the_results(
 # Worlds other than the trained one
 
 
-def test_a_changed_world_is_recorded(tmp_path: Path) -> None:
+def test_a_changed_env_is_recorded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sensory())
     env = {**ENV, "duplicates": 2}
     settings = suite(perturbations=[], transfer=[], env=env, rescale_codes=True)
@@ -326,7 +326,7 @@ def test_a_changed_world_is_recorded(tmp_path: Path) -> None:
     assert means[0] == pytest.approx(means[1])
 
 
-def test_a_world_that_the_policy_cannot_see_is_refused(tmp_path: Path) -> None:
+def test_an_env_that_the_policy_cannot_see_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sensory())
     with pytest.raises(InputError, match="expected num_features = 2, got 1"):
         evaluate(run, suite(env={**ENV, "num_frames": 2}))
@@ -338,11 +338,9 @@ def test_a_world_that_the_policy_cannot_see_is_refused(tmp_path: Path) -> None:
 
 
 def test_actions_of_another_kind_are_a_misfit() -> None:
-    world = make_batched_env("simple_centroid", num_envs=1)
+    env = make_batched_env("simple_centroid", num_envs=1)
     assert misfit({"agent": sensory()}, cartpole(1).groups) == ""
-    assert "'agent': expected num_features" in misfit(
-        {"agent": sensory()}, world.groups
-    )
+    assert "'agent': expected num_features" in misfit({"agent": sensory()}, env.groups)
 
 
 # Analyses
@@ -353,7 +351,7 @@ def subject_of(folder: Path, policy: SpecifiedPolicy, **env: Any) -> EvaluationT
     return EvaluationTarget.from_run(run, TargetSettings())
 
 
-def test_a_recording_is_in_the_worlds_own_order(tmp_path: Path) -> None:
+def test_a_recording_is_in_the_envs_own_order(tmp_path: Path) -> None:
     subject = subject_of(tmp_path / "run", sensory(), start_speed=0.5)
     plain, shuffled = (
         record(subject, range(2), shuffled=moved, max_steps=30, keep_envs=not moved)
@@ -438,15 +436,15 @@ def test_an_analysis_that_cannot_be_made_says_why(
 @pytest.mark.parametrize("patch", [6, 12])
 def test_patches_are_outlined_where_they_are(patch: int) -> None:
     pytest.importorskip("ale_py")
-    world = make_batched_env("pong", num_envs=1, patch=patch)
-    assert world.patch_grid == PatchGrid(84, patch, patch)
+    env = make_batched_env("pong", num_envs=1, patch=patch)
+    assert env.patch_grid == PatchGrid(84, patch, patch)
     row, column = 3, 5
-    screens = torch.zeros_like(world.screens)  # type: ignore[attr-defined]
+    screens = torch.zeros_like(env.screens)  # type: ignore[attr-defined]
     screens[0, -1, row * patch :, column * patch :][:patch, :patch] = 255
-    world.screens = screens  # type: ignore[attr-defined]
-    weights = world.observe()["agent"].features[0, 0].float().mean(-1)
+    env.screens = screens  # type: ignore[attr-defined]
+    weights = env.observe()["agent"].features[0, 0].float().mean(-1)
     size = 84 * 4
-    image = outline_top(np.zeros((size, size, 3), np.uint8), world, weights, 1)
+    image = outline_top(np.zeros((size, size, 3), np.uint8), env, weights, 1)
     drawn = (image == OUTLINE).all(-1)
     ys, xs = drawn.nonzero()
     side = 4 * patch
@@ -562,7 +560,7 @@ def test_a_policy_without_a_run_is_evaluated(command: Any, tmp_path: Path) -> No
     assert "results exists; choose another --out" in said[0]
 
 
-def test_its_world_can_be_changed_and_its_folder_has_a_name(command: Any) -> None:
+def test_its_env_can_be_changed_and_its_folder_has_a_name(command: Any) -> None:
     save_policies({"p": sensory()}, {"agent": "p"}, "mine/policy", env=ENV)
     keys = ("env.noise_channels=2", "rescale_codes=true")
     assert command("evaluate", "mine/policy", *QUICK, *keys)[0] == 0
@@ -573,7 +571,7 @@ def test_its_world_can_be_changed_and_its_folder_has_a_name(command: Any) -> Non
     assert content["env"]["noise_channels"] == 2
 
 
-def test_a_policy_that_names_no_world_and_no_group(command: Any) -> None:
+def test_a_policy_that_names_no_env_and_no_group(command: Any) -> None:
     save_policy(sensory(), "alone")
     status, said = command("evaluate", "alone", *QUICK)
     assert status == 2
@@ -659,7 +657,7 @@ def test_pretrained_policies_are_listed_loaded_and_played(command: Any) -> None:
     assert "Did you mean 'tiny'?" in said[0]
 
 
-def test_what_is_shipped_says_its_world_and_fits_it() -> None:
+def test_what_is_shipped_says_its_env_and_fits_it() -> None:
     for name in pretrained.pretrained_names():
         config = json.loads(
             (pretrained.pretrained_path(name) / "config.json").read_text()
@@ -694,7 +692,7 @@ def test_wrong_keys_are_refused_in_one_line(override: str, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_world_may_be_changed_in_part_or_named_whole() -> None:
+def test_an_env_may_be_changed_in_part_or_named_whole() -> None:
     assert compose("evaluate")["env"] is None
     assert compose("render", ["env.duplicates=2"])["env"] == {"duplicates": 2}
     whole = compose("evaluate", ["env=cartpole", "env.duplicates=2"])["env"]

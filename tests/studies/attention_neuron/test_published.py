@@ -79,7 +79,7 @@ def refused(file: Path, agent: str = "cartpole_pi") -> str:
 def act(
     policy: SpecifiedPolicy, sets: Tensor, orders: list[list[int]] | None = None
 ) -> np.ndarray:
-    """The actions of one world that shows ``(T, N, F)``, each perhaps in an order."""
+    """The actions of one env that shows ``(T, N, F)``, each perhaps in an order."""
     state = policy.initial_state(1, 1, sets.shape[1])
     actions = []
     for step, features in enumerate(sets):
@@ -129,7 +129,7 @@ def test_every_number_of_the_file_is_used_once(agent: str, write: Any) -> None:
 
 
 @pytest.mark.parametrize("agent", SIZES)
-def test_each_fits_its_world(agent: str) -> None:
+def test_each_fits_its_env(agent: str) -> None:
     env = dict(PUBLISHED[agent].env)
     if env["name"] != "cartpole":
         pytest.importorskip("Box2D" if env["name"] == "car_racing" else "pybullet")
@@ -178,7 +178,7 @@ def stacks(steps: int, frames: int, colors: int) -> np.ndarray:
 
 
 def cut(stacks: np.ndarray, patch: int, stride: int) -> Tensor:
-    """The tokens of stacks of pictures, ``(T, N, F)``: as the world CarRacing says."""
+    """The tokens of stacks of pictures, ``(T, N, F)``: as the env CarRacing says."""
     places = range(0, 96 - patch + 1, stride)
     rows = [
         stacks[:, :, y : y + patch, x : x + patch].reshape(len(stacks), -1)
@@ -213,14 +213,12 @@ def test_sensory_attention_agent_acts_like_the_published_code(
 
 @needs_box2d
 @pytest.mark.parametrize("agent", ["carracing", "carracing_pi"])
-def test_the_worlds_tokens_are_those_of_these_tests(agent: str) -> None:
-    world: Any = make_batched_env(num_envs=3, **PUBLISHED[agent].env)
-    shown = stacks(3, world.num_frames, world.screens.shape[-1])
-    world.screens = torch.from_numpy(shown)
-    seen = world.observe()["agent"].features[:, 0]
-    assert torch.equal(
-        seen, cut(shown, world.patch_grid.patch, world.patch_grid.stride)
-    )
+def test_the_envs_tokens_are_those_of_these_tests(agent: str) -> None:
+    env: Any = make_batched_env(num_envs=3, **PUBLISHED[agent].env)
+    shown = stacks(3, env.num_frames, env.screens.shape[-1])
+    env.screens = torch.from_numpy(shown)
+    seen = env.observe()["agent"].features[:, 0]
+    assert torch.equal(seen, cut(shown, env.patch_grid.patch, env.patch_grid.stride))
 
 
 @needs_box2d
@@ -230,8 +228,8 @@ def test_they_drive(agent: str, write: Any) -> None:
     policy = load_published(write(params=synthetic(agent)), agent).double()
     taken = []
     for perturbation in (None, Shuffle()):
-        world = make_batched_env(num_envs=2, **PUBLISHED[agent].env)
-        rollout = Rollout(world, {"agent": policy}, perturbation=perturbation)
+        env = make_batched_env(num_envs=2, **PUBLISHED[agent].env)
+        rollout = Rollout(env, {"agent": policy}, perturbation=perturbation)
         taken.append(rollout.steps(4)["agent"].actions)
     assert taken[0].shape == (4, 2, 1, 3)
     assert taken[0].abs().max() <= 1
@@ -327,9 +325,9 @@ SD = {25: 149, 50: 206, 100: 254, 200: 310, 500: 376}
 
 
 def score(
-    policy: SpecifiedPolicy, world: BatchedEnv, perturbation: Perturbation | None = None
+    policy: SpecifiedPolicy, env: BatchedEnv, perturbation: Perturbation | None = None
 ) -> float:
-    return float(play({"agent": policy}, world, perturbation).returns["agent"].mean())
+    return float(play({"agent": policy}, env, perturbation).returns["agent"].mean())
 
 
 @pytest.mark.slow
@@ -354,9 +352,9 @@ def test_cartpole_scores_as_published(
     policy = load_published(WEIGHTS, "cartpole_pi")
     if "duplicates" in options:
         doubled(policy)
-    world = CartPole(EPISODES, seed=0, **options)
+    env = CartPole(EPISODES, seed=0, **options)
     perturbation = None if shuffle is None else Shuffle(**shuffle)
-    assert score(policy, world, perturbation) == pytest.approx(expected, abs=within)
+    assert score(policy, env, perturbation) == pytest.approx(expected, abs=within)
 
 
 class PublishedStarts(CartPole):
@@ -376,10 +374,10 @@ class PublishedStarts(CartPole):
 
 @pytest.mark.slow
 def test_cartpole_scores_as_published_from_the_published_starts(golden: Any) -> None:
-    world = PublishedStarts(EPISODES)
-    np.testing.assert_allclose(world.starts[:20], golden["env_resets_seed1"])
+    env = PublishedStarts(EPISODES)
+    np.testing.assert_allclose(env.starts[:20], golden["world_resets_seed1"])
     policy = load_published(WEIGHTS, "cartpole_pi")
-    assert score(policy, world) == pytest.approx(479, abs=10)
+    assert score(policy, env) == pytest.approx(479, abs=10)
 
 
 # What is refused

@@ -1,4 +1,4 @@
-"""Which tokens matter for the task, as worlds and their tokens' types say."""
+"""Which tokens matter for the task, as envs and their tokens' types say."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_signal_is_of_known_types() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_a_world_knows_its_signal_or_says_so(name: str, options: Any) -> None:
+def test_an_env_knows_its_signal_or_says_so(name: str, options: Any) -> None:
     env = make_batched_env(name, 2, **options)
     env.reset()
     if name not in KNOWN:
@@ -45,14 +45,14 @@ def test_a_world_knows_its_signal_or_says_so(name: str, options: Any) -> None:
             assert (mask | ~own).all()
 
 
-def test_a_world_that_knows_nothing() -> None:
+def test_an_env_that_knows_nothing() -> None:
     env = FoxAndHens(2)
     env.reset()
     with pytest.raises(UnfitTokensError, match="FoxAndHens does not define .* 'fox'"):
         env.signal()
 
 
-def test_types_of_the_particle_worlds() -> None:
+def test_types_of_the_particle_envs() -> None:
     centroid = make_batched_env("simple_centroid", 1).groups["agent"].tokens
     assert centroid.signal_types == ("self", "signal")
     for collide, expected in (
@@ -92,7 +92,7 @@ LEVELS = {"n": 12, "goal_length": 4, "num_distractors": 3, "distractor_length": 
 
 
 def shown(env: BatchedEnv, index: int) -> list[tuple[float, ...]]:
-    """Type and color of the signal tokens of a world."""
+    """Type and color of the signal tokens of an env."""
     tokens, mask = env.observe()["agent"], env.signal()["agent"][index, 0]
     kinds = tokens.types[index, 0][mask].double()[:, None]
     colors = tokens.features[index, 0, :, :3][mask].double()

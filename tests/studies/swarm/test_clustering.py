@@ -16,12 +16,13 @@ from scipy import stats
 from torch import Tensor
 
 from helpers.pictures import read_picture, share_beside_background, share_of
-from marl_pool.cli.main import main
 from marl_pool.config import compose
 from marl_pool.studies.swarm.clustering import Clustering
 from marl_pool.studies.swarm.data import (
     Mixtures,
+    by_length,
     four_gaussians,
+    in_new_order,
     log_densities,
     wishart_mixtures,
 )
@@ -36,7 +37,6 @@ from marl_pool.studies.swarm.mixture import (
     mean_log_likelihood,
     to_parameters,
 )
-from marl_pool.studies.swarm.padded import by_length, in_new_order
 from marl_pool.studies.swarm.plots import output_colors
 from marl_pool.studies.swarm.points import PointNetwork, is_equivariant
 from marl_pool.training.supervised.results import read_study
@@ -495,16 +495,6 @@ def test_back_tracking_as_published(losses: list[float]) -> None:
 
 
 # Whole studies
-
-
-@pytest.mark.parametrize("task", ["clustering", "mixture"])
-def test_a_tiny_study_runs_from_one_command(tmp_path: Path, task: str) -> None:
-    run = tmp_path / "run"
-    given = [f"task={task}", "scale=tiny", "threads=1", "fit.epochs=1"]
-    assert main(["fit", *given, "--run-dir", str(run)]) == 0
-    results = json.loads((run / "results.json").read_text())
-    assert results["mean"]["loss"] > results["baselines"]["true mixture"]
-    assert all((run / picture).is_file() for picture in results["pictures"])
 
 
 def write_run(folder: Path, loss: float, **encoder: Any) -> None:

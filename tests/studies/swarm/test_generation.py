@@ -1,7 +1,6 @@
 """The SWARM transformer: causal, the same step by step, and what it generates."""
 
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from helpers.pictures import read_picture, share_of
 from helpers.tasks import build_task
-from marl_pool.cli.main import main
 from marl_pool.encoders.swarm import SwarmLayer
 from marl_pool.studies import image_task
 from marl_pool.studies.swarm.generation import ImageGeneration
@@ -259,13 +257,3 @@ def test_more_images_than_there_are(data: Images, tmp_path: Path) -> None:
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="data_dir: "):
         ImageGeneration(data_dir=str(tmp_path)).prepare(tmp_path)
-
-
-def test_a_tiny_study_runs_from_one_command(data: Images, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    fewer = ["task.size=4", "task.num_samples=50", "task.num_test=20"]
-    given = ["task=generation", "scale=tiny", "threads=1", "fit.batch_size=10", *fewer]
-    assert main(["fit", *given, "--run-dir", str(run)]) == 0
-    results = json.loads((run / "results.json").read_text())
-    assert results["pictures"] == ["pictures/samples.png"]
-    assert 0 < results["mean"]["bits_per_dim"] < 3
