@@ -82,14 +82,8 @@ class VisionTransformer(nn.Module):
     and C.7, and its published code; ViT is by Dosovitskiy et al.,
     https://arxiv.org/abs/2010.11929.
 
-    Args:
-        spec: specification of the patches as tokens.
-        num_classes: K, number of classes.
-        encoder: ``{"name": …, **options}``.
-        pooling: ``{"name": …, **options}``.
-        options: options of the network.
-        normalization: constants of the pixels' channels; None leaves pixels in [0, 1].
-        seed: seed of the initial weights.
+    ``encoder`` and ``pooling`` are ``{"name": …, **options}``. With ``normalization``
+    None pixels stay in [0, 1].
     """
 
     def __init__(

@@ -31,13 +31,9 @@ IN_MEMORY = 1 << 28
 class Sets:
     """Sets of vectors by their numbers, equal for equal seeds.
 
-    Args:
-        folder: folder for a large file, made if it is missing. The file's name states
-            all that its content depends on, so an existing file is used again.
-        num_samples: number of sets; the first ones do not depend on it.
-        num_vectors: N, vectors of a set.
-        dim: d, features of a vector.
-        seed: seed of the sets, at least 0.
+    Large sets go to a file in ``folder``, which is made if it is missing. The file's
+    name states all that its content depends on, so an existing file is used again. The
+    first sets do not depend on ``num_samples``.
 
     Raises:
         InputError: an existing file with another content than its name states, or a

@@ -50,7 +50,6 @@ def record(
         max_steps: steps after which an episode is cut; None: the environment's own.
         keep_envs: keep copies of a single environment, to draw them.
     """
-    # Record codes and inputs of the first agent at each step.
     env = target.make_env(len(numbers), first=numbers[0])
     rollout = make_rollout(env, target.policies, shuffled, max_steps)
     ((group, policy),) = target.policies.items()
@@ -58,6 +57,7 @@ def record(
     inputs: list[Tensor] = []
     envs = [_first(env)]
 
+    # Record codes and inputs of the first agent at each step.
     def record_step(transition: Transition) -> None:
         tokens = transition.tokens[group]
         code = policy.latent(tokens, transition.states[group])

@@ -48,10 +48,6 @@ class Patches(nn.Module):
     Source: Nair and Lieck, section 3.1.1. Difference: a pixel v enters as
     ``4 (v - 1/2)``. Otherwise the few pixel values have little effect among the many
     position features, and the network learns only the mean image for a long time.
-
-    Args:
-        layout: layout of the images.
-        dim: D, width of a token.
     """
 
     def __init__(self, layout: ImageLayout, dim: int) -> None:

@@ -20,12 +20,7 @@ from marl_pool.studies.hierarchical.settings import Hierarchy
 
 
 class MergingNetwork(nn.Module):
-    """Base of the networks on images: patches, and the encoder that merges them.
-
-    Args:
-        layout: layout of the images.
-        settings: settings of encoder and decoder.
-    """
+    """Base of the networks on images: patches, and the encoder that merges them."""
 
     def __init__(self, layout: ImageLayout, settings: Hierarchy) -> None:
         super().__init__()
