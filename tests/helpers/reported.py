@@ -13,11 +13,14 @@ import numpy as np
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.evaluation.report.group_scores import GroupScores, group_scores
+from marl_pool.evaluation.report.group_scores import (
+    Condition,
+    GroupScores,
+    group_scores,
+)
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
 from marl_pool.evaluation.report.runs import read_runs
-from marl_pool.evaluation.report.table import Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -29,6 +32,7 @@ from marl_pool.evaluation.results import (
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
+from marl_pool.utils.manifest import sealed_json
 
 EPISODES = 16
 SMALL = ("env.max_steps=6", "env.num_noise=3", "encoder.num_layers=1")
@@ -129,7 +133,7 @@ def evaluated(
     told: dict[str, Any] = {
         **{"run": run.path.name, "env": run.config["env"], "changed": {}, "seed": 0},
         **{"checkpoint": "best", "iteration": 3, "episodes": episodes},
-        **{"commit": "0123abc", "package_version": "9"},
+        **{"commit": "0123abc", "package_version": "9", "rescale_codes": False},
     }
     write_json(files.path(DOCUMENT), results, {**told, **about})
     write_returns(files.path(RETURNS), np.stack(table))
@@ -226,6 +230,7 @@ def diagnosed(
     told |= {"changed": {}, "commit": "0123abc", "episodes": 64, **about}
     run.make_evaluation_dir()
     file = run.evaluation_dir / f"diagnosis{number}.json"
-    lines = [{"group": "agent", "head": "all", **row} for row in rows]
-    file.write_text(json.dumps({**told, "rows": lines}))
+    whole = {"group": "agent", "head": "all", "missing": ""}
+    lines = [{**whole, **row} for row in rows]
+    file.write_text(json.dumps(sealed_json({**told, "rows": lines})))
     return run

@@ -1,26 +1,31 @@
 """Comparison of methods: ranking, performance profile, improvement, retraining gap."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
+import pandas as pd
 
 from marl_pool.evaluation.report.components import (
     Component,
-    Note,
     PageSection,
-    Table,
     TableCell,
     figure,
     listed,
     missing,
+    missing_note,
     number,
     span,
 )
-from marl_pool.evaluation.report.group_scores import GroupScores, MethodScores
+from marl_pool.evaluation.report.group_scores import (
+    UNPERTURBED,
+    Condition,
+    GroupScores,
+    MethodScores,
+    joint_provenance,
+)
 from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels, draw_points
-from marl_pool.evaluation.report.provenance import joint_provenance
 from marl_pool.evaluation.report.robustness import trained_in
-from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.statistics.comparison import (
     INTERVAL_FROM,
     RANKED_FROM,
@@ -43,7 +48,8 @@ UNDEFINED = (
     "some bootstrap samples of the episodes have no score: there are too few, or the "
     "scripted policy is hardly better than the random one"
 )
-NOT_SHARED = Note("The methods have no condition in common.", missing=True)
+NOT_SHARED = missing_note("The methods have no condition in common.")
+NO_SCORE = missing_note("Not ranked: no score is defined here, only returns.")
 Styles = Mapping[str, LineStyle]
 Tasks = Mapping[str, tuple[list[MethodScores], list[Condition]]]
 """The methods of each training environment, and the conditions of their comparison."""
@@ -51,69 +57,60 @@ Tasks = Mapping[str, tuple[list[MethodScores], list[Condition]]]
 
 def comparison(group: GroupScores, styles: Styles) -> list[PageSection]:
     """Build the sections that compare the methods of one training environment."""
-    tasks = {}
-    for env in group.envs:
-        own = group.of_env(env)
-        areas = group.common(own, "area")
-        tasks[env] = own, areas or group.common(own, "clean")
-    contents = {"ranking": _ranking(group, tasks, styles)}
-    if group.unit == "score" and any(len(own) > 1 for own, _ in tasks.values()):
-        contents["performance"] = [_performance(group, tasks, styles)]
-        contents["improvement"] = _improvement(group, tasks)
-    if len(group.envs) > 1:
+    tasks = {
+        env: (own, group.common(own, "area") or group.common(own, "clean"))
+        for env, own in group.envs.items()
+    }
+    ranking: list[Component] = []
+    contents = {"ranking": ranking}
+    if group.unit != "score":
+        ranking.append(NO_SCORE)
+    else:
+        for env, task in tasks.items():
+            ranking += [*trained_in(group, env), *_ranked(group, *task, styles)]
+        if any(len(own) > 1 for own, _ in tasks.values()):
+            contents["performance"] = [_performance(group, tasks, styles)]
+            contents["improvement"] = _improvement(group, tasks)
+    if len(tasks) > 1:
         contents["retraining"] = [_retraining(group)]
     facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
     return [PageSection(name, own, facts) for name, own in contents.items()]
 
 
-def _ranking(group: GroupScores, tasks: Tasks, styles: Styles) -> list[Component]:
-    if group.unit != "score":
-        return [Note("Not ranked: no score is defined here, only returns.", True)]
-    components: list[Component] = []
-    for env, (own, conditions) in tasks.items():
-        components += trained_in(group, env)
-        components += _ranked(group, own, conditions, styles)
-    return components
-
-
 def _ranked(
     group: GroupScores,
-    own: Sequence[MethodScores],
+    measured: Sequence[MethodScores],
     conditions: Sequence[Condition],
     styles: Styles,
 ) -> list[Component]:
     if not conditions:
         return [NOT_SHARED]
-    scores = {one.method.kind: one.under(conditions) for one in own}
+    methods = {own.method.kind: own for own in measured}
+    scores = {kind: own.under(conditions) for kind, own in methods.items()}
     ranking = rank(scores)
-    rows = []
-    for name, value in ranking.places:
-        points = [float(interquartile_score(run[None])) for run in scores[name].points]
-        rows.append((name, points, *value))
+    refusal = ranking.refusal
+    notes = [missing_note(f"{refusal[0].upper()}{refusal[1:]}.")] if refusal else []
+    rows, records = [], []
+    for place, (name, value) in enumerate(ranking.places, start=1):
+        own, seeds = methods[name], scores[name].points
+        rows.append(
+            (name, [float(interquartile_score(run[None])) for run in seeds], *value)
+        )
+        cell = partial(TableCell, title=own.method.provenance)
+        records.append(
+            {
+                "method": TableCell(name if refusal else f"{place}. {name}"),
+                "IQM": cell(number(value.value)),
+                "95 % over seeds": _interval_cell(value, [own]),
+                "optimality gap": cell(number(float(optimality_gap(seeds)))),
+                "seeds": cell(str(len(seeds))),
+            }
+        )
     names = listed([group.named(one) for one in conditions])
     over = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
-    picture = figure(
-        lambda: draw_points(rows, styles, "interquartile mean of areas"),
-        f"Over {over}.",
-        joint_provenance(own),
-    )
-    refusal = ranking.refusal
-    notes = [Note(refusal[0].upper() + refusal[1:] + ".", True)] if refusal else []
-    by_kind = {one.method.kind: one for one in own}
-    lines = []
-    for place, (name, value) in enumerate(ranking.places, start=1):
-        one, gap = by_kind[name], float(optimality_gap(scores[name].points))
-        lines.append(
-            [
-                TableCell(name if refusal else f"{place}. {name}"),
-                TableCell(number(value.value), one.provenance),
-                _interval_cell(value, [one]),
-                TableCell(number(gap), one.provenance),
-                TableCell(str(one.scores.seeds), one.provenance),
-            ]
-        )
-    head = ["method", "IQM", "95 % over seeds", "optimality gap", "seeds"]
-    return [*notes, picture, Table(head, lines)]
+    draw = partial(draw_points, rows, styles, "interquartile mean of areas")
+    picture = figure(draw, f"Over {over}.", joint_provenance(measured))
+    return [*notes, picture, pd.DataFrame(records)]
 
 
 def _interval_cell(value: Interval, own: Sequence[MethodScores]) -> TableCell:
@@ -129,24 +126,12 @@ def _why_unknown(own: Sequence[MethodScores]) -> str:
 
 
 def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> Component:
-    if not any(conditions for _, conditions in tasks.values()):
+    panels = [Panel(env, _profiles(*task)) for env, task in tasks.items() if task[1]]
+    if not panels:
         return NOT_SHARED
-
-    def draw() -> str:
-        panels = [
-            Panel(env, _profiles(*task)) for env, task in tasks.items() if task[1]
-        ]
-        return draw_panels(
-            panels,
-            styles,
-            xlabel="score",
-            ylabel="fraction of runs above",
-            columns=2,
-            height=3.0,
-            dots=False,
-            steps=True,
-        )
-
+    labels = {"xlabel": "score", "ylabel": "fraction of runs above"}
+    shape = {"columns": 2, "height": 3.0, "dots": False, "steps": True}
+    draw = partial(draw_panels, panels, styles, **labels, **shape)
     caption = "Run-score distributions, averaged over perturbations."
     return figure(draw, caption, joint_provenance(group.measured))
 
@@ -178,51 +163,58 @@ def _improvement(group: GroupScores, tasks: Tasks) -> list[Component]:
     for env, (own, conditions) in tasks.items():
         components += trained_in(group, env)
         if conditions:
-            head = ["P(row > column)", *(one.method.kind for one in own)]
-            lines = [_improvement_line(one, own, conditions) for one in own]
-            components.append(Table(head, lines))
+            # A shade suggests an order: none for methods that are not ranked.
+            ranked = min(one.scores.seeds for one in own) >= RANKED_FROM
+            columns = {
+                other.method.kind: [
+                    _improvement_cell(one, other, conditions, ranked) for one in own
+                ]
+                for other in own
+            }
+            heads = {"P(row > column)": [TableCell(kind) for kind in columns]}
+            components.append(pd.DataFrame(heads | columns))
     return components
 
 
-def _improvement_line(
-    one: MethodScores, own: Sequence[MethodScores], conditions: Sequence[Condition]
-) -> list[TableCell]:
-    ranked = min(other.scores.seeds for other in own) >= RANKED_FROM
-    line = [TableCell(one.method.kind)]
-    for other in own:
-        if other is one:
-            line.append(TableCell(""))
-            continue
-        value = improvement(one.under(conditions), other.under(conditions))
-        title = "" if span(value) else f"{_why_unknown([one, other])}; "
-        title += joint_provenance([one, other])
-        # A shade (white is 0.5) suggests an order: none for methods that aren't ranked.
-        tone = 2 * value.value - 1 if ranked else None
-        small = span(value) or "no interval"
-        line.append(TableCell(number(value.value), title, tone, small=small))
-    return line
+def _improvement_cell(
+    one: MethodScores,
+    other: MethodScores,
+    conditions: Sequence[Condition],
+    ranked: bool,
+) -> TableCell:
+    if other is one:
+        return TableCell("")
+    value = improvement(one.under(conditions), other.under(conditions))
+    title = "" if span(value) else f"{_why_unknown([one, other])}; "
+    title += joint_provenance([one, other])
+    # White is 0.5.
+    tone = 2 * value.value - 1 if ranked else None
+    small = span(value) or "no interval"
+    return TableCell(number(value.value), title, tone, small=small)
 
 
 def _retraining(group: GroupScores) -> Component:
-    first, *rest = group.envs
-    pairs = [
-        (one, other)
-        for one in group.of_env(first)
-        for env in rest
-        for other in group.of_env(env)
-        if other.method.kind == one.method.kind
-    ]
-    if not pairs:
-        return Note("No method was trained in two environments.", missing=True)
-    lines = []
-    for pair in pairs:
-        value = retraining_gap(*(one.under([UNPERTURBED]) for one in pair))
-        means = [
-            TableCell(number(one.mean(UNPERTURBED).value), one.provenance)
-            for one in pair
-        ]
-        gap = TableCell(number(value.value), joint_provenance(pair))
-        name = TableCell(pair[0].method.kind, small=pair[1].method.env)
-        lines.append([name, *means, gap, _interval_cell(value, pair)])
-    head = ["method", f"in {first}", "in the other env", "gap", "95 % over seeds"]
-    return Table(head, lines)
+    (first, here), *elsewhere = group.envs.items()
+    records = []
+    for one in here:
+        for other in (own for _, there in elsewhere for own in there):
+            if other.method.kind != one.method.kind:
+                continue
+            pair = (one, other)
+            gap = retraining_gap(*(own.under([UNPERTURBED]) for own in pair))
+            means = [
+                TableCell(number(own.mean(UNPERTURBED).value), own.method.provenance)
+                for own in pair
+            ]
+            records.append(
+                {
+                    "method": TableCell(one.method.kind, small=other.method.env),
+                    f"in {first}": means[0],
+                    "in the other env": means[1],
+                    "gap": TableCell(number(gap.value), joint_provenance(pair)),
+                    "95 % over seeds": _interval_cell(gap, pair),
+                }
+            )
+    if not records:
+        return missing_note("No method was trained in two environments.")
+    return pd.DataFrame(records)

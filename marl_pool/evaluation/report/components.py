@@ -1,9 +1,12 @@
-"""Components of the page, and the format of its numbers."""
+"""Components of the page, in HTML, and the format of its numbers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
 
 from marl_pool.evaluation.statistics.intervals import Interval
 from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
@@ -42,54 +45,8 @@ class TableCell:
         return f"background:rgb({mixed[0]},{mixed[1]},{mixed[2]});color:{letters}"
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table; the first cell of each row is its header."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[TableCell]]
-    kind: Literal["table"] = "table"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """An inline SVG picture."""
-
-    svg: str
-    caption: str
-    title: str = ""
-    kind: Literal["figure"] = "figure"
-
-
-@dataclass(frozen=True)
-class Video:
-    """A WebM video in base64; ``columns`` are the headings of its halves."""
-
-    data: str
-    columns: Sequence[str]
-    caption: str
-    title: str = ""
-    kind: Literal["video"] = "video"
-
-
-@dataclass(frozen=True)
-class Note:
-    """A paragraph; ``missing`` marks the reason for something that is not shown."""
-
-    text: str
-    missing: bool = False
-    kind: Literal["note"] = "note"
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A heading inside a section."""
-
-    text: str
-    kind: Literal["heading"] = "heading"
-
-
-Component = Table | Figure | Video | Note | Heading
+Component = Markup | pd.DataFrame
+"""HTML, or a table: a frame of `TableCell`, whose first column has the row headers."""
 
 
 @dataclass
@@ -125,11 +82,22 @@ def missing(reason: str) -> TableCell:
     return TableCell("missing", reason, missing=True)
 
 
-def figure(draw: Callable[[], str], caption: str, title: str = "") -> Figure | Note:
-    """Draw a figure; without matplotlib return a note."""
+def missing_note(reason: str) -> Markup:
+    """A paragraph in place of something that could not be measured."""
+    return Markup('<p class="missing">{}</p>').format(reason)
+
+
+def heading(text: str) -> Markup:
+    """A heading inside a section."""
+    return Markup("<h3>{}</h3>").format(text)
+
+
+def figure(draw: Callable[[], str], caption: str, title: str = "") -> Markup:
+    """A picture as inline SVG; without matplotlib a note."""
     if not has_matplotlib():
-        return Note(f"no figures: {INSTALL_PLOTS}", missing=True)
-    return Figure(draw(), caption, title)
+        return missing_note(f"no figures: {INSTALL_PLOTS}")
+    shape = '<figure title="{}">{}<figcaption>{}</figcaption></figure>'
+    return Markup(shape).format(title, Markup(draw()), caption)
 
 
 def number(value: float) -> str:

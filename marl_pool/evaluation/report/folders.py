@@ -1,29 +1,26 @@
 """Short names in place of folders of the machine on which runs were made."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 
 def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A short name for each absolute folder in configurations.
+    """A short name for each absolute folder in the configurations of all runs.
 
     A page that is sent to others does not show the folders of its author.
-
-    Args:
-        configs: of all runs of the page.
 
     Returns:
         By folder its last part, numbered where several folders end alike.
     """
     short: dict[str, str] = {}
-    used: dict[str, int] = {}
-    for text in dict.fromkeys(_texts(configs)):
-        if _is_folder(text):
-            last = re.split(r"[\\/]", text.rstrip("\\/"))[-1] or "folder"
-            used[last] = used.get(last, 0) + 1
-            short[text] = last if used[last] == 1 else f"{last} ({used[last]})"
+    used: Counter[str] = Counter()
+    for text in filter(_is_folder, dict.fromkeys(_texts(configs))):
+        last = re.split(r"[\\/]", text.rstrip("\\/"))[-1] or "folder"
+        used[last] += 1
+        short[text] = last if used[last] == 1 else f"{last} ({used[last]})"
     return short
 
 
@@ -39,12 +36,11 @@ def with_short_folders(value: Any, short: Mapping[str, str]) -> Any:
 
 
 def _is_folder(text: str) -> bool:
-    absolute = PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
-    return text.startswith("~") or absolute
+    paths = (PurePosixPath(text), PureWindowsPath(text))
+    return text.startswith("~") or any(path.is_absolute() for path in paths)
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings in nested data, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | Sequence):

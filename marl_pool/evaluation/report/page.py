@@ -21,22 +21,16 @@ from marl_pool.evaluation.report.components import (
 )
 from marl_pool.evaluation.report.group_scores import group_scores
 from marl_pool.evaluation.report.learning_curves import learning_curves
-from marl_pool.evaluation.report.methods import Method, methods_of
-from marl_pool.evaluation.report.provenance import (
+from marl_pool.evaluation.report.methods import (
+    Method,
     files_of,
-    missing_values,
+    methods_of,
     recorded,
 )
-from marl_pool.evaluation.report.robustness import areas, profiles
-from marl_pool.evaluation.report.runs import (
-    load_policies,
-    read_runs,
-    trained_groups,
-    validate_envs,
-)
-from marl_pool.evaluation.report.summary import overview, summary
+from marl_pool.evaluation.report.robustness import areas, profiles, transfer
+from marl_pool.evaluation.report.runs import load_policies, read_runs, trained_groups
+from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.theory import theory
-from marl_pool.evaluation.report.transfer import transfer
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.runs import Run
 from marl_pool.utils.atomic import make_folder, new_file
@@ -105,7 +99,6 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
             raise InputError(f"{path} exists; choose another --out")
         _validate_folder(path)
         return path
-    validate_envs(runs)
     # The name comes from a file: it must not contain a path.
     env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{env}"

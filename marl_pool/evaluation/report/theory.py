@@ -2,53 +2,26 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import pandas as pd
 
 from marl_pool.evaluation.report.components import (
-    Note,
     PageSection,
-    Table,
     TableCell,
     by_group,
     missing,
+    missing_note,
     number,
     span,
 )
-from marl_pool.evaluation.report.diagnoses import SUMMED, joined
-from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.provenance import recorded
-from marl_pool.evaluation.report.runs import ReportedRun
+from marl_pool.evaluation.report.documents import SUMMED, joined
+from marl_pool.evaluation.report.methods import Method, recorded
 from marl_pool.evaluation.results import ONLY
 from marl_pool.evaluation.statistics.intervals import Interval
 
+ENDS = ("", "_low", "_high")
 SIZES = ("heads", "episodes", "observations")
 """Columns of a diagnosis with sample sizes."""
-
-
-@dataclass(frozen=True)
-class _RunNumbers:
-    """The numbers of one run, or the reason why it has none."""
-
-    run: ReportedRun
-    numbers: Mapping[str, float]
-    reason: str = ""
-
-    def interval(self, column: str) -> Interval:
-        """A number and its interval over episodes; NaN for missing ones."""
-        ends = (self.numbers.get(f"{column}{end}") for end in ("", "_low", "_high"))
-        return Interval(*(math.nan if end is None else end for end in ends))
-
-    def provenance(self, column: str) -> str:
-        """The number of this run, its file, commit and episodes."""
-        assert self.run.diagnosis is not None
-        diagnosis, value = self.run.diagnosis, self.interval(column)
-        bounds = f" ({span(value)})" if span(value) else ""
-        return (
-            f"{self.run.relative(diagnosis.path)}, commit "
-            f"{recorded(diagnosis.about, 'commit')}, "
-            f"{recorded(diagnosis.about, 'episodes')} episodes: "
-            f"{_formatted(column, value.value)}{bounds}"
-        )
 
 
 def theory(methods: Sequence[Method]) -> list[PageSection]:
@@ -57,58 +30,74 @@ def theory(methods: Sequence[Method]) -> list[PageSection]:
     if not any(one.diagnosis or one.diagnosis_missing for one in runs):
         return []
     known = [one.diagnosis for one in runs if one.diagnosis]
-    groups = dict.fromkeys(group for one in known for group in one.groups)
+    groups = dict.fromkeys(group for one in known for group in one.rows["group"])
     return by_group({group: [_section(methods, group)] for group in groups or [""]})
 
 
 def _section(methods: Sequence[Method], group: str) -> PageSection:
-    section = PageSection("theory", facts={"only": ONLY})
-    found = {
-        method.name: [_numbers(one, group) for one in method.runs] for method in methods
+    # The numbers of each run, or the reason why there are none.
+    numbers: dict[str, Mapping[str, float]] = {}
+    reasons: dict[str, str] = {}
+    for one in (one for method in methods for one in method.runs):
+        found: dict[str, float] | str = one.diagnosis_missing or "it was not diagnosed"
+        if one.diagnosis:
+            found = one.diagnosis.numbers(group)
+        numbers[one.name] = {} if isinstance(found, str) else found
+        if isinstance(found, str):
+            reasons[one.name] = found
+    # Neither sample sizes nor the bounds of other numbers have a row.
+    shown = dict.fromkeys(
+        name
+        for own in numbers.values()
+        for name in own
+        if name not in SIZES and (_stem(name) == name or _stem(name) not in own)
+    )
+    columns = {"": [TableCell(name.replace("_", " ")) for name in shown]} | {
+        method.name: [_cell(method, name, numbers, reasons) for name in shown]
+        for method in methods
     }
-    every = [one for seeds in found.values() for one in seeds]
-    columns = dict.fromkeys(c for one in every for c in one.numbers if _shown(c, one))
-    lines = []
-    for column in columns:
-        cells = (_cell(seeds, column) for seeds in found.values())
-        lines.append([TableCell(column.replace("_", " ")), *cells])
-    if lines:
-        section.components.append(Table(["", *found], lines))
+    section = PageSection("theory", facts={"only": ONLY})
+    section.components += [pd.DataFrame(columns)] if shown else []
     section.components += [
-        Note(f"{one.run.name}: {one.reason}", missing=True)
-        for one in every
-        if one.reason
+        missing_note(f"{name}: {reason}") for name, reason in reasons.items()
     ]
     return section
 
 
-def _numbers(one: ReportedRun, group: str) -> _RunNumbers:
-    if one.diagnosis is None:
-        return _RunNumbers(one, {}, one.diagnosis_missing or "it was not diagnosed")
-    numbers = one.diagnosis.numbers(group)
-    if isinstance(numbers, str):
-        return _RunNumbers(one, {}, numbers)
-    return _RunNumbers(one, numbers)
+def _stem(name: str) -> str:
+    return name.removesuffix("_low").removesuffix("_high")
 
 
-def _shown(column: str, one: _RunNumbers) -> bool:
-    """False for sample sizes and for the bounds of other numbers."""
-    stem = column.removesuffix("_low").removesuffix("_high")
-    return column not in SIZES and (stem == column or stem not in one.numbers)
-
-
-def _cell(seeds: Sequence[_RunNumbers], column: str) -> TableCell:
-    known = [one for one in seeds if column in one.numbers]
+def _cell(
+    method: Method,
+    name: str,
+    numbers: Mapping[str, Mapping[str, float]],
+    reasons: Mapping[str, str],
+) -> TableCell:
+    known = [one for one in method.runs if name in numbers[one.name]]
     if not known:
-        reasons = [one.reason for one in seeds if one.reason]
-        return missing([*reasons, "undefined for this pooling head or environment"][0])
-    value = joined(column, [one.numbers[column] for one in known])
-    small = [f"{len(known)} of {len(seeds)} seeds"] if len(known) < len(seeds) else []
-    spans = filter(None, (span(one.interval(column)) for one in known))
-    small += filter(None, ["; ".join(spans)])
-    title = "; ".join(one.provenance(column) for one in known)
-    return TableCell(_formatted(column, value), title, small=", ".join(small))
+        own = [reasons[one.name] for one in method.runs if one.name in reasons]
+        return missing([*own, "undefined for this pooling head or environment"][0])
+    values, spans, titles = [], [], []
+    for one in known:
+        assert one.diagnosis is not None
+        path, about = one.diagnosis.path, one.diagnosis.about
+        ends = (numbers[one.name].get(f"{name}{end}", math.nan) for end in ENDS)
+        interval = Interval(*ends)
+        bounds = f" ({span(interval)})" if span(interval) else ""
+        titles.append(
+            f"{one.relative(path)}, commit {recorded(about, 'commit')}, "
+            f"{recorded(about, 'episodes')} episodes: "
+            f"{_formatted(name, interval.value)}{bounds}"
+        )
+        values.append(interval.value)
+        spans.append(span(interval))
+    few = len(known) < len(method.runs)
+    small = [f"{len(known)} of {len(method.runs)} seeds" if few else ""]
+    small.append("; ".join(filter(None, spans)))
+    text = _formatted(name, joined(name, pd.Series(values)))
+    return TableCell(text, "; ".join(titles), small=", ".join(filter(None, small)))
 
 
-def _formatted(column: str, value: float) -> str:
-    return f"{value:,.0f}" if column in SUMMED else number(value)
+def _formatted(name: str, value: float) -> str:
+    return f"{value:,.0f}" if name in SUMMED else number(value)

@@ -47,9 +47,9 @@ from marl_pool.evaluation.report.components import (
     shade,
     span,
 )
+from marl_pool.evaluation.report.group_scores import UNPERTURBED, Condition
 from marl_pool.evaluation.report.page import report
 from marl_pool.evaluation.report.runs import load, not_evaluated, read_runs
-from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -113,8 +113,8 @@ def test_a_lost_level_is_missing_and_so_is_its_area(tmp_path: Path) -> None:
     (own,) = scores_of([whole, part]).measured
     for lost in (area("occlude", 0.5, 1.0), Condition("level", "occlude", 0.5)):
         assert own.missing[lost] == "a reason"
-        assert not own.has(lost)
-    assert own.has(Condition("level", "occlude", 1.0))
+        assert lost not in own.conditions
+    assert Condition("level", "occlude", 1.0) in own.conditions
 
 
 def test_without_a_scripted_policy_there_are_returns_and_no_areas(
@@ -169,7 +169,7 @@ def test_conditions_that_only_some_suites_have_are_missing(tmp_path: Path) -> No
     gap = "not in the suite of this evaluation"
     assert ada.missing[area("occlude among=signal", 0.5, 1.0)] == gap
     assert most.missing[area("occlude", 0.5, 1.0)] == gap
-    assert ada.has(area("jitter", 0.2))
+    assert area("jitter", 0.2) in ada.conditions
 
 
 def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
     assert ada.missing[long] == "its severities are others: 0.0, 0.5, 1.0"
     assert most.points(long) == pytest.approx([1.55 / 8 + 1.35 / 8 + 0.8 / 4])
     assert avg.points(area("occlude", 0.5)) == pytest.approx([0.7])
-    assert not avg.has(short)
+    assert short not in avg.conditions
     # No perturbation counts twice where methods have several of its ladders.
     assert study.common([ada, most], "area") == [short, area("jitter", 0.2)]
     assert study.common([most], "area") == [long, area("jitter", 0.2)]
