@@ -9,13 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.report.components import (
-    PageSection,
-    TableCell,
-    missing,
-    missing_note,
-    number,
-)
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.runs import Loaded, with_trained
 from marl_pool.rollout import Rollout
@@ -88,7 +82,9 @@ def _averaged(weights: Tensor, tokens: Tokens, spec: TokenSpec) -> AttentionSumm
     return AttentionSummary(float(evenness.mean()), totals(by_head), totals(uniform))
 
 
-def attention(methods: Sequence[Method], loaded: Loaded, group: str) -> PageSection:
+def attention(
+    methods: Sequence[Method], loaded: Loaded, group: str
+) -> html.PageSection:
     """Build the table of entropies and weights."""
     facts = {"envs": NUM_ENVS, "steps": STEPS}
     # One row per run and number, with the number for uniform weights.
@@ -113,7 +109,9 @@ def attention(methods: Sequence[Method], loaded: Loaded, group: str) -> PageSect
                 ]
     if not rows:
         notes = [f"{method.name}: {reasons[method.name]}" for method in methods]
-        return PageSection("attention", [missing_note(f"{'; '.join(notes)}.")], facts)
+        return html.PageSection(
+            "attention", [html.missing_note(f"{'; '.join(notes)}.")], facts
+        )
     names = ["method", "source", "column", "value", "uniform"]
     frame = pd.DataFrame(rows, columns=names)
     cells = {
@@ -123,22 +121,24 @@ def attention(methods: Sequence[Method], loaded: Loaded, group: str) -> PageSect
     }
     shown = frame["column"][frame["uniform"] > 0].unique()
     records = [
-        {"method": TableCell(name)}
+        {"method": html.Cell(name)}
         | {
-            column: cells.get((name, column), missing(reasons.get(name, NO_TOKENS)))
+            column: cells.get(
+                (name, column), html.missing(reasons.get(name, NO_TOKENS))
+            )
             for column in shown
         }
         for name in (method.name for method in methods)
     ]
-    return PageSection("attention", [pd.DataFrame(records)], facts)
+    return html.PageSection("attention", [pd.DataFrame(records)], facts)
 
 
-def _cell(column: str, runs: pd.DataFrame) -> TableCell:
+def _cell(column: str, runs: pd.DataFrame) -> html.Cell:
     """The mean of an entropy or a weight over runs, with that of each run."""
-    write = number if column == ENTROPY else "{:.0%}".format
+    write = html.number if column == ENTROPY else "{:.0%}".format
     values = zip(runs["source"], runs["value"], strict=True)
     title = "; ".join(f"{source}: {write(value)}" for source, value in values)
     text, uniform = write(runs["value"].mean()), write(runs["uniform"].mean())
     if column == ENTROPY:
-        return TableCell(text, title)
-    return TableCell(text, f"{title}; uniform weights: {uniform}", small=uniform)
+        return html.Cell(text, title)
+    return html.Cell(text, f"{title}; uniform weights: {uniform}", small=uniform)

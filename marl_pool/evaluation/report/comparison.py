@@ -6,17 +6,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from marl_pool.evaluation.report.components import (
-    Component,
-    PageSection,
-    TableCell,
-    figure,
-    listed,
-    missing,
-    missing_note,
-    number,
-    span,
-)
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.group_scores import (
     UNPERTURBED,
     Condition,
@@ -48,20 +38,20 @@ UNDEFINED = (
     "some bootstrap samples of the episodes have no score: there are too few, or the "
     "scripted policy is hardly better than the random one"
 )
-NOT_SHARED = missing_note("The methods have no condition in common.")
-NO_SCORE = missing_note("Not ranked: no score is defined here, only returns.")
+NOT_SHARED = html.missing_note("The methods have no condition in common.")
+NO_SCORE = html.missing_note("Not ranked: no score is defined here, only returns.")
 Styles = Mapping[str, LineStyle]
 Tasks = Mapping[str, tuple[list[MethodScores], list[Condition]]]
 """The methods of each training environment, and the conditions of their comparison."""
 
 
-def comparison(group: GroupScores, styles: Styles) -> list[PageSection]:
+def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
     """Build the sections that compare the methods of one training environment."""
     tasks = {
         env: (own, group.common(own, "area") or group.common(own, "clean"))
         for env, own in group.envs.items()
     }
-    ranking: list[Component] = []
+    ranking: list[html.Component] = []
     contents = {"ranking": ranking}
     if group.unit != "score":
         ranking.append(NO_SCORE)
@@ -74,7 +64,7 @@ def comparison(group: GroupScores, styles: Styles) -> list[PageSection]:
     if len(tasks) > 1:
         contents["retraining"] = [_retraining(group)]
     facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
-    return [PageSection(name, own, facts) for name, own in contents.items()]
+    return [html.PageSection(name, own, facts) for name, own in contents.items()]
 
 
 def _ranked(
@@ -82,41 +72,43 @@ def _ranked(
     measured: Sequence[MethodScores],
     conditions: Sequence[Condition],
     styles: Styles,
-) -> list[Component]:
+) -> list[html.Component]:
     if not conditions:
         return [NOT_SHARED]
     methods = {own.method.kind: own for own in measured}
     scores = {kind: own.under(conditions) for kind, own in methods.items()}
     ranking = rank(scores)
     refusal = ranking.refusal
-    notes = [missing_note(f"{refusal[0].upper()}{refusal[1:]}.")] if refusal else []
+    notes = (
+        [html.missing_note(f"{refusal[0].upper()}{refusal[1:]}.")] if refusal else []
+    )
     rows, records = [], []
     for place, (name, value) in enumerate(ranking.places, start=1):
         own, seeds = methods[name], scores[name].points
         rows.append(
             (name, [float(interquartile_score(run[None])) for run in seeds], *value)
         )
-        cell = partial(TableCell, title=own.method.provenance)
+        cell = partial(html.Cell, title=own.method.provenance)
         records.append(
             {
-                "method": TableCell(name if refusal else f"{place}. {name}"),
-                "IQM": cell(number(value.value)),
+                "method": html.Cell(name if refusal else f"{place}. {name}"),
+                "IQM": cell(html.number(value.value)),
                 "95 % over seeds": _interval_cell(value, [own]),
-                "optimality gap": cell(number(float(optimality_gap(seeds)))),
+                "optimality gap": cell(html.number(float(optimality_gap(seeds)))),
                 "seeds": cell(str(len(seeds))),
             }
         )
-    names = listed([group.named(one) for one in conditions])
+    names = html.listed([group.named(one) for one in conditions])
     over = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
     draw = partial(draw_points, rows, styles, "interquartile mean of areas")
-    picture = figure(draw, f"Over {over}.", joint_provenance(measured))
+    picture = html.figure(draw, f"Over {over}.", joint_provenance(measured))
     return [*notes, picture, pd.DataFrame(records)]
 
 
-def _interval_cell(value: Interval, own: Sequence[MethodScores]) -> TableCell:
-    if span(value):
-        return TableCell(span(value), joint_provenance(own))
-    return missing(_why_unknown(own))
+def _interval_cell(value: Interval, own: Sequence[MethodScores]) -> html.Cell:
+    if html.span(value):
+        return html.Cell(html.span(value), joint_provenance(own))
+    return html.missing(_why_unknown(own))
 
 
 def _why_unknown(own: Sequence[MethodScores]) -> str:
@@ -125,7 +117,7 @@ def _why_unknown(own: Sequence[MethodScores]) -> str:
     return FEW if few else UNDEFINED
 
 
-def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> Component:
+def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> html.Component:
     panels = [Panel(env, _profiles(*task)) for env, task in tasks.items() if task[1]]
     if not panels:
         return NOT_SHARED
@@ -133,7 +125,7 @@ def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> Component:
     shape = {"columns": 2, "height": 3.0, "dots": False, "steps": True}
     draw = partial(draw_panels, panels, styles, **labels, **shape)
     caption = "Run-score distributions, averaged over perturbations."
-    return figure(draw, caption, joint_provenance(group.measured))
+    return html.figure(draw, caption, joint_provenance(group.measured))
 
 
 def _profiles(
@@ -158,8 +150,8 @@ def _profiles(
     return curves
 
 
-def _improvement(group: GroupScores, tasks: Tasks) -> list[Component]:
-    components: list[Component] = []
+def _improvement(group: GroupScores, tasks: Tasks) -> list[html.Component]:
+    components: list[html.Component] = []
     for env, (own, conditions) in tasks.items():
         components += trained_in(group, env)
         if conditions:
@@ -171,7 +163,7 @@ def _improvement(group: GroupScores, tasks: Tasks) -> list[Component]:
                 ]
                 for other in own
             }
-            heads = {"P(row > column)": [TableCell(kind) for kind in columns]}
+            heads = {"P(row > column)": [html.Cell(kind) for kind in columns]}
             components.append(pd.DataFrame(heads | columns))
     return components
 
@@ -181,19 +173,19 @@ def _improvement_cell(
     other: MethodScores,
     conditions: Sequence[Condition],
     ranked: bool,
-) -> TableCell:
+) -> html.Cell:
     if other is one:
-        return TableCell("")
+        return html.Cell("")
     value = improvement(one.under(conditions), other.under(conditions))
-    title = "" if span(value) else f"{_why_unknown([one, other])}; "
+    title = "" if html.span(value) else f"{_why_unknown([one, other])}; "
     title += joint_provenance([one, other])
     # White is 0.5.
     tone = 2 * value.value - 1 if ranked else None
-    small = span(value) or "no interval"
-    return TableCell(number(value.value), title, tone, small=small)
+    small = html.span(value) or "no interval"
+    return html.Cell(html.number(value.value), title, tone, small=small)
 
 
-def _retraining(group: GroupScores) -> Component:
+def _retraining(group: GroupScores) -> html.Component:
     (first, here), *elsewhere = group.envs.items()
     records = []
     for one in here:
@@ -203,18 +195,20 @@ def _retraining(group: GroupScores) -> Component:
             pair = (one, other)
             gap = retraining_gap(*(own.under([UNPERTURBED]) for own in pair))
             means = [
-                TableCell(number(own.mean(UNPERTURBED).value), own.method.provenance)
+                html.Cell(
+                    html.number(own.mean(UNPERTURBED).value), own.method.provenance
+                )
                 for own in pair
             ]
             records.append(
                 {
-                    "method": TableCell(one.method.kind, small=other.method.env),
+                    "method": html.Cell(one.method.kind, small=other.method.env),
                     f"in {first}": means[0],
                     "in the other env": means[1],
-                    "gap": TableCell(number(gap.value), joint_provenance(pair)),
+                    "gap": html.Cell(html.number(gap.value), joint_provenance(pair)),
                     "95 % over seeds": _interval_cell(gap, pair),
                 }
             )
     if not records:
-        return missing_note("No method was trained in two environments.")
+        return html.missing_note("No method was trained in two environments.")
     return pd.DataFrame(records)

@@ -5,12 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from marl_pool.evaluation.report.components import (
-    PageSection,
-    figure,
-    listed,
-    missing_note,
-)
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels
 from marl_pool.utils.plotting import LineStyle
@@ -28,7 +23,7 @@ POINTS = 120
 
 def learning_curves(
     methods: Sequence[Method], styles: Mapping[str, LineStyle]
-) -> PageSection:
+) -> html.PageSection:
     """Build the section of learning curves, a panel for each training environment."""
     runs = [one for method in methods for one in method.runs]
     logged = [one.metrics.columns for one in runs if len(one.metrics)]
@@ -56,7 +51,7 @@ def learning_curves(
         }
         curves = [_mean(kind, known) for kind, known in own.items() if known]
         panels.append(Panel(f"trained in {env}" if env else "", curves))
-    section = PageSection("learning")
+    section = html.PageSection("learning")
     if seeds:
         draw = partial(draw_panels, panels, styles, columns=2, height=3.4, dots=False)
         draw = partial(draw, xlabel=COUNTS[count], ylabel="mean return")
@@ -64,9 +59,10 @@ def learning_curves(
             one.relative(one.run.metrics_path) for one in runs if one.name in seeds
         ]
         caption = "Each point is the mean over a short interval of training."
-        section.components.append(figure(draw, caption, "; ".join(files)))
+        section.components.append(html.figure(draw, caption, "; ".join(files)))
     section.components += [
-        missing_note(f"{listed(names)}: {reason}.") for reason, names in reasons.items()
+        html.missing_note(f"{html.listed(names)}: {reason}.")
+        for reason, names in reasons.items()
     ]
     return section
 

@@ -9,16 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.attention import attention
 from marl_pool.evaluation.report.comparison import comparison
-from marl_pool.evaluation.report.components import (
-    PageSection,
-    by_group,
-    counted,
-    listed,
-    number,
-    span,
-)
 from marl_pool.evaluation.report.group_scores import group_scores
 from marl_pool.evaluation.report.learning_curves import learning_curves
 from marl_pool.evaluation.report.methods import (
@@ -131,7 +124,7 @@ def _templates() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (counted, listed, number, span, files_of, recorded)
+    filters = (html.counted, html.listed, html.number, html.span, files_of, recorded)
     made.filters |= {function.__name__: function for function in filters}
     return made
 
@@ -145,7 +138,7 @@ def _content(
 
     # One section per group of agents that learned, or one of all methods.
     overviews = {name: [overview(methods, group)] for name, group in groups.items()}
-    sections = by_group(overviews or {"": [overview(methods, None)]})
+    sections = html.by_group(overviews or {"": [overview(methods, None)]})
     sections.append(learning_curves(methods, styles))
     evaluated = {
         name: [
@@ -156,7 +149,7 @@ def _content(
         ]
         for name, group in groups.items()
     }
-    sections += by_group(evaluated)
+    sections += html.by_group(evaluated)
     sections += theory(methods)
 
     # Attention and videos need no evaluation, but policies that can be loaded.
@@ -168,9 +161,9 @@ def _content(
     at_work = {name: [attention(methods, loaded, name)] for name in names}
     for name, own in at_work.items() if settings["videos"] else ():
         own.append(videos(methods, loaded, groups.get(name), name))
-    sections += by_group(at_work)
+    sections += html.by_group(at_work)
     sections.append(missing_values(methods, list(groups.values())))
-    sections.append(PageSection("provenance"))
+    sections.append(html.PageSection("provenance"))
     return {
         "methods": methods,
         "runs": runs,

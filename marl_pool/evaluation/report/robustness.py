@@ -10,18 +10,7 @@ from markupsafe import Markup
 
 from marl_pool.envs.options import expand_counts
 from marl_pool.evaluation.plots.heat_map import OCCLUDE, occluded_in_training
-from marl_pool.evaluation.report.components import (
-    Component,
-    PageSection,
-    TableCell,
-    figure,
-    heading,
-    missing,
-    missing_note,
-    number,
-    shade,
-    span,
-)
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.documents import AS_TRAINED
 from marl_pool.evaluation.report.group_scores import (
     NOT_ASKED,
@@ -39,13 +28,13 @@ from marl_pool.utils.plotting import LineStyle
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
 
 
-def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> PageSection:
+def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> html.PageSection:
     """Build the section of scores over severity, a panel for each perturbation."""
     labels = [label for label in group.labels("area") if group.levels(label)]
     fewest = min(own.scores.seeds for own in group.measured)
-    section = PageSection("profiles", facts={"one_seed": fewest < INTERVAL_FROM})
+    section = html.PageSection("profiles", facts={"one_seed": fewest < INTERVAL_FROM})
     if not labels:
-        section.components.append(missing_note("No perturbation was measured."))
+        section.components.append(html.missing_note("No perturbation was measured."))
         return section
     for env, own in group.envs.items():
         section.components += trained_in(group, env)
@@ -56,14 +45,14 @@ def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> PageSection
         draw = partial(draw_panels, panels, styles, columns=columns, lines=lines)
         draw = partial(draw, xlabel="severity", ylabel=group.unit)
         caption = f"{group.unit.capitalize()} against severity; 0 is unperturbed."
-        section.components.append(figure(draw, caption, joint_provenance(own)))
+        section.components.append(html.figure(draw, caption, joint_provenance(own)))
     return section
 
 
 def trained_in(group: GroupScores, env: str) -> list[Markup]:
     """A heading for the methods of one environment, if there are several."""
     several = len(group.envs) > 1
-    return [heading(f"Trained and tested in {env}")] if several else []
+    return [html.heading(f"Trained and tested in {env}")] if several else []
 
 
 def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> Panel:
@@ -81,7 +70,7 @@ def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> 
     return Panel(label, curves, "; ".join(reasons))
 
 
-def areas(group: GroupScores) -> PageSection:
+def areas(group: GroupScores) -> html.PageSection:
     """Build the heat map of areas: perturbations by methods."""
     if group.unit != "score":
         reason = (
@@ -89,34 +78,34 @@ def areas(group: GroupScores) -> PageSection:
             "negative returns are meaningless. Scores need a random policy, a better "
             "scripted one, and a single group that learns."
         )
-        return PageSection("areas", [missing_note(reason)])
+        return html.PageSection("areas", [html.missing_note(reason)])
     rows = {"unperturbed": UNPERTURBED}
     rows |= {group.named(one): one for one in group.of_kind("area")}
     columns = {
         own.method.name: [score_cell(group, own, one) for one in rows.values()]
         for own in group.measured
     }
-    heads = {"perturbation": [TableCell(name) for name in rows]}
-    return PageSection("areas", [pd.DataFrame(heads | columns)])
+    heads = {"perturbation": [html.Cell(name) for name in rows]}
+    return html.PageSection("areas", [pd.DataFrame(heads | columns)])
 
 
-def score_cell(group: GroupScores, own: MethodScores, one: Condition) -> TableCell:
+def score_cell(group: GroupScores, own: MethodScores, one: Condition) -> html.Cell:
     """The score of a method under a condition, with its interval.
 
     Returns have no shade: those of different environments have no common scale.
     """
     if one not in own.conditions:
-        return missing(own.missing.get(one, NOT_ASKED))
+        return html.missing(own.missing.get(one, NOT_ASKED))
     interval, points = own.mean(one), own.points(one)
-    seeds = ", ".join(map(number, points))
+    seeds = ", ".join(map(html.number, points))
     title = f"{group.named(one)}; {own.method.provenance}; each seed: {seeds}"
     note = f" {ONLY}" if len(points) < INTERVAL_FROM else ""
-    small = f"{span(interval)}{note}" if span(interval) else "no interval"
-    tone = shade(interval.value) if group.unit == "score" else None
-    return TableCell(number(interval.value), title, tone, small=small)
+    small = f"{html.span(interval)}{note}" if html.span(interval) else "no interval"
+    tone = html.shade(interval.value) if group.unit == "score" else None
+    return html.Cell(html.number(interval.value), title, tone, small=small)
 
 
-def transfer(group: GroupScores) -> list[PageSection]:
+def transfer(group: GroupScores) -> list[html.PageSection]:
     """Build the sections of tests in other environments and of missing tokens.
 
     Each has a heat map for every head, with a row for each training condition and a
@@ -128,7 +117,7 @@ def transfer(group: GroupScores) -> list[PageSection]:
     for one in group.of_kind("environment"):
         families.setdefault(tuple(group.row(one)["transfer_env"]), []).append(one)
     sections = [
-        PageSection(
+        html.PageSection(
             "transfer",
             _environments(group, conditions),
             {"options": ", ".join(keys), "unit": group.unit},
@@ -137,22 +126,22 @@ def transfer(group: GroupScores) -> list[PageSection]:
         for place, (keys, conditions) in enumerate(families.items())
     ]
     # Tokens occluded in the test, by the fraction occluded in training.
-    tokens: list[Component] = []
+    tokens: list[html.Component] = []
     for label in group.labels("level"):
         levels = group.levels(label)
         if levels and group.row(levels[0])["perturbation"] == OCCLUDE:
             columns = {"0%": UNPERTURBED} | {f"{c.severity:.0%}": c for c in levels}
             named = [(_head(own), _occluded(own), own) for own in group.measured]
             maps = _maps(group, named, columns, "missing in training")
-            tokens += [heading(label), *maps]
+            tokens += [html.heading(label), *maps]
     if tokens:
-        sections.append(PageSection("occlusion", tokens, {"unit": group.unit}))
+        sections.append(html.PageSection("occlusion", tokens, {"unit": group.unit}))
     return sections
 
 
 def _environments(
     group: GroupScores, conditions: Sequence[Condition]
-) -> list[Component]:
+) -> list[html.Component]:
     evaluation = group.measured[0].method.evaluated[0].evaluation
     assert evaluation is not None
     same = evaluation.protocol["env"] == AS_TRAINED
@@ -207,7 +196,7 @@ def _maps(
     rows: Sequence[tuple[str, str, MethodScores]],
     columns: Mapping[str, Condition],
     corner: str,
-) -> list[Component]:
+) -> list[html.Component]:
     """A heat map for each head, or one of all methods if each head has one row.
 
     Args:
@@ -219,13 +208,13 @@ def _maps(
     if len({head for head, _, _ in rows}) == len(rows):
         rows = [("", own.method.name, own) for own in group.measured]
         corner = "method"
-    maps: list[Component] = []
+    maps: list[html.Component] = []
     frame = pd.DataFrame(rows, columns=["head", "name", "scores"])
     for head, part in frame.groupby("head", sort=False):
-        cells = {corner: [TableCell(name) for name in part["name"]]} | {
+        cells = {corner: [html.Cell(name) for name in part["name"]]} | {
             name: [score_cell(group, own, one) for own in part["scores"]]
             for name, one in columns.items()
         }
-        maps += [heading(str(head))] if head else []
+        maps += [html.heading(str(head))] if head else []
         maps.append(pd.DataFrame(cells))
     return maps

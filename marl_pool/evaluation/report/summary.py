@@ -7,15 +7,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from marl_pool.evaluation.report.components import (
-    PageSection,
-    TableCell,
-    listed,
-    missing,
-    missing_note,
-    number,
-    span,
-)
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.group_scores import (
     UNPERTURBED,
     Condition,
@@ -85,18 +77,18 @@ def _best_two(group: GroupScores, env: str) -> list[dict[str, Any]]:
     return [{"env": env, "places": [first, second], "relation": relation}]
 
 
-def overview(methods: Sequence[Method], group: GroupScores | None) -> PageSection:
+def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageSection:
     """Build the table with a row for each method."""
     measured = {own.method.name: own for own in group.measured} if group else {}
     areas = group.common(group.measured, "area") if group else []
     records = []
     for method in methods:
         record = {
-            "method": TableCell(method.name),
+            "method": html.Cell(method.name),
             "seeds": _seeds(method),
             "training return": _training(method),
         }
-        reason = missing(
+        reason = html.missing(
             group.missing(method) if group else method.runs[0].evaluation_missing
         )
         own = measured.get(method.name)
@@ -106,15 +98,15 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> PageSectio
             record["mean area"] = _score(own, areas) if own else reason
         records.append(record)
     facts = {"ranked_from": RANKED_FROM}
-    return PageSection("overview", [pd.DataFrame(records)], facts)
+    return html.PageSection("overview", [pd.DataFrame(records)], facts)
 
 
-def _seeds(method: Method) -> TableCell:
+def _seeds(method: Method) -> html.Cell:
     names = ", ".join(f"{one.seed} of {one.name}/config.yaml" for one in method.runs)
-    return TableCell(str(len(method.runs)), f"training seeds {names}")
+    return html.Cell(str(len(method.runs)), f"training seeds {names}")
 
 
-def _training(method: Method) -> TableCell:
+def _training(method: Method) -> html.Cell:
     ends = {}
     for one in method.runs:
         rows = one.metrics.tail(max(1, round(LAST * len(one.metrics))))
@@ -125,10 +117,10 @@ def _training(method: Method) -> TableCell:
     if ends:
         return _mean(ends)
     reasons = [one.metrics_missing for one in method.runs if one.metrics_missing]
-    return missing([*reasons, f"no {RETURN} in metrics.csv"][0])
+    return html.missing([*reasons, f"no {RETURN} in metrics.csv"][0])
 
 
-def _return(group: GroupScores, method: Method) -> TableCell:
+def _return(group: GroupScores, method: Method) -> html.Cell:
     clean = group.rows["condition"] == UNPERTURBED
     rows = group.rows[clean & (group.rows["policy"] == TRAINED)].set_index("run")
     means = {}
@@ -140,32 +132,34 @@ def _return(group: GroupScores, method: Method) -> TableCell:
     return _mean(means)
 
 
-def _mean(values: Mapping[str, float]) -> TableCell:
+def _mean(values: Mapping[str, float]) -> html.Cell:
     """The mean of one number per run, by provenance; each, where seeds are few."""
-    each = list(map(number, values.values()))
+    each = list(map(html.number, values.values()))
     title = "; ".join(f"{name}: {one}" for name, one in zip(values, each, strict=True))
     small = ", ".join(each) if 1 < len(each) < RANKED_FROM else ""
-    return TableCell(number(float(np.mean(list(values.values())))), title, small=small)
+    return html.Cell(
+        html.number(float(np.mean(list(values.values())))), title, small=small
+    )
 
 
-def _score(own: MethodScores, conditions: Sequence[Condition]) -> TableCell:
+def _score(own: MethodScores, conditions: Sequence[Condition]) -> html.Cell:
     """The mean score over some conditions, with each seed or an interval."""
     if not conditions:
-        return missing("no perturbation that all methods were measured under")
+        return html.missing("no perturbation that all methods were measured under")
     scores = own.under(conditions)
-    each = [number(float(run.mean())) for run in scores.points]
+    each = [html.number(float(run.mean())) for run in scores.points]
     title = own.method.provenance
     if UNPERTURBED not in conditions:
-        title = f"mean of {listed([one.label for one in conditions])}; {title}"
-    small = span(over_seeds(scores, mean_score)) or "no interval"
+        title = f"mean of {html.listed([one.label for one in conditions])}; {title}"
+    small = html.span(over_seeds(scores, mean_score)) or "no interval"
     if len(each) < RANKED_FROM:
         small = ", ".join(each) if len(each) >= INTERVAL_FROM else "one seed"
-    return TableCell(number(float(scores.points.mean())), title, small=small)
+    return html.Cell(html.number(float(scores.points.mean())), title, small=small)
 
 
 def missing_values(
     methods: Sequence[Method], groups: Sequence[GroupScores]
-) -> PageSection:
+) -> html.PageSection:
     """Build the list of missing values with their reasons."""
     reasons = [
         f"{one.name}: {reason}"
@@ -175,8 +169,8 @@ def missing_values(
     ]
     for group in groups:
         reasons += _of_group(group, methods)
-    notes = [missing_note(reason) for reason in reasons]
-    return PageSection("missing", [*notes] or [Markup("<p>Nothing.</p>")])
+    notes = [html.missing_note(reason) for reason in reasons]
+    return html.PageSection("missing", [*notes] or [Markup("<p>Nothing.</p>")])
 
 
 def _of_group(group: GroupScores, methods: Sequence[Method]) -> Iterator[str]:

@@ -5,15 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from marl_pool.evaluation.report.components import (
-    PageSection,
-    TableCell,
-    by_group,
-    missing,
-    missing_note,
-    number,
-    span,
-)
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.documents import SUMMED, joined
 from marl_pool.evaluation.report.methods import Method, recorded
 from marl_pool.evaluation.results import ONLY
@@ -24,17 +16,19 @@ SIZES = ("heads", "episodes", "observations")
 """Columns of a diagnosis with sample sizes."""
 
 
-def theory(methods: Sequence[Method]) -> list[PageSection]:
+def theory(methods: Sequence[Method]) -> list[html.PageSection]:
     """Build a section for each diagnosed group of agents; none without a diagnosis."""
     runs = [one for method in methods for one in method.runs]
     if not any(one.diagnosis or one.diagnosis_missing for one in runs):
         return []
     known = [one.diagnosis for one in runs if one.diagnosis]
     groups = dict.fromkeys(group for one in known for group in one.rows["group"])
-    return by_group({group: [_section(methods, group)] for group in groups or [""]})
+    return html.by_group(
+        {group: [_section(methods, group)] for group in groups or [""]}
+    )
 
 
-def _section(methods: Sequence[Method], group: str) -> PageSection:
+def _section(methods: Sequence[Method], group: str) -> html.PageSection:
     # The numbers of each run, or the reason why there are none.
     numbers: dict[str, Mapping[str, float]] = {}
     reasons: dict[str, str] = {}
@@ -52,14 +46,14 @@ def _section(methods: Sequence[Method], group: str) -> PageSection:
         for name in own
         if name not in SIZES and (_stem(name) == name or _stem(name) not in own)
     )
-    columns = {"": [TableCell(name.replace("_", " ")) for name in shown]} | {
+    columns = {"": [html.Cell(name.replace("_", " ")) for name in shown]} | {
         method.name: [_cell(method, name, numbers, reasons) for name in shown]
         for method in methods
     }
-    section = PageSection("theory", facts={"only": ONLY})
+    section = html.PageSection("theory", facts={"only": ONLY})
     section.components += [pd.DataFrame(columns)] if shown else []
     section.components += [
-        missing_note(f"{name}: {reason}") for name, reason in reasons.items()
+        html.missing_note(f"{name}: {reason}") for name, reason in reasons.items()
     ]
     return section
 
@@ -73,31 +67,31 @@ def _cell(
     name: str,
     numbers: Mapping[str, Mapping[str, float]],
     reasons: Mapping[str, str],
-) -> TableCell:
+) -> html.Cell:
     known = [one for one in method.runs if name in numbers[one.name]]
     if not known:
         own = [reasons[one.name] for one in method.runs if one.name in reasons]
-        return missing([*own, "undefined for this pooling head or environment"][0])
+        return html.missing([*own, "undefined for this pooling head or environment"][0])
     values, spans, titles = [], [], []
     for one in known:
         assert one.diagnosis is not None
         path, about = one.diagnosis.path, one.diagnosis.about
         ends = (numbers[one.name].get(f"{name}{end}", math.nan) for end in ENDS)
         interval = Interval(*ends)
-        bounds = f" ({span(interval)})" if span(interval) else ""
+        bounds = f" ({html.span(interval)})" if html.span(interval) else ""
         titles.append(
             f"{one.relative(path)}, commit {recorded(about, 'commit')}, "
             f"{recorded(about, 'episodes')} episodes: "
             f"{_formatted(name, interval.value)}{bounds}"
         )
         values.append(interval.value)
-        spans.append(span(interval))
+        spans.append(html.span(interval))
     few = len(known) < len(method.runs)
     small = [f"{len(known)} of {len(method.runs)} seeds" if few else ""]
     small.append("; ".join(filter(None, spans)))
     text = _formatted(name, joined(name, pd.Series(values)))
-    return TableCell(text, "; ".join(titles), small=", ".join(filter(None, small)))
+    return html.Cell(text, "; ".join(titles), small=", ".join(filter(None, small)))
 
 
 def _formatted(name: str, value: float) -> str:
-    return f"{value:,.0f}" if name in SUMMED else number(value)
+    return f"{value:,.0f}" if name in SUMMED else html.number(value)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.report.components import PageSection, missing_note
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.group_scores import (
     UNPERTURBED,
     Condition,
@@ -40,7 +40,7 @@ VIDEO = Markup(
 
 def videos(
     methods: Sequence[Method], loaded: Loaded, group: GroupScores | None, name: str
-) -> PageSection:
+) -> html.PageSection:
     """Build the section of videos, one of the first seed of each method.
 
     Args:
@@ -57,19 +57,19 @@ def videos(
         perturbation = {**row["options"], **given}
         about = f"{condition.label} {condition.severity:g}"
         columns.append(Markup("<b>{}</b>").format(about))
-    section = PageSection("videos", facts={"perturbation": about})
+    section = html.PageSection("videos", facts={"perturbation": about})
     for method in methods:
         one = method.runs[0]
         caption = f"{method.name}, training seed {one.seed}"
         subject = with_trained(loaded[one.run.path], name)
         if isinstance(subject, str):
-            section.components.append(missing_note(f"{caption}: {subject}"))
+            section.components.append(html.missing_note(f"{caption}: {subject}"))
             continue
         try:
             data = side_by_side(subject, perturbation, about, name)
         except (InputError, ModuleNotFoundError) as error:
             reason = f"{caption}: no video: {one.without_folders(error)}"
-            section.components.append(missing_note(reason))
+            section.components.append(html.missing_note(reason))
             continue
         title = f"{one.name}, checkpoint {subject.name}"
         video = VIDEO.format(title, caption, Markup().join(columns), data)

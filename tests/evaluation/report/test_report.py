@@ -40,8 +40,8 @@ from marl_pool.evaluation import report as report_package
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report import attention, page
 from marl_pool.evaluation.report.attention import attention_summary
-from marl_pool.evaluation.report.components import (
-    TableCell,
+from marl_pool.evaluation.report.html import (
+    Cell,
     listed,
     number,
     shade,
@@ -252,10 +252,10 @@ def test_numbers_are_written_to_three_digits_with_a_minus() -> None:
 def test_shades_are_those_of_scores_whatever_else_the_table_holds() -> None:
     shades = [shade(score) for score in (-3.0, 0.0, 0.25, 1.0, 7.0, np.nan)]
     assert shades == [0.0, 0.0, 0.25, 1.0, 1.0, None]
-    assert TableCell("x").style == ""
-    assert "rgb(255,255,255);color:#222" in TableCell("x", tone=0.0).style
-    assert "rgb(0,114,178);color:#fff" in TableCell("x", tone=1.0).style
-    assert "rgb(230,159,0);color:#222" in TableCell("x", tone=-1.0).style
+    assert Cell("x").style == ""
+    assert "rgb(255,255,255);color:#222" in Cell("x", tone=0.0).style
+    assert "rgb(0,114,178);color:#fff" in Cell("x", tone=1.0).style
+    assert "rgb(230,159,0);color:#222" in Cell("x", tone=-1.0).style
 
 
 # Trained here, tested there

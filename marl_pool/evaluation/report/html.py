@@ -16,7 +16,7 @@ DARK = 0.72
 
 
 @dataclass(frozen=True)
-class TableCell:
+class Cell:
     """A cell of a table.
 
     Attributes:
@@ -46,7 +46,7 @@ class TableCell:
 
 
 Component = Markup | pd.DataFrame
-"""HTML, or a table: a frame of `TableCell`, whose first column has the row headers."""
+"""HTML, or a table: a frame of `Cell`, whose first column has the row headers."""
 
 
 @dataclass
@@ -77,9 +77,9 @@ def by_group(sections: Mapping[str, Sequence[PageSection]]) -> list[PageSection]
     return [section for own in sections.values() for section in own]
 
 
-def missing(reason: str) -> TableCell:
+def missing(reason: str) -> Cell:
     """A cell for a value that could not be measured."""
-    return TableCell("missing", reason, missing=True)
+    return Cell("missing", reason, missing=True)
 
 
 def missing_note(reason: str) -> Markup:
