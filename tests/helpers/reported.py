@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -29,6 +30,7 @@ from marl_pool.evaluation.results import (
     write_json,
     write_returns,
 )
+from marl_pool.evaluation.settings import ReportSettings
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
@@ -36,7 +38,7 @@ from marl_pool.utils.manifest import sealed_json
 
 EPISODES = 16
 SMALL = ("env.max_steps=6", "env.num_noise=3", "encoder.num_layers=1")
-SETTINGS: dict[str, Any] = {"videos": False, "evaluate": False, "threads": 1}
+SETTINGS = ReportSettings(videos=False, threads=1)
 LADDER = {0.0: 0.8, 0.25: 0.75, 0.5: 0.6, 1.0: 0.2}
 """Scores under occlusion."""
 
@@ -164,7 +166,7 @@ def area(label: str, *severities: float) -> Condition:
 
 
 def written(runs: Sequence[Run], folder: Path, **settings: Any) -> str:
-    path = report(runs, str(folder / "page.html"), {**SETTINGS, **settings})
+    path = report(runs, str(folder / "page.html"), replace(SETTINGS, **settings))
     return path.read_text(encoding="utf-8")
 
 

@@ -78,20 +78,16 @@ def _ranked(
     methods = {own.method.kind: own for own in measured}
     scores = {kind: own.under(conditions) for kind, own in methods.items()}
     ranking = rank(scores)
-    refusal = ranking.refusal
-    notes = (
-        [html.missing_note(f"{refusal[0].upper()}{refusal[1:]}.")] if refusal else []
-    )
+    notes = [html.missing_note(ranking.refusal)] if ranking.refusal else []
     rows, records = [], []
     for place, (name, value) in enumerate(ranking.places, start=1):
         own, seeds = methods[name], scores[name].points
-        rows.append(
-            (name, [float(interquartile_score(run[None])) for run in seeds], *value)
-        )
+        points = [float(interquartile_score(run[None])) for run in seeds]
+        rows.append((name, points, *value))
         cell = partial(html.Cell, title=own.method.provenance)
         records.append(
             {
-                "method": html.Cell(name if refusal else f"{place}. {name}"),
+                "method": html.Cell(name if notes else f"{place}. {name}"),
                 "IQM": cell(html.number(value.value)),
                 "95 % over seeds": _interval_cell(value, [own]),
                 "optimality gap": cell(html.number(float(optimality_gap(seeds)))),

@@ -40,6 +40,7 @@ from marl_pool.evaluation import report as report_package
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report import attention, page
 from marl_pool.evaluation.report.attention import attention_summary
+from marl_pool.evaluation.report.group_scores import UNPERTURBED, Condition
 from marl_pool.evaluation.report.html import (
     Cell,
     listed,
@@ -47,7 +48,6 @@ from marl_pool.evaluation.report.html import (
     shade,
     span,
 )
-from marl_pool.evaluation.report.group_scores import UNPERTURBED, Condition
 from marl_pool.evaluation.report.page import report
 from marl_pool.evaluation.report.runs import load, not_evaluated, read_runs
 from marl_pool.evaluation.results import (
