@@ -1,6 +1,7 @@
 """Comparison of methods: ranking, performance profile, improvement, retraining gap."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -117,9 +118,9 @@ def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> html.Compo
     panels = [Panel(env, _profiles(*task)) for env, task in tasks.items() if task[1]]
     if not panels:
         return NOT_SHARED
+    draw = partial(draw_panels, panels, styles, columns=2, height=3.0, dots=False)
     labels = {"xlabel": "score", "ylabel": "fraction of runs above"}
-    shape = {"columns": 2, "height": 3.0, "dots": False, "steps": True}
-    draw = partial(draw_panels, panels, styles, **labels, **shape)
+    draw = partial(draw, **labels, steps=True)
     caption = "Run-score distributions, averaged over perturbations."
     return html.figure(draw, caption, joint_provenance(group.measured))
 
@@ -136,13 +137,13 @@ def _profiles(
     curves = []
     for one, own_scores in zip(own, scores, strict=True):
         value = performance_profile(own_scores.points, grid)
-        low = high = np.full(len(grid), np.nan)
+        curve = Curve(one.method.kind, grid, value)
         resampled = own_scores.resampled()
         if own_scores.seeds >= INTERVAL_FROM and np.isfinite(resampled).all():
             profiles = performance_profile(resampled, grid)
-            low, high = np.percentile(profiles, (tail, 100 - tail), axis=0)
-        no_points = np.empty((0, len(grid)))
-        curves.append(Curve(one.method.kind, grid, value, low, high, no_points))
+            band = np.percentile(profiles, (tail, 100 - tail), axis=0)
+            curve = replace(curve, band=band)
+        curves.append(curve)
     return curves
 
 

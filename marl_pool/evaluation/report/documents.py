@@ -29,8 +29,10 @@ IDENTITY += ["options", "transfer_env"]
 """Columns that identify a row of an evaluation."""
 SUMMED = ("checked", "violations")
 """Counts, which are summed over heads and runs; other numbers are averaged."""
-DAMAGE = (OSError, ValueError, LookupError, TypeError, EOFError, RecursionError)
-DAMAGE += (BadZipFile, zlib.error)
+DAMAGE = (
+    *(OSError, ValueError, LookupError, TypeError, EOFError, RecursionError),
+    *(BadZipFile, zlib.error),
+)
 """Errors on reading a file that is damaged or of another version."""
 
 

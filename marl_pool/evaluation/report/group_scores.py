@@ -35,10 +35,8 @@ class Condition:
             or another environment.
         label: of the perturbation or the other environment.
         severity: of a level.
-        levels: of an area, its severities, 0 included; areas over other severities are
-            other conditions.
-        options: of another environment, its options as JSON, since labels are chosen
-            by users.
+        levels: severities of an area, with 0; areas over others are other conditions.
+        options: of another environment, as JSON, since labels are chosen by users.
     """
 
     kind: ConditionKind
@@ -62,12 +60,11 @@ def results_table(methods: Sequence[Method]) -> pd.DataFrame:
 
     Returns:
         One row per run, policy and condition, of deterministic policies of groups that
-        learn: the columns of an evaluation's rows and ``method`` (its name), ``run``
-        (its name) and ``condition``. The returns of a row are paired, episode by
-        episode, with those of all other rows.
+        learn: the columns of an evaluation's rows and ``run`` (its name) and
+        ``condition``. Returns are paired, episode by episode, with those of all rows.
     """
     parts = [
-        one.evaluation.rows.assign(method=method.name, run=one.name)
+        one.evaluation.rows.assign(run=one.name)
         for method in methods
         for one in method.evaluated
         if one.evaluation
@@ -143,33 +140,30 @@ class GroupScores:
         self.group = group
         trained = table[table["policy"] == TRAINED]
         learned = trained[trained["group"] == group]
-        own = table[(table["group"] == group) & table["run"].isin(learned["run"])]
+        rows = table[(table["group"] == group) & table["run"].isin(learned["run"])]
+        self.rows = rows
         # Returns, or the reason why they are missing.
-        cells = own["returns"].where(own["missing"] == "", own["missing"])
-        keys = pd.MultiIndex.from_frame(own[["run", "policy", "condition"]])
+        cells = rows["returns"].where(rows["missing"] == "", rows["missing"])
+        keys = pd.MultiIndex.from_frame(rows[["run", "policy", "condition"]])
         self._cells = cells.set_axis(keys).to_dict()
         levels = learned[~learned["perturbation"].isin([CLEAN, TRANSFER])]
-        tested = levels.groupby(["run", "label"], sort=False)["severity"]
         self._tested = {
-            key: tuple(sorted({0.0, *severities})) for key, severities in tested
+            key: tuple(sorted({0.0, *own}))
+            for key, own in levels.groupby(["run", "label"], sort=False)["severity"]
         }
         areas = [
-            Condition("area", label, levels=severities)
-            for (_, label), severities in self._tested.items()
+            Condition("area", label, levels=tested)
+            for (_, label), tested in self._tested.items()
         ]
-        self.rows = own
         self.conditions = list(dict.fromkeys([*learned["condition"], *areas]))
 
         # A second group that learns makes the returns of the baselines ambiguous.
         alone = trained.groupby("run")["group"].nunique() == 1
         self._runs = list(learned["run"].unique())
-        scored = (
-            alone[run] and self._baselines(run, UNPERTURBED) for run in self._runs
-        )
-        self.unit = "score" if all(scored) else "return"
-        self.measured = [
-            self._measure(method) for method in methods if not self.missing(method)
-        ]
+        scored = alone[self._runs].all() and all(map(self._baselines, self._runs))
+        self.unit = "score" if scored else "return"
+        known = (method for method in methods if not self.missing(method))
+        self.measured = list(map(self._measure, known))
 
     def missing(self, method: Method) -> str:
         """The reason for a method without scores; empty if it has some."""
@@ -225,17 +219,12 @@ class GroupScores:
         Of several areas of one label it is the one with the most severities, so that no
         perturbation counts twice.
         """
-        found = [
-            one
-            for one in self.of_kind(kind)
-            if all(one in own.conditions for own in measured)
-        ]
-        if kind != "area":
-            return found
         longest: dict[str, Condition] = {}
-        for one in found:
-            known = longest.get(one.label, one)
-            longest[one.label] = max(known, one, key=lambda area: len(area.levels))
+        for one in self.of_kind(kind):
+            if all(one in own.conditions for own in measured):
+                key = one.label if kind == "area" else repr(one)
+                known = longest.get(key, one)
+                longest[key] = max(known, one, key=lambda area: len(area.levels))
         return list(longest.values())
 
     def _measure(self, method: Method) -> MethodScores:
@@ -267,35 +256,39 @@ class GroupScores:
             return played
         if self.unit == "return":
             return np.stack([played, np.zeros_like(played), np.ones_like(played)])
-        baselines = self._baselines(run, condition)
+        is_env = condition.kind == "environment"
+        baselines = self._baselines(run, condition if is_env else UNPERTURBED)
         if not baselines:
             return "no random policy and better scripted policy in that environment"
         return np.stack([played, *baselines])
 
     def _area_sample(self, run: str, area: Condition) -> np.ndarray | str:
         """Means over severity, episode by episode."""
+        tested = self._tested.get((run, area.label))
         if self.unit != "score":
             return "an area needs scores: returns of both baselines in this environment"
-        tested = self._tested.get((run, area.label))
         if tested is None:
             return NOT_ASKED
         if area.levels[-1] == 0:
             return "an area needs a severity above 0"
         if not set(area.levels) <= set(tested):
             return f"its severities are others: {', '.join(map(str, tested))}"
-        samples = [self._sample(run, level(area.label, one)) for one in area.levels]
-        known = [sample for sample in samples if not isinstance(sample, str)]
-        if len(known) < len(samples):
-            return next(sample for sample in samples if isinstance(sample, str))
-        played = mean_over([sample[0] for sample in known], area.levels)
-        return np.stack([played, *known[0][1:]])
+        levels = []
+        for severity in area.levels:
+            sample = self._sample(run, level(area.label, severity))
+            if isinstance(sample, str):
+                return sample
+            levels.append(sample)
+        # The baselines are those of the unperturbed environment at every level.
+        return np.stack(
+            [mean_over([own[0] for own in levels], area.levels), *levels[0][1:]]
+        )
 
-    def _baselines(self, run: str, condition: Condition) -> list[np.ndarray]:
+    def _baselines(self, run: str, env: Condition = UNPERTURBED) -> list[np.ndarray]:
         """Unperturbed returns of the random and the scripted policy.
 
         Empty unless the scripted policy is the better one.
         """
-        env = condition if condition.kind == "environment" else UNPERTURBED
         cells = [self._cells.get((run, policy, env)) for policy in (RANDOM, HEURISTIC)]
         returns = [cell for cell in cells if isinstance(cell, np.ndarray)]
         better = len(returns) == 2 and returns[1].mean() > returns[0].mean()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 from markupsafe import Markup
@@ -21,8 +21,7 @@ class Cell:
 
     Attributes:
         text: its first line.
-        title: provenance of the number, shown as a tooltip; of a missing value the
-            reason.
+        title: tooltip, with the provenance of a number or why it is missing.
         tone: in [-1, 1], as a shade from orange over white to blue; None for none.
         missing: it could not be measured.
         small: a second line, such as an interval.
@@ -45,7 +44,7 @@ class Cell:
         return f"background:rgb({mixed[0]},{mixed[1]},{mixed[2]});color:{letters}"
 
 
-Component = Markup | pd.DataFrame
+Component: TypeAlias = "Markup | pd.DataFrame"
 """HTML, or a table: a frame of `Cell`, whose first column has the row headers."""
 
 

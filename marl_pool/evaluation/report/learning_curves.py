@@ -72,8 +72,7 @@ def _mean(kind: str, seeds: Sequence[np.ndarray]) -> Curve:
     start, end = max(seed[0, 0] for seed in seeds), min(seed[0, -1] for seed in seeds)
     grid = np.linspace(start, end, min(POINTS, max(len(seed[0]) for seed in seeds)))
     lines = np.stack([np.interp(grid, *_smooth(seed)) for seed in seeds])
-    none = np.full(len(grid), np.nan)
-    return Curve(kind, grid, lines.mean(0), none, none, lines)
+    return Curve(kind, grid, lines.mean(0), points=lines)
 
 
 def _smooth(seed: np.ndarray) -> np.ndarray:

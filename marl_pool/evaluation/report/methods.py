@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.envs.options import expand_counts
-from marl_pool.evaluation.report.folders import short_folders, with_short_folders
-from marl_pool.evaluation.report.runs import ReportedRun
+from marl_pool.evaluation.report.runs import (
+    ReportedRun,
+    short_folders,
+    with_short_folders,
+)
 from marl_pool.utils.errors import InputError
 
 IRRELEVANT = frozenset(
@@ -55,13 +58,12 @@ class Method:
     def provenance(self) -> str:
         """Seeds, episodes, commit and files of its numbers, for tooltips."""
         abouts = [one.evaluation.about for one in self.evaluated if one.evaluation]
-        seeds = ", ".join(str(one.seed) for one in self.evaluated)
-        commits = ", ".join(dict.fromkeys(recorded(one, "commit") for one in abouts))
-        files = ", ".join(map(files_of, self.evaluated))
-        return (
-            f"{self.name}: training seeds {seeds}, {abouts[0]['episodes']} episodes "
-            f"each, commit {commits}, {files}"
-        )
+        seeds = [str(one.seed) for one in self.evaluated]
+        parts = [f"{self.name}: training seeds {', '.join(seeds)}"]
+        parts.append(f"{abouts[0]['episodes']} episodes each")
+        commits = dict.fromkeys(recorded(about, "commit") for about in abouts)
+        parts.append(f"commit {', '.join(commits)}")
+        return ", ".join([*parts, *map(files_of, self.evaluated)])
 
 
 def recorded(about: Mapping[str, Any], key: str) -> str:
@@ -92,7 +94,7 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     differing = [key for key in keys if _differs(key, flat)]
 
     # Runs of equal names are one method, whose seeds must differ.
-    groups: dict[tuple[str, ...], list[ReportedRun]] = {}
+    groups: dict[tuple[str, str, str, str], list[ReportedRun]] = {}
     for one, config in zip(runs, flat, strict=True):
         own = groups.setdefault(_names(config, differing), [])
         for other in own:
@@ -104,7 +106,7 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
                 )
         own.append(one)
     methods = [
-        Method(*names, runs=tuple(sorted(own, key=lambda one: one.seed or 0)))
+        Method(*names, tuple(sorted(own, key=lambda one: one.seed or 0)))
         for names, own in groups.items()
     ]
     envs = list(dict.fromkeys(method.env for method in methods))
@@ -158,7 +160,7 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
     return any(len(values) > 1 for values in by_name.values())
 
 
-def _names(config: Config, differing: Sequence[str]) -> tuple[str, ...]:
+def _names(config: Config, differing: Sequence[str]) -> tuple[str, str, str, str]:
     """The kind, env, head and perturbations of a `Method`."""
     own = [key for key in differing if key in config]
     env = [key for key in own if key.split(".")[0] == ENV]
@@ -166,11 +168,11 @@ def _names(config: Config, differing: Sequence[str]) -> tuple[str, ...]:
     perturbed = [key for key in kind if key.startswith(PERTURBED)]
     head = [key for key in kind if key not in perturbed]
     default = config.get("pooling.name") or config.get("policy.name") or UNNAMED
-    words = [
+    kinds, envs, heads, perturbations = (
         " ".join(filter(None, (_word(key, config) for key in keys)))
         for keys in (kind, env, head, perturbed)
-    ]
-    return words[0] or str(default), words[1], words[2] or str(default), words[3]
+    )
+    return kinds or str(default), envs, heads or str(default), perturbations
 
 
 def _word(key: str, config: Config) -> str:

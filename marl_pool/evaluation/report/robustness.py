@@ -61,10 +61,11 @@ def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> 
     for own in measured:
         known = [one for one in levels if one in own.conditions]
         if len(known) > 1:
-            value, low, high = np.array([own.mean(one) for one in known]).T
+            value, *band = np.array([own.mean(one) for one in known]).T
             severities = np.array([one.severity for one in known])
             points = own.under(known).points
-            curves.append(Curve(own.method.kind, severities, value, low, high, points))
+            shape = (severities, value, np.stack(band), points)
+            curves.append(Curve(own.method.kind, *shape))
         lost = [own.missing[one] for one in levels if one in own.missing]
         reasons += [f"{own.method.kind} not measured: {lost[0]}"] if lost else []
     return Panel(label, curves, "; ".join(reasons))

@@ -1,9 +1,11 @@
 """The runs of a report: their comparable evaluations and diagnoses, their policies."""
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 import pandas as pd
@@ -16,7 +18,6 @@ from marl_pool.evaluation.report.documents import (
     diagnosis_of,
     evaluation_of,
 )
-from marl_pool.evaluation.report.folders import short_folders
 from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
@@ -30,17 +31,15 @@ Loaded = Mapping[Path, EvaluationTarget | str]
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run and what a report shows of it; of what it lacks, the reason.
+    """A run and what a report shows of it; of what is missing, the reason.
 
     Attributes:
         run: its folder.
         name: the end of its path that tells it apart from the other runs.
         metrics: ``metrics.csv``; without rows if it cannot be read.
-        metrics_missing: empty if the file is intact or missing.
         evaluation: its intact evaluations; None without a comparable one.
-        evaluation_missing: empty if there is one.
-        diagnosis: the newest; None without a comparable one.
-        diagnosis_missing: empty if there is one, or none was made.
+        diagnosis: the newest; None without a comparable one. If none was made, no
+            reason is given.
     """
 
     run: Run
@@ -221,3 +220,44 @@ def _command(kind: str, name: str, usual: Protocol) -> str:
     if (env := usual.get("env", AS_TRAINED)) != AS_TRAINED:
         words += [f"env.{key}={value}" for key, value in env.items()]
     return " ".join(["marl-pool", verb, name, *words])
+
+
+def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A short name for each absolute folder in the configurations of all runs.
+
+    A page that is sent to others does not show the folders of its author.
+
+    Returns:
+        By folder its last part, numbered where several folders end alike.
+    """
+    short: dict[str, str] = {}
+    used: Counter[str] = Counter()
+    for text in filter(_is_folder, dict.fromkeys(_texts(configs))):
+        last = re.split(r"[\\/]", text.rstrip("\\/"))[-1] or "folder"
+        used[last] += 1
+        short[text] = last if used[last] == 1 else f"{last} ({used[last]})"
+    return short
+
+
+def with_short_folders(value: Any, short: Mapping[str, str]) -> Any:
+    """Nested data with `short_folders` in place of folders."""
+    if isinstance(value, str):
+        return short.get(value, value)
+    if isinstance(value, Mapping):
+        return {key: with_short_folders(part, short) for key, part in value.items()}
+    if isinstance(value, list):
+        return [with_short_folders(part, short) for part in value]
+    return value
+
+
+def _is_folder(text: str) -> bool:
+    paths = (PurePosixPath(text), PureWindowsPath(text))
+    return text.startswith("~") or any(path.is_absolute() for path in paths)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)

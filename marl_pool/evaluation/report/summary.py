@@ -83,27 +83,24 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
     areas = group.common(group.measured, "area") if group else []
     records = []
     for method in methods:
+        seeds = [f"{one.seed} of {one.name}/config.yaml" for one in method.runs]
+        title = f"training seeds {', '.join(seeds)}"
         record = {
             "method": html.Cell(method.name),
-            "seeds": _seeds(method),
+            "seeds": html.Cell(str(len(method.runs)), title),
             "training return": _training(method),
         }
-        reason = html.missing(
-            group.missing(method) if group else method.runs[0].evaluation_missing
-        )
-        own = measured.get(method.name)
-        record["unperturbed return"] = _return(group, method) if own else reason
+        reason = group.missing(method) if group else method.runs[0].evaluation_missing
+        names = ["unperturbed return"]
         if group and group.unit == "score":
-            record["unperturbed score"] = _score(own, [UNPERTURBED]) if own else reason
-            record["mean area"] = _score(own, areas) if own else reason
+            names += ["unperturbed score", "mean area"]
+        record |= dict.fromkeys(names, html.missing(reason))
+        if group and (own := measured.get(method.name)):
+            cells = [_return(group, method), _score(own, [UNPERTURBED])]
+            record |= zip(names, [*cells, _score(own, areas)], strict=False)
         records.append(record)
     facts = {"ranked_from": RANKED_FROM}
     return html.PageSection("overview", [pd.DataFrame(records)], facts)
-
-
-def _seeds(method: Method) -> html.Cell:
-    names = ", ".join(f"{one.seed} of {one.name}/config.yaml" for one in method.runs)
-    return html.Cell(str(len(method.runs)), f"training seeds {names}")
 
 
 def _training(method: Method) -> html.Cell:
@@ -125,10 +122,10 @@ def _return(group: GroupScores, method: Method) -> html.Cell:
     rows = group.rows[clean & (group.rows["policy"] == TRAINED)].set_index("run")
     means = {}
     for one in method.evaluated:
-        assert one.evaluation is not None
-        row, commit = rows.loc[one.name], recorded(one.evaluation.about, "commit")
-        source = f"{one.relative(row['path'])}, commit {commit}"
-        means[f"{source}, {len(row['returns'])} episodes"] = row["returns"].mean()
+        path, returns = rows.loc[one.name, ["path", "returns"]]
+        commit = recorded(one.evaluation.about if one.evaluation else {}, "commit")
+        source = f"{one.relative(path)}, commit {commit}, {len(returns)} episodes"
+        means[source] = float(returns.mean())
     return _mean(means)
 
 
@@ -138,7 +135,7 @@ def _mean(values: Mapping[str, float]) -> html.Cell:
     title = "; ".join(f"{name}: {one}" for name, one in zip(values, each, strict=True))
     small = ", ".join(each) if 1 < len(each) < RANKED_FROM else ""
     return html.Cell(
-        html.number(float(np.mean(list(values.values())))), title, small=small
+        html.number(float(np.mean([*values.values()]))), title, small=small
     )
 
 
@@ -147,14 +144,14 @@ def _score(own: MethodScores, conditions: Sequence[Condition]) -> html.Cell:
     if not conditions:
         return html.missing("no perturbation that all methods were measured under")
     scores = own.under(conditions)
-    each = [html.number(float(run.mean())) for run in scores.points]
+    each = [html.number(run.mean()) for run in scores.points]
     title = own.method.provenance
     if UNPERTURBED not in conditions:
         title = f"mean of {html.listed([one.label for one in conditions])}; {title}"
     small = html.span(over_seeds(scores, mean_score)) or "no interval"
     if len(each) < RANKED_FROM:
         small = ", ".join(each) if len(each) >= INTERVAL_FROM else "one seed"
-    return html.Cell(html.number(float(scores.points.mean())), title, small=small)
+    return html.Cell(html.number(scores.points.mean()), title, small=small)
 
 
 def missing_values(

@@ -1,19 +1,20 @@
 """Measurements of the theory, by `marl-pool diagnose`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.documents import SUMMED, joined
 from marl_pool.evaluation.report.methods import Method, recorded
+from marl_pool.evaluation.report.runs import ReportedRun
 from marl_pool.evaluation.results import ONLY
 from marl_pool.evaluation.statistics.intervals import Interval
 
-ENDS = ("", "_low", "_high")
 SIZES = ("heads", "episodes", "observations")
 """Columns of a diagnosis with sample sizes."""
+UNDEFINED = "undefined for this pooling head or environment"
 
 
 def theory(methods: Sequence[Method]) -> list[html.PageSection]:
@@ -23,74 +24,67 @@ def theory(methods: Sequence[Method]) -> list[html.PageSection]:
         return []
     known = [one.diagnosis for one in runs if one.diagnosis]
     groups = dict.fromkeys(group for one in known for group in one.rows["group"])
-    return html.by_group(
-        {group: [_section(methods, group)] for group in groups or [""]}
-    )
+    sections = {group: [_section(methods, group)] for group in groups or [""]}
+    return html.by_group(sections)
 
 
 def _section(methods: Sequence[Method], group: str) -> html.PageSection:
-    # The numbers of each run, or the reason why there are none.
-    numbers: dict[str, Mapping[str, float]] = {}
+    # One row per run and number.
+    rows: list[tuple[str, str, float, str, str]] = []
     reasons: dict[str, str] = {}
-    for one in (one for method in methods for one in method.runs):
-        found: dict[str, float] | str = one.diagnosis_missing or "it was not diagnosed"
-        if one.diagnosis:
-            found = one.diagnosis.numbers(group)
-        numbers[one.name] = {} if isinstance(found, str) else found
-        if isinstance(found, str):
-            reasons[one.name] = found
-    # Neither sample sizes nor the bounds of other numbers have a row.
-    shown = dict.fromkeys(
-        name
-        for own in numbers.values()
-        for name in own
-        if name not in SIZES and (_stem(name) == name or _stem(name) not in own)
-    )
-    columns = {"": [html.Cell(name.replace("_", " ")) for name in shown]} | {
-        method.name: [_cell(method, name, numbers, reasons) for name in shown]
-        for method in methods
-    }
     section = html.PageSection("theory", facts={"only": ONLY})
-    section.components += [pd.DataFrame(columns)] if shown else []
-    section.components += [
-        html.missing_note(f"{name}: {reason}") for name, reason in reasons.items()
+    for method in methods:
+        for one in method.runs:
+            found = _rows(one, group)
+            if isinstance(found, str):
+                section.components.append(html.missing_note(f"{one.name}: {found}"))
+                reasons.setdefault(method.name, found)
+            else:
+                rows += [(method.name, *row) for row in found]
+    frame = pd.DataFrame(rows, columns=["method", "name", "value", "span", "title"])
+    parts = dict(iter(frame.groupby(["method", "name"])))
+    records = [
+        {"": html.Cell(name.replace("_", " "))}
+        | {
+            method.name: _cell(name, parts[method.name, name], len(method.runs))
+            if (method.name, name) in parts
+            else html.missing(reasons.get(method.name, UNDEFINED))
+            for method in methods
+        }
+        for name in frame["name"].unique()
     ]
+    if records:
+        section.components.insert(0, pd.DataFrame(records))
     return section
 
 
-def _stem(name: str) -> str:
-    return name.removesuffix("_low").removesuffix("_high")
+def _rows(one: ReportedRun, group: str) -> list[tuple[str, float, str, str]] | str:
+    """Name, value, interval and provenance of each number, or why there are none."""
+    if one.diagnosis is None:
+        return one.diagnosis_missing or "it was not diagnosed"
+    numbers, about = one.diagnosis.numbers(group), one.diagnosis.about
+    if isinstance(numbers, str):
+        return numbers
+    source = f"{one.relative(one.diagnosis.path)}, commit {recorded(about, 'commit')}"
+    source += f", {recorded(about, 'episodes')} episodes"
+    rows = []
+    for name, value in numbers.items():
+        # Neither sample sizes nor the bounds of other numbers have a row.
+        stem = name.removesuffix("_low").removesuffix("_high")
+        if name not in SIZES and (stem == name or stem not in numbers):
+            ends = (numbers.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
+            span = html.span(Interval(value, *ends))
+            bounds = f" ({span})" if span else ""
+            title = f"{source}: {_formatted(name, value)}{bounds}"
+            rows.append((name, value, span, title))
+    return rows
 
 
-def _cell(
-    method: Method,
-    name: str,
-    numbers: Mapping[str, Mapping[str, float]],
-    reasons: Mapping[str, str],
-) -> html.Cell:
-    known = [one for one in method.runs if name in numbers[one.name]]
-    if not known:
-        own = [reasons[one.name] for one in method.runs if one.name in reasons]
-        return html.missing([*own, "undefined for this pooling head or environment"][0])
-    values, spans, titles = [], [], []
-    for one in known:
-        assert one.diagnosis is not None
-        path, about = one.diagnosis.path, one.diagnosis.about
-        ends = (numbers[one.name].get(f"{name}{end}", math.nan) for end in ENDS)
-        interval = Interval(*ends)
-        bounds = f" ({html.span(interval)})" if html.span(interval) else ""
-        titles.append(
-            f"{one.relative(path)}, commit {recorded(about, 'commit')}, "
-            f"{recorded(about, 'episodes')} episodes: "
-            f"{_formatted(name, interval.value)}{bounds}"
-        )
-        values.append(interval.value)
-        spans.append(html.span(interval))
-    few = len(known) < len(method.runs)
-    small = [f"{len(known)} of {len(method.runs)} seeds" if few else ""]
-    small.append("; ".join(filter(None, spans)))
-    text = _formatted(name, joined(name, pd.Series(values)))
-    return html.Cell(text, "; ".join(titles), small=", ".join(filter(None, small)))
+def _cell(name: str, runs: pd.DataFrame, seeds: int) -> html.Cell:
+    few = f"{len(runs)} of {seeds} seeds" if len(runs) < seeds else ""
+    small = ", ".join(filter(None, [few, "; ".join(filter(None, runs["span"]))]))
+    text = _formatted(name, joined(name, runs["value"]))
+    return html.Cell(text, "; ".join(runs["title"]), small=small)
 
 
 def _formatted(name: str, value: float) -> str:

@@ -103,10 +103,10 @@ def severity_aucs(
         elif row.perturbed:
             perturbed.setdefault((*policy, row.label), []).append((row, own))
     aucs = []
-    for (*policy, _), rows in perturbed.items():
+    for key, rows in perturbed.items():
         first = rows[0][0]
         # Clean episodes are the level at severity 0.
-        levels = {0.0: clean[tuple(policy)]} | {row.severity: own for row, own in rows}
+        levels = {0.0: clean[key[:-1]]} | {row.severity: own for row, own in rows}
         severities = sorted(levels)
         auc = Interval(np.nan, np.nan, np.nan)
         pair = baselines.get(_env_key(first))
@@ -114,9 +114,9 @@ def severity_aucs(
             mean = mean_over([levels[severity] for severity in severities], severities)
             auc = normalized(mean, pair, seed=seed)
         names = ("group", "policy", "stochastic", "perturbation", "label", "options")
-        about = {name: getattr(first, name) for name in names}
-        numbers = dict(zip(("auc", "auc_low", "auc_high"), auc, strict=True))
-        aucs.append(SeverityAUC(**about, severities=severities, **numbers))
+        about: dict[str, Any] = {name: getattr(first, name) for name in names}
+        about |= zip(("auc", "auc_low", "auc_high"), auc, strict=True)
+        aucs.append(SeverityAUC(**about, severities=severities))
     return aucs
 
 
