@@ -26,7 +26,7 @@ ROW = ("name", "severities")
 """Keys of a suite's entry that are not options."""
 
 
-class Cell(NamedTuple):
+class HeatMapCell(NamedTuple):
     """Returns of a run by the fractions of tokens missing in training and test."""
 
     run: str
@@ -72,14 +72,14 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
         raise InputError(f"{folder} exists; choose another --out")
     make_folder(folder)
     table, picture = folder / "occlusion.csv", folder / "occlusion.png"
-    write_csv(table, Cell._fields, (cell._asdict() for cell in cells))
+    write_csv(table, HeatMapCell._fields, (cell._asdict() for cell in cells))
     if not has_matplotlib():
         return [table]
     draw_heat_map(picture, cells)
     return [table, picture]
 
 
-def cells_of(documents: Sequence[Path]) -> list[Cell]:
+def cells_of(documents: Sequence[Path]) -> list[HeatMapCell]:
     """Read the cells from evaluations' ``results.json``.
 
     A clean row counts as occlusion by 0. Rows are those of the deterministic policy of
@@ -88,7 +88,7 @@ def cells_of(documents: Sequence[Path]) -> list[Cell]:
     Raises:
         InputError: an evaluation without occlusion.
     """
-    cells: list[Cell] = []
+    cells: list[HeatMapCell] = []
     for document in documents:
         content = json.loads(document.read_text(encoding="utf-8"))
         rows = [row for row in content["results"] if _counts(row)]
@@ -99,7 +99,7 @@ def cells_of(documents: Sequence[Path]) -> list[Cell]:
         trained = _words(content["occluded_in_training"])
         numbers = ("severity", "episodes", "mean", "std")
         cells += [
-            Cell(content["run"], trained, *(row[key] for key in numbers))
+            HeatMapCell(content["run"], trained, *(row[key] for key in numbers))
             for row in rows
             if row["group"] == rows[0]["group"]
         ]
@@ -107,7 +107,7 @@ def cells_of(documents: Sequence[Path]) -> list[Cell]:
 
 
 @figure_style()
-def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
+def draw_heat_map(path: Path, cells: Sequence[HeatMapCell]) -> None:
     """Draw a row for each run, by occlusion in training, and a column for each test.
 
     Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 5.

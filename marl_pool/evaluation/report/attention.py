@@ -119,6 +119,7 @@ def attention(
         for key, part in frame.groupby(["method", "column"], sort=False)
         if key[0] not in reasons
     }
+    # Types that no set contains have no column.
     shown = frame["column"][frame["uniform"] > 0].unique()
     records = [
         {"method": html.Cell(name)}

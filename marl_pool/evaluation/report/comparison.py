@@ -80,6 +80,7 @@ def _ranked(
     scores = {kind: own.under(conditions) for kind, own in methods.items()}
     ranking = rank(scores)
     notes = [html.missing_note(ranking.refusal)] if ranking.refusal else []
+    # The figure shows each seed, the table the numbers of each method.
     rows, records = [], []
     for place, (name, value) in enumerate(ranking.places, start=1):
         own, seeds = methods[name], scores[name].points
@@ -129,6 +130,7 @@ def _profiles(
     own: Sequence[MethodScores], conditions: Sequence[Condition]
 ) -> list[Curve]:
     """The performance profile of each method, with its band over seeds."""
+    # One grid of thresholds for all methods.
     scores = [one.under(conditions) for one in own]
     every = np.concatenate([one.points.ravel() for one in scores])
     margin = 0.05 * float(np.ptp(every)) or 0.1

@@ -72,6 +72,7 @@ class Document:
         Both must have measured the same policy by the same protocol: their episodes
         are then played in the same environments, and remain paired.
         """
+        # The digest tells policies of one iteration but other configurations apart.
         policies = [
             (one.about.get("iteration"), one.about.get("config_digest"))
             for one in (self, other)
@@ -160,6 +161,7 @@ def _evaluation(path: Path, content: dict[str, Any]) -> Document:
     name = path.name.replace(Path(DOCUMENT).stem, Path(RETURNS).stem)
     returns = read_returns(path.with_name(name).with_suffix(Path(RETURNS).suffix))
     expected = (len(rows), content["episodes"])
+    # The checksum of the document does not cover the returns.
     if returns.shape != expected or returns.dtype.kind != "f":
         raise InputError(
             f"expected returns of {expected[0]} rows and {expected[1]} episodes, got "

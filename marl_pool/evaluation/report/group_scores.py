@@ -138,6 +138,7 @@ class GroupScores:
         self, methods: Sequence[Method], table: pd.DataFrame, group: str
     ) -> None:
         self.group = group
+        # Rows of the group in the runs in which it learned; it is scripted in others.
         trained = table[table["policy"] == TRAINED]
         learned = trained[trained["group"] == group]
         rows = table[(table["group"] == group) & table["run"].isin(learned["run"])]
@@ -146,6 +147,7 @@ class GroupScores:
         cells = rows["returns"].where(rows["missing"] == "", rows["missing"])
         keys = pd.MultiIndex.from_frame(rows[["run", "policy", "condition"]])
         self._cells = cells.set_axis(keys).to_dict()
+        # Severities that each run was tested at, by perturbation; each makes an area.
         levels = learned[~learned["perturbation"].isin([CLEAN, TRANSFER])]
         self._tested = {
             key: tuple(sorted({0.0, *own}))
@@ -229,6 +231,7 @@ class GroupScores:
 
     def _measure(self, method: Method) -> MethodScores:
         runs = [one.name for one in method.evaluated if one.name in self._runs]
+        # A condition counts if all runs of the method were measured under it.
         there, missing = {}, {}
         for one in self.conditions:
             samples = [self._sample(run, one) for run in runs]

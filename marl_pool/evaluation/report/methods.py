@@ -105,6 +105,7 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
                     "seed"
                 )
         own.append(one)
+    # Methods of one environment are consecutive, in the order of the runs.
     methods = [
         Method(*names, tuple(sorted(own, key=lambda one: one.seed or 0)))
         for names, own in groups.items()

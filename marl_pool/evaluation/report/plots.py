@@ -89,6 +89,7 @@ def draw_panels(
         for axes in cells[len(panels) :]:
             axes.set_axis_off()
         low, high = _range(panels)
+        # Only the first column and the last row have labels of their axes.
         for place, (axes, panel) in enumerate(zip(cells, panels, strict=False)):
             first = place % columns == 0
             style_axes(axes)
@@ -135,6 +136,7 @@ def draw_points(
         axes = figure.subplots()
         style_axes(axes, grid="x")
         axes.xaxis.set_major_formatter(short_number)
+        # Mean as a bar, seeds as symbols, and the interval as a shade.
         for y, (name, points, value, low, high) in enumerate(rows):
             color, marker = styles[name]
             if not math.isnan(low):

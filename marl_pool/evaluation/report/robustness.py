@@ -147,6 +147,7 @@ def _environments(
     assert evaluation is not None
     same = evaluation.protocol["env"] == AS_TRAINED
     unchanged = AS_TRAINED if same else "as evaluated"
+    # A test environment may be the training environment of a method.
     homes = [_training_env(group, own, conditions) for own in group.measured]
     columns = {group.named(one): one for one in conditions}
     if not all(homes):

@@ -91,6 +91,7 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
     for run in runs:
         _ = run.env  # raises where a configuration has none
     validate_comparable(runs)
+    # The protocol of most evaluations decides which of them are compared.
     evaluations = [evaluation_of(run) for run in runs]
     diagnoses = [diagnosis_of(run) for run in runs]
     usual = _usual(evaluations)

@@ -90,6 +90,7 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
             "seeds": html.Cell(str(len(method.runs)), title),
             "training return": _training(method),
         }
+        # A method without scores has the reason in their place.
         reason = group.missing(method) if group else method.runs[0].evaluation_missing
         names = ["unperturbed return"]
         if group and group.unit == "score":
@@ -106,6 +107,7 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
 def _training(method: Method) -> html.Cell:
     ends = {}
     for one in method.runs:
+        # Logged rows may lack the return, such as those before the first episode's end.
         rows = one.metrics.tail(max(1, round(LAST * len(one.metrics))))
         last = rows.reindex(columns=[RETURN])[RETURN].dropna()
         if len(last):

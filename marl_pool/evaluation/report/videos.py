@@ -50,6 +50,7 @@ def videos(
             evaluation.
         name: of the group of agents.
     """
+    # The perturbation that costs most is shown beside the unperturbed episode.
     perturbation, about, columns = None, "", [Markup("<b>unperturbed</b>")]
     if group and (condition := _most_harmful(group)):
         row = group.row(condition)
@@ -108,6 +109,7 @@ def side_by_side(
     Raises:
         InputError: an environment that cannot be drawn, or no OpenCV that writes VP9.
     """
+    # Both columns play the same environment, step by step.
     tiles = [_tile(subject, None, CLEAN, group)]
     if perturbation is not None:
         tiles.append(_tile(subject, perturbation, about, group))

@@ -58,6 +58,7 @@ class Scores:
         """``(resamples, runs, conditions)`` scores of resampled runs and episodes."""
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
         count = len(self.draws)
+        # Each resample of the episodes meets a resample of the runs.
         chosen = generator.integers(self.seeds, size=(count, self.seeds))
         return self.draws[np.arange(count)[:, None], chosen]
 
@@ -76,6 +77,7 @@ def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
         Scores that are NaN where the scripted policy is not the better one (`score_of`)
         and resamples that are NaN for a single episode, whose spread is unknown.
     """
+    # (runs, conditions, resamples), each a score of resampled mean returns.
     drawn = score_of(np.moveaxis(episodes @ weights.T, 2, -1))
     if weights.shape[-1] < 2:
         drawn = np.full_like(drawn, np.nan)
