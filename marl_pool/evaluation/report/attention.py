@@ -98,39 +98,29 @@ def attention(
             elif (own := attention_summary(subject, group)) is None:
                 reasons[method.name] = NO_WEIGHTS
             else:
-                source = (
-                    f"{one.name}, checkpoint {subject.name}, {NUM_ENVS} envs of seed "
-                    f"{subject.seed}, {STEPS} steps"
-                )
-                rows.append((method.name, source, ENTROPY, own.entropy, 1.0))
+                source = f"{one.name}, checkpoint {subject.name}, {NUM_ENVS} envs of "
+                key = (method.name, f"{source}seed {subject.seed}, {STEPS} steps")
+                rows.append((*key, ENTROPY, own.entropy, 1.0))
                 rows += [
-                    (method.name, source, kind, weight, own.uniform[kind])
+                    (*key, kind, weight, own.uniform[kind])
                     for kind, weight in own.weights.items()
                 ]
     if not rows:
         notes = [f"{method.name}: {reasons[method.name]}" for method in methods]
-        return html.PageSection(
-            "attention", [html.missing_note(f"{'; '.join(notes)}.")], facts
-        )
+        note = html.missing_note(f"{'; '.join(notes)}.")
+        return html.PageSection("attention", [note], facts)
     names = ["method", "source", "column", "value", "uniform"]
     frame = pd.DataFrame(rows, columns=names)
-    cells = {
-        key: _cell(key[1], part)
-        for key, part in frame.groupby(["method", "column"], sort=False)
-        if key[0] not in reasons
-    }
-    # Types that no set contains have no column.
-    shown = frame["column"][frame["uniform"] > 0].unique()
-    records = [
-        {"method": html.Cell(name)}
-        | {
-            column: cells.get(
-                (name, column), html.missing(reasons.get(name, NO_TOKENS))
-            )
-            for column in shown
-        }
-        for name in (method.name for method in methods)
-    ]
+    parts = dict(iter(frame.groupby(["method", "column"])))
+    records = []
+    for name in (method.name for method in methods):
+        records.append({"method": html.Cell(name)})
+        # Types that no set contains have no column.
+        for column in frame["column"][frame["uniform"] > 0].unique():
+            part, reason = parts.get((name, column)), reasons.get(name, NO_TOKENS)
+            known = part is not None and name not in reasons
+            cell = _cell(column, part) if known else html.missing(reason)
+            records[-1][column] = cell
     return html.PageSection("attention", [pd.DataFrame(records)], facts)
 
 

@@ -73,11 +73,9 @@ class Document:
         are then played in the same environments, and remain paired.
         """
         # The digest tells policies of one iteration but other configurations apart.
-        policies = [
-            (one.about.get("iteration"), one.about.get("config_digest"))
-            for one in (self, other)
-        ]
-        if policies[0] != policies[1] or self.protocol != other.protocol:
+        policy = ("iteration", "config_digest")
+        same = all(self.about.get(key) == other.about.get(key) for key in policy)
+        if not same or self.protocol != other.protocol:
             return self
         rows = pd.concat([self.rows, other.rows], ignore_index=True)
         return replace(self, rows=rows.drop_duplicates("key"))

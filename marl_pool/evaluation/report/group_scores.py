@@ -221,12 +221,14 @@ class GroupScores:
         Of several areas of one label it is the one with the most severities, so that no
         perturbation counts twice.
         """
+        known = [own.conditions for own in measured]
+        found = [one for one in self.of_kind(kind) if all(one in own for own in known)]
+        if kind != "area":
+            return found
         longest: dict[str, Condition] = {}
-        for one in self.of_kind(kind):
-            if all(one in own.conditions for own in measured):
-                key = one.label if kind == "area" else repr(one)
-                known = longest.get(key, one)
-                longest[key] = max(known, one, key=lambda area: len(area.levels))
+        for one in found:
+            other = longest.get(one.label, one)
+            longest[one.label] = max(other, one, key=lambda area: len(area.levels))
         return list(longest.values())
 
     def _measure(self, method: Method) -> MethodScores:

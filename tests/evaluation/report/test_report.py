@@ -217,7 +217,7 @@ def test_worlds_of_one_label_and_other_options_are_other_conditions(
     assert len([one for one in own.missing if one.kind == "environment"]) == 2
 
 
-def test_a_yardstick_without_length_in_some_draw_leaves_no_interval(
+def test_equal_baselines_in_some_resample_leave_no_interval(
     tmp_path: Path,
 ) -> None:
     runs = several(tmp_path, ["ada", "max"], 2)
@@ -610,7 +610,7 @@ def test_dead_agents_attend_to_nothing(
     assert first_alone.weights == pytest.approx(first.weights)
 
 
-def films(html: str) -> list[bytes]:
+def videos_in(html: str) -> list[bytes]:
     found = re.findall(r'src="data:video/webm;base64,([^"]+)"', html)
     return [base64.b64decode(data) for data in found]
 
@@ -621,7 +621,7 @@ def test_videos_show_clean_and_perturbed_side_by_side(
     html = playing.html
     # One for each method; the perturbation is the one that costs most.
     assert html.count("<b>unperturbed</b><b>occlude 1</b>") == 2
-    found = films(html)
+    found = videos_in(html)
     assert len(found) == 2
     (tmp_path / "film.webm").write_bytes(found[0])
     capture = cv2.VideoCapture(str(tmp_path / "film.webm"))
@@ -639,7 +639,7 @@ def test_videos_show_clean_and_perturbed_side_by_side(
 
 
 def test_a_policy_that_cannot_be_read_is_a_missing_value(one_seed: Page) -> None:
-    assert not films(one_seed.html)
+    assert not videos_in(one_seed.html)
     assert "has no policy &#39;best&#39;" in one_seed.html
 
 
