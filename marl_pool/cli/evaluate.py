@@ -120,13 +120,15 @@ def _report(arguments: Namespace, overrides: list[str]) -> int:
     runs = [open_run("report", path) for path in arguments.run or [None]]
     from marl_pool.evaluation.report import page
     from marl_pool.evaluation.report.runs import not_evaluated
+    from marl_pool.evaluation.settings import ReportSettings
 
     page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
     lacking = not_evaluated(runs)
     for run in lacking if settings["evaluate"] else []:
         print_paths(_act_on(str(run.path), None, arguments, how, _evaluate_run))
     plugins = arguments.plugin
-    print_paths([page.report(runs, arguments.out, settings, plugins=plugins)])
+    typed = ReportSettings(**settings)
+    print_paths([page.report(runs, arguments.out, typed, plugins=plugins)])
     return 0
 
 

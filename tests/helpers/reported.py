@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,11 +14,14 @@ import numpy as np
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.evaluation.report.group_scores import GroupScores, group_scores
+from marl_pool.evaluation.report.group_scores import (
+    Condition,
+    GroupScores,
+    group_scores,
+)
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
 from marl_pool.evaluation.report.runs import read_runs
-from marl_pool.evaluation.report.table import Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -26,13 +30,15 @@ from marl_pool.evaluation.results import (
     write_json,
     write_returns,
 )
+from marl_pool.evaluation.settings import ReportSettings
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
+from marl_pool.utils.manifest import sealed_json
 
 EPISODES = 16
 SMALL = ("env.max_steps=6", "env.num_noise=3", "encoder.num_layers=1")
-SETTINGS: dict[str, Any] = {"videos": False, "evaluate": False, "threads": 1}
+SETTINGS = ReportSettings(videos=False, threads=1)
 LADDER = {0.0: 0.8, 0.25: 0.75, 0.5: 0.6, 1.0: 0.2}
 """Scores under occlusion."""
 
@@ -129,7 +135,7 @@ def evaluated(
     told: dict[str, Any] = {
         **{"run": run.path.name, "env": run.config["env"], "changed": {}, "seed": 0},
         **{"checkpoint": "best", "iteration": 3, "episodes": episodes},
-        **{"commit": "0123abc", "package_version": "9"},
+        **{"commit": "0123abc", "package_version": "9", "rescale_codes": False},
     }
     write_json(files.path(DOCUMENT), results, {**told, **about})
     write_returns(files.path(RETURNS), np.stack(table))
@@ -160,7 +166,7 @@ def area(label: str, *severities: float) -> Condition:
 
 
 def written(runs: Sequence[Run], folder: Path, **settings: Any) -> str:
-    path = report(runs, str(folder / "page.html"), {**SETTINGS, **settings})
+    path = report(runs, str(folder / "page.html"), replace(SETTINGS, **settings))
     return path.read_text(encoding="utf-8")
 
 
@@ -226,6 +232,7 @@ def diagnosed(
     told |= {"changed": {}, "commit": "0123abc", "episodes": 64, **about}
     run.make_evaluation_dir()
     file = run.evaluation_dir / f"diagnosis{number}.json"
-    lines = [{"group": "agent", "head": "all", **row} for row in rows]
-    file.write_text(json.dumps({**told, "rows": lines}))
+    whole = {"group": "agent", "head": "all", "missing": ""}
+    lines = [{**whole, **row} for row in rows]
+    file.write_text(json.dumps(sealed_json({**told, "rows": lines})))
     return run

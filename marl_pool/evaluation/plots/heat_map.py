@@ -26,25 +26,19 @@ ROW = ("name", "severities")
 """Keys of a suite's entry that are not options."""
 
 
-class Cell(NamedTuple):
-    """A cell of the heat map."""
+class HeatMapCell(NamedTuple):
+    """Returns of a run by the fractions of tokens missing in training and test."""
 
     run: str
     trained: str
-    """Fraction of tokens missing in training, or its bounds, in words."""
     tested: float
-    """Fraction of tokens missing in the test."""
     episodes: int
     mean: float
     std: float
 
 
 def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
-    """Return the fraction of tokens missing in a run's training, or its bounds.
-
-    Args:
-        config: configuration of the run.
-    """
+    """Return the fraction of tokens missing in a run's training, or its bounds."""
     perturbation = config.get("perturbation") or {}
     if perturbation.get("name") != OCCLUDE:
         return 0.0
@@ -63,14 +57,11 @@ def has_occlusion(perturbations: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
-    """Write table and heat map of several evaluations.
+    """Write table and heat map of several evaluations, and return their paths.
 
     Args:
         documents: ``results.json`` of each.
         out: a new folder; None for one in ``evaluations/``.
-
-    Returns:
-        The files written.
 
     Raises:
         InputError: an evaluation without occlusion, or the folder exists.
@@ -81,14 +72,14 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
         raise InputError(f"{folder} exists; choose another --out")
     make_folder(folder)
     table, picture = folder / "occlusion.csv", folder / "occlusion.png"
-    write_cells(table, cells)
+    write_csv(table, HeatMapCell._fields, (cell._asdict() for cell in cells))
     if not has_matplotlib():
         return [table]
     draw_heat_map(picture, cells)
     return [table, picture]
 
 
-def cells_of(documents: Sequence[Path]) -> list[Cell]:
+def cells_of(documents: Sequence[Path]) -> list[HeatMapCell]:
     """Read the cells from evaluations' ``results.json``.
 
     A clean row counts as occlusion by 0. Rows are those of the deterministic policy of
@@ -97,7 +88,7 @@ def cells_of(documents: Sequence[Path]) -> list[Cell]:
     Raises:
         InputError: an evaluation without occlusion.
     """
-    cells: list[Cell] = []
+    cells: list[HeatMapCell] = []
     for document in documents:
         content = json.loads(document.read_text(encoding="utf-8"))
         rows = [row for row in content["results"] if _counts(row)]
@@ -105,28 +96,18 @@ def cells_of(documents: Sequence[Path]) -> list[Cell]:
             raise InputError(
                 f"{document}: expected rows of the perturbation {OCCLUDE}, got none"
             )
+        trained = _words(content["occluded_in_training"])
+        numbers = ("severity", "episodes", "mean", "std")
         cells += [
-            Cell(
-                content["run"],
-                _words(content["occluded_in_training"]),
-                row["severity"],
-                row["episodes"],
-                row["mean"],
-                row["std"],
-            )
+            HeatMapCell(content["run"], trained, *(row[key] for key in numbers))
             for row in rows
             if row["group"] == rows[0]["group"]
         ]
     return cells
 
 
-def write_cells(path: Path, cells: Sequence[Cell]) -> None:
-    """Write a row for each cell."""
-    write_csv(path, Cell._fields, (cell._asdict() for cell in cells))
-
-
 @figure_style()
-def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
+def draw_heat_map(path: Path, cells: Sequence[HeatMapCell]) -> None:
     """Draw a row for each run, by occlusion in training, and a column for each test.
 
     Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 5.
@@ -137,22 +118,15 @@ def draw_heat_map(path: Path, cells: Sequence[Cell]) -> None:
     for cell in cells:
         row = runs.index((cell.trained, cell.run))
         means[row, tests.index(cell.tested)] = cell.mean
-    size = (1.6 + 0.8 * len(tests) + 1.2, 1.4 + 0.55 * len(runs))
-    figure = new_figure(*size)
+    figure = new_figure(1.6 + 0.8 * len(tests) + 1.2, 1.4 + 0.55 * len(runs))
     axes = figure.subplots()
     image = axes.imshow(means, aspect="auto")
     low, high = float(np.nanmin(means)), float(np.nanmax(means))
+    center: dict[str, Any] = {"ha": "center", "va": "center"}
     for (row, column), mean in np.ndenumerate(means):
         if not np.isnan(mean):
-            dark = mean < (low + high) / 2
-            axes.text(
-                column,
-                row,
-                f"{mean:.4g}",
-                ha="center",
-                va="center",
-                color="white" if dark else INK,
-            )
+            color = "white" if mean < (low + high) / 2 else INK
+            axes.text(column, row, f"{mean:.4g}", color=color, **center)
     axes.set_xticks(range(len(tests)), [f"{fraction:.0%}" for fraction in tests])
     axes.set_yticks(range(len(runs)), [trained for trained, _ in runs])
     axes.set_xlabel("missing in the test")

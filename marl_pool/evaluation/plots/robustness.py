@@ -41,8 +41,8 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
 
     Args:
         results: rows of an evaluation.
-        path: path of the PNG.
-        title: title of the figure.
+        path: of the PNG.
+        title: of the figure.
     """
     results = [result for result in results if not result.fixed]
     groups = list(dict.fromkeys(result.group for result in results))
@@ -85,62 +85,36 @@ def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
     style_axes(axes)
     for result in results:
         if result.policy != TRAINED:
-            axes.axhline(
-                result.mean,
-                color=BASELINES.get(result.policy, INK),
-                linestyle="--",
-                linewidth=1.2,
-                label=f"{result.policy}, clean",
-            )
+            line: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2}
+            color, name = BASELINES.get(result.policy, INK), f"{result.policy}, clean"
+            axes.axhline(result.mean, color=color, label=name, **line)
+    shown = [r for r in results if r.policy == TRAINED and r.label in (CLEAN, label)]
     for stochastic, color in COLORS.items():
-        curve = [
-            result
-            for result in results
-            if result.policy == TRAINED
-            and result.stochastic == stochastic
-            and result.label in (CLEAN, label)
-            and not result.missing
-        ]
+        curve = [r for r in shown if r.stochastic == stochastic and not r.missing]
         if curve:
             _curve(axes, sorted(curve, key=lambda result: result.severity), color)
-    reasons = [
-        result.missing for result in results if result.label == label and result.missing
-    ]
+    reasons = [r.missing for r in results if r.label == label and r.missing]
     if reasons:
         text = "\n".join(textwrap.wrap(f"not measured: {reasons[0]}", 30))
-        axes.text(
-            0.5,
-            0.5,
-            text,
-            transform=axes.transAxes,
-            ha="center",
-            va="center",
-            fontsize=9,
-            bbox={"facecolor": "white", "edgecolor": GRID},
-        )
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9}
+        style["bbox"] = {"facecolor": "white", "edgecolor": GRID}
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, **style)
 
 
 def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
     severities = [result.severity for result in curve]
-    low = [bounds(result)[0] for result in curve]
-    high = [bounds(result)[1] for result in curve]
-    axes.axhline(
-        curve[0].mean,
-        color=color,
-        linestyle=":",
-        linewidth=1,
-        label=f"{curve[0].policy_label}, clean",
-    )
+    low, high = zip(*map(bounds, curve), strict=True)
+    name = curve[0].policy_label
+    clean: dict[str, Any] = {
+        "linestyle": ":",
+        "linewidth": 1,
+        "label": f"{name}, clean",
+    }
+    axes.axhline(curve[0].mean, color=color, **clean)
     axes.fill_between(severities, low, high, color=color, alpha=0.2, linewidth=0)
-    axes.plot(
-        severities,
-        [result.mean for result in curve],
-        color=color,
-        marker="o",
-        markersize=4,
-        clip_on=False,
-        label=curve[0].policy_label,
-    )
+    means = [result.mean for result in curve]
+    marks: dict[str, Any] = {"marker": "o", "markersize": 4, "clip_on": False}
+    axes.plot(severities, means, color=color, label=name, **marks)
 
 
 def bounds(result: Result) -> tuple[float, float]:

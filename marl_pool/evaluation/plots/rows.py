@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from marl_pool.evaluation.plots.robustness import BASELINES, bounds
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
@@ -17,8 +20,6 @@ from marl_pool.utils.plotting import (
 )
 from marl_pool.utils.text import printable
 
-COLOR = BLUE
-
 
 @figure_style()
 def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
@@ -28,8 +29,8 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
 
     Args:
         results: rows of an evaluation.
-        path: path of the PNG.
-        title: title of the figure.
+        path: of the PNG.
+        title: of the figure.
     """
     shown = [r for r in results if not (r.fixed or r.stochastic)]
     groups = list(dict.fromkeys(result.group for result in shown))
@@ -45,29 +46,18 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         for place, row in enumerate(own):
             if row.missing:
                 mark_missing_row(axes, place)
-        measured = [(place, row) for place, row in enumerate(own) if not row.missing]
-        axes.errorbar(
-            [row.mean for _, row in measured],
-            [place for place, _ in measured],
-            xerr=[
-                [row.mean - bounds(row)[0] for _, row in measured],
-                [bounds(row)[1] - row.mean for _, row in measured],
-            ],
-            fmt="o",
-            color=COLOR,
-            capsize=3,
-            label=f"mean, 95 % over episodes ({ONLY})",
-        )
+        measured = [place for place, row in enumerate(own) if not row.missing]
+        means = np.array([own[place].mean for place in measured])
+        ends = np.array([bounds(own[place]) for place in measured]).reshape(-1, 2).T
+        name = f"mean, 95 % over episodes ({ONLY})"
+        style: dict[str, Any] = {"fmt": "o", "color": BLUE, "capsize": 3, "label": name}
+        axes.errorbar(means, measured, xerr=np.abs(ends - means), **style)
         for base in shown:
             clean = base.group == group and base.label == CLEAN
             if clean and base.policy in BASELINES:
-                axes.axvline(
-                    base.mean,
-                    color=BASELINES[base.policy],
-                    linestyle="--",
-                    linewidth=1.2,
-                    label=f"{base.policy}, clean",
-                )
+                line: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2}
+                line["label"] = f"{base.policy}, clean"
+                axes.axvline(base.mean, color=BASELINES[base.policy], **line)
         label_rows(axes, [_name(row) for row in own])
         style_axes(axes, grid="x")
         prefix = f"{group}: " if len(groups) > 1 else ""

@@ -1,32 +1,26 @@
 """Attention of the policies: entropy, and total weight of each type of token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.report.components import (
-    Note,
-    PageSection,
-    Table,
-    TableCell,
-    missing,
-    number,
-)
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.runs import Loaded, load_problem
+from marl_pool.evaluation.report.runs import Loaded, with_trained
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
 
 NUM_ENVS = 16
 STEPS = 64
-ALL_SIGNAL = "all signal"
-"""Column of all types of signal tokens together, self included."""
+ENTROPY, ALL_SIGNAL = "entropy", "all signal"
+"""Columns of the entropy, and of all types of signal tokens together, self included."""
 NO_WEIGHTS = "its pooling head has no attention weights"
+NO_TOKENS = "its environment has no such tokens"
 
 
 class AttentionSummary(NamedTuple):
@@ -66,9 +60,10 @@ def attention_summary(subject: EvaluationTarget, group: str) -> AttentionSummary
 def _averaged(weights: Tensor, tokens: Tokens, spec: TokenSpec) -> AttentionSummary:
     present = ~tokens.padding
     count = present.sum(-1)
-    entropy = torch.special.entr(weights).sum(-1).mean(-1)
+    # The entropy of a single token is 0 and cannot be normalized.
     several = count > 1
-    evenness = entropy[several] / count[several].log()
+    entropy = torch.special.entr(weights).sum(-1).mean(-1)
+    evenness = (entropy / count.log())[several]
     types = {
         name: (tokens.types == place) & present
         for place, name in enumerate(spec.type_names)
@@ -77,73 +72,64 @@ def _averaged(weights: Tensor, tokens: Tokens, spec: TokenSpec) -> AttentionSumm
         signal = torch.stack([types[name] for name in spec.signal_types])
         types[ALL_SIGNAL] = signal.any(0)
     uniform = present / count.clamp(min=1)[..., None]
-    mean = weights.mean(-2)
-    return AttentionSummary(
-        float(evenness.mean()) if several.any() else float("nan"),
-        {name: _total(mean, mask) for name, mask in types.items()},
-        {name: _total(uniform, mask) for name, mask in types.items()},
-    )
+    by_head = weights.mean(-2)
+
+    def totals(weights: Tensor) -> dict[str, float]:
+        return {
+            name: float((weights * mask).sum(-1).mean()) for name, mask in types.items()
+        }
+
+    return AttentionSummary(float(evenness.mean()), totals(by_head), totals(uniform))
 
 
-def _total(weights: Tensor, mask: Tensor) -> float:
-    return float((weights * mask).sum(-1).mean())
-
-
-def attention(methods: Sequence[Method], loaded: Loaded, group: str) -> PageSection:
+def attention(
+    methods: Sequence[Method], loaded: Loaded, group: str
+) -> html.PageSection:
     """Build the table of entropies and weights."""
     facts = {"envs": NUM_ENVS, "steps": STEPS}
-    found = {method.name: _of_method(method, loaded, group) for method in methods}
-    shown = [one for seeds, _ in found.values() for one in seeds.values()]
-    if not shown:
-        reasons = dict.fromkeys(f"{name}: {why}" for name, (_, why) in found.items())
-        note = Note("; ".join(reasons) + ".", missing=True)
-        return PageSection("attention", [note], facts)
-    types = list(
-        dict.fromkeys(
-            name for one in shown for name, weight in one.uniform.items() if weight
-        )
-    )
-    lines = [_line(name, *own, types) for name, own in found.items()]
-    table = Table(["method", "entropy", *types], lines)
-    return PageSection("attention", [table], facts)
+    # One row per run and number, with the number for uniform weights.
+    rows: list[tuple[str, str, str, float, float]] = []
+    reasons: dict[str, str] = {}
+    for method in methods:
+        for one in method.runs:
+            subject = with_trained(loaded[one.run.path], group)
+            if isinstance(subject, str):
+                reasons[method.name] = subject
+            elif (own := attention_summary(subject, group)) is None:
+                reasons[method.name] = NO_WEIGHTS
+            else:
+                source = f"{one.name}, checkpoint {subject.name}, {NUM_ENVS} envs of "
+                key = (method.name, f"{source}seed {subject.seed}, {STEPS} steps")
+                rows.append((*key, ENTROPY, own.entropy, 1.0))
+                rows += [
+                    (*key, kind, weight, own.uniform[kind])
+                    for kind, weight in own.weights.items()
+                ]
+    if not rows:
+        notes = [f"{method.name}: {reasons[method.name]}" for method in methods]
+        note = html.missing_note(f"{'; '.join(notes)}.")
+        return html.PageSection("attention", [note], facts)
+    names = ["method", "source", "column", "value", "uniform"]
+    frame = pd.DataFrame(rows, columns=names)
+    parts = dict(iter(frame.groupby(["method", "column"])))
+    records = []
+    for name in (method.name for method in methods):
+        records.append({"method": html.Cell(name)})
+        # Types that no set contains have no column.
+        for column in frame["column"][frame["uniform"] > 0].unique():
+            part, reason = parts.get((name, column)), reasons.get(name, NO_TOKENS)
+            known = part is not None and name not in reasons
+            cell = _cell(column, part) if known else html.missing(reason)
+            records[-1][column] = cell
+    return html.PageSection("attention", [pd.DataFrame(records)], facts)
 
 
-def _of_method(
-    method: Method, loaded: Loaded, group: str
-) -> tuple[dict[str, AttentionSummary], str]:
-    """The attention of each run by its provenance, and the reason if one is missing."""
-    found, why = {}, ""
-    for one in method.runs:
-        subject = loaded[one.run.path]
-        problem = load_problem(subject, group)
-        if problem or isinstance(subject, str):
-            why = problem
-            continue
-        summary = attention_summary(subject, group)
-        if summary is None:
-            why = NO_WEIGHTS
-            continue
-        source = (
-            f"{one.name}, checkpoint {subject.name}, {NUM_ENVS} envs of seed "
-            f"{subject.seed}, {STEPS} steps"
-        )
-        found[source] = summary
-    return found, why
-
-
-def _line(
-    name: str, seeds: Mapping[str, AttentionSummary], why: str, types: Sequence[str]
-) -> list[TableCell]:
-    if why or not seeds:
-        return [TableCell(name), *[missing(why)] * (len(types) + 1)]
-    mean = float(np.mean([one.entropy for one in seeds.values()]))
-    each = (f"{source}: {number(one.entropy)}" for source, one in seeds.items())
-    line = [TableCell(name), TableCell(number(mean), "; ".join(each))]
-    for kind in types:
-        weights = {source: one.weights.get(kind, 0.0) for source, one in seeds.items()}
-        uniform = float(np.mean([one.uniform.get(kind, 0.0) for one in seeds.values()]))
-        each = (f"{source}: {weight:.0%}" for source, weight in weights.items())
-        title = f"{'; '.join(each)}; uniform weights: {uniform:.0%}"
-        text = f"{float(np.mean(list(weights.values()))):.0%}"
-        line.append(TableCell(text, title, small=f"{uniform:.0%}"))
-    return line
+def _cell(column: str, runs: pd.DataFrame) -> html.Cell:
+    """The mean of an entropy or a weight over runs, with that of each run."""
+    write = html.number if column == ENTROPY else "{:.0%}".format
+    values = zip(runs["source"], runs["value"], strict=True)
+    title = "; ".join(f"{source}: {write(value)}" for source, value in values)
+    text, uniform = write(runs["value"].mean()), write(runs["uniform"].mean())
+    if column == ENTROPY:
+        return html.Cell(text, title)
+    return html.Cell(text, f"{title}; uniform weights: {uniform}", small=uniform)

@@ -1,26 +1,22 @@
 """Comparison of methods: ranking, performance profile, improvement, retraining gap."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pandas as pd
 
-from marl_pool.evaluation.report.components import (
-    Component,
-    Note,
-    PageSection,
-    Table,
-    TableCell,
-    figure,
-    listed,
-    missing,
-    number,
-    span,
+from marl_pool.evaluation.report import html
+from marl_pool.evaluation.report.group_scores import (
+    UNPERTURBED,
+    Condition,
+    GroupScores,
+    MethodScores,
+    joint_provenance,
 )
-from marl_pool.evaluation.report.group_scores import GroupScores, MethodScores
 from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels, draw_points
-from marl_pool.evaluation.report.provenance import joint_provenance
 from marl_pool.evaluation.report.robustness import trained_in
-from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.statistics.comparison import (
     INTERVAL_FROM,
     RANKED_FROM,
@@ -43,83 +39,74 @@ UNDEFINED = (
     "some bootstrap samples of the episodes have no score: there are too few, or the "
     "scripted policy is hardly better than the random one"
 )
-NOT_SHARED = Note("The methods have no condition in common.", missing=True)
+NOT_SHARED = html.missing_note("The methods have no condition in common.")
+NO_SCORE = html.missing_note("Not ranked: no score is defined here, only returns.")
 Styles = Mapping[str, LineStyle]
 Tasks = Mapping[str, tuple[list[MethodScores], list[Condition]]]
 """The methods of each training environment, and the conditions of their comparison."""
 
 
-def comparison(group: GroupScores, styles: Styles) -> list[PageSection]:
+def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
     """Build the sections that compare the methods of one training environment."""
-    tasks = {}
-    for env in group.envs:
-        own = group.of_env(env)
-        areas = group.common(own, "area")
-        tasks[env] = own, areas or group.common(own, "clean")
-    contents = {"ranking": _ranking(group, tasks, styles)}
-    if group.unit == "score" and any(len(own) > 1 for own, _ in tasks.values()):
-        contents["performance"] = [_performance(group, tasks, styles)]
-        contents["improvement"] = _improvement(group, tasks)
-    if len(group.envs) > 1:
+    tasks = {
+        env: (own, group.common(own, "area") or group.common(own, "clean"))
+        for env, own in group.envs.items()
+    }
+    ranking: list[html.Component] = []
+    contents = {"ranking": ranking}
+    if group.unit != "score":
+        ranking.append(NO_SCORE)
+    else:
+        for env, task in tasks.items():
+            ranking += [*trained_in(group, env), *_ranked(group, *task, styles)]
+        if any(len(own) > 1 for own, _ in tasks.values()):
+            contents["performance"] = [_performance(group, tasks, styles)]
+            contents["improvement"] = _improvement(group, tasks)
+    if len(tasks) > 1:
         contents["retraining"] = [_retraining(group)]
     facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
-    return [PageSection(name, own, facts) for name, own in contents.items()]
-
-
-def _ranking(group: GroupScores, tasks: Tasks, styles: Styles) -> list[Component]:
-    if group.unit != "score":
-        return [Note("Not ranked: no score is defined here, only returns.", True)]
-    components: list[Component] = []
-    for env, (own, conditions) in tasks.items():
-        components += trained_in(group, env)
-        components += _ranked(group, own, conditions, styles)
-    return components
+    return [html.PageSection(name, own, facts) for name, own in contents.items()]
 
 
 def _ranked(
     group: GroupScores,
-    own: Sequence[MethodScores],
+    measured: Sequence[MethodScores],
     conditions: Sequence[Condition],
     styles: Styles,
-) -> list[Component]:
+) -> list[html.Component]:
     if not conditions:
         return [NOT_SHARED]
-    scores = {one.method.kind: one.under(conditions) for one in own}
+    methods = {own.method.kind: own for own in measured}
+    scores = {kind: own.under(conditions) for kind, own in methods.items()}
     ranking = rank(scores)
-    rows = []
-    for name, value in ranking.places:
-        points = [float(interquartile_score(run[None])) for run in scores[name].points]
-        rows.append((name, points, *value))
-    names = listed([group.named(one) for one in conditions])
-    over = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
-    picture = figure(
-        lambda: draw_points(rows, styles, "interquartile mean of areas"),
-        f"Over {over}.",
-        joint_provenance(own),
-    )
-    refusal = ranking.refusal
-    notes = [Note(refusal[0].upper() + refusal[1:] + ".", True)] if refusal else []
-    by_kind = {one.method.kind: one for one in own}
-    lines = []
+    notes = [html.missing_note(ranking.refusal)] if ranking.refusal else []
+    # The figure shows each seed, the table the numbers of each method.
+    rows, records = [], []
     for place, (name, value) in enumerate(ranking.places, start=1):
-        one, gap = by_kind[name], float(optimality_gap(scores[name].points))
-        lines.append(
-            [
-                TableCell(name if refusal else f"{place}. {name}"),
-                TableCell(number(value.value), one.provenance),
-                _interval_cell(value, [one]),
-                TableCell(number(gap), one.provenance),
-                TableCell(str(one.scores.seeds), one.provenance),
-            ]
+        own, seeds = methods[name], scores[name].points
+        points = [float(interquartile_score(run[None])) for run in seeds]
+        rows.append((name, points, *value))
+        cell = partial(html.Cell, title=own.method.provenance)
+        records.append(
+            {
+                "method": html.Cell(name if notes else f"{place}. {name}"),
+                "IQM": cell(html.number(value.value)),
+                "95 % over seeds": _interval_cell(value, [own]),
+                "optimality gap": cell(html.number(float(optimality_gap(seeds)))),
+                "seeds": cell(str(len(seeds))),
+            }
         )
-    head = ["method", "IQM", "95 % over seeds", "optimality gap", "seeds"]
-    return [*notes, picture, Table(head, lines)]
+    names = html.listed([group.named(one) for one in conditions])
+    over = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
+    draw = partial(draw_points, rows, styles, "interquartile mean of areas")
+    picture = html.figure(draw, f"Over {over}.", joint_provenance(measured))
+    return [*notes, picture, pd.DataFrame(records)]
 
 
-def _interval_cell(value: Interval, own: Sequence[MethodScores]) -> TableCell:
-    if span(value):
-        return TableCell(span(value), joint_provenance(own))
-    return missing(_why_unknown(own))
+def _interval_cell(value: Interval, own: Sequence[MethodScores]) -> html.Cell:
+    if html.span(value):
+        return html.Cell(html.span(value), joint_provenance(own))
+    return html.missing(_why_unknown(own))
 
 
 def _why_unknown(own: Sequence[MethodScores]) -> str:
@@ -128,33 +115,22 @@ def _why_unknown(own: Sequence[MethodScores]) -> str:
     return FEW if few else UNDEFINED
 
 
-def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> Component:
-    if not any(conditions for _, conditions in tasks.values()):
+def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> html.Component:
+    panels = [Panel(env, _profiles(*task)) for env, task in tasks.items() if task[1]]
+    if not panels:
         return NOT_SHARED
-
-    def draw() -> str:
-        panels = [
-            Panel(env, _profiles(*task)) for env, task in tasks.items() if task[1]
-        ]
-        return draw_panels(
-            panels,
-            styles,
-            xlabel="score",
-            ylabel="fraction of runs above",
-            columns=2,
-            height=3.0,
-            dots=False,
-            steps=True,
-        )
-
+    draw = partial(draw_panels, panels, styles, columns=2, height=3.0, dots=False)
+    labels = {"xlabel": "score", "ylabel": "fraction of runs above"}
+    draw = partial(draw, **labels, steps=True)
     caption = "Run-score distributions, averaged over perturbations."
-    return figure(draw, caption, joint_provenance(group.measured))
+    return html.figure(draw, caption, joint_provenance(group.measured))
 
 
 def _profiles(
     own: Sequence[MethodScores], conditions: Sequence[Condition]
 ) -> list[Curve]:
     """The performance profile of each method, with its band over seeds."""
+    # One grid of thresholds for all methods.
     scores = [one.under(conditions) for one in own]
     every = np.concatenate([one.points.ravel() for one in scores])
     margin = 0.05 * float(np.ptp(every)) or 0.1
@@ -163,66 +139,75 @@ def _profiles(
     curves = []
     for one, own_scores in zip(own, scores, strict=True):
         value = performance_profile(own_scores.points, grid)
-        low = high = np.full(len(grid), np.nan)
+        curve = Curve(one.method.kind, grid, value)
         resampled = own_scores.resampled()
         if own_scores.seeds >= INTERVAL_FROM and np.isfinite(resampled).all():
             profiles = performance_profile(resampled, grid)
-            low, high = np.percentile(profiles, (tail, 100 - tail), axis=0)
-        no_points = np.empty((0, len(grid)))
-        curves.append(Curve(one.method.kind, grid, value, low, high, no_points))
+            band = np.percentile(profiles, (tail, 100 - tail), axis=0)
+            curve = replace(curve, band=band)
+        curves.append(curve)
     return curves
 
 
-def _improvement(group: GroupScores, tasks: Tasks) -> list[Component]:
-    components: list[Component] = []
+def _improvement(group: GroupScores, tasks: Tasks) -> list[html.Component]:
+    components: list[html.Component] = []
     for env, (own, conditions) in tasks.items():
         components += trained_in(group, env)
         if conditions:
-            head = ["P(row > column)", *(one.method.kind for one in own)]
-            lines = [_improvement_line(one, own, conditions) for one in own]
-            components.append(Table(head, lines))
+            # A shade suggests an order: none for methods that are not ranked.
+            ranked = min(one.scores.seeds for one in own) >= RANKED_FROM
+            columns = {
+                other.method.kind: [
+                    _improvement_cell(one, other, conditions, ranked) for one in own
+                ]
+                for other in own
+            }
+            heads = {"P(row > column)": [html.Cell(kind) for kind in columns]}
+            components.append(pd.DataFrame(heads | columns))
     return components
 
 
-def _improvement_line(
-    one: MethodScores, own: Sequence[MethodScores], conditions: Sequence[Condition]
-) -> list[TableCell]:
-    ranked = min(other.scores.seeds for other in own) >= RANKED_FROM
-    line = [TableCell(one.method.kind)]
-    for other in own:
-        if other is one:
-            line.append(TableCell(""))
-            continue
-        value = improvement(one.under(conditions), other.under(conditions))
-        title = "" if span(value) else f"{_why_unknown([one, other])}; "
-        title += joint_provenance([one, other])
-        # A shade (white is 0.5) suggests an order: none for methods that aren't ranked.
-        tone = 2 * value.value - 1 if ranked else None
-        small = span(value) or "no interval"
-        line.append(TableCell(number(value.value), title, tone, small=small))
-    return line
+def _improvement_cell(
+    one: MethodScores,
+    other: MethodScores,
+    conditions: Sequence[Condition],
+    ranked: bool,
+) -> html.Cell:
+    if other is one:
+        return html.Cell("")
+    value = improvement(one.under(conditions), other.under(conditions))
+    title = "" if html.span(value) else f"{_why_unknown([one, other])}; "
+    title += joint_provenance([one, other])
+    # White is 0.5.
+    tone = 2 * value.value - 1 if ranked else None
+    small = html.span(value) or "no interval"
+    return html.Cell(html.number(value.value), title, tone, small=small)
 
 
-def _retraining(group: GroupScores) -> Component:
-    first, *rest = group.envs
-    pairs = [
-        (one, other)
-        for one in group.of_env(first)
-        for env in rest
-        for other in group.of_env(env)
-        if other.method.kind == one.method.kind
-    ]
-    if not pairs:
-        return Note("No method was trained in two environments.", missing=True)
-    lines = []
-    for pair in pairs:
-        value = retraining_gap(*(one.under([UNPERTURBED]) for one in pair))
-        means = [
-            TableCell(number(one.mean(UNPERTURBED).value), one.provenance)
-            for one in pair
-        ]
-        gap = TableCell(number(value.value), joint_provenance(pair))
-        name = TableCell(pair[0].method.kind, small=pair[1].method.env)
-        lines.append([name, *means, gap, _interval_cell(value, pair)])
-    head = ["method", f"in {first}", "in the other env", "gap", "95 % over seeds"]
-    return Table(head, lines)
+def _retraining(group: GroupScores) -> html.Component:
+    (first, here), *elsewhere = group.envs.items()
+    records = []
+    for one in here:
+        for other in (own for _, there in elsewhere for own in there):
+            if other.method.kind != one.method.kind:
+                continue
+            pair = (one, other)
+            gap = retraining_gap(*(own.under([UNPERTURBED]) for own in pair))
+            means = [
+                html.Cell(
+                    html.number(own.mean(UNPERTURBED).value), own.method.provenance
+                )
+                for own in pair
+            ]
+            records.append(
+                {
+                    "method": html.Cell(one.method.kind, small=other.method.env),
+                    f"in {first}": means[0],
+                    "in the other env": means[1],
+                    "gap": html.Cell(html.number(gap.value), joint_provenance(pair)),
+                    "95 % over seeds": _interval_cell(gap, pair),
+                }
+            )
+    if not records:
+        return html.missing_note("No method was trained in two environments.")
+    return pd.DataFrame(records)

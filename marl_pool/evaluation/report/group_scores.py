@@ -1,21 +1,15 @@
-"""Scores of all methods under all conditions, for one group of agents."""
+"""Scores of all methods under all conditions, from one tidy table of results."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from operator import attrgetter
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.provenance import provenance_of
-from marl_pool.evaluation.report.table import (
-    UNPERTURBED,
-    Condition,
-    ConditionKind,
-    level,
-    results_table,
-)
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER
 from marl_pool.evaluation.statistics.comparison import (
     INTERVAL_FROM,
@@ -29,6 +23,66 @@ from marl_pool.evaluation.statistics.intervals import Interval, episode_draws
 from marl_pool.evaluation.statistics.scores import HEURISTIC, RANDOM, mean_over
 
 NOT_ASKED = "not in the suite of this evaluation"
+ConditionKind = Literal["clean", "level", "area", "environment"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The condition that a number was measured under.
+
+    Attributes:
+        kind: unperturbed, one severity of a perturbation, the mean over its severities,
+            or another environment.
+        label: of the perturbation or the other environment.
+        severity: of a level.
+        levels: severities of an area, with 0; areas over others are other conditions.
+        options: of another environment, as JSON, since labels are chosen by users.
+    """
+
+    kind: ConditionKind
+    label: str = CLEAN
+    severity: float = 0.0
+    levels: tuple[float, ...] = ()
+    options: str = ""
+
+
+UNPERTURBED = Condition("clean")
+SEVERITY = attrgetter("severity")
+
+
+def level(label: str, severity: float) -> Condition:
+    """A perturbation at one severity; the unperturbed condition at 0."""
+    return Condition("level", label, severity) if severity else UNPERTURBED
+
+
+def results_table(methods: Sequence[Method]) -> pd.DataFrame:
+    """Concatenate the evaluations of all runs.
+
+    Returns:
+        One row per run, policy and condition, of deterministic policies of groups that
+        learn: the columns of an evaluation's rows and ``run`` (its name) and
+        ``condition``. Returns are paired, episode by episode, with those of all rows.
+    """
+    parts = [
+        one.evaluation.rows.assign(run=one.name)
+        for method in methods
+        for one in method.evaluated
+        if one.evaluation
+    ]
+    if not parts:
+        return pd.DataFrame(columns=["group", "policy", "run"])
+    table = pd.concat(parts, ignore_index=True)
+    table = table[~table["stochastic"] & ~table["fixed"]]
+    return table.assign(condition=[_condition(row) for row in table.itertuples()])
+
+
+def _condition(row: Any) -> Condition:
+    if row.perturbation == TRANSFER:
+        options = json.dumps(row.transfer_env, sort_keys=True)
+        return Condition("environment", row.label, options=options)
+    if row.perturbation == CLEAN:
+        return UNPERTURBED
+    return Condition("level", row.label, row.severity)
 
 
 @dataclass(frozen=True)
@@ -40,18 +94,12 @@ class MethodScores:
         conditions: those that all of its evaluated runs were measured under, in order.
         scores: with a column for each condition.
         missing: the reason why there is no number, by condition.
-        provenance: seeds, episodes, commit and files, for tooltips.
     """
 
     method: Method
     conditions: tuple[Condition, ...]
     scores: Scores
-    missing: Mapping[Condition, str]
-    provenance: str
-
-    def has(self, condition: Condition) -> bool:
-        """True if all of its evaluated runs were measured under the condition."""
-        return condition in self.conditions
+    missing: dict[Condition, str]
 
     def under(self, conditions: Sequence[Condition]) -> Scores:
         """The scores under some of its conditions."""
@@ -65,7 +113,8 @@ class MethodScores:
 
     def points(self, condition: Condition) -> list[float]:
         """The score of each seed."""
-        return [float(point) for point in self.under([condition]).points[:, 0]]
+        points: list[float] = self.under([condition]).points[:, 0].tolist()
+        return points
 
 
 class GroupScores:
@@ -77,6 +126,7 @@ class GroupScores:
         group: of agents that learned.
 
     Attributes:
+        rows: rows of the table about the group, in runs in which it learned.
         unit: ``"score"``, or ``"return"`` where no score is defined: scores need a
             random policy, a scripted one that is better, and a single group that
             learns, since the return of a baseline depends on the other groups.
@@ -87,42 +137,42 @@ class GroupScores:
     def __init__(
         self, methods: Sequence[Method], table: pd.DataFrame, group: str
     ) -> None:
-        # Rows of the group in the runs in which it learned, and its levels by label.
         self.group = group
+        # Rows of the group in the runs in which it learned; it is scripted in others.
         trained = table[table["policy"] == TRAINED]
         learned = trained[trained["group"] == group]
-        own = table[(table["group"] == group) & table["run"].isin(learned["run"])]
-        self.rows = own
-        cells = zip(own["run"], own["policy"], own["condition"], strict=True)
-        self._cells = dict(zip(cells, own.itertuples(), strict=True))
+        rows = table[(table["group"] == group) & table["run"].isin(learned["run"])]
+        self.rows = rows
+        # Returns, or the reason why they are missing.
+        cells = rows["returns"].where(rows["missing"] == "", rows["missing"])
+        keys = pd.MultiIndex.from_frame(rows[["run", "policy", "condition"]])
+        self._cells = cells.set_axis(keys).to_dict()
+        # Severities that each run was tested at, by perturbation; each makes an area.
         levels = learned[~learned["perturbation"].isin([CLEAN, TRANSFER])]
-        self._severities = {
-            (run, label): tuple(sorted({0.0, *part["severity"]}))
-            for (run, label), part in levels.groupby(["run", "label"], sort=False)
+        self._tested = {
+            key: tuple(sorted({0.0, *own}))
+            for key, own in levels.groupby(["run", "label"], sort=False)["severity"]
         }
         areas = [
-            Condition("area", label, levels=severities)
-            for (_, label), severities in self._severities.items()
+            Condition("area", label, levels=tested)
+            for (_, label), tested in self._tested.items()
         ]
         self.conditions = list(dict.fromkeys([*learned["condition"], *areas]))
-        # The unit: a second group that learns makes the baselines ambiguous.
+
+        # A second group that learns makes the returns of the baselines ambiguous.
         alone = trained.groupby("run")["group"].nunique() == 1
-        scored = (
-            alone[run] and self._baselines(run, UNPERTURBED)
-            for run in learned["run"].unique()
-        )
-        self.unit = "score" if all(scored) else "return"
-        self._learned = set(learned["run"])
-        self.measured = [
-            self._measure(method) for method in methods if self._runs(method)
-        ]
+        self._runs = list(learned["run"].unique())
+        scored = alone[self._runs].all() and all(map(self._baselines, self._runs))
+        self.unit = "score" if scored else "return"
+        known = (method for method in methods if not self.missing(method))
+        self.measured = list(map(self._measure, known))
 
     def missing(self, method: Method) -> str:
         """The reason for a method without scores; empty if it has some."""
         if not method.evaluated:
             return method.runs[0].evaluation_missing
-        no_group = f"the group {self.group!r} did not learn in its runs"
-        return "" if self._runs(method) else no_group
+        learned = any(one.name in self._runs for one in method.evaluated)
+        return "" if learned else f"the group {self.group!r} did not learn in its runs"
 
     def named(self, condition: Condition) -> str:
         """The label of a condition; with its options, where several share the label."""
@@ -133,14 +183,17 @@ class GroupScores:
         severities = ", ".join(f"{severity:g}" for severity in condition.levels)
         return f"{condition.label} ({severities or condition.options})"
 
-    @cached_property
-    def envs(self) -> list[str]:
-        """Training environments of the methods."""
-        return list(dict.fromkeys(own.method.env for own in self.measured))
+    @property
+    def envs(self) -> dict[str, list[MethodScores]]:
+        """The scores of the methods of each training environment."""
+        envs: dict[str, list[MethodScores]] = {}
+        for own in self.measured:
+            envs.setdefault(own.method.env, []).append(own)
+        return envs
 
-    def of_env(self, env: str) -> list[MethodScores]:
-        """The scores of the methods that were trained in an environment."""
-        return [own for own in self.measured if own.method.env == env]
+    def mean(self, condition: Condition) -> float:
+        """The mean score of the methods under a condition."""
+        return float(np.mean([own.mean(condition).value for own in self.measured]))
 
     def of_kind(self, kind: ConditionKind) -> list[Condition]:
         """The conditions of one kind."""
@@ -152,13 +205,13 @@ class GroupScores:
 
     def levels(self, label: str) -> list[Condition]:
         """The levels of a perturbation by severity, without severity 0."""
-        severities = {c.severity for c in self.of_kind("level") if c.label == label}
-        return [level(label, severity) for severity in sorted(severities) if severity]
+        levels = [one for one in self.of_kind("level") if one.label == label]
+        return sorted(filter(SEVERITY, levels), key=SEVERITY)
 
     def row(self, condition: Condition) -> pd.Series:
         """A row of the table under a level or in an environment, for its options."""
-        rows = self.rows[self.rows["policy"] == TRAINED]
-        return rows[[one == condition for one in rows["condition"]]].iloc[0]
+        own = (self.rows["policy"] == TRAINED) & (self.rows["condition"] == condition)
+        return self.rows[own].iloc[0]
 
     def common(
         self, measured: Sequence[MethodScores], kind: ConditionKind
@@ -168,22 +221,22 @@ class GroupScores:
         Of several areas of one label it is the one with the most severities, so that no
         perturbation counts twice.
         """
-        found = [c for c in self.of_kind(kind) if all(own.has(c) for own in measured)]
+        known = [own.conditions for own in measured]
+        found = [one for one in self.of_kind(kind) if all(one in own for own in known)]
         if kind != "area":
             return found
         longest: dict[str, Condition] = {}
         for one in found:
-            known = longest.get(one.label, one)
-            longest[one.label] = max(known, one, key=lambda area: len(area.levels))
+            other = longest.get(one.label, one)
+            longest[one.label] = max(other, one, key=lambda area: len(area.levels))
         return list(longest.values())
 
-    def _runs(self, method: Method) -> list[str]:
-        return [one.name for one in method.evaluated if one.name in self._learned]
-
     def _measure(self, method: Method) -> MethodScores:
+        runs = [one.name for one in method.evaluated if one.name in self._runs]
+        # A condition counts if all runs of the method were measured under it.
         there, missing = {}, {}
         for one in self.conditions:
-            samples = [self._sample(run, one) for run in self._runs(method)]
+            samples = [self._sample(run, one) for run in runs]
             reasons = [sample for sample in samples if isinstance(sample, str)]
             if reasons:
                 missing[one] = reasons[0]
@@ -193,9 +246,7 @@ class GroupScores:
         episodes = np.stack([np.stack(own) for own in there.values()], axis=1)
         draws = episode_draws(episodes.shape[-1])
         scores = scores_of(method.name, episodes, draws)
-        return MethodScores(
-            method, tuple(there), scores, missing, provenance_of(method)
-        )
+        return MethodScores(method, tuple(there), scores, missing)
 
     def _sample(self, run: str, condition: Condition) -> np.ndarray | str:
         """Returns of a run under a condition, or the reason why there are none.
@@ -205,48 +256,46 @@ class GroupScores:
         """
         if condition.kind == "area":
             return self._area_sample(run, condition)
-        cell = self._cells.get((run, TRAINED, condition))
-        if cell is None:
-            return NOT_ASKED
-        if cell.missing:
-            return str(cell.missing)
+        played = self._cells.get((run, TRAINED, condition), NOT_ASKED)
+        if isinstance(played, str):
+            return played
         if self.unit == "return":
-            return np.stack(
-                [cell.returns, np.zeros_like(cell.returns), np.ones_like(cell.returns)]
-            )
-        baselines = self._baselines(run, condition)
+            return np.stack([played, np.zeros_like(played), np.ones_like(played)])
+        is_env = condition.kind == "environment"
+        baselines = self._baselines(run, condition if is_env else UNPERTURBED)
         if not baselines:
             return "no random policy and better scripted policy in that environment"
-        return np.stack([cell.returns, *baselines])
+        return np.stack([played, *baselines])
 
     def _area_sample(self, run: str, area: Condition) -> np.ndarray | str:
         """Means over severity, episode by episode."""
+        tested = self._tested.get((run, area.label))
         if self.unit != "score":
             return "an area needs scores: returns of both baselines in this environment"
-        tested = self._severities.get((run, area.label))
         if tested is None:
             return NOT_ASKED
         if area.levels[-1] == 0:
             return "an area needs a severity above 0"
         if not set(area.levels) <= set(tested):
             return f"its severities are others: {', '.join(map(str, tested))}"
-        samples = []
+        levels = []
         for severity in area.levels:
             sample = self._sample(run, level(area.label, severity))
             if isinstance(sample, str):
                 return sample
-            samples.append(sample)
-        played = mean_over([sample[0] for sample in samples], area.levels)
-        return np.stack([played, *samples[0][1:]])
+            levels.append(sample)
+        # The baselines are those of the unperturbed environment at every level.
+        return np.stack(
+            [mean_over([own[0] for own in levels], area.levels), *levels[0][1:]]
+        )
 
-    def _baselines(self, run: str, condition: Condition) -> list[np.ndarray]:
+    def _baselines(self, run: str, env: Condition = UNPERTURBED) -> list[np.ndarray]:
         """Unperturbed returns of the random and the scripted policy.
 
         Empty unless the scripted policy is the better one.
         """
-        env = condition if condition.kind == "environment" else UNPERTURBED
         cells = [self._cells.get((run, policy, env)) for policy in (RANDOM, HEURISTIC)]
-        returns = [cell.returns for cell in cells if cell is not None]
+        returns = [cell for cell in cells if isinstance(cell, np.ndarray)]
         better = len(returns) == 2 and returns[1].mean() > returns[0].mean()
         return returns if better else []
 
@@ -256,3 +305,8 @@ def group_scores(methods: Sequence[Method]) -> dict[str, GroupScores]:
     table = results_table(methods)
     groups = table["group"][table["policy"] == TRAINED].unique()
     return {group: GroupScores(methods, table, group) for group in groups}
+
+
+def joint_provenance(measured: Sequence[MethodScores]) -> str:
+    """The provenance of numbers that several methods share."""
+    return "; ".join(own.method.provenance for own in measured)

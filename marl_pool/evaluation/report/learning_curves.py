@@ -1,18 +1,13 @@
 """Learning curves: each seed, and the mean over seeds."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from marl_pool.evaluation.report.components import (
-    Note,
-    PageSection,
-    figure,
-    listed,
-)
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels
-from marl_pool.evaluation.report.runs import ReportedRun
 from marl_pool.utils.plotting import LineStyle
 
 RETURN = "return_mean"
@@ -28,72 +23,56 @@ POINTS = 120
 
 def learning_curves(
     methods: Sequence[Method], styles: Mapping[str, LineStyle]
-) -> PageSection:
+) -> html.PageSection:
     """Build the section of learning curves, a panel for each training environment."""
     runs = [one for method in methods for one in method.runs]
     logged = [one.metrics.columns for one in runs if len(one.metrics)]
     counts = [key for key in COUNTS if all(key in columns for columns in logged)]
     count = counts[0] if counts else "iteration"
+
+    # Progress and return of each run with two points or more.
+    seeds: dict[str, np.ndarray] = {}
     reasons: dict[str, list[str]] = {}
-    files = []
     for one in runs:
-        if _curve(one, count) is None:
+        both = one.metrics.reindex(columns=[count, RETURN]).to_numpy().T
+        both = both[:, np.isfinite(both).all(0)]
+        if both.shape[1] > 1:
+            seeds[one.name] = both
+        else:
             reason = one.metrics_missing or f"no {RETURN} in metrics.csv"
             reasons.setdefault(reason, []).append(one.name)
-        else:
-            files.append(one.relative(one.run.metrics_path))
-    section = PageSection("learning")
-    if files:
-        picture = figure(
-            lambda: _draw(methods, styles, count),
-            "Each point is the mean over a short interval of training.",
-            "; ".join(files),
-        )
-        section.components.append(picture)
+
+    panels = []
+    for env in dict.fromkeys(method.env for method in methods):
+        own = {
+            method.kind: [seeds[one.name] for one in method.runs if one.name in seeds]
+            for method in methods
+            if method.env == env
+        }
+        curves = [_mean(kind, known) for kind, known in own.items() if known]
+        panels.append(Panel(f"trained in {env}" if env else "", curves))
+    section = html.PageSection("learning")
+    if seeds:
+        draw = partial(draw_panels, panels, styles, columns=2, height=3.4, dots=False)
+        draw = partial(draw, xlabel=COUNTS[count], ylabel="mean return")
+        files = [
+            one.relative(one.run.metrics_path) for one in runs if one.name in seeds
+        ]
+        caption = "Each point is the mean over a short interval of training."
+        section.components.append(html.figure(draw, caption, "; ".join(files)))
     section.components += [
-        Note(f"{listed(names)}: {reason}.", missing=True)
+        html.missing_note(f"{html.listed(names)}: {reason}.")
         for reason, names in reasons.items()
     ]
     return section
 
 
-def _draw(
-    methods: Sequence[Method], styles: Mapping[str, LineStyle], count: str
-) -> str:
-    panels = []
-    for env in dict.fromkeys(method.env for method in methods):
-        curves = [_mean(one, count) for one in methods if one.env == env]
-        known = [curve for curve in curves if curve is not None]
-        panels.append(Panel(f"trained in {env}" if env else "", known))
-    return draw_panels(
-        panels,
-        styles,
-        xlabel=COUNTS[count],
-        ylabel="mean return",
-        columns=2,
-        height=3.4,
-        dots=False,
-    )
-
-
-def _curve(one: ReportedRun, count: str) -> np.ndarray | None:
-    """``(2, n)``: progress and return; None for fewer than two points."""
-    both = one.metrics.reindex(columns=[count, RETURN]).to_numpy().T
-    both = both[:, np.isfinite(both).all(0)]
-    return both if both.shape[1] > 1 else None
-
-
-def _mean(method: Method, count: str) -> Curve | None:
+def _mean(kind: str, seeds: Sequence[np.ndarray]) -> Curve:
     """The seeds on one grid, up to the end of the shortest, and their mean."""
-    curves = (_curve(one, count) for one in method.runs)
-    seeds = [curve for curve in curves if curve is not None]
-    if not seeds:
-        return None
     start, end = max(seed[0, 0] for seed in seeds), min(seed[0, -1] for seed in seeds)
     grid = np.linspace(start, end, min(POINTS, max(len(seed[0]) for seed in seeds)))
     lines = np.stack([np.interp(grid, *_smooth(seed)) for seed in seeds])
-    none = np.full(len(grid), np.nan)
-    return Curve(method.kind, grid, lines.mean(0), none, none, lines)
+    return Curve(kind, grid, lines.mean(0), points=lines)
 
 
 def _smooth(seed: np.ndarray) -> np.ndarray:

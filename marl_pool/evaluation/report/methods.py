@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.envs.options import expand_counts
-from marl_pool.evaluation.report.folders import short_folders, with_short_folders
-from marl_pool.evaluation.report.runs import ReportedRun
+from marl_pool.evaluation.report.runs import (
+    ReportedRun,
+    short_folders,
+    with_short_folders,
+)
 from marl_pool.utils.errors import InputError
 
 IRRELEVANT = frozenset(
@@ -17,6 +20,7 @@ ENV = "env"
 PERTURBED = ("perturbation", "clone.severities")
 """Keys, or sections of them, of perturbations in training."""
 UNNAMED = "the method"
+UNKNOWN = "not recorded"
 Config = Mapping[str, Any]
 
 
@@ -50,6 +54,28 @@ class Method:
         """The runs with a comparable evaluation."""
         return tuple(one for one in self.runs if one.evaluation)
 
+    @property
+    def provenance(self) -> str:
+        """Seeds, episodes, commit and files of its numbers, for tooltips."""
+        abouts = [one.evaluation.about for one in self.evaluated if one.evaluation]
+        seeds = [str(one.seed) for one in self.evaluated]
+        parts = [f"{self.name}: training seeds {', '.join(seeds)}"]
+        parts.append(f"{abouts[0]['episodes']} episodes each")
+        commits = dict.fromkeys(recorded(about, "commit") for about in abouts)
+        parts.append(f"commit {', '.join(commits)}")
+        return ", ".join([*parts, *map(files_of, self.evaluated)])
+
+
+def recorded(about: Mapping[str, Any], key: str) -> str:
+    """A value that an evaluation recorded, as text."""
+    value = about.get(key)
+    return UNKNOWN if value in (None, "") else str(value)
+
+
+def files_of(one: ReportedRun) -> str:
+    """The files of a run's evaluation, without the folders above the run."""
+    return ", ".join(map(one.relative, one.evaluation.paths if one.evaluation else []))
+
 
 def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     """Group runs into methods, named after the options in which these differ.
@@ -59,20 +85,31 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     Raises:
         InputError: two runs of one method with the same seed.
     """
+    # Compare all options that matter for training, by dotted key.
     short = short_folders([one.run.config for one in runs])
     configs = [_relevant(with_short_folders(one.run.config, short)) for one in runs]
     optional = [key for key in configs[0] if _is_optional(key, configs)]
     flat = [_flat(config) | _section_names(config, optional) for config in configs]
-    differing = _differing(flat)
+    keys = dict.fromkeys(key for config in flat for key in config)
+    differing = [key for key in keys if _differs(key, flat)]
+
+    # Runs of equal names are one method, whose seeds must differ.
     groups: dict[tuple[str, str, str, str], list[ReportedRun]] = {}
     for one, config in zip(runs, flat, strict=True):
-        groups.setdefault(_names(config, differing), []).append(one)
+        own = groups.setdefault(_names(config, differing), [])
+        for other in own:
+            if other.seed == one.seed:
+                raise InputError(
+                    f"{other.run.path} and {one.run.path} differ in nothing that was "
+                    f"configured, seed={one.seed} included: expected one run of each "
+                    "seed"
+                )
+        own.append(one)
+    # Methods of one environment are consecutive, in the order of the runs.
     methods = [
         Method(*names, tuple(sorted(own, key=lambda one: one.seed or 0)))
         for names, own in groups.items()
     ]
-    for method in methods:
-        _validate_seeds(method)
     envs = list(dict.fromkeys(method.env for method in methods))
     return sorted(methods, key=lambda method: envs.index(method.env))
 
@@ -92,41 +129,34 @@ def _section_names(config: Config, sections: Sequence[str]) -> dict[str, Any]:
 
     They tell runs that lack a section from those that have it.
     """
-    found = {}
-    for key in sections:
-        value = config.get(key)
-        if isinstance(value, Mapping):
-            value = value.get("name", dict(value))
-        found[key] = value
-    return found
+    values = {key: config.get(key) for key in sections}
+    return {
+        key: value.get("name", dict(value)) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+    }
 
 
 def _flat(config: Config, prefix: str = "") -> dict[str, Any]:
     """Options by dotted key, in order."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        full = f"{prefix}.{key}" if prefix else key
-        flat |= _flat(value, full) if isinstance(value, Mapping) else {full: value}
+        full = f"{prefix}{key}"
+        is_section = isinstance(value, Mapping)
+        flat |= _flat(value, f"{full}.") if is_section else {full: value}
     return flat
 
 
-def _differing(configs: Sequence[Config]) -> list[str]:
-    """The keys in which configurations differ.
+def _differs(key: str, configs: Sequence[Config]) -> bool:
+    """True if configurations differ in an option.
 
     A section's options are compared only with those of a section of the same name. A
     key that a run lacks, written by an earlier version, counts as equal.
     """
-    keys = dict.fromkeys(key for config in configs for key in config)
-    return [key for key in keys if _differs(key, configs)]
-
-
-def _differs(key: str, configs: Sequence[Config]) -> bool:
     section, _, last = key.rpartition(".")
     by_name: dict[Any, set[str]] = {}
     for config in configs:
         if key in config:
-            named = section and last != "name"
-            name = config.get(f"{section}.name") if named else None
+            name = config.get(f"{section}.name") if section and last != "name" else None
             by_name.setdefault(name, set()).add(repr(config[key]))
     return any(len(values) > 1 for values in by_name.values())
 
@@ -139,16 +169,11 @@ def _names(config: Config, differing: Sequence[str]) -> tuple[str, str, str, str
     perturbed = [key for key in kind if key.startswith(PERTURBED)]
     head = [key for key in kind if key not in perturbed]
     default = config.get("pooling.name") or config.get("policy.name") or UNNAMED
-    return (
-        _words(kind, config) or str(default),
-        _words(env, config),
-        _words(head, config) or str(default),
-        _words(perturbed, config),
+    kinds, envs, heads, perturbations = (
+        " ".join(filter(None, (_word(key, config) for key in keys)))
+        for keys in (kind, env, head, perturbed)
     )
-
-
-def _words(keys: Sequence[str], config: Config) -> str:
-    return " ".join(filter(None, (_word(key, config) for key in keys)))
+    return kinds or str(default), envs, heads or str(default), perturbations
 
 
 def _word(key: str, config: Config) -> str:
@@ -162,16 +187,3 @@ def _word(key: str, config: Config) -> str:
     if f"{key}.name" in config:
         return str(config[key]).rpartition(":")[2]
     return "" if not section and config[key] is None else f"{last}={config[key]}"
-
-
-def _validate_seeds(method: Method) -> None:
-    """Reject two runs of one seed."""
-    seen: dict[Any, ReportedRun] = {}
-    for one in method.runs:
-        if one.seed in seen:
-            raise InputError(
-                f"{seen[one.seed].run.path} and {one.run.path} differ in nothing "
-                f"that was configured, seed={one.seed} included: expected one run "
-                "of each seed"
-            )
-        seen[one.seed] = one

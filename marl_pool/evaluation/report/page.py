@@ -2,53 +2,41 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.attention import attention
 from marl_pool.evaluation.report.comparison import comparison
-from marl_pool.evaluation.report.components import (
-    PageSection,
-    by_group,
-    counted,
-    listed,
-    number,
-    span,
-)
 from marl_pool.evaluation.report.group_scores import group_scores
 from marl_pool.evaluation.report.learning_curves import learning_curves
-from marl_pool.evaluation.report.methods import Method, methods_of
-from marl_pool.evaluation.report.provenance import (
+from marl_pool.evaluation.report.methods import (
+    Method,
     files_of,
-    missing_values,
+    methods_of,
     recorded,
 )
-from marl_pool.evaluation.report.robustness import areas, profiles
-from marl_pool.evaluation.report.runs import (
-    load_policies,
-    read_runs,
-    trained_groups,
-    validate_envs,
-)
-from marl_pool.evaluation.report.summary import overview, summary
+from marl_pool.evaluation.report.robustness import areas, profiles, transfer
+from marl_pool.evaluation.report.runs import load_policies, read_runs, trained_groups
+from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.theory import theory
-from marl_pool.evaluation.report.transfer import transfer
 from marl_pool.evaluation.report.videos import videos
+from marl_pool.evaluation.settings import ReportSettings
 from marl_pool.runs import Run
 from marl_pool.utils.atomic import make_folder, new_file
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.metrics import free
 from marl_pool.utils.names import trust
 from marl_pool.utils.plotting import line_styles
 from marl_pool.version import __version__, commit
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Template
 
-TEMPLATE = "page.html.j2"
 LONGEST = 80
 """Maximal length of the environment's name in a file name."""
 
@@ -56,7 +44,7 @@ LONGEST = 80
 def report(
     runs: Sequence[Run],
     out: str | None,
-    settings: Mapping[str, Any],
+    settings: ReportSettings,
     *,
     plugins: Collection[str] = (),
 ) -> Path:
@@ -65,7 +53,7 @@ def report(
     Args:
         runs: at least one; see `read_runs` for which may be compared.
         out: a new file; None for one in ``reports/``.
-        settings: of `ReportSettings`, as plain data.
+        settings: videos and threads.
         plugins: ``package.module:Class`` names that files of the runs may name.
 
     Returns:
@@ -76,13 +64,13 @@ def report(
     """
     path = new_page(out, runs)
     # Evaluations also name perturbations and environments.
-    with cpu_threads(settings["threads"]), trust(plugins, "a run of the report"):
+    with cpu_threads(settings.threads), trust(plugins, "a run of the report"):
         methods = methods_of(read_runs(runs))
         content = _content(methods, settings, plugins)
-    html = _templates().get_template(TEMPLATE).render(content)
+    text = _template().render(content)
     make_folder(path.parent)
     with new_file(path) as file:
-        file.write(html)
+        file.write(text)
     return path
 
 
@@ -93,58 +81,44 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
         InputError: the one asked for exists, is a folder, or cannot be written; or a
             configuration names no env.
     """
-    if out is not None:
-        path = Path(out)
-        try:
-            taken = path.exists()
-        except OSError as error:
-            raise InputError(
-                f"--out: expected a path, got {out}: {error.strerror}"
-            ) from error
-        if taken:
-            raise InputError(f"{path} exists; choose another --out")
-        _validate_folder(path)
-        return path
-    validate_envs(runs)
     # The name comes from a file: it must not contain a path.
     env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{env}"
-    path, number = Path("reports") / f"{stem}.html", 1
-    while path.exists():
-        number += 1
-        path = path.with_name(f"{stem}-{number}.html")
-    _validate_folder(path)
-    return path
-
-
-def _validate_folder(path: Path) -> None:
-    """Reject a path that cannot be written, before the page is computed."""
-    above = next(folder for folder in path.absolute().parents if folder.exists())
+    default = Path("reports") / f"{datetime.now():%Y%m%d-%H%M%S}-{env}.html"
+    path = free(default) if out is None else Path(out)
+    try:
+        if path.exists():
+            raise InputError(f"{path} exists; choose another --out")
+        above = next(folder for folder in path.absolute().parents if folder.exists())
+    except OSError as error:
+        reason = f"--out: expected a path, got {out}: {error.strerror}"
+        raise InputError(reason) from error
+    # A path that cannot be written is rejected before the page is computed.
     if not above.is_dir():
         raise InputError(f"{path}: expected a path below folders, but {above} is none")
     if not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"{path} cannot be written: {above} does not allow it")
+    return path
 
 
 @cache
-def _templates() -> "Environment":
+def _template() -> "Template":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Everything but figures is escaped: names of runs come from users.
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("marl_pool.evaluation.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (counted, listed, number, span, files_of, recorded)
-    made.filters |= {function.__name__: function for function in filters}
-    return made
+    filters = (html.counted, html.listed, html.number, html.span, files_of, recorded)
+    environment.filters |= {function.__name__: function for function in filters}
+    return environment.get_template("page.html.j2")
 
 
 def _content(
-    methods: Sequence[Method], settings: Mapping[str, Any], plugins: Collection[str]
+    methods: Sequence[Method], settings: ReportSettings, plugins: Collection[str]
 ) -> dict[str, Any]:
     groups = group_scores(methods)
     styles = line_styles(list(dict.fromkeys(method.kind for method in methods)))
@@ -152,32 +126,30 @@ def _content(
 
     # One section per group of agents that learned, or one of all methods.
     overviews = {name: [overview(methods, group)] for name, group in groups.items()}
-    sections = by_group(overviews or {"": [overview(methods, None)]})
+    sections = html.by_group(overviews or {"": [overview(methods, None)]})
     sections.append(learning_curves(methods, styles))
     evaluated = {
         name: [
-            profiles(group, styles),
-            areas(group),
-            *transfer(group),
-            *comparison(group, styles),
+            *(profiles(group, styles), areas(group)),
+            *(*transfer(group), *comparison(group, styles)),
         ]
         for name, group in groups.items()
     }
-    sections += by_group(evaluated)
+    sections += html.by_group(evaluated)
     sections += theory(methods)
 
     # Attention and videos need no evaluation, but policies that can be loaded.
     loaded = load_policies(runs, plugins)
-    known = (one for one in loaded.values() if isinstance(one, EvaluationTarget))
+    targets = [one for one in loaded.values() if isinstance(one, EvaluationTarget)]
     names = groups or dict.fromkeys(
-        name for one in known for name in trained_groups(one)
+        name for one in targets for name in trained_groups(one)
     )
-    at_work = {name: [attention(methods, loaded, name)] for name in names}
-    for name, own in at_work.items() if settings["videos"] else ():
+    policies = {name: [attention(methods, loaded, name)] for name in names}
+    for name, own in policies.items() if settings.videos else ():
         own.append(videos(methods, loaded, groups.get(name), name))
-    sections += by_group(at_work)
+    sections += html.by_group(policies)
     sections.append(missing_values(methods, list(groups.values())))
-    sections.append(PageSection("provenance"))
+    sections.append(html.PageSection("provenance"))
     return {
         "methods": methods,
         "runs": runs,

@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,28 +27,26 @@ WIDTH = 9.6
 """Inches: the page's column at 100 pixels an inch."""
 
 
-class Curve(NamedTuple):
+@dataclass(frozen=True)
+class Curve:
     """A line of a panel.
 
     Attributes:
         name: of the method.
         x: ``(n,)``.
         y: ``(n,)``.
-        low: ``(n,)`` of its band, NaN for none.
-        high: ``(n,)``.
+        band: ``(2, n)``, its lower and upper bounds.
         points: ``(seeds, n)``, drawn as thin lines or as dots.
     """
 
     name: str
     x: np.ndarray
     y: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    points: np.ndarray
+    band: np.ndarray = field(default_factory=lambda: np.empty((2, 0)))
+    points: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One pair of axes; ``note`` is the reason why a method has no line in it."""
 
     title: str
@@ -80,9 +78,6 @@ def draw_panels(
         dots: draw single seeds as dots; otherwise as thin lines.
         lines: horizontal lines by name, drawn where they lie within the range.
         steps: draw curves as step functions.
-
-    Returns:
-        The SVG.
     """
     from matplotlib.lines import Line2D
 
@@ -94,6 +89,7 @@ def draw_panels(
         for axes in cells[len(panels) :]:
             axes.set_axis_off()
         low, high = _range(panels)
+        # Only the first column and the last row have labels of their axes.
         for place, (axes, panel) in enumerate(zip(cells, panels, strict=False)):
             first = place % columns == 0
             style_axes(axes)
@@ -103,11 +99,18 @@ def draw_panels(
             axes.set_ylim(low, high)
             for curve in panel.curves:
                 _draw_curve(axes, curve, styles[curve.name], dots=dots, steps=steps)
+            text: dict[str, Any] = {"color": FAINT, "va": "bottom", "ha": "left"}
             if panel.note:
-                _draw_note(axes, panel.note)
+                note = "\n".join(textwrap.wrap(panel.note, 30))
+                axes.text(
+                    0.03, 0.04, note, transform=axes.transAxes, fontsize=8, **text
+                )
             for name, level in (lines or {}).items():
                 if low < level < high:
-                    _draw_level(axes, level, name if first else "")
+                    dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 0.9}
+                    axes.axhline(level, color=FAINT, zorder=1, **dashed)
+                    text |= {"xycoords": ("axes fraction", "data"), "fontsize": 7.5}
+                    axes.annotate(name if first else "", (0.01, level), **text)
             axes.set_xlabel(xlabel if place + columns >= len(panels) else "")
             axes.set_ylabel(ylabel if first else "")
         names = list(dict.fromkeys(c.name for panel in panels for c in panel.curves))
@@ -133,17 +136,14 @@ def draw_points(
         axes = figure.subplots()
         style_axes(axes, grid="x")
         axes.xaxis.set_major_formatter(short_number)
+        # Mean as a bar, seeds as symbols, and the interval as a shade.
         for y, (name, points, value, low, high) in enumerate(rows):
             color, marker = styles[name]
             if not math.isnan(low):
                 axes.plot([low, high], [y, y], color=color, linewidth=5, alpha=0.3)
             axes.plot(value, y, "|", color=color, markersize=14, markeredgewidth=2.5)
-            dots: dict[str, Any] = {
-                "color": color,
-                "markersize": 6,
-                "markeredgecolor": "white",
-            }
-            axes.plot(points, [y] * len(points), marker, **dots)
+            dots: dict[str, Any] = {"markersize": 6, "markeredgecolor": "white"}
+            axes.plot(points, [y] * len(points), marker, color=color, **dots)
         label_rows(axes, [row[0] for row in rows])
         axes.set_xlabel(xlabel)
         return to_svg(figure)
@@ -152,36 +152,21 @@ def draw_points(
 def _draw_curve(
     axes: "Axes", curve: Curve, style: LineStyle, *, dots: bool, steps: bool
 ) -> None:
-    """Draw the band, the seeds and the mean of a method."""
-    color, marker = style
-    if not np.isnan(curve.low).all():
-        step: Any = "post" if steps else None
-        band = {"color": color, "alpha": 0.14, "linewidth": 0, "step": step}
-        axes.fill_between(curve.x, curve.low, curve.high, **band)
-    line: dict[str, Any] = {"color": color}
+    line: dict[str, Any] = {"color": style.color}
     line |= {"drawstyle": "steps-post"} if steps else {}
+    if not np.isnan(curve.band).all():
+        step: Any = "post" if steps else None
+        band = {"color": style.color, "alpha": 0.14, "linewidth": 0, "step": step}
+        axes.fill_between(curve.x, *curve.band, **band)
     thin = {**line, "linewidth": 0.7, "alpha": 0.55}
     if dots:
-        thin = {"color": color, "linestyle": "", "marker": ".", "markersize": 4}
-        thin |= {"alpha": 0.7}
+        thin = {"linestyle": "", "marker": ".", "markersize": 4}
+        thin |= {"color": style.color, "alpha": 0.7}
     for seed in curve.points:
         axes.plot(curve.x, seed, **thin)
     mean = {**line, "linewidth": 1.8}
-    mean |= {"marker": marker, "markersize": 4.5} if dots else {}
+    mean |= {"marker": style.marker, "markersize": 4.5} if dots else {}
     axes.plot(curve.x, curve.y, **mean)
-
-
-def _draw_note(axes: "Axes", note: str) -> None:
-    text = "\n".join(textwrap.wrap(note, 30))
-    style: dict[str, Any] = {"color": FAINT, "fontsize": 8, "va": "bottom"}
-    axes.text(0.03, 0.04, text, transform=axes.transAxes, **style)
-
-
-def _draw_level(axes: "Axes", level: float, name: str) -> None:
-    axes.axhline(level, color=FAINT, linestyle="--", linewidth=0.9, zorder=1)
-    style: dict[str, Any] = {"color": FAINT, "fontsize": 7.5, "va": "bottom"}
-    anchor = ("axes fraction", "data")
-    axes.annotate(name, (0.01, level), xycoords=anchor, ha="left", **style)
 
 
 def _range(panels: Sequence[Panel]) -> tuple[float, float]:
@@ -190,7 +175,7 @@ def _range(panels: Sequence[Panel]) -> tuple[float, float]:
         part.ravel()
         for panel in panels
         for curve in panel.curves
-        for part in (curve.y, curve.low, curve.high, curve.points)
+        for part in (curve.y, curve.band, curve.points)
     ]
     every = np.concatenate([np.empty(0), *drawn])
     every = every[np.isfinite(every)]

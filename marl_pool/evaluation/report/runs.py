@@ -1,24 +1,23 @@
 """The runs of a report: their comparable evaluations and diagnoses, their policies."""
 
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Literal
 
 import pandas as pd
 
 from marl_pool.evaluation.comparable import validate_comparable
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.report.diagnoses import Diagnosed, diagnosis_of
-from marl_pool.evaluation.report.evaluations import (
+from marl_pool.evaluation.report.documents import (
     AS_TRAINED,
-    Evaluation,
+    Document,
+    diagnosis_of,
     evaluation_of,
 )
-from marl_pool.evaluation.report.folders import short_folders
 from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
@@ -32,23 +31,25 @@ Loaded = Mapping[Path, EvaluationTarget | str]
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run and what a report shows of it.
+    """A run and what a report shows of it; of what is missing, the reason.
 
     Attributes:
         run: its folder.
         name: the end of its path that tells it apart from the other runs.
-        evaluation: its complete evaluations; None without a comparable one.
-        evaluation_missing: the reason why there is none.
-        diagnosis: the newest; None without a comparable one.
-        diagnosis_missing: the reason why there is none; empty if none was made.
+        metrics: ``metrics.csv``; without rows if it cannot be read.
+        evaluation: its intact evaluations; None without a comparable one.
+        diagnosis: the newest; None without a comparable one. If none was made, no
+            reason is given.
     """
 
     run: Run
     name: str
-    evaluation: Evaluation | None = None
-    evaluation_missing: str = ""
-    diagnosis: Diagnosed | None = None
-    diagnosis_missing: str = ""
+    metrics: pd.DataFrame
+    metrics_missing: str
+    evaluation: Document | None
+    evaluation_missing: str
+    diagnosis: Document | None
+    diagnosis_missing: str
 
     @property
     def seed(self) -> int | None:
@@ -56,25 +57,10 @@ class ReportedRun:
         return self.run.config.get("seed")
 
     @property
-    def metrics(self) -> pd.DataFrame:
-        """``metrics.csv``; without rows if it cannot be read."""
-        return self._metrics[0]
-
-    @property
-    def metrics_missing(self) -> str:
-        """The reason to leave out ``metrics.csv``; empty if it is intact or missing."""
-        return self._metrics[1]
-
-    @cached_property
-    def _metrics(self) -> tuple[pd.DataFrame, str]:
-        try:
-            rows = pd.DataFrame(self.run.rows(), dtype=float)
-        except (OSError, ValueError, TypeError, AttributeError):
-            # In a line of more fields than the header a list takes a number's place.
-            return pd.DataFrame(), "metrics.csv holds what is no number"
-        # A wrong number is found by the checksum alone.
-        problem = self.run.metrics_problem()
-        return (pd.DataFrame() if problem else rows), problem
+    def missing(self) -> list[str]:
+        """The reasons for all that it lacks."""
+        lacks = (self.evaluation_missing, self.diagnosis_missing, self.metrics_missing)
+        return list(filter(None, lacks))
 
     def relative(self, path: Path) -> str:
         """A file of the run, without the folders above the run."""
@@ -102,24 +88,27 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
     Raises:
         InputError: runs that cannot be compared, or one that is given twice.
     """
-    validate_envs(runs)
+    for run in runs:
+        _ = run.env  # raises where a configuration has none
     validate_comparable(runs)
+    # The protocol of most evaluations decides which of them are compared.
     evaluations = [evaluation_of(run) for run in runs]
     diagnoses = [diagnosis_of(run) for run in runs]
-    usual = _usual([one for one in evaluations if isinstance(one, Evaluation)])
-    reference = usual or _usual(
-        [one for one in diagnoses if isinstance(one, Diagnosed)]
-    )
+    usual = _usual(evaluations)
+    # Without any evaluation, diagnoses are compared with one another.
+    reference = usual or _usual(diagnoses)
     found = []
     for run, name, evaluation, diagnosis in zip(
         runs, _names(runs), evaluations, diagnoses, strict=True
     ):
-        no_evaluation = _evaluation_problem(name, evaluation, usual)
-        kept = None if no_evaluation else evaluation
-        assert not isinstance(kept, str)
-        no_diagnosis = _diagnosis_problem(name, diagnosis, kept, reference)
-        known = None if no_diagnosis or isinstance(diagnosis, str) else diagnosis
-        found.append(ReportedRun(run, name, kept, no_evaluation, known, no_diagnosis))
+        no_evaluation = _problem("evaluation", name, evaluation, usual)
+        own = None if no_evaluation else evaluation
+        no_diagnosis = _problem("diagnosis", name, diagnosis, reference, own)
+        known = (None if no_diagnosis else diagnosis) or None
+        assert not isinstance(own, str)
+        assert not isinstance(known, str)
+        parts = (*_metrics(run), own, no_evaluation, known, no_diagnosis)
+        found.append(ReportedRun(run, name, *parts))
     return found
 
 
@@ -130,16 +119,6 @@ def not_evaluated(runs: Sequence[Run]) -> list[Run]:
         InputError: as `read_runs`.
     """
     return [one.run for one in read_runs(runs) if one.evaluation is None]
-
-
-def validate_envs(runs: Sequence[Run]) -> None:
-    """Reject configurations that are not of this package.
-
-    Raises:
-        InputError: a run whose configuration names no environment.
-    """
-    for run in runs:
-        _ = run.env
 
 
 def load_policies(runs: Sequence[ReportedRun], plugins: Collection[str]) -> Loaded:
@@ -154,15 +133,15 @@ def load_policies(runs: Sequence[ReportedRun], plugins: Collection[str]) -> Load
 
 def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
     """Load the evaluated policies of a run; without an evaluation, the best ones."""
-    about = {} if one.evaluation is None else one.evaluation.about
+    about = one.evaluation.about if one.evaluation else {}
     try:
         return EvaluationTarget.from_run(
             one.run,
             TargetSettings.from_config(
                 {key: about[key] for key in ("checkpoint", "seed") if about}
             ),
-            env=about["env"] if about and about["changed"] else None,
-            rescale_codes=about["rescale_codes"] if about else False,
+            env=about["env"] if about.get("changed") else None,
+            rescale_codes=about.get("rescale_codes", False),
             plugins=plugins,
         )
     except InputError as error:
@@ -174,13 +153,22 @@ def trained_groups(subject: EvaluationTarget) -> list[str]:
     return [name for name in subject.policies if name not in subject.fixed]
 
 
-def load_problem(subject: EvaluationTarget | str, group: str) -> str:
-    """The reason to leave out the policy of a group; empty if there is none."""
-    if isinstance(subject, str):
+def with_trained(subject: EvaluationTarget | str, group: str) -> EvaluationTarget | str:
+    """Policies of which that of the group was trained, or the reason to omit them."""
+    if isinstance(subject, str) or group in trained_groups(subject):
         return subject
-    if group not in trained_groups(subject):
-        return f"the group {group!r} did not learn in this run"
-    return ""
+    return f"the group {group!r} did not learn in this run"
+
+
+def _metrics(run: Run) -> tuple[pd.DataFrame, str]:
+    try:
+        rows = pd.DataFrame(run.rows(), dtype=float)
+    except (OSError, ValueError, TypeError, AttributeError):
+        # In a line of more fields than the header a list takes a number's place.
+        return pd.DataFrame(), "metrics.csv holds what is no number"
+    # A wrong number is found by the checksum alone.
+    problem = run.metrics_problem()
+    return (pd.DataFrame() if problem else rows), problem
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -190,59 +178,87 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return next(own for own in names if len(set(own)) == len(runs))
 
 
-def _usual(found: Sequence[Evaluation | Diagnosed]) -> Protocol:
+def _usual(found: Sequence[Document | str]) -> Protocol:
     """The most frequent protocol, the first one of equally frequent ones."""
-    protocols = {repr(one.protocol): one.protocol for one in found}
-    most = Counter(repr(one.protocol) for one in found).most_common(1)
-    return protocols[most[0][0]] if most else {}
+    protocols = [one.protocol for one in found if isinstance(one, Document)]
+    return max(protocols, key=protocols.count, default={})
 
 
-def _evaluation_problem(name: str, own: Evaluation | str, usual: Protocol) -> str:
-    if isinstance(own, str):
-        return f"{own}: {_command('evaluate', name, usual)}"
-    differs = _differences(own.protocol, usual)
-    reason = f"its evaluation cannot be compared with the others: {differs}"
-    return reason if differs else ""
-
-
-def _diagnosis_problem(
-    name: str, own: Diagnosed | str, evaluation: Evaluation | None, usual: Protocol
+def _problem(
+    kind: Literal["evaluation", "diagnosis"],
+    name: str,
+    own: Document | str,
+    usual: Protocol,
+    evaluation: Document | str | None = None,
 ) -> str:
-    if not own:
-        return ""
+    """The reason to leave out a document; empty if it is comparable or was not made."""
     if isinstance(own, str):
-        return f"{own}; make another: {_command('diagnose', name, usual)}"
-    differs = _differences(own.protocol, usual)
-    if not differs and evaluation is not None:
-        own_iteration, its = (
-            own.about.get("iteration"),
-            evaluation.about.get("iteration"),
-        )
-        differs = _differences(
-            {"iteration": own_iteration}, {"iteration": its}, "its evaluation has"
-        )
-    reason = f"its diagnosis cannot be compared with the other numbers: {differs}"
+        return own and f"{own}: {_command(kind, name, usual)}"
+    differs = [
+        f"{key} {value} where the others have {usual[key]}"
+        for key, value in own.protocol.items()
+        if value != usual[key]
+    ]
+    if isinstance(evaluation, Document):
+        one, other = (each.about.get("iteration") for each in (own, evaluation))
+        same = one == other
+        differs += [] if same else [f"iteration {one} where its evaluation has {other}"]
+    reason = f"its {kind} cannot be compared with the others: {', '.join(differs)}"
     return reason if differs else ""
 
 
-def _differences(own: Protocol, usual: Protocol, has: str = "the others have") -> str:
-    """The settings that differ, in words; empty if none does."""
-    return ", ".join(
-        f"{key} {own[key]} where {has} {usual[key]}"
-        for key in own
-        if own[key] != usual[key]
-    )
-
-
-def _command(verb: str, name: str, usual: Protocol) -> str:
+def _command(kind: str, name: str, usual: Protocol) -> str:
     """The command that makes what is missing, by the usual protocol."""
-    env, checkpoint = usual.get("env", AS_TRAINED), usual.get("checkpoint", BEST)
     # A diagnosis has other numbers of episodes, and codes of its own.
-    keys = ("episodes", "seed") if verb == "evaluate" else ("seed",)
+    verb, keys = "diagnose", ["seed"]
+    if kind == "evaluation":
+        verb, keys = "evaluate", ["episodes", "seed"]
     words = [f"{key}={usual[key]}" for key in keys if key in usual]
-    words += [f"checkpoint={checkpoint}"] if checkpoint != BEST else []
-    if usual.get("rescale_codes") and verb == "evaluate":
+    if (checkpoint := usual.get("checkpoint", BEST)) != BEST:
+        words.append(f"checkpoint={checkpoint}")
+    if usual.get("rescale_codes") and kind == "evaluation":
         words.append("rescale_codes=true")
-    if env != AS_TRAINED:
+    if (env := usual.get("env", AS_TRAINED)) != AS_TRAINED:
         words += [f"env.{key}={value}" for key, value in env.items()]
     return " ".join(["marl-pool", verb, name, *words])
+
+
+def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A short name for each absolute folder in the configurations of all runs.
+
+    A page that is sent to others does not show the folders of its author.
+
+    Returns:
+        By folder its last part, numbered where several folders end alike.
+    """
+    short: dict[str, str] = {}
+    used: Counter[str] = Counter()
+    for text in filter(_is_folder, dict.fromkeys(_texts(configs))):
+        last = re.split(r"[\\/]", text.rstrip("\\/"))[-1] or "folder"
+        used[last] += 1
+        short[text] = last if used[last] == 1 else f"{last} ({used[last]})"
+    return short
+
+
+def with_short_folders(value: Any, short: Mapping[str, str]) -> Any:
+    """Nested data with `short_folders` in place of folders."""
+    if isinstance(value, str):
+        return short.get(value, value)
+    if isinstance(value, Mapping):
+        return {key: with_short_folders(part, short) for key, part in value.items()}
+    if isinstance(value, list):
+        return [with_short_folders(part, short) for part in value]
+    return value
+
+
+def _is_folder(text: str) -> bool:
+    paths = (PurePosixPath(text), PureWindowsPath(text))
+    return text.startswith("~") or any(path.is_absolute() for path in paths)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)

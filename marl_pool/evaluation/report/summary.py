@@ -1,24 +1,21 @@
-"""The findings and the table at the head of the page."""
+"""The findings and the table at the head of the page; the missing values at its end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from markupsafe import Markup
 
-from marl_pool.evaluation.report.components import (
-    PageSection,
-    Table,
-    TableCell,
-    listed,
-    missing,
-    number,
-    span,
+from marl_pool.evaluation.report import html
+from marl_pool.evaluation.report.group_scores import (
+    UNPERTURBED,
+    Condition,
+    GroupScores,
+    MethodScores,
 )
-from marl_pool.evaluation.report.group_scores import GroupScores, MethodScores
 from marl_pool.evaluation.report.learning_curves import RETURN
-from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.provenance import recorded
-from marl_pool.evaluation.report.table import UNPERTURBED, Condition
+from marl_pool.evaluation.report.methods import Method, recorded
 from marl_pool.evaluation.results import TRAINED
 from marl_pool.evaluation.statistics.comparison import (
     INTERVAL_FROM,
@@ -41,19 +38,16 @@ def summary(
         "methods": len(methods),
         "kinds": list(dict.fromkeys(method.kind for method in methods)),
         "envs": len({method.env for method in methods}),
-        "env": methods[0].runs[0].run.config["env"]["name"].rpartition(":")[2],
+        "env": methods[0].runs[0].run.env["name"].rpartition(":")[2],
         "ranked_from": RANKED_FROM,
         "groups": {name: _findings(group) for name, group in groups.items()},
     }
 
 
 def _findings(group: GroupScores) -> dict[str, Any]:
-    def average(condition: Condition) -> float:
-        return float(np.mean([own.mean(condition).value for own in group.measured]))
-
     evaluation = group.measured[0].method.evaluated[0].evaluation
     assert evaluation is not None
-    areas = {one.label: average(one) for one in group.common(group.measured, "area")}
+    areas = {one.label: group.mean(one) for one in group.common(group.measured, "area")}
     return {
         "seeds": sorted({own.scores.seeds for own in group.measured}),
         "methods": len(group.measured),
@@ -61,7 +55,7 @@ def _findings(group: GroupScores) -> dict[str, Any]:
         "perturbations": len(group.labels("area")),
         "environments": len(group.labels("environment")),
         "unit": group.unit,
-        "clean": average(UNPERTURBED),
+        "clean": group.mean(UNPERTURBED),
         "areas": sorted(areas.items(), key=lambda area: area[1]),
         "best": [best for env in group.envs for best in _best_two(group, env)],
     }
@@ -69,99 +63,121 @@ def _findings(group: GroupScores) -> dict[str, Any]:
 
 def _best_two(group: GroupScores, env: str) -> list[dict[str, Any]]:
     """The best two methods of a training environment, if methods are ranked."""
-    own = group.of_env(env)
+    own = group.envs[env]
     areas = group.common(own, "area")
     fewest = min(one.scores.seeds for one in group.measured)
     if len(own) < 2 or not areas or fewest < RANKED_FROM:
         return []
     ranking = rank({one.method.kind: one.under(areas) for one in own})
-    (name, first), (second, its) = ranking.places[:2]
-    bounds = [first.low, its.high]
-    relation = "apart" if first.low > its.high else "within each other's intervals"
-    if np.isnan(bounds).any():
+    first, second = ranking.places[:2]
+    low, high = first[1].low, second[1].high
+    relation = "apart" if low > high else "within each other's intervals"
+    if np.isnan([low, high]).any():
         relation = "without intervals it is unknown if they are apart"
-    return [
-        {"env": env, "places": [(name, first), (second, its)], "relation": relation}
-    ]
+    return [{"env": env, "places": [first, second], "relation": relation}]
 
 
-def overview(methods: Sequence[Method], group: GroupScores | None) -> PageSection:
+def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageSection:
     """Build the table with a row for each method."""
     measured = {own.method.name: own for own in group.measured} if group else {}
     areas = group.common(group.measured, "area") if group else []
-    head = ["method", "seeds", "training return", "unperturbed return"]
-    if group and group.unit == "score":
-        head += ["unperturbed score", "mean area"]
-    lines = []
+    records = []
     for method in methods:
-        line = [TableCell(method.name), _seeds(method), _training(method)]
-        if group is None or method.name not in measured:
-            bare = method.runs[0].evaluation_missing
-            reason = group.missing(method) if group else bare
-            line += [missing(reason)] * (len(head) - len(line))
-        else:
-            own = measured[method.name]
-            line += [_return(group, method)]
-            if group.unit == "score":
-                line += [_score(own, [UNPERTURBED]), _score(own, areas)]
-        lines.append(line)
+        seeds = [f"{one.seed} of {one.name}/config.yaml" for one in method.runs]
+        title = f"training seeds {', '.join(seeds)}"
+        record = {
+            "method": html.Cell(method.name),
+            "seeds": html.Cell(str(len(method.runs)), title),
+            "training return": _training(method),
+        }
+        # A method without scores has the reason in their place.
+        reason = group.missing(method) if group else method.runs[0].evaluation_missing
+        names = ["unperturbed return"]
+        if group and group.unit == "score":
+            names += ["unperturbed score", "mean area"]
+        record |= dict.fromkeys(names, html.missing(reason))
+        if group and (own := measured.get(method.name)):
+            cells = [_return(group, method), _score(own, [UNPERTURBED])]
+            record |= zip(names, [*cells, _score(own, areas)], strict=False)
+        records.append(record)
     facts = {"ranked_from": RANKED_FROM}
-    return PageSection("overview", [Table(head, lines)], facts)
+    return html.PageSection("overview", [pd.DataFrame(records)], facts)
 
 
-def _seeds(method: Method) -> TableCell:
-    names = ", ".join(f"{one.seed} of {one.name}/config.yaml" for one in method.runs)
-    return TableCell(str(len(method.runs)), f"training seeds {names}")
-
-
-def _training(method: Method) -> TableCell:
+def _training(method: Method) -> html.Cell:
     ends = {}
     for one in method.runs:
+        # Logged rows may lack the return, such as those before the first episode's end.
         rows = one.metrics.tail(max(1, round(LAST * len(one.metrics))))
-        last = rows.get(RETURN, np.empty(0))
-        last = np.asarray(last)[~np.isnan(last)]
+        last = rows.reindex(columns=[RETURN])[RETURN].dropna()
         if len(last):
             file = one.relative(one.run.metrics_path)
             ends[f"{file}, mean of its last {len(last)} rows"] = float(last.mean())
     if ends:
         return _mean(ends)
-    reasons = (one.metrics_missing for one in method.runs)
-    return missing(next(filter(None, reasons), f"no {RETURN} in metrics.csv"))
+    reasons = [one.metrics_missing for one in method.runs if one.metrics_missing]
+    return html.missing([*reasons, f"no {RETURN} in metrics.csv"][0])
 
 
-def _return(group: GroupScores, method: Method) -> TableCell:
-    rows = group.rows[
-        (group.rows["method"] == method.name)
-        & (group.rows["policy"] == TRAINED)
-        & (group.rows["condition"] == UNPERTURBED)
-    ].set_index("run")
+def _return(group: GroupScores, method: Method) -> html.Cell:
+    clean = group.rows["condition"] == UNPERTURBED
+    rows = group.rows[clean & (group.rows["policy"] == TRAINED)].set_index("run")
     means = {}
     for one in method.evaluated:
-        assert one.evaluation is not None
-        row, commit = rows.loc[one.name], recorded(one.evaluation.about, "commit")
-        source = f"{one.relative(row['path'])}, commit {commit}"
-        means[f"{source}, {len(row['returns'])} episodes"] = row["returns"].mean()
+        path, returns = rows.loc[one.name, ["path", "returns"]]
+        commit = recorded(one.evaluation.about if one.evaluation else {}, "commit")
+        source = f"{one.relative(path)}, commit {commit}, {len(returns)} episodes"
+        means[source] = float(returns.mean())
     return _mean(means)
 
 
-def _mean(values: Mapping[str, float]) -> TableCell:
+def _mean(values: Mapping[str, float]) -> html.Cell:
     """The mean of one number per run, by provenance; each, where seeds are few."""
-    each = list(map(number, values.values()))
+    each = list(map(html.number, values.values()))
     title = "; ".join(f"{name}: {one}" for name, one in zip(values, each, strict=True))
     small = ", ".join(each) if 1 < len(each) < RANKED_FROM else ""
-    return TableCell(number(float(np.mean(list(values.values())))), title, small=small)
+    return html.Cell(
+        html.number(float(np.mean([*values.values()]))), title, small=small
+    )
 
 
-def _score(own: MethodScores, conditions: Sequence[Condition]) -> TableCell:
+def _score(own: MethodScores, conditions: Sequence[Condition]) -> html.Cell:
     """The mean score over some conditions, with each seed or an interval."""
     if not conditions:
-        return missing("no perturbation that all methods were measured under")
+        return html.missing("no perturbation that all methods were measured under")
     scores = own.under(conditions)
-    each = [number(float(run.mean())) for run in scores.points]
-    title = own.provenance
+    each = [html.number(run.mean()) for run in scores.points]
+    title = own.method.provenance
     if UNPERTURBED not in conditions:
-        title = f"mean of {listed([one.label for one in conditions])}; {title}"
-    small = span(over_seeds(scores, mean_score)) or "no interval"
+        title = f"mean of {html.listed([one.label for one in conditions])}; {title}"
+    small = html.span(over_seeds(scores, mean_score)) or "no interval"
     if len(each) < RANKED_FROM:
         small = ", ".join(each) if len(each) >= INTERVAL_FROM else "one seed"
-    return TableCell(number(float(scores.points.mean())), title, small=small)
+    return html.Cell(html.number(scores.points.mean()), title, small=small)
+
+
+def missing_values(
+    methods: Sequence[Method], groups: Sequence[GroupScores]
+) -> html.PageSection:
+    """Build the list of missing values with their reasons."""
+    reasons = [
+        f"{one.name}: {reason}"
+        for method in methods
+        for one in method.runs
+        for reason in one.missing
+    ]
+    for group in groups:
+        reasons += _of_group(group, methods)
+    notes = [html.missing_note(reason) for reason in reasons]
+    return html.PageSection("missing", [*notes] or [Markup("<p>Nothing.</p>")])
+
+
+def _of_group(group: GroupScores, methods: Sequence[Method]) -> Iterator[str]:
+    for method in methods:
+        if method.evaluated and group.missing(method):
+            yield f"{method.name}: {group.missing(method)}"
+    for own in group.measured:
+        frame = pd.DataFrame(own.missing.items(), columns=["condition", "reason"])
+        for reason, part in frame.groupby("reason", sort=False):
+            names = dict.fromkeys(map(group.named, part["condition"]))
+            yield f"{own.method.name}, {', '.join(names)}: {reason}"

@@ -9,14 +9,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.report.components import Component, Note, PageSection, Video
-from marl_pool.evaluation.report.group_scores import GroupScores
+from marl_pool.evaluation.report import html
+from marl_pool.evaluation.report.group_scores import (
+    UNPERTURBED,
+    Condition,
+    GroupScores,
+)
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.runs import Loaded, load_problem
-from marl_pool.evaluation.report.table import UNPERTURBED, Condition
+from marl_pool.evaluation.report.runs import Loaded, with_trained
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.video.render import EpisodeDrawer
 from marl_pool.evaluation.video.tiling import Tile, grid_frames
@@ -27,14 +31,16 @@ from marl_pool.utils.errors import InputError
 SIZE, FPS, SECONDS = 288, 12, 5
 EVERY = 2
 """Steps from one frame to the next, so that a page with many videos stays small."""
+VIDEO = Markup(
+    '<figure title="{}"><figcaption>{}</figcaption><div class="columns">{}</div>'
+    '<video controls loop muted playsinline preload="metadata" '
+    'src="data:video/webm;base64,{}"></video></figure>'
+)
 
 
 def videos(
-    methods: Sequence[Method],
-    loaded: Loaded,
-    group: GroupScores | None,
-    name: str,
-) -> PageSection:
+    methods: Sequence[Method], loaded: Loaded, group: GroupScores | None, name: str
+) -> html.PageSection:
     """Build the section of videos, one of the first seed of each method.
 
     Args:
@@ -44,51 +50,43 @@ def videos(
             evaluation.
         name: of the group of agents.
     """
-    condition = _most_harmful(group)
-    perturbation, about = None, ""
-    if group is not None and condition is not None:
+    # The perturbation that costs most is shown beside the unperturbed episode.
+    perturbation, about, columns = None, "", [Markup("<b>unperturbed</b>")]
+    if group and (condition := _most_harmful(group)):
         row = group.row(condition)
         given = {"name": row["perturbation"], "severity": row["severity"]}
         perturbation = {**row["options"], **given}
         about = f"{condition.label} {condition.severity:g}"
-    components: list[Component] = []
+        columns.append(Markup("<b>{}</b>").format(about))
+    section = html.PageSection("videos", facts={"perturbation": about})
     for method in methods:
         one = method.runs[0]
-        subject = loaded[one.run.path]
         caption = f"{method.name}, training seed {one.seed}"
-        problem = load_problem(subject, name)
-        if problem or isinstance(subject, str):
-            components.append(Note(f"{caption}: {problem}", missing=True))
+        subject = with_trained(loaded[one.run.path], name)
+        if isinstance(subject, str):
+            section.components.append(html.missing_note(f"{caption}: {subject}"))
             continue
         try:
             data = side_by_side(subject, perturbation, about, name)
         except (InputError, ModuleNotFoundError) as error:
-            why = f"{caption}: no video: {one.without_folders(error)}"
-            components.append(Note(why, missing=True))
+            reason = f"{caption}: no video: {one.without_folders(error)}"
+            section.components.append(html.missing_note(reason))
             continue
-        columns = ["unperturbed", about] if about else ["unperturbed"]
         title = f"{one.name}, checkpoint {subject.name}"
-        components.append(Video(data, columns, caption, title))
-    return PageSection("videos", components, {"perturbation": about})
+        video = VIDEO.format(title, caption, Markup().join(columns), data)
+        section.components.append(video)
+    return section
 
 
-def _most_harmful(group: GroupScores | None) -> Condition | None:
+def _most_harmful(group: GroupScores) -> Condition | None:
     """The level with the lowest mean score, of those common to all methods.
 
     The first one, if none is lower than the unperturbed score.
     """
-    if group is None or not group.measured:
-        return None
-    measured = group.measured
-
-    def mean(one: Condition) -> float:
-        return float(np.mean([own.mean(one).value for own in measured]))
-
-    levels = [one for one in group.common(measured, "level") if one.severity]
-    if not levels:
-        return None
-    worst = min(levels, key=mean)
-    return worst if mean(worst) < mean(UNPERTURBED) else levels[0]
+    levels = [one for one in group.common(group.measured, "level") if one.severity]
+    worst = min(levels, key=group.mean, default=UNPERTURBED)
+    harmful = group.mean(worst) < group.mean(UNPERTURBED)
+    return worst if harmful else next(iter(levels), None)
 
 
 def side_by_side(
@@ -111,6 +109,7 @@ def side_by_side(
     Raises:
         InputError: an environment that cannot be drawn, or no OpenCV that writes VP9.
     """
+    # Both columns play the same environment, step by step.
     tiles = [_tile(subject, None, CLEAN, group)]
     if perturbation is not None:
         tiles.append(_tile(subject, perturbation, about, group))

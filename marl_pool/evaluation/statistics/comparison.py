@@ -8,6 +8,7 @@ therefore resamples runs with replacement, and within them episodes.
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Scores:
     """Scores of one method.
 
     Attributes:
-        name: name of the method; it seeds the resampling of the method's runs.
+        name: of the method; it seeds the resampling of its runs.
         points: ``(runs, conditions)``, the mean over all episodes of each run.
         draws: ``(resamples, runs, conditions)``, each with resampled episodes.
     """
@@ -49,14 +50,15 @@ class Scores:
         return len(self.points)
 
     def of(self, conditions: Sequence[int]) -> "Scores":
-        """Return the method's scores under some of the conditions."""
+        """The scores under some of the conditions, by their column."""
         places = list(conditions)
         return Scores(self.name, self.points[:, places], self.draws[..., places])
 
     def resampled(self) -> np.ndarray:
-        """Return ``(resamples, runs, conditions)`` with resampled runs and episodes."""
+        """``(resamples, runs, conditions)`` scores of resampled runs and episodes."""
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
         count = len(self.draws)
+        # Each resample of the episodes meets a resample of the runs.
         chosen = generator.integers(self.seeds, size=(count, self.seeds))
         return self.draws[np.arange(count)[:, None], chosen]
 
@@ -65,7 +67,7 @@ def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
     """Score a method's runs, and again for each resample of the episodes.
 
     Args:
-        name: name of the method.
+        name: of the method.
         episodes: ``(runs, conditions, 3, episodes)`` returns of the run, the random
             policy and the scripted one in the same environments. 0 and 1 in place of
             the latter two leave returns unchanged.
@@ -75,6 +77,7 @@ def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
         Scores that are NaN where the scripted policy is not the better one (`score_of`)
         and resamples that are NaN for a single episode, whose spread is unknown.
     """
+    # (runs, conditions, resamples), each a score of resampled mean returns.
     drawn = score_of(np.moveaxis(episodes @ weights.T, 2, -1))
     if weights.shape[-1] < 2:
         drawn = np.full_like(drawn, np.nan)
@@ -83,24 +86,18 @@ def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
 
 def mean_score(scores: np.ndarray) -> np.ndarray:
     """Mean over runs and conditions, the last two axes."""
-    mean: np.ndarray = scores.mean((-2, -1))
-    return mean
+    return np.mean(scores, (-2, -1))
 
 
 def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
     """Aggregate a method's scores, with an interval over seeds and episodes.
 
-    Args:
-        scores: scores of the method.
-        aggregate: aggregate of runs and conditions.
-
-    Returns:
-        Bounds are NaN below `INTERVAL_FROM` seeds, and if a resample has no score.
+    Bounds are NaN below `INTERVAL_FROM` seeds, and if a resample has no score.
     """
-    value = aggregate(scores.points)
+    value = float(aggregate(scores.points))
     if scores.seeds < INTERVAL_FROM:
-        return UNKNOWN._replace(value=float(value))
-    return around(float(value), aggregate(scores.resampled()))
+        return UNKNOWN._replace(value=value)
+    return around(value, aggregate(scores.resampled()))
 
 
 def this_policy_only(scores: Scores, aggregate: Aggregate) -> Interval:
@@ -114,36 +111,37 @@ def improvement(first: Scores, second: Scores) -> Interval:
     Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds, or a resample has no
     score.
     """
-    value = probability_of_improvement(first.points, second.points)
-    if min(first.seeds, second.seeds) < INTERVAL_FROM:
-        return UNKNOWN._replace(value=float(value))
-    drawn = probability_of_improvement(first.resampled(), second.resampled())
-    return around(float(value), drawn)
+    return _compare(first, second, probability_of_improvement)
 
 
 def retraining_gap(first: Scores, second: Scores) -> Interval:
     """Cost of training and testing in another environment: difference of mean scores.
 
     The first method was trained and tested in one environment; the second, equal
-    otherwise, in another. Figure 7 of the AdaPool paper reports this difference as a
-    drop, but it compares two policies, neither of which was perturbed.
+    otherwise, in another. Figure 7 of the AdaPool paper (Brothers, 2025,
+    https://arxiv.org/abs/2506.09215) reports this difference as a drop, but it compares
+    two policies, neither of which was perturbed.
 
-    Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds.
+    Bounds are as in `improvement`.
     """
-    value = mean_score(first.points) - mean_score(second.points)
+    return _compare(first, second, lambda one, two: mean_score(one) - mean_score(two))
+
+
+def _compare(
+    first: Scores,
+    second: Scores,
+    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> Interval:
+    value = float(statistic(first.points, second.points))
     if min(first.seeds, second.seeds) < INTERVAL_FROM:
-        return UNKNOWN._replace(value=float(value))
-    drawn = mean_score(first.resampled()) - mean_score(second.resampled())
-    return around(float(value), drawn)
+        return UNKNOWN._replace(value=value)
+    return around(value, statistic(first.resampled(), second.resampled()))
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Methods in order, best first.
+class Ranking(NamedTuple):
+    """Names and interquartile means of methods, best first.
 
-    Attributes:
-        places: name and interquartile mean of each method.
-        refusal: reason why they are not ordered; empty if they are.
+    ``refusal`` is the reason why they are not ordered; empty if they are.
     """
 
     places: list[tuple[str, Interval]]
@@ -163,11 +161,8 @@ def rank(methods: Mapping[str, Scores]) -> Ranking:
         for name, scores in methods.items()
     ]
     fewest = min(scores.seeds for scores in methods.values())
-    if fewest < RANKED_FROM:
-        seeds = f"{fewest} seed" if fewest == 1 else f"{fewest} seeds"
-        return Ranking(
-            places,
-            f"not ranked: {seeds} of a method, and an order is given from "
-            f"{RANKED_FROM} on",
-        )
-    return Ranking(sorted(places, key=lambda place: -place[1].value))
+    if fewest >= RANKED_FROM:
+        return Ranking(sorted(places, key=lambda place: -place[1].value))
+    seeds = "1 seed" if fewest == 1 else f"{fewest} seeds"
+    reason = f"{seeds} of a method, and an order is given from {RANKED_FROM} on"
+    return Ranking(places, f"Not ranked: {reason}.")

@@ -116,13 +116,10 @@ def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarra
         ``(..., T)``, decreasing; NaN if a score is NaN.
     """
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
-    count = flat.shape[-1]
-    below = [
-        np.searchsorted(row, thresholds, "right") for row in flat.reshape(-1, count)
-    ]
-    above = 1 - np.stack(below) / count
-    shares = above.reshape(*flat.shape[:-1], len(thresholds))
-    return np.where(np.isnan(flat).any(-1, keepdims=True), np.nan, shares)
+    rows = flat.reshape(-1, flat.shape[-1])
+    below = np.stack([np.searchsorted(row, thresholds, "right") for row in rows])
+    above = (1 - below / flat.shape[-1]).reshape(*flat.shape[:-1], len(thresholds))
+    return np.where(np.isnan(flat).any(-1, keepdims=True), np.nan, above)
 
 
 def around(value: float, drawn: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
@@ -131,7 +128,7 @@ def around(value: float, drawn: np.ndarray, confidence: float = CONFIDENCE) -> I
     Args:
         value: estimate of the sample.
         drawn: ``(resamples,)`` estimates of the resamples.
-        confidence: level in (0, 1).
+        confidence: in (0, 1).
     """
     if not np.isfinite(drawn).all():
         return Interval(value, np.nan, np.nan)
@@ -147,11 +144,6 @@ def episode_draws(
 
     The same weights serve all rows and runs of the same environments: differences
     between environments then cancel in comparisons.
-
-    Args:
-        episodes: number n of episodes.
-        seed: seed of the resampling.
-        resamples: number of resamples, n of n with replacement.
 
     Returns:
         ``(resamples, episodes)``.
@@ -177,9 +169,9 @@ def bootstrap(
     Args:
         values: ``(n,)`` independent observations.
         statistic: reduces the last axis.
-        seed: seed of the resampling.
+        seed: of the resampling.
         resamples: number of resamples, n of n with replacement.
-        confidence: level in (0, 1).
+        confidence: in (0, 1).
 
     Returns:
         Bounds are NaN for a single observation.
@@ -213,7 +205,7 @@ def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Int
     Args:
         clean: ``(n,)`` returns.
         perturbed: ``(n,)`` returns in the same environments.
-        seed: seed of the resampling.
+        seed: of the resampling.
 
     Returns:
         The mean of ``clean - perturbed``: positive where the perturbation harms.

@@ -1,8 +1,8 @@
 """Normalized scores: 0 is the random policy, 1 the scripted one."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,14 +12,8 @@ from marl_pool.evaluation.statistics.intervals import Interval, around, episode_
 RANDOM, HEURISTIC = "random", "heuristic"
 
 
-@dataclass(frozen=True)
-class NormalizationBaselines:
-    """Returns that score 0 and 1 in one environment, for one group of agents.
-
-    Attributes:
-        random: ``(episodes,)`` returns of the random policy.
-        heuristic: ``(episodes,)`` returns of the scripted policy.
-    """
+class NormalizationBaselines(NamedTuple):
+    """``(episodes,)`` returns of the policies that score 0 and 1 in one environment."""
 
     random: np.ndarray
     heuristic: np.ndarray
@@ -43,25 +37,21 @@ def normalized(
     Args:
         returns: ``(episodes,)`` in the environments of the baselines.
         baselines: returns in the unperturbed environments.
-        seed: seed of the bootstrap.
+        seed: of the bootstrap.
     """
-    sample = np.stack([returns, baselines.random, baselines.heuristic], 1)
-    count = len(sample)
-    if count < 2:
-        return Interval(float(score_of(sample.mean(0))), np.nan, np.nan)
+    sample = np.stack([returns, *baselines], 1)
+    score = float(score_of(sample.mean(0)))
+    if len(sample) < 2:
+        return Interval(score, np.nan, np.nan)
     # A resample enters a mean by the counts of its episodes alone.
-    weights = episode_draws(count, seed=seed)
-    return around(float(score_of(sample.mean(0))), score_of(weights @ sample))
+    return around(score, score_of(episode_draws(len(sample), seed=seed) @ sample))
 
 
 def score_of(means: np.ndarray) -> np.ndarray:
     """Score mean returns; NaN where the scripted policy is not the better baseline.
 
     Args:
-        means: ``(..., 3)`` mean returns of the policy, the random and the scripted one.
-
-    Returns:
-        ``(...)``.
+        means: ``(..., 3)``, of the policy, the random and the scripted one.
     """
     policy, random, heuristic = np.moveaxis(means, -1, 0)
     width = np.where(heuristic > random, heuristic - random, np.nan)
@@ -80,13 +70,13 @@ def scored(
     Args:
         results: rows.
         returns: ``(rows, episodes)``.
-        seed: seed of the bootstrap.
+        seed: of the bootstrap.
     """
     baselines = _baselines(results, returns)
     rows = []
     for row, own in zip(results, returns, strict=True):
         pair = baselines.get(_env_key(row))
-        if pair is not None and not row.missing:
+        if pair and not row.missing:
             score, low, high = normalized(own, pair, seed=seed)
             row = replace(row, score=score, score_low=low, score_high=high)
         rows.append(row)
@@ -96,45 +86,37 @@ def scored(
 def severity_aucs(
     results: Sequence[Result], returns: np.ndarray, *, seed: int = 0
 ) -> list[SeverityAUC]:
-    """Return the mean score over the severities of each perturbation.
+    """Average the score over the severities of each perturbation.
 
     Args:
         results: rows.
         returns: ``(rows, episodes)``.
-        seed: seed of the bootstrap.
+        seed: of the bootstrap.
     """
     baselines = _baselines(results, returns)
-    clean = {
-        (row.group, row.policy, row.stochastic): own
-        for row, own in zip(results, returns, strict=True)
-        if row.perturbation == CLEAN
-    }
+    clean: dict[tuple[Any, ...], np.ndarray] = {}
+    perturbed: dict[tuple[Any, ...], list[tuple[Result, np.ndarray]]] = {}
+    for row, own in zip(results, returns, strict=True):
+        policy = (row.group, row.policy, row.stochastic)
+        if row.perturbation == CLEAN:
+            clean[policy] = own
+        elif row.perturbed:
+            perturbed.setdefault((*policy, row.label), []).append((row, own))
     aucs = []
-    for rows in _rows_of_perturbations(results):
-        first = results[rows[0]]
+    for key, rows in perturbed.items():
+        first = rows[0][0]
         # Clean episodes are the level at severity 0.
-        levels = {0.0: clean[first.group, first.policy, first.stochastic]}
-        levels |= {results[row].severity: returns[row] for row in rows}
+        levels = {0.0: clean[key[:-1]]} | {row.severity: own for row, own in rows}
         severities = sorted(levels)
-        numbers: dict[str, Any] = {}
+        auc = Interval(np.nan, np.nan, np.nan)
         pair = baselines.get(_env_key(first))
-        missing = any(results[row].missing for row in rows)
-        if pair is not None and not missing and severities[-1] > 0:
+        if pair and not any(row.missing for row, _ in rows) and severities[-1] > 0:
             mean = mean_over([levels[severity] for severity in severities], severities)
-            value, low, high = normalized(mean, pair, seed=seed)
-            numbers = {"auc": value, "auc_low": low, "auc_high": high}
-        aucs.append(
-            SeverityAUC(
-                group=first.group,
-                policy=first.policy,
-                stochastic=first.stochastic,
-                perturbation=first.perturbation,
-                label=first.label,
-                options=first.options,
-                severities=severities,
-                **numbers,
-            )
-        )
+            auc = normalized(mean, pair, seed=seed)
+        names = ("group", "policy", "stochastic", "perturbation", "label", "options")
+        about: dict[str, Any] = {name: getattr(first, name) for name in names}
+        about |= zip(("auc", "auc_low", "auc_high"), auc, strict=True)
+        aucs.append(SeverityAUC(**about, severities=severities))
     return aucs
 
 
@@ -144,13 +126,9 @@ def mean_over(levels: Sequence[np.ndarray], severities: Sequence[float]) -> np.n
     Args:
         levels: ``(episodes,)`` returns at each severity.
         severities: increasing, two or more.
-
-    Returns:
-        ``(episodes,)``.
     """
-    length = severities[-1] - severities[0]
-    mean: np.ndarray = np.trapezoid(np.stack(levels), severities, axis=0) / length
-    return mean
+    area: np.ndarray = np.trapezoid(np.stack(levels), severities, axis=0)
+    return area / (severities[-1] - severities[0])
 
 
 def _env_key(row: Result) -> tuple[str, str]:
@@ -159,27 +137,17 @@ def _env_key(row: Result) -> tuple[str, str]:
 
 def _baselines(
     results: Sequence[Result], returns: np.ndarray
-) -> Mapping[tuple[str, str], NormalizationBaselines]:
-    """Return the baselines of each environment that has both, by `_env_key`."""
-    learning = {row.group for row in results if not row.fixed}
-    if len(learning) != 1:
+) -> dict[tuple[str, str], NormalizationBaselines]:
+    """Collect the baselines of each environment that has both, by `_env_key`."""
+    if len({row.group for row in results if not row.fixed}) != 1:
         return {}
-    found: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-    for row, own in zip(results, returns, strict=True):
-        if row.policy in (RANDOM, HEURISTIC) and not row.missing and not row.fixed:
-            found.setdefault(_env_key(row), {})[row.policy] = own
-    return {
-        key: NormalizationBaselines(pair[RANDOM], pair[HEURISTIC])
-        for key, pair in found.items()
-        if len(pair) == 2
+    known = {
+        (_env_key(row), row.policy): own
+        for row, own in zip(results, returns, strict=True)
+        if not row.missing and not row.fixed
     }
-
-
-def _rows_of_perturbations(results: Sequence[Result]) -> list[list[int]]:
-    """Return the numbers of the rows of each perturbation with its options."""
-    rows: dict[tuple[str, str, bool, str], list[int]] = {}
-    for number, row in enumerate(results):
-        if row.perturbed:
-            key = (row.group, row.policy, row.stochastic, row.label)
-            rows.setdefault(key, []).append(number)
-    return list(rows.values())
+    return {
+        env: NormalizationBaselines(known[env, RANDOM], known[env, HEURISTIC])
+        for env, policy in known
+        if policy == RANDOM and (env, HEURISTIC) in known
+    }

@@ -40,8 +40,9 @@ from marl_pool.evaluation import report as report_package
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report import attention, page
 from marl_pool.evaluation.report.attention import attention_summary
-from marl_pool.evaluation.report.components import (
-    TableCell,
+from marl_pool.evaluation.report.group_scores import UNPERTURBED, Condition
+from marl_pool.evaluation.report.html import (
+    Cell,
     listed,
     number,
     shade,
@@ -49,7 +50,6 @@ from marl_pool.evaluation.report.components import (
 )
 from marl_pool.evaluation.report.page import report
 from marl_pool.evaluation.report.runs import load, not_evaluated, read_runs
-from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -113,8 +113,8 @@ def test_a_lost_level_is_missing_and_so_is_its_area(tmp_path: Path) -> None:
     (own,) = scores_of([whole, part]).measured
     for lost in (area("occlude", 0.5, 1.0), Condition("level", "occlude", 0.5)):
         assert own.missing[lost] == "a reason"
-        assert not own.has(lost)
-    assert own.has(Condition("level", "occlude", 1.0))
+        assert lost not in own.conditions
+    assert Condition("level", "occlude", 1.0) in own.conditions
 
 
 def test_without_a_scripted_policy_there_are_returns_and_no_areas(
@@ -169,7 +169,7 @@ def test_conditions_that_only_some_suites_have_are_missing(tmp_path: Path) -> No
     gap = "not in the suite of this evaluation"
     assert ada.missing[area("occlude among=signal", 0.5, 1.0)] == gap
     assert most.missing[area("occlude", 0.5, 1.0)] == gap
-    assert ada.has(area("jitter", 0.2))
+    assert area("jitter", 0.2) in ada.conditions
 
 
 def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
     assert ada.missing[long] == "its severities are others: 0.0, 0.5, 1.0"
     assert most.points(long) == pytest.approx([1.55 / 8 + 1.35 / 8 + 0.8 / 4])
     assert avg.points(area("occlude", 0.5)) == pytest.approx([0.7])
-    assert not avg.has(short)
+    assert short not in avg.conditions
     # No perturbation counts twice where methods have several of its ladders.
     assert study.common([ada, most], "area") == [short, area("jitter", 0.2)]
     assert study.common([most], "area") == [long, area("jitter", 0.2)]
@@ -217,7 +217,7 @@ def test_worlds_of_one_label_and_other_options_are_other_conditions(
     assert len([one for one in own.missing if one.kind == "environment"]) == 2
 
 
-def test_a_yardstick_without_length_in_some_draw_leaves_no_interval(
+def test_equal_baselines_in_some_resample_leave_no_interval(
     tmp_path: Path,
 ) -> None:
     runs = several(tmp_path, ["ada", "max"], 2)
@@ -252,10 +252,10 @@ def test_numbers_are_written_to_three_digits_with_a_minus() -> None:
 def test_shades_are_those_of_scores_whatever_else_the_table_holds() -> None:
     shades = [shade(score) for score in (-3.0, 0.0, 0.25, 1.0, 7.0, np.nan)]
     assert shades == [0.0, 0.0, 0.25, 1.0, 1.0, None]
-    assert TableCell("x").style == ""
-    assert "rgb(255,255,255);color:#222" in TableCell("x", tone=0.0).style
-    assert "rgb(0,114,178);color:#fff" in TableCell("x", tone=1.0).style
-    assert "rgb(230,159,0);color:#222" in TableCell("x", tone=-1.0).style
+    assert Cell("x").style == ""
+    assert "rgb(255,255,255);color:#222" in Cell("x", tone=0.0).style
+    assert "rgb(0,114,178);color:#fff" in Cell("x", tone=1.0).style
+    assert "rgb(230,159,0);color:#222" in Cell("x", tone=-1.0).style
 
 
 # Trained here, tested there
@@ -610,7 +610,7 @@ def test_dead_agents_attend_to_nothing(
     assert first_alone.weights == pytest.approx(first.weights)
 
 
-def films(html: str) -> list[bytes]:
+def videos_in(html: str) -> list[bytes]:
     found = re.findall(r'src="data:video/webm;base64,([^"]+)"', html)
     return [base64.b64decode(data) for data in found]
 
@@ -621,7 +621,7 @@ def test_videos_show_clean_and_perturbed_side_by_side(
     html = playing.html
     # One for each method; the perturbation is the one that costs most.
     assert html.count("<b>unperturbed</b><b>occlude 1</b>") == 2
-    found = films(html)
+    found = videos_in(html)
     assert len(found) == 2
     (tmp_path / "film.webm").write_bytes(found[0])
     capture = cv2.VideoCapture(str(tmp_path / "film.webm"))
@@ -639,7 +639,7 @@ def test_videos_show_clean_and_perturbed_side_by_side(
 
 
 def test_a_policy_that_cannot_be_read_is_a_missing_value(one_seed: Page) -> None:
-    assert not films(one_seed.html)
+    assert not videos_in(one_seed.html)
     assert "has no policy &#39;best&#39;" in one_seed.html
 
 

@@ -27,6 +27,7 @@ from marl_pool.evaluation.report.runs import not_evaluated, read_runs
 from marl_pool.evaluation.results import DOCUMENT, RETURNS
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import sealed_json
 
 # Which evaluation counts
 
@@ -177,6 +178,18 @@ def change(run: Run, **content: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
 
 
+def seal(run: Run, **content: Any) -> None:
+    """Change a document and its checksum; None drops a key."""
+    path = run.evaluation_dir / DOCUMENT
+    whole = {**json.loads(path.read_text()), **content}
+    kept = {
+        key: value
+        for key, value in whole.items()
+        if key not in content or value is not None
+    }
+    path.write_text(json.dumps(sealed_json(kept)))
+
+
 def drop(run: Run, key: str) -> None:
     path = run.evaluation_dir / DOCUMENT
     content = json.loads(path.read_text())
@@ -204,58 +217,71 @@ def npy(array: np.ndarray) -> bytes:
         return file.getvalue()
 
 
+CHANGED = "its checksum differs: it has changed since it was written"
+UNREADABLE = "it cannot be used: "
 BREAKS: dict[str, tuple[Callable[[Run], Any], str]] = {
     "cut": (
         lambda run: (run.evaluation_dir / DOCUMENT).write_text('{"results": ['),
-        "it cannot be read as JSON",
+        f"{UNREADABLE}JSONDecodeError",
     ),
     "list": (
         lambda run: (run.evaluation_dir / DOCUMENT).write_text("[1, 2]"),
-        "expected a JSON object",
+        CHANGED,
+    ),
+    "number": (
+        lambda run: (run.evaluation_dir / DOCUMENT).write_text("3"),
+        f"{UNREADABLE}TypeError",
     ),
     "bytes": (
         lambda run: (run.evaluation_dir / DOCUMENT).write_bytes(b"\xff\xfe{"),
-        "it cannot be read as JSON",
+        f"{UNREADABLE}UnicodeDecodeError",
     ),
-    "no seed": (lambda run: drop(run, "seed"), "it has no seed"),
-    "no results": (lambda run: drop(run, "results"), "it has no results"),
-    "episodes": (lambda run: change(run, episodes="16"), "it has no episodes"),
-    "no rows": (lambda run: change(run, results=[]), "its results are not rows"),
-    "rows": (lambda run: change(run, results=[1] * 9), "its results are not rows"),
-    "no fixed": (
-        lambda run: change(run, results=[without(row, "fixed") for row in rows(run)]),
-        "its results are not rows",
-    ),
+    "unsealed": (lambda run: drop(run, "sha256"), CHANGED),
+    "no seed": (lambda run: drop(run, "seed"), CHANGED),
+    "no results": (lambda run: drop(run, "results"), CHANGED),
+    "episodes": (lambda run: change(run, episodes="16"), CHANGED),
     "severity": (
         lambda run: change(run, results=[{**row, "severity": 2} for row in rows(run)]),
-        "a severity is not in [0, 1]",
+        CHANGED,
     ),
-    "not clean": (
-        lambda run: change(run, results=rows(run)[1:2] * 9),
-        "a trained policy's unperturbed episodes are missing",
+    "not clean": (lambda run: change(run, results=rows(run)[1:2] * 9), CHANGED),
+    "changed": (lambda run: change(run, changed=[1]), CHANGED),
+    # Of another version: the checksum is right.
+    "other about": (lambda run: seal(run, seed=None), f"{UNREADABLE}KeyError, 'seed'"),
+    "no rows": (lambda run: seal(run, results=[]), f"{UNREADABLE}KeyError"),
+    "rows": (lambda run: seal(run, results=[1] * 9), f"{UNREADABLE}KeyError"),
+    "no fixed": (
+        lambda run: seal(run, results=[without(row, "fixed") for row in rows(run)]),
+        f"{UNREADABLE}KeyError",
     ),
     "empty": (
         lambda run: (run.evaluation_dir / RETURNS).write_bytes(b""),
-        "returns.npz cannot be read",
+        f"{UNREADABLE}BadZipFile",
     ),
     "no zip": (
         lambda run: (run.evaluation_dir / RETURNS).write_bytes(b"PK no zip"),
-        "returns.npz cannot be read",
+        f"{UNREADABLE}BadZipFile",
     ),
-    "changed": (lambda run: change(run, changed=[1]), "it has no changed"),
     "array": (
         lambda run: (run.evaluation_dir / RETURNS).write_bytes(npy(np.zeros(3))),
-        "returns.npz cannot be read",
+        f"{UNREADABLE}InputError, returns.npz: expected an .npz file",
     ),
     "none": (
         lambda run: (run.evaluation_dir / RETURNS).unlink(),
-        "there is no returns.npz",
+        f"{UNREADABLE}FileNotFoundError, [Errno 2] No such file or directory: "
+        "'returns.npz'",
     ),
-    "columns": (lambda run: save(run, np.zeros((9, 5))), "expected returns of 9 rows"),
-    "words": (lambda run: save(run, np.full((9, 16), "x")), "expected returns of 9"),
+    "columns": (
+        lambda run: save(run, np.zeros((9, 5))),
+        f"{UNREADABLE}InputError, expected returns of 9 rows",
+    ),
+    "words": (
+        lambda run: save(run, np.full((9, 16), "x")),
+        f"{UNREADABLE}InputError, expected returns of 9",
+    ),
     "nan": (
         lambda run: save(run, np.full((9, 16), np.nan)),
-        "a return is not a finite number",
+        f"{UNREADABLE}InputError, a return is not a finite number",
     ),
 }
 

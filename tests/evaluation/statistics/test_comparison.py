@@ -68,7 +68,7 @@ def test_a_scripted_policy_that_is_no_better_gives_no_number() -> None:
     assert np.isnan(interval).all()
 
 
-def without_yardstick(seeds: int) -> np.ndarray:
+def with_similar_baselines(seeds: int) -> np.ndarray:
     """The scripted policy is better in one episode, which some draws leave out."""
     episodes = runs(seeds, spread=0.1)
     episodes[:, :, 2] = 0.0
@@ -76,8 +76,8 @@ def without_yardstick(seeds: int) -> np.ndarray:
     return episodes
 
 
-def test_a_draw_without_a_yardstick_leaves_a_number_and_no_interval() -> None:
-    odd = scored("a", without_yardstick(6))
+def test_a_resample_without_baselines_leaves_a_number_and_no_interval() -> None:
+    odd = scored("a", with_similar_baselines(6))
     usual = scored("b", runs(6, 0.1))
     assert 0 < np.isnan(odd.draws).mean() < 1
     for interval in (

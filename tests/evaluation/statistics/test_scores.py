@@ -17,7 +17,7 @@ from marl_pool.evaluation.statistics.scores import (
 )
 
 WORLDS = np.array([0.0, 1.0, 2.0, 3.0])
-YARDSTICK = NormalizationBaselines(random=WORLDS - 10, heuristic=WORLDS)
+BASELINES = NormalizationBaselines(random=WORLDS - 10, heuristic=WORLDS)
 
 
 def row(policy: str = TRAINED, name: str = CLEAN, **options: object) -> Result:
@@ -26,18 +26,18 @@ def row(policy: str = TRAINED, name: str = CLEAN, **options: object) -> Result:
 
 
 def test_a_score_is_the_place_between_random_and_heuristic() -> None:
-    assert normalized(WORLDS - 10, YARDSTICK).value == 0.0
-    assert normalized(WORLDS, YARDSTICK).value == 1.0
-    assert normalized(WORLDS - 5, YARDSTICK).value == pytest.approx(0.5)
-    assert normalized(WORLDS + 10, YARDSTICK).value == pytest.approx(2.0)
+    assert normalized(WORLDS - 10, BASELINES).value == 0.0
+    assert normalized(WORLDS, BASELINES).value == 1.0
+    assert normalized(WORLDS - 5, BASELINES).value == pytest.approx(0.5)
+    assert normalized(WORLDS + 10, BASELINES).value == pytest.approx(2.0)
 
 
 def test_what_differs_between_worlds_cancels_in_the_interval() -> None:
     """Every world gives a score of 0.5, so that no resampling can give another."""
-    value, low, high = normalized(WORLDS - 5, YARDSTICK)
+    value, low, high = normalized(WORLDS - 5, BASELINES)
     assert low == pytest.approx(value)
     assert high == pytest.approx(value)
-    assert normalized(WORLDS[::-1] - 5, YARDSTICK).low < 0.5
+    assert normalized(WORLDS[::-1] - 5, BASELINES).low < 0.5
 
 
 def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
@@ -78,7 +78,7 @@ def test_rows_are_scored_in_their_own_world() -> None:
     ],
     ids=["no heuristic", "no random", "gap", "two groups", "worse than random"],
 )
-def test_without_a_yardstick_there_is_no_score(rows: list[Result]) -> None:
+def test_without_baselines_there_is_no_score(rows: list[Result]) -> None:
     returns = np.arange(len(rows))[:, None] + WORLDS
     assert np.isnan([result.score for result in scored(rows, returns)]).all()
 

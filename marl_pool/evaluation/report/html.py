@@ -1,9 +1,12 @@
-"""Components of the page, and the format of its numbers."""
+"""Components of the page, in HTML, and the format of its numbers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, TypeAlias
+
+import pandas as pd
+from markupsafe import Markup
 
 from marl_pool.evaluation.statistics.intervals import Interval
 from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
@@ -13,13 +16,12 @@ DARK = 0.72
 
 
 @dataclass(frozen=True)
-class TableCell:
+class Cell:
     """A cell of a table.
 
     Attributes:
         text: its first line.
-        title: provenance of the number, shown as a tooltip; of a missing value the
-            reason.
+        title: tooltip, with the provenance of a number or why it is missing.
         tone: in [-1, 1], as a shade from orange over white to blue; None for none.
         missing: it could not be measured.
         small: a second line, such as an interval.
@@ -42,54 +44,8 @@ class TableCell:
         return f"background:rgb({mixed[0]},{mixed[1]},{mixed[2]});color:{letters}"
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table; the first cell of each row is its header."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[TableCell]]
-    kind: Literal["table"] = "table"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """An inline SVG picture."""
-
-    svg: str
-    caption: str
-    title: str = ""
-    kind: Literal["figure"] = "figure"
-
-
-@dataclass(frozen=True)
-class Video:
-    """A WebM video in base64; ``columns`` are the headings of its halves."""
-
-    data: str
-    columns: Sequence[str]
-    caption: str
-    title: str = ""
-    kind: Literal["video"] = "video"
-
-
-@dataclass(frozen=True)
-class Note:
-    """A paragraph; ``missing`` marks the reason for something that is not shown."""
-
-    text: str
-    missing: bool = False
-    kind: Literal["note"] = "note"
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A heading inside a section."""
-
-    text: str
-    kind: Literal["heading"] = "heading"
-
-
-Component = Table | Figure | Video | Note | Heading
+Component: TypeAlias = "Markup | pd.DataFrame"
+"""HTML, or a table: a frame of `Cell`, whose first column has the row headers."""
 
 
 @dataclass
@@ -120,16 +76,27 @@ def by_group(sections: Mapping[str, Sequence[PageSection]]) -> list[PageSection]
     return [section for own in sections.values() for section in own]
 
 
-def missing(reason: str) -> TableCell:
+def missing(reason: str) -> Cell:
     """A cell for a value that could not be measured."""
-    return TableCell("missing", reason, missing=True)
+    return Cell("missing", reason, missing=True)
 
 
-def figure(draw: Callable[[], str], caption: str, title: str = "") -> Figure | Note:
-    """Draw a figure; without matplotlib return a note."""
+def missing_note(reason: str) -> Markup:
+    """A paragraph in place of something that could not be measured."""
+    return Markup('<p class="missing">{}</p>').format(reason)
+
+
+def heading(text: str) -> Markup:
+    """A heading inside a section."""
+    return Markup("<h3>{}</h3>").format(text)
+
+
+def figure(draw: Callable[[], str], caption: str, title: str = "") -> Markup:
+    """A picture as inline SVG; without matplotlib a note."""
     if not has_matplotlib():
-        return Note(f"no figures: {INSTALL_PLOTS}", missing=True)
-    return Figure(draw(), caption, title)
+        return missing_note(f"no figures: {INSTALL_PLOTS}")
+    shape = '<figure title="{}">{}<figcaption>{}</figcaption></figure>'
+    return Markup(shape).format(title, Markup(draw()), caption)
 
 
 def number(value: float) -> str:
