@@ -1,12 +1,14 @@
 """Base classes of perturbations: tokens in, tokens out, with a state of their own."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.severity import check_severity, sample_severities
+from marl_pool.perturbations.severity import sample_severities
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt, Severity
@@ -20,10 +22,12 @@ of the environment that its features come from, -1 for none.
 """
 
 
+@dataclass(kw_only=True, eq=False)
 class Perturbation(ABC):
     """Change what agents observe, never the environment itself.
 
-    At severity 0 it is the identity, bit for bit.
+    At severity 0 it is the identity, bit for bit. The options of a subclass that is
+    a dataclass are its fields.
 
     Args:
         severity: strength in [0, 1]; or a pair ``[low, high]``, between which a
@@ -32,24 +36,23 @@ class Perturbation(ABC):
             linearly from 0, a curriculum for training; None: full severity at once.
 
     Raises:
-        InputError: a number out of range.
+        InputError: a pair in the wrong order.
     """
 
-    reorders: bool = False
+    severity: Severity = 1.0
+    ramp: PositiveInt | None = None
+
+    reorders = False
     """True if tokens only change places, which no invariant policy can notice."""
 
-    ramp: int | None = None
-    """Episodes in which the severity grows to its full size; None: full at once."""
-
-    def __init__(
-        self, *, severity: Severity = 1.0, ramp: PositiveInt | None = None
-    ) -> None:
-        self.low, self.high = check_severity(severity)
-        if ramp is not None and ramp < 1:
+    def __post_init__(self) -> None:
+        pair = self.severity
+        self.low, self.high = pair if isinstance(pair, Sequence) else (pair, pair)
+        if self.low > self.high:
             raise InputError(
-                f"perturbation.ramp: expected null or at least 1, got {ramp}"
+                "perturbation.severity: expected [low, high] with low <= high, "
+                f"got {list(pair)}"
             )
-        self.severity, self.ramp = severity, ramp
 
     @property
     def varies(self) -> bool:
@@ -87,6 +90,7 @@ class Perturbation(ABC):
         """Perturb the tokens of one step; return them and the next state."""
 
 
+@dataclass(kw_only=True, eq=False)
 class SampledPerturbation(Perturbation):
     """A perturbation whose randomness is sampled at reset and held for some steps.
 
@@ -99,27 +103,10 @@ class SampledPerturbation(Perturbation):
     - `apply`: the perturbation of one step, the only cost of an ordinary step.
 
     Args:
-        severity: see `Perturbation`.
         every: steps between resamplings; None: at reset only.
-        ramp: see `Perturbation`.
-
-    Raises:
-        InputError: a number out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 1.0,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-    ) -> None:
-        super().__init__(severity=severity, ramp=ramp)
-        if every is not None and every < 1:
-            raise InputError(
-                f"perturbation.every: expected null or at least 1, got {every}"
-            )
-        self.every = every
+    every: PositiveInt | None = None
 
     @abstractmethod
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
@@ -134,14 +121,11 @@ class SampledPerturbation(Perturbation):
     def apply_severity(
         self, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
-        """Derive entries of the state from the sample and ``state["severity"]``.
+        """Derive new entries of the state; none by default.
 
         Args:
             tokens: those at the sampling.
             state: the sample, with ``severity`` ``(num_envs,)`` float64.
-
-        Returns:
-            The new entries; none by default.
         """
         return {}
 
@@ -169,6 +153,7 @@ class SampledPerturbation(Perturbation):
         first = {"keys": keys, "steps": torch.zeros_like(keys), "severity": severity}
         if where is None or state is None:
             return self._resample(tokens, first)
+        # Restart the rows of ``where``; the others keep their state.
         state = {**state, **choose(where, first, state)}
         return self._resample_rows(where, tokens, state)
 
@@ -179,6 +164,7 @@ class SampledPerturbation(Perturbation):
         if self.high == 0:
             return tokens, state
         steps = state["steps"]
+        # Resample where it is due, then perturb by the latest sample.
         if self.every is not None:
             due = (steps > 0) & (steps % self.every == 0)
             state = self._resample_rows(due, tokens, state)
@@ -212,6 +198,24 @@ class SampledPerturbation(Perturbation):
             else tensor.index_copy(0, rows, fresh[name])
             for name, tensor in state.items()
         }
+
+
+@dataclass(kw_only=True, eq=False)
+class ProtectingPerturbation(SampledPerturbation):
+    """A sampled perturbation that may leave the observer's own token unchanged.
+
+    Args:
+        protect_self: leave the observer's own token unchanged.
+        has_self: whether tokens of type 0 are the observer's own.
+    """
+
+    protect_self: bool = True
+    has_self: bool = True
+
+    @property
+    def protects(self) -> bool:
+        """True if there are own tokens to leave unchanged."""
+        return self.protect_self and self.has_self
 
 
 def choose(

@@ -1,6 +1,6 @@
 """Duplicate: repeated tokens."""
 
-from typing import Unpack
+from dataclasses import dataclass
 
 import torch
 from typing_extensions import override
@@ -12,11 +12,12 @@ from marl_pool.perturbations.selection import (
     identity_origin,
     take_features,
 )
-from marl_pool.perturbations.share import ShareOptions, TokenShare
+from marl_pool.perturbations.share import TokenShare
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import Severity
 
 
+@dataclass(kw_only=True, eq=False)
 class Duplicate(TokenShare):
     """Append a second copy of a share of the tokens.
 
@@ -29,20 +30,9 @@ class Duplicate(TokenShare):
     Args:
         severity: share of the tokens present, without a protected one, that are
             duplicated.
-        protect_self: leave the observer's own token unchanged.
-        every: steps between resamplings; None: at reset only.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 0.5,
-        protect_self: bool = True,
-        **common: Unpack[ShareOptions],
-    ) -> None:
-        super().__init__(severity=severity, protect_self=protect_self, **common)
+    severity: Severity = 0.5
 
     @override
     def apply_severity(

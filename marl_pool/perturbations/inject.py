@@ -1,6 +1,7 @@
 """Inject: additional distractor tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
-from marl_pool.perturbations.draws import normal, uniform_like
-from marl_pool.perturbations.readings import check_numbers, check_size
+from marl_pool.perturbations.readings import validate_indices
+from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.perturbations.selection import append, identity_origin, take_features
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -18,12 +19,10 @@ from marl_pool.utils.types import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
-    Severity,
 )
 
-PLACES = ("alike", "far", "near")
 
-
+@dataclass(kw_only=True, eq=False)
 class Inject(SampledPerturbation):
     """Append distractor tokens that move consistently with the environment.
 
@@ -58,7 +57,6 @@ class Inject(SampledPerturbation):
         distance: from the anchors with ``"far"``, in the same units.
         position_features: indices of the features, from 0, that are a position; None:
             as in ``positions``.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
         type_names: names of the types known to the policy.
         signal_types: names of the types that matter for the task; empty: not known.
         has_self: whether tokens of type 0 are the observer's own.
@@ -71,66 +69,53 @@ class Inject(SampledPerturbation):
     Raises:
         UnfitTokensError: a type that the tokens lack, tokens without noise or without
             a position, or distractors near an observer that has no token.
-        InputError: a number out of range.
+        InputError: features that are repeated or do not exist.
     """
 
-    def __init__(
-        self,
-        *,
-        token_type: NonNegativeInt | str | None = None,
-        severity: Severity = 1.0,
-        count: PositiveInt = 32,
-        place: Literal["alike", "far", "near"] = "alike",
-        spread: NonNegativeFloat = 0.1,
-        distance: NonNegativeFloat = 2.0,
-        position_features: list[NonNegativeInt] | None = None,
-        ramp: PositiveInt | None = None,
-        type_names: Sequence[str] = (),
-        signal_types: Sequence[str] = (),
-        has_self: bool = True,
-        dtype: Literal["float32", "uint8"] = "float32",
-        num_features: PositiveInt | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(severity=severity, ramp=ramp)
-        if dtype != "float32":
+    token_type: NonNegativeInt | str | None = None
+    every: PositiveInt | None = field(default=None, init=False)
+    count: PositiveInt = 32
+    place: Literal["alike", "far", "near"] = "alike"
+    spread: NonNegativeFloat = 0.1
+    distance: NonNegativeFloat = 2.0
+    position_features: list[NonNegativeInt] | None = None
+    type_names: Sequence[str] = ()
+    signal_types: Sequence[str] = ()
+    has_self: bool = True
+    dtype: Literal["float32", "uint8"] = "float32"
+    num_features: PositiveInt | None = None
+    positions: Sequence[int] | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype != "float32":
             raise UnfitTokensError(
                 "perturbation inject: expected features with positions, got images"
             )
-        if count < 1:
-            raise InputError(
-                f"perturbation.count: expected at least 1 at severity 1, got {count}"
-            )
-        if place not in PLACES:
-            raise InputError(
-                f"perturbation.place: expected {', '.join(PLACES)}, got {place!r}"
-            )
-        if place == "near" and not has_self:
+        if self.place == "near" and not self.has_self:
             raise UnfitTokensError(
                 "perturbation.place: expected alike or far, since these tokens include "
                 "none of the observer, got near"
             )
-        self.token_type = (
-            _noise_type(type_names, signal_types)
-            if token_type is None
-            else _type_number(token_type, type_names)
+        self.type_index = (
+            _noise_type(self.type_names, self.signal_types)
+            if self.token_type is None
+            else _type_index(self.token_type, self.type_names)
         )
-        self.place, self.most = place, count
-        self.count = round(self.high * count)
-        self.spread = check_size("spread", spread)
-        self.distance = check_size("distance", distance)
-        self.positions = _positions(position_features, positions)
-        if num_features is not None:
-            self._check(num_features)
+        self.num_slots = round(self.high * self.count)
+        self.shifted = _shifted_features(self.position_features, self.positions)
+        if self.num_features is not None:
+            self._check(self.num_features)
 
     @override
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         if not tokens.features.dtype.is_floating_point:
             raise InputError("perturbation inject: expected features with positions")
         self._check(tokens.features.shape[-1])
-        width = len(self.positions)
-        shape = (tokens.types.shape[1], self.most, 1 + width)
-        numbers = uniform_like(keys, turn, shape)[:, :, : self.count]
+        width = len(self.shifted)
+        shape = (tokens.types.shape[1], self.count, 1 + width)
+        numbers = uniform_like(keys, turn, shape)[:, :, : self.num_slots]
         choice, offset = numbers.split([1, width], -1)
         return {
             "anchor": _pick(self._candidates(tokens), choice[..., 0]),
@@ -142,8 +127,8 @@ class Inject(SampledPerturbation):
         self, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
         anchor = state["anchor"]
-        slots = torch.arange(self.count, device=anchor.device)
-        beyond = slots >= (state["severity"] * self.most).round().view(-1, 1, 1)
+        slots = torch.arange(self.num_slots, device=anchor.device)
+        beyond = slots >= (state["severity"] * self.count).round().view(-1, 1, 1)
         origin = torch.cat([identity_origin(tokens), torch.full_like(anchor, -1)], -1)
         return {"anchor": anchor.masked_fill(beyond, -1), "origin": origin}
 
@@ -151,10 +136,10 @@ class Inject(SampledPerturbation):
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         anchor = state["anchor"].clamp(min=0)
         features = take_features(tokens.features, anchor)
-        places = torch.tensor(self.positions, device=anchor.device)
+        places = torch.tensor(self.shifted, device=anchor.device)
         # Several times faster than an assignment to a list of features.
         features.index_add_(-1, places, state["offset"].to(features.dtype))
-        types = torch.full_like(anchor, self.token_type)
+        types = torch.full_like(anchor, self.type_index)
         padding = tokens.padding.gather(-1, anchor) | (state["anchor"] < 0)
         return append(tokens, Tokens(features, types, padding))
 
@@ -170,12 +155,12 @@ class Inject(SampledPerturbation):
         present = ~tokens.padding
         if self.place == "near":
             return present & (tokens.types == SELF_TYPE)
-        alike = present & (tokens.types == self.token_type)
+        alike = present & (tokens.types == self.type_index)
         others = present & (tokens.types != SELF_TYPE)
         return torch.where(alike.any(-1, keepdim=True), alike, others)
 
     def _check(self, num_features: int) -> None:
-        check_numbers("position_features", self.positions, num_features)
+        validate_indices("position_features", self.shifted, num_features)
 
 
 def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
@@ -194,24 +179,24 @@ def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
     return picked.masked_fill(number == 0, -1)
 
 
-def _positions(chosen: Sequence[int] | None, known: Sequence[int] | None) -> list[int]:
+def _shifted_features(
+    chosen: Sequence[int] | None, known: Sequence[int] | None
+) -> list[int]:
     """Return the features that an offset moves, by default those in the spec."""
     if chosen is not None:
-        if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
+        if not chosen or len(set(chosen)) < len(chosen):
             raise InputError(
                 "perturbation.position_features: expected null or different numbers of "
                 f"features, got {list(chosen)}"
             )
         return list(chosen)
     if not known:
+        missing = "have no position"
+        if known is None:
+            missing = "do not say which of their features are a position"
         raise UnfitTokensError(
-            "perturbation.position_features: expected numbers of features, since "
-            + (
-                "these tokens do not say which of their features are a position"
-                if known is None
-                else "these tokens have no position"
-            )
-            + ", got null"
+            "perturbation.position_features: expected numbers of features, since these "
+            f"tokens {missing}, got null"
         )
     return list(known)
 
@@ -232,7 +217,7 @@ def _noise_type(type_names: Sequence[str], signal_types: Sequence[str]) -> int:
     return noise[-1]
 
 
-def _type_number(token_type: int | str, type_names: Sequence[str]) -> int:
+def _type_index(token_type: int | str, type_names: Sequence[str]) -> int:
     if isinstance(token_type, str):
         if not type_names:
             raise UnfitTokensError(
@@ -243,9 +228,9 @@ def _type_number(token_type: int | str, type_names: Sequence[str]) -> int:
             refusal = unknown("perturbation.token_type", token_type, type_names)
             raise UnfitTokensError(str(refusal))
         return list(type_names).index(token_type)
-    most = len(type_names) - 1 if type_names else token_type
-    if not 0 <= token_type <= most:
+    if type_names and token_type >= len(type_names):
         raise UnfitTokensError(
-            f"perturbation.token_type: expected 0 to {most}, got {token_type}"
+            f"perturbation.token_type: expected 0 to {len(type_names) - 1}, "
+            f"got {token_type}"
         )
     return token_type

@@ -1,33 +1,18 @@
 """Base class of perturbations of a share of the tokens."""
 
-from typing import TypedDict
+from dataclasses import dataclass
 
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
-from marl_pool.perturbations.draws import uniform_like
+from marl_pool.perturbations.base import PerturbationState, ProtectingPerturbation
+from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.perturbations.selection import lowest
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.utils.types import PositiveInt, Severity
 
 
-class RampOptions(TypedDict, total=False):
-    """Options of `TokenShare` that a subclass with ``every`` passes on to it."""
-
-    ramp: PositiveInt | None
-    has_self: bool
-
-
-class ShareOptions(TypedDict, total=False):
-    """Options of `TokenShare` that other subclasses pass on to it."""
-
-    every: PositiveInt | None
-    ramp: PositiveInt | None
-    has_self: bool
-
-
-class TokenShare(SampledPerturbation):
+@dataclass(kw_only=True, eq=False)
+class TokenShare(ProtectingPerturbation):
     """A perturbation of ``round(severity * n)`` of the n tokens of each row.
 
     n counts the tokens present that are not protected; halves round to even. The same
@@ -36,23 +21,7 @@ class TokenShare(SampledPerturbation):
 
     Args:
         severity: share of the selected tokens.
-        protect_self: leave the observer's own token unchanged.
-        every: steps between resamplings; None: at reset only.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
     """
-
-    def __init__(
-        self,
-        *,
-        severity: Severity,
-        protect_self: bool,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
-    ) -> None:
-        super().__init__(severity=severity, every=every, ramp=ramp)
-        self.has_self, self.protects = has_self, protect_self and has_self
 
     def eligible(self, tokens: Tokens) -> Tensor:
         """Tokens that may be selected, ``(num_envs, agents, N)`` bool."""
