@@ -51,9 +51,5 @@ def make_encoder(name: str, **options: Any) -> "Encoder":
 
 
 __getattr__, __dir__ = lazy_exports(
-    __name__,
-    (
-        *ENCODERS.values(),
-        "marl_pool.encoders.base:Encoder",
-    ),
+    __name__, (*ENCODERS.values(), "marl_pool.encoders.base:Encoder")
 )

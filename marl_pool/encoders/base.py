@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from marl_pool.utils.errors import InputError
+from marl_pool.tokens import Mask
 
 
 class Encoder(nn.Module, ABC):
@@ -29,21 +29,10 @@ class Encoder(nn.Module, ABC):
     keeps_initial_weights: bool = False
 
     @abstractmethod
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Encode ``(B, N, D)`` to ``(B, N, D)``.
 
         Args:
             x: the vectors, finite also under padding.
             padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
         """
-
-
-def validate_sizes(**sizes: int) -> None:
-    """Reject an option ``encoder.KEY`` below 1.
-
-    Raises:
-        InputError: a size is below 1.
-    """
-    for name, size in sizes.items():
-        if size < 1:
-            raise InputError(f"encoder.{name}: expected at least 1, got {size}")

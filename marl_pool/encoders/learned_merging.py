@@ -4,14 +4,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
+from marl_pool.encoders.base import Encoder
 from marl_pool.encoders.merging import MergingLayer, timestep_encoding
-from marl_pool.encoders.pairs import (
-    Pairs,
-    choose_pairs,
-    gather_tokens,
-    pair_log_prob,
-)
+from marl_pool.encoders.pairs import Pairs, choose_pairs, gather_tokens, pair_log_prob
+from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt, Probability, UnitInterval
 
@@ -57,7 +53,7 @@ class LearnedMergingEncoder(Encoder):
         residual: add the pair's mean, as above.
 
     Raises:
-        InputError: a number out of range.
+        InputError: a number of heads that does not divide D.
     """
 
     def __init__(
@@ -74,12 +70,7 @@ class LearnedMergingEncoder(Encoder):
         residual: bool = True,
     ) -> None:
         super().__init__()
-        validate_sizes(dim=dim, num_layers=num_layers, dim_ff=dim_ff)
-        if not 0 <= proportion <= 1:
-            raise InputError(
-                f"encoder.proportion: expected a share in [0, 1], got {proportion}"
-            )
-        if policy_heads < 1 or dim % policy_heads:
+        if dim % policy_heads:
             raise InputError(
                 f"encoder.policy_heads: expected a divisor of dim = {dim}, "
                 f"got {policy_heads}"
@@ -101,7 +92,7 @@ class LearnedMergingEncoder(Encoder):
         self.register_buffer("timesteps", torch.stack(encodings), persistent=False)
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         slots = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         owner = slots  # the slot of the token that each one has been merged into
         gone = torch.zeros_like(slots, dtype=torch.bool) if padding is None else padding

@@ -6,8 +6,9 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
+from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.transforms import is_transformed
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt
 
 
@@ -30,9 +31,6 @@ class LSTMEncoder(Encoder):
         hidden: units in each direction; None means D.
         num_layers: number of LSTM layers.
         sort: sort the vectors first.
-
-    Raises:
-        InputError: a number out of range.
     """
 
     keeps_initial_weights = True
@@ -46,8 +44,7 @@ class LSTMEncoder(Encoder):
         sort: bool = False,
     ) -> None:
         super().__init__()
-        hidden = dim if hidden is None else hidden
-        validate_sizes(dim=dim, hidden=hidden, num_layers=num_layers)
+        hidden = hidden or dim
         self.dim, self.sort = dim, sort
         self.permutation_equivariant = sort
         self.lstm = nn.LSTM(
@@ -56,7 +53,7 @@ class LSTMEncoder(Encoder):
         self.project = nn.Linear(2 * hidden, dim)
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         if padding is None and not self.sort:
             return self.project(self._read(x, None))
         # Bring the vectors in the order of reading, encode them, and put them back.
@@ -67,7 +64,7 @@ class LSTMEncoder(Encoder):
         encoded = self.project(self._read(sequence, padding))
         return torch.empty_like(encoded).scatter(1, order.expand_as(encoded), encoded)
 
-    def _order(self, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _order(self, x: Tensor, padding: Mask) -> Tensor:
         """Return indices ``(B, N)`` in the order of reading, padding last."""
         order = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         # Stable sorts, from the least to the most important key.
@@ -76,7 +73,7 @@ class LSTMEncoder(Encoder):
             order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
         return order
 
-    def _read(self, sequence: Tensor, padding: Tensor | None) -> Tensor:
+    def _read(self, sequence: Tensor, padding: Mask) -> Tensor:
         """Run all layers on ``(B, N, D)``, whose padded slots are last."""
         # Packing needs lengths as numbers and at least one row, and vmap does not
         # support `nn.LSTM`.
@@ -95,7 +92,7 @@ class LSTMEncoder(Encoder):
         )
         return encoded
 
-    def _read_stepwise(self, sequence: Tensor, padding: Tensor | None) -> Tensor:
+    def _read_stepwise(self, sequence: Tensor, padding: Mask) -> Tensor:
         """Compute the result of `nn.LSTM` by plain operations."""
         places = list(range(sequence.shape[1]))
         for layer in range(self.lstm.num_layers):
@@ -107,7 +104,7 @@ class LSTMEncoder(Encoder):
         return sequence
 
     def _read_one_way(
-        self, sequence: Tensor, padding: Tensor | None, suffix: str, order: list[int]
+        self, sequence: Tensor, padding: Mask, suffix: str, order: list[int]
     ) -> Tensor:
         def weight(name: str) -> Tensor:
             found = getattr(self.lstm, name + suffix)

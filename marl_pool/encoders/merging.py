@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from marl_pool.encoders.pairs import Pairs, gather_tokens
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention
+from marl_pool.tokens import Mask
 
 MergingPolicy = Literal["learned", "shared_keys", "heuristic", "random"]
 POLICIES = ("learned", "shared_keys", "heuristic", "random")
@@ -85,9 +86,7 @@ class Refinement(nn.Module):
         self.norm, self.context_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = MultiHeadAttention(dim, num_heads, scale="head")
 
-    def forward(
-        self, x: Tensor, context: Tensor, padding: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, padding: Mask = None) -> Tensor:
         """Refine ``x (B, S, D)`` by ``context (B, T, D)`` with padding ``(B, T)``."""
         return x + self.attention(self.norm(x), self.context_norm(context), padding)
 
@@ -143,9 +142,7 @@ class MergingLayer(nn.Module):
             self.policy = PairScores(dim, policy_heads, policy == "learned")
         self.merge = merging_mlp(2 * dim, dim, dim_ff)
 
-    def transform(
-        self, x: Tensor, padding: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, x: Tensor, padding: Mask = None) -> tuple[Tensor, Tensor]:
         """Apply the transformer block and score the pairs of its result.
 
         Returns:
@@ -157,7 +154,7 @@ class MergingLayer(nn.Module):
         logits = self._logits(entered, x, padding)
         return x, logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _logits(self, entered: Tensor, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _logits(self, entered: Tensor, x: Tensor, padding: Mask) -> Tensor:
         if self.policy is not None:
             keys = None
             if self.kind == "shared_keys":

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.kernels.transforms import is_transformed
+from marl_pool.tokens import Mask
 
 LOWEST = -1e30
 """Logit of an impossible choice; finite, so that no gradient is NaN."""
@@ -39,10 +40,7 @@ def gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def choose_pairs(
-    scores: Tensor,
-    most: int,
-    counts: Tensor | None = None,
-    padding: Tensor | None = None,
+    scores: Tensor, most: int, counts: Tensor | None = None, padding: Mask = None
 ) -> Pairs:
     """Choose the ordered pair of highest score, then the next of two other tokens, ….
 
@@ -63,7 +61,7 @@ def choose_pairs(
     return Pairs(partner.gather(1, kept), kept, valid)
 
 
-def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
     """Pair all tokens greedily, in about log T rounds instead of T / 2.
 
     The greedy order reaches a pair that is the best of both its tokens before any
@@ -97,11 +95,7 @@ def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def pair_log_prob(
-    logits: Tensor,
-    pairs: Pairs,
-    padding: Tensor | None = None,
-    *,
-    masked: bool = True,
+    logits: Tensor, pairs: Pairs, padding: Mask = None, *, masked: bool = True
 ) -> Tensor:
     """Return the log-probability of each pair at the time of its choice.
 

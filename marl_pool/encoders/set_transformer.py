@@ -5,14 +5,10 @@ from typing import Literal
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
+from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import unknown
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
-
-Initial = Literal["network", "swarm"]
-INITIAL = ("network", "swarm")
 
 
 class AttentionBlock(nn.Module):
@@ -44,7 +40,7 @@ class AttentionBlock(nn.Module):
         norms = [nn.LayerNorm(dim) if layer_norm else nn.Identity() for _ in range(2)]
         self.norms = nn.ModuleList(norms)
 
-    def forward(self, x: Tensor, y: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, padding: Mask = None) -> Tensor:
         """Attend from ``x (B, M, D)`` to ``y (B, N, D)`` with padding ``(B, N)``."""
         hidden = self.norms[0](x + self.attention(x, y, padding))
         return self.norms[1](hidden + self.feedforward(hidden))
@@ -95,7 +91,7 @@ class SetTransformerEncoder(Encoder):
             Kaiming in the rFF, N(0, 1) for the inducing points, zero biases.
 
     Raises:
-        InputError: a number out of range.
+        InputError: a number of heads that does not divide D.
     """
 
     def __init__(
@@ -109,18 +105,9 @@ class SetTransformerEncoder(Encoder):
         attention_scale: AttentionScale = "model",
         feedforward_layers: PositiveInt = 1,
         bias: bool = False,
-        initial: Initial = "network",
+        initial: Literal["network", "swarm"] = "network",
     ) -> None:
         super().__init__()
-        if initial not in INITIAL:
-            raise unknown("encoder.initial", initial, INITIAL)
-        validate_sizes(
-            dim=dim, num_layers=num_layers, feedforward_layers=feedforward_layers
-        )
-        if num_inducing < 0:
-            raise InputError(
-                f"encoder.num_inducing: expected at least 0, got {num_inducing}"
-            )
         self.dim = dim
 
         def block() -> AttentionBlock:
@@ -142,7 +129,7 @@ class SetTransformerEncoder(Encoder):
                     part.initialize_as_swarm()
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         if self.inducing is None:
             for layer in self.layers:
                 x = layer(x, x, padding)

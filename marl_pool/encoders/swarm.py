@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
-from marl_pool.utils.names import unknown
+from marl_pool.encoders.base import Encoder
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt
 
 Population = Literal["mean", "max", "causal"]
-CHOICES = ("mean", "max", "causal")
 
 
 class SwarmLayer(nn.Module):
@@ -55,7 +54,7 @@ class SwarmLayer(nn.Module):
         self.on_population = nn.Linear(units, 4 * units, bias=False)
         self.output = nn.Linear(2 * units, dim_out)
 
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Map ``(B, N, dim_in)`` to ``(B, N, dim_out)``."""
         # The input's part of the gates is the same in all iterations.
         constant = self.on_input(x)
@@ -98,7 +97,7 @@ class SwarmLayer(nn.Module):
             new = new + forget_gate * cell
         return output_gate * new.tanh(), new
 
-    def _pool(self, hidden: Tensor, padding: Tensor | None) -> Tensor:
+    def _pool(self, hidden: Tensor, padding: Mask) -> Tensor:
         """Pool ``(B, N, units)`` to ``(B, 1, units)``, causally ``(B, N, units)``."""
         if self.population == "max":
             if padding is not None:
@@ -131,9 +130,6 @@ class SwarmEncoder(Encoder):
         iterations: number of iterations of each layer.
         num_layers: number of layers; the paper's best model has one.
         population: pooling of the hidden states: "mean", "max" or "causal".
-
-    Raises:
-        InputError: a number out of range or an unknown pooling.
     """
 
     keeps_initial_weights = True
@@ -148,21 +144,15 @@ class SwarmEncoder(Encoder):
         population: Population = "mean",
     ) -> None:
         super().__init__()
-        units = dim if units is None else units
-        validate_sizes(
-            dim=dim, units=units, iterations=iterations, num_layers=num_layers
-        )
-        if population not in CHOICES:
-            raise unknown("encoder.population", population, CHOICES)
         self.dim = dim
         self.permutation_equivariant = population != "causal"
         self.layers = nn.ModuleList(
-            SwarmLayer(dim, units, dim, iterations, population)
+            SwarmLayer(dim, units or dim, dim, iterations, population)
             for _ in range(num_layers)
         )
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         for number, layer in enumerate(self.layers):
             x = layer(x.relu() if number else x, padding)
         return x

@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
+from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.activations import Activation, make_activation
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
-from marl_pool.utils.errors import InputError
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt, Probability
 
 
@@ -39,7 +39,7 @@ class TransformerLayer(nn.Module):
             nn.Dropout(dropout),
         )
 
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Encode ``(B, N, D)`` to ``(B, N, D)``."""
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed, padding)
@@ -76,7 +76,7 @@ class TransformerEncoder(Encoder):
             `MultiHeadAttention`.
 
     Raises:
-        InputError: a number out of range, or an unknown activation or scale.
+        InputError: a number of heads that does not divide D.
     """
 
     def __init__(
@@ -93,9 +93,6 @@ class TransformerEncoder(Encoder):
         attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
-        validate_sizes(dim=dim, num_layers=num_layers, dim_ff=dim_ff)
-        if not 0 <= dropout < 1:
-            raise InputError(f"dropout: expected a number in [0, 1), got {dropout}")
         self.dim = dim
         self.layers = nn.ModuleList(
             TransformerLayer(
@@ -112,7 +109,7 @@ class TransformerEncoder(Encoder):
         self.final_norm = nn.LayerNorm(dim) if final_norm else None
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         for layer in self.layers:
             x = layer(x, padding)
         return x if self.final_norm is None else self.final_norm(x)

@@ -51,7 +51,7 @@ class Perturbation(ABC):
         if self.low > self.high:
             raise InputError(
                 "perturbation.severity: expected [low, high] with low <= high, "
-                f"got {list(pair)}"
+                f"got {[self.low, self.high]}"
             )
 
     @property

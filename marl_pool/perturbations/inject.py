@@ -15,11 +15,7 @@ from marl_pool.perturbations.selection import append, identity_origin, take_feat
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import unknown
-from marl_pool.utils.types import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-)
+from marl_pool.utils.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 @dataclass(kw_only=True, eq=False)

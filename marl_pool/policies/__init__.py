@@ -61,9 +61,12 @@ def make_policy(
     """
     from marl_pool.policies.token_policy import TokenPolicy
 
-    return TokenPolicy(
-        spec, action_space, encoder=_part(encoder), pooling=_part(pooling), **options
+    options |= {"encoder": _part(encoder), "pooling": _part(pooling)}
+    context = {"spec": spec, "action_space": action_space}
+    policy: TokenPolicy = build(
+        "token", POLICIES, "policy", TokenPolicy, options, context
     )
+    return policy
 
 
 def make_agent(

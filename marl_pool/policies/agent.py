@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from typing_extensions import override
 
+from marl_pool.kernels.batched import tanh
 from marl_pool.policies.actions import ActionSpec, sample
 from marl_pool.policies.base import Decision, State
 from marl_pool.policies.recurrent import RecurrentPolicy
 from marl_pool.pooling.memory import Memory
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.randomness import Stream
 
 Unroll = Callable[[Tensor, Tensor | None, Tensor, Memory], tuple[Tensor, Memory]]
@@ -34,8 +35,6 @@ class Agent(RecurrentPolicy):
     on their values.
 
     Args:
-        spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
         **options: other keyword arguments of the subclass's constructor, JSON-ready.
 
     Attributes:
@@ -47,21 +46,14 @@ class Agent(RecurrentPolicy):
     hidden_dim: int = 0
 
     def __init__(
-        self,
-        spec: TokenSpec,
-        action_space: spaces.Space | ActionSpec,
-        **options: Any,
+        self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any
     ) -> None:
         super().__init__(spec, action_space, **options)
         self.noise_size = 1 if self.actions.discrete else 0
 
     @abstractmethod
     def unroll(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """Compute the outputs of B sequences of T sets of tokens.
 
@@ -79,11 +71,7 @@ class Agent(RecurrentPolicy):
         """
 
     def unroll_hidden(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Tensor, Memory]:
         """Compute the outputs as `unroll`, and return the last hidden layer too.
 
@@ -95,15 +83,9 @@ class Agent(RecurrentPolicy):
         """
         raise NotImplementedError(f"{type(self).__name__} shows no hidden layer")
 
-    def forward(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, *arguments: Any) -> tuple[Tensor, Memory]:
         """Call `unroll`."""
-        return self.unroll(features, padding, prev_action, memory)
+        return self.unroll(*arguments)
 
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         """Return `unroll` for P members of a population with different parameters.
@@ -160,19 +142,20 @@ class Agent(RecurrentPolicy):
         zeros = torch.zeros_like(logits[..., 0])
         return Decision(action, zeros, zeros, logits, state)
 
+    def bound(self, outputs: Tensor) -> Tensor:
+        """Apply tanh to outputs that are actions of a Box; logits stay."""
+        return outputs if self.actions.discrete else tanh(outputs)
+
     def unroll_arguments(
         self, tokens: Tokens, state: State
-    ) -> tuple[Tensor, Tensor | None, Tensor, Memory]:
+    ) -> tuple[Tensor, Mask, Tensor, Memory]:
         """Return the arguments of `unroll` for one step of a batch of tokens."""
         sequences, prev_action, memory = self.single_step(tokens, state)
         padding = sequences.padding if sequences.padding.any() else None
         return sequences.features, padding, prev_action, memory
 
     def scale_features(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        dtype: torch.dtype | None = None,
+        self, features: Tensor, padding: Mask, dtype: torch.dtype | None = None
     ) -> Tensor:
         """Convert features to floats: bytes scaled to [0, 1], 0 under padding.
 

@@ -15,10 +15,10 @@ from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import State
-from marl_pool.policies.feed_forward import make_layers
+from marl_pool.policies.layers import mlp
 from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.memory import Memory
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -66,8 +66,6 @@ class AttentionAgent(Agent):
     the size of the batch, would otherwise decide between them.
 
     Args:
-        spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
         pooling: ``{"name": …, **options}`` of a sensory layer, a recurrent pooling head
             with ``num_codes`` codes; None for none.
         message_dim: d, the width of queries and keys.
@@ -140,7 +138,7 @@ class AttentionAgent(Agent):
             self.output = nn.Linear(units, self.actions.dim)
             self.gate: nn.Sequential | None = None
             if mixing:
-                self.gate = make_layers(units + self.actions.dim, [units], 1)
+                self.gate = mlp([units + self.actions.dim, units, 1], nn.Tanh)
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
@@ -159,11 +157,7 @@ class AttentionAgent(Agent):
 
     @override
     def unroll(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         outputs = []
         for t in range(features.shape[1]):
@@ -172,8 +166,7 @@ class AttentionAgent(Agent):
             choice = self._choose(features[:, now], padded, prev_action[:, now], memory)
             hidden, cell = self._lstm_step(self._places(choice), memory)
             memory = {**choice.memory, "hidden": hidden, "cell": cell}
-            output = self.output(hidden)
-            outputs.append(output if self.actions.discrete else tanh(output))
+            outputs.append(self.bound(self.output(hidden)))
         return torch.stack(outputs, 1), memory
 
     @override
@@ -214,11 +207,7 @@ class AttentionAgent(Agent):
         return weights.unflatten(0, tokens.batch_shape)
 
     def _choose(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> "HardAttention":
         """Choose vectors of one set per row; arguments as of `unroll` with T = 1."""
         # Vectors x (B, V, D): the tokens, or the codes of the sensory layer.
@@ -245,7 +234,7 @@ class AttentionAgent(Agent):
         missing = None if hidden is None else hidden.gather(-1, chosen)
         return HardAttention(importance, chosen, missing, memory)
 
-    def _fill(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _fill(self, x: Tensor, padding: Mask) -> tuple[Tensor, Tensor | None]:
         """Pad tokens to the number in training, so that the whole grid exists."""
         missing = self.spec.num_tokens - x.shape[1]
         hidden = None if padding is None else padding[:, 0]

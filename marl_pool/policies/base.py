@@ -117,10 +117,7 @@ class SpecifiedPolicy(Policy):
     high: Tensor
 
     def __init__(
-        self,
-        spec: TokenSpec,
-        action_space: spaces.Space | ActionSpec,
-        **options: Any,
+        self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any
     ) -> None:
         super().__init__()
         self.spec = spec

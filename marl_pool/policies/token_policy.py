@@ -5,31 +5,25 @@ from typing import Any, Literal
 
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.kernels.activations import Activation, make_activation
+from marl_pool.kernels.activations import ACTIVATIONS, Activation
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, State
+from marl_pool.policies.layers import mlp
 from marl_pool.policies.recurrent import RecurrentPolicy
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
-from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
-
-
-def mlp(
-    dim_in: int, hidden: Sequence[int], dim_out: int, activation: Activation
-) -> nn.Sequential:
-    """Build linear layers with an activation function between them."""
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers.append(nn.Linear(dim_in, width))
-        layers.append(make_activation(activation, "policy.activation"))
-        dim_in = width
-    return nn.Sequential(*layers, nn.Linear(dim_in, dim_out))
+from marl_pool.utils.types import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 
 class TokenPolicy(RecurrentPolicy):
@@ -59,8 +53,6 @@ class TokenPolicy(RecurrentPolicy):
         >>> policy.scale(decision.action)
 
     Args:
-        spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
         type_embedding: width of the learned type embedding; 0 for none.
@@ -77,7 +69,7 @@ class TokenPolicy(RecurrentPolicy):
             heads have the same weights in all other parts.
 
     Raises:
-        InputError: an unknown name or option, or an action space of another kind.
+        InputError: an unknown name or option, or bounds in the wrong order.
     """
 
     def __init__(
@@ -94,7 +86,7 @@ class TokenPolicy(RecurrentPolicy):
         trunk: Literal["shared", "separate"] = "shared",
         init_std: PositiveFloat = 0.2,
         log_std_range: tuple[float, float] = (-1.0, 1.0),
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         seed: int | None = None,
     ) -> None:
         network: dict[str, Any] = {
@@ -113,20 +105,11 @@ class TokenPolicy(RecurrentPolicy):
             trunk=trunk,
             log_std_range=list(log_std_range),
         )
-        if trunk not in ("shared", "separate"):
-            raise InputError(f"policy.trunk: expected shared or separate, got {trunk}")
-        if len(log_std_range) != 2 or not log_std_range[0] < log_std_range[1]:
+        if not log_std_range[0] < log_std_range[1]:
             raise InputError(
                 "policy.log_std_range: expected two increasing numbers, "
                 f"got {log_std_range}"
             )
-        if any(width < 1 for width in head_hidden):
-            raise InputError(
-                "policy.head_hidden: expected widths of at least 1, "
-                f"got {list(head_hidden)}"
-            )
-        # Validate the activation even where no hidden layer uses it.
-        make_activation(activation, "policy.activation")
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
         dim_action = self.actions.dim
@@ -141,12 +124,11 @@ class TokenPolicy(RecurrentPolicy):
                 )
         dim = self.network.dim_out
         with seeded(seed, "action"):
-            self.action_head = mlp(
-                dim, head_hidden, self.actions.num_logits, activation
-            )
+            widths = [dim, *head_hidden, self.actions.num_logits]
+            self.action_head = mlp(widths, ACTIVATIONS[activation])
             init_weights(self.action_head, init_std)
         with seeded(seed, "value"):
-            self.value_head = mlp(dim, head_hidden, 1, activation)
+            self.value_head = mlp([dim, *head_hidden, 1], ACTIVATIONS[activation])
             init_weights(self.value_head, init_std)
 
     @property

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
-from marl_pool.policies.feed_forward import check_hidden
+from marl_pool.policies.layers import linear_layers, mlp
 from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.memory import Memory
 from marl_pool.pooling.multiset import unique_patches
@@ -24,7 +23,7 @@ from marl_pool.pooling.vision_neuron import (
     VisionNeuronPooling,
     make_convolutions,
 )
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
@@ -65,10 +64,9 @@ class Vision(Agent):
         seed: of the initial weights.
 
     Raises:
-        InputError: another sensory layer, an unknown option, a number of codes that is
-            not square, a convolution wider than its input, a size below 1, a memory
-            without a hidden layer, a readout without a memory, or an action space of
-            another kind.
+        InputError: another sensory layer, a number of codes that is not square, a
+            convolution wider than its input, a memory without a hidden layer, or a
+            readout without a memory.
     """
 
     recurrent = True
@@ -87,55 +85,63 @@ class Vision(Agent):
     ) -> None:
         options: dict[str, Any] = {"memory": memory} if memory else {}
         if readout:
-            options["readout"] = check_hidden(readout, "readout")
+            options["readout"] = list(readout)
         super().__init__(
             spec,
             action_space,
             pooling=dict(pooling),
             convolutions=[list(convolution) for convolution in convolutions],
-            hidden=check_hidden(hidden),
+            hidden=list(hidden),
             **options,
         )
-        if memory < 0 or (memory and not hidden):
+        if memory and not hidden:
             raise InputError(
-                "policy.memory: expected 0, or above 0 with a hidden layer, "
-                f"got {memory} with hidden {list(hidden)}"
+                f"policy.memory: expected 0 without a hidden layer, got {memory}"
             )
         if readout and not memory:
             raise InputError(
                 f"policy.readout: expected [] without a memory, got {list(readout)}"
             )
         self.units = memory
-        self.sensor = make_vision(pooling, spec, self.actions, seed)
+        sensor = make_sensor(pooling, spec, self.actions, seed)
+        if not isinstance(sensor, VisionNeuronPooling):
+            raise InputError(
+                "policy.pooling: expected vision_neuron or a class derived from it, "
+                f"got {pooling['name']}"
+            )
+        self.sensor = sensor
         self.side = math.isqrt(self.sensor.num_codes)
         if self.side**2 != self.sensor.num_codes:
             raise InputError(
                 "policy.pooling.num_codes: expected a square number, "
                 f"got {self.sensor.num_codes}"
             )
-        picture = (self.sensor.value_dim, self.side)
         with seeded(seed, "agent"):
-            self.body = make_cnn(*picture, convolutions, hidden, self.actions.dim)
-            self.hidden_dim = self.body[-1].in_features  # type: ignore[assignment]
+            layers, width = make_convolutions(
+                sensor.value_dim, self.side, convolutions, "policy.convolutions"
+            )
+            widths = [width, *hidden, self.actions.dim]
+            self.body = nn.Sequential(*layers, *mlp(widths, nn.ReLU))
+            self.hidden_dim = widths[-2]
             if memory:
                 width, self.body = hidden[-1], nn.Sequential(*list(self.body)[:-1])
                 self.on_input = nn.Linear(width + self.actions.dim, 3 * memory)
                 self.on_state = nn.Linear(memory, 3 * memory)
                 widths = [width + memory, *readout]
-                self.readout = nn.Sequential(*relu_layers(widths))
+                self.readout = nn.Sequential(*linear_layers(widths, nn.ReLU))
                 self.output = nn.Linear(widths[-1], self.actions.dim)
                 self.hidden_dim = widths[-1]
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """Return the state of the GRU, ``(batch, memory)``; () without one."""
+        # The state of the GRU, if there is one.
         return self.on_state.weight.new_zeros(batch, self.units) if self.units else ()
 
     @override
     def unroll(
         self,
         features: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
@@ -144,15 +150,8 @@ class Vision(Agent):
 
         Features in bytes are reduced to distinct patches with their counts, which is
         exact and several times as fast. A caller that passes the same images often can
-        do that once, and pass ``counts``.
-
-        Args:
-            features: ``(B, T, N, F)``.
-            padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
-            prev_action: ``(B, T, A)``, the action before each set.
-            memory: of the GRU, from `initial_memory` or an earlier call.
-            counts: ``(B, T, N)``, multiplicity of each patch, 0 for an empty slot;
-                None: 1 each, or counted here for bytes.
+        do that once, and pass ``counts``, ``(B, T, N)``: the multiplicity of each
+        patch, 0 for an empty slot; None: 1 each, or counted here for bytes.
         """
         outputs, _, memory = self.unroll_hidden(
             features, padding, prev_action, memory, counts
@@ -163,7 +162,7 @@ class Vision(Agent):
     def unroll_hidden(
         self,
         features: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
@@ -183,7 +182,7 @@ class Vision(Agent):
             memory = states[:, -1]
             hidden = self.readout(torch.cat([hidden, states.to(hidden.dtype)], -1))
             outputs = self.output(hidden)
-        return outputs if self.actions.discrete else tanh(outputs), hidden, memory
+        return self.bound(outputs), hidden, memory
 
     def _gru_states(self, hidden: Tensor, prev_action: Tensor, state: Tensor) -> Tensor:
         """Return the GRU's states ``(B, T, units)``; `vmap` rejects torch's own GRU."""
@@ -202,7 +201,7 @@ class Vision(Agent):
     def codes(
         self,
         features: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
@@ -222,25 +221,11 @@ class Vision(Agent):
         return torch.get_autocast_dtype(device)
 
     @override
-    def forward(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
-        counts: Tensor | None = None,
-    ) -> tuple[Tensor, Memory]:
-        return self.unroll(features, padding, prev_action, memory, counts)
-
-    @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         each: Callable[..., tuple[Tensor, Memory]] = super().members(parameters)
 
         def unroll(
-            features: Tensor,
-            padding: Tensor | None,
-            prev_action: Tensor,
-            memory: Memory,
+            features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
         ) -> tuple[Tensor, Memory]:
             if features.dtype != torch.uint8:
                 return each(features, padding, prev_action, memory)
@@ -252,59 +237,14 @@ class Vision(Agent):
 
     @override
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
-        """Return the codes, ``(*B, M·V)``."""
         features, padding, prev_action, _ = self.unroll_arguments(tokens, state)
         codes, _ = self.codes(features, padding, prev_action, ())
         return codes[:, 0].unflatten(0, tokens.batch_shape)
 
     @override
     def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Return those of the patches, ``(*B, 1, N)``, averaged over the codes."""
+        """Return the weights of the patches, ``(*B, 1, N)``, averaged over codes."""
         features, padding, prev_action, _ = self.unroll_arguments(tokens, state)
         x = self.scale_features(features, padding)
         weights = self.sensor.attention_weights(x, padding, prev_action, ())
         return weights.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
-
-
-def make_vision(
-    pooling: Mapping[str, Any], spec: TokenSpec, actions: ActionSpec, seed: int | None
-) -> VisionNeuronPooling:
-    """Build a sensory layer on image patches; see `make_sensor`.
-
-    Raises:
-        InputError: an unknown name or option, or another sensory layer.
-    """
-    sensor = make_sensor(pooling, spec, actions, seed)
-    if not isinstance(sensor, VisionNeuronPooling):
-        raise InputError(
-            "policy.pooling: expected vision_neuron or a class derived from it, "
-            f"got {pooling['name']}"
-        )
-    return sensor
-
-
-def make_cnn(
-    channels: int,
-    side: int,
-    convolutions: Sequence[Convolution],
-    hidden: Sequence[int],
-    dim_out: int,
-) -> nn.Sequential:
-    """Build convolutions of a square image and linear layers, with ReLU between them.
-
-    Raises:
-        InputError: a convolution wider than its input, or a size below 1.
-    """
-    layers, width = make_convolutions(
-        channels, side, convolutions, "policy.convolutions"
-    )
-    widths = [width, *hidden]
-    return nn.Sequential(*layers, *relu_layers(widths), nn.Linear(widths[-1], dim_out))
-
-
-def relu_layers(widths: Sequence[int]) -> list[nn.Module]:
-    """Build linear layers from each width to the next, with a ReLU after each."""
-    layers: list[nn.Module] = []
-    for dim_from, dim_to in pairwise(widths):
-        layers += [nn.Linear(dim_from, dim_to), nn.ReLU()]
-    return layers

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
 from marl_pool.pooling.base import Pooling
-from marl_pool.tokens import SELF_TYPE
+from marl_pool.tokens import SELF_TYPE, Mask, Types
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.types import PositiveInt, Probability
 
@@ -48,7 +48,6 @@ class AdaPooling(Pooling):
         torch.Size([4, 2, 6])
 
     Args:
-        dim: D, the width of the vectors.
         num_heads: number of heads, a divisor of D.
         query: ``"self"``, the mean of the unpadded tokens of type 0; ``"mean"``, the
             mean of all tokens present; a list of positions, whose mean is the query
@@ -95,9 +94,7 @@ class AdaPooling(Pooling):
             self.learned_query = nn.Parameter(torch.randn(dim))
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         query = self._query(x, padding, types)
         pooled = self.attention(query[:, None], x, padding)[:, 0]
         if self.residual:
@@ -107,23 +104,19 @@ class AdaPooling(Pooling):
         return pooled
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         x, padding, types = self.prepare(x, padding, types)
         query = self._query(x, padding, types)
         return self.attention.weights(query[:, None], x, padding)[:, :, 0]
 
     @override
-    def logits(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         """Return the relations r_i of the paper's section 3.5, ``(B, heads, N)``."""
         x, padding, types = self.prepare(x, padding, types)
         query = self._query(x, padding, types)
         return self.attention.logits(query[:, None], x, padding)[:, :, 0]
 
-    def _query(self, x: Tensor, padding: Tensor | None, types: Tensor | None) -> Tensor:
+    def _query(self, x: Tensor, padding: Mask, types: Types) -> Tensor:
         if self.query == "learned":
             return self.learned_query.expand(x.shape[0], -1)
         if isinstance(self.query, list):
@@ -138,9 +131,7 @@ class AdaPooling(Pooling):
         return _mean(x, torch.where(own.any(1, keepdim=True), own, present))
 
     @staticmethod
-    def _at_positions(
-        x: Tensor, padding: Tensor | None, positions: list[int]
-    ) -> Tensor:
+    def _at_positions(x: Tensor, padding: Mask, positions: list[int]) -> Tensor:
         if max(positions) >= x.shape[1]:
             raise UnfitTokensError(
                 f"AdaPool: query positions {positions} need more than the "
@@ -170,9 +161,7 @@ def _resolve_query(query: Query | None, has_self: bool) -> Query:
     return positions
 
 
-def _present(
-    x: Tensor, padding: Tensor | None, positions: list[int] | None = None
-) -> Tensor:
+def _present(x: Tensor, padding: Mask, positions: list[int] | None = None) -> Tensor:
     if padding is None:
         return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     return ~(padding if positions is None else padding[:, positions])

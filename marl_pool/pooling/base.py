@@ -1,12 +1,14 @@
-"""Base class of pooling heads, which map a set of vectors to one vector."""
+"""Base classes of pooling heads, which map a set of vectors to one vector."""
 
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from marl_pool.utils.errors import InputError
+from marl_pool.tokens import Mask, Types
+from marl_pool.utils.errors import InputError, UnfitTokensError
 
 NO_TYPE = -1
 """The type of a head's extra tokens: they are neither the observer nor an entity."""
@@ -27,7 +29,8 @@ class Pooling(nn.Module, ABC):
     Example:
         >>> class FirstFeature(Pooling):
         ...     def __init__(self, dim: int) -> None:
-        ...         super().__init__(dim, dim_out=1)
+        ...         super().__init__(dim)
+        ...         self.dim_out = 1
         ...
         ...     def forward(self, x, padding=None, types=None):
         ...         return x[..., :1].sum(1)
@@ -36,11 +39,11 @@ class Pooling(nn.Module, ABC):
 
     Args:
         dim: D, the width of the vectors.
-        dim_out: width of the result; None means D.
-        extra_tokens: number of learned tokens that pass through the encoder with the
-            set, for heads such as `ClsPooling`.
 
     Attributes:
+        dim_out: width of the result; D unless the constructor sets another.
+        extra_tokens: number of learned tokens that pass through the encoder with the
+            set, for heads such as `ClsPooling`.
         permutation_invariant: True if the result does not depend on the order of the
             vectors. Options may decide it, so ask the instance, not the class.
         keeps_initial_weights: True if a policy must not initialize the weights again,
@@ -52,23 +55,18 @@ class Pooling(nn.Module, ABC):
 
     permutation_invariant: bool = True
     keeps_initial_weights: bool = False
+    extra_tokens: int = 0
 
-    def __init__(
-        self, dim: int, *, dim_out: int | None = None, extra_tokens: int = 0
-    ) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
         if dim < 1:
             raise InputError(f"pooling.dim: expected at least 1, got {dim}")
-        self.dim = dim
-        self.dim_out = dim if dim_out is None else dim_out
-        self.extra_tokens = extra_tokens
-        if extra_tokens:
-            self.tokens = nn.Parameter(torch.randn(extra_tokens, dim))
+        self.dim = self.dim_out = dim
+        if self.extra_tokens:
+            self.tokens = nn.Parameter(torch.randn(self.extra_tokens, dim))
 
     @abstractmethod
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         """Pool each set of a batch.
 
         Args:
@@ -81,7 +79,7 @@ class Pooling(nn.Module, ABC):
         """
 
     def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+        self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
         """Return the attention weights, ``(B, heads, N)``, or None if undefined.
 
@@ -90,7 +88,7 @@ class Pooling(nn.Module, ABC):
         return None
 
     def logits(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+        self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
         """Return the scores whose softmax the weights are, or None if there are none.
 
@@ -99,47 +97,37 @@ class Pooling(nn.Module, ABC):
         return None
 
     def prepend(
-        self,
-        x: Tensor,
-        padding: Tensor | None = None,
-        types: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, x: Tensor, padding: Mask = None, types: Types = None
+    ) -> tuple[Tensor, Mask, Types]:
         """Put the extra tokens before ``x``, as input of the encoder.
 
-        They are never padded and have the type -1. Without extra tokens the arguments
-        are returned unchanged.
+        They are never padded and have the type -1.
         """
-        count = self.extra_tokens
-        if not count:
+        if not self.extra_tokens:
             return x, padding, types
         extra = self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
-        x = torch.cat([extra, x], dim=1)
         if padding is not None:
-            padding = torch.cat([padding.new_zeros(x.shape[0], count), padding], dim=1)
+            padding = torch.cat([padding.new_zeros(extra.shape[:2]), padding], dim=1)
         if types is not None:
-            types = torch.cat(
-                [types.new_full((x.shape[0], count), NO_TYPE), types], dim=1
-            )
-        return x, padding, types
+            types = torch.cat([types.new_full(extra.shape[:2], NO_TYPE), types], dim=1)
+        return torch.cat([extra, x], dim=1), padding, types
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Validate the input, clear it under padding, and pool."""
-        x, padding, types = self.prepare(x, *args, **kwargs)
-        return super().__call__(x, padding, types)
+        return super().__call__(*self.prepare(x, *args, **kwargs))
 
     def prepare(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, x: Tensor, padding: Mask = None, types: Types = None
+    ) -> tuple[Tensor, Mask, Types]:
         """Validate the shapes and set ``x`` to zero under ``padding``.
 
         What lies under padding may be NaN, so it is replaced, not multiplied by zero.
         """
         name = type(self).__name__
         if x.dim() != 3 or x.shape[-1] != self.dim or x.shape[1] <= self.extra_tokens:
-            least = self.extra_tokens + 1
             raise InputError(
-                f"{name}: expected x of shape (B, N >= {least}, {self.dim}), "
-                f"got {tuple(x.shape)}"
+                f"{name}: expected x of shape (B, N >= {self.extra_tokens + 1}, "
+                f"{self.dim}), got {tuple(x.shape)}"
             )
         if not x.is_floating_point():
             raise InputError(f"{name}: expected x of a floating dtype, got {x.dtype}")
@@ -155,4 +143,37 @@ class Pooling(nn.Module, ABC):
                     f"{name}: expected padding of dtype bool, got {padding.dtype}"
                 )
             x = x.masked_fill(padding[..., None], 0.0)
+        return x, padding, types
+
+
+class SlotPooling(Pooling):
+    """Base class of heads with separate weights for each of N slots.
+
+    They depend on the order. A set with fewer slots than N is read as if the missing
+    last ones were padding.
+
+    Args:
+        dim: D, the width of the vectors.
+        num_tokens: N, the largest number of slots.
+
+    Raises:
+        UnfitTokensError: when called, more than N slots.
+    """
+
+    permutation_invariant = False
+
+    def __init__(self, dim: int, num_tokens: int) -> None:
+        super().__init__(dim)
+        self.num_tokens = num_tokens
+
+    @override
+    def prepare(
+        self, x: Tensor, padding: Mask = None, types: Types = None
+    ) -> tuple[Tensor, Mask, Types]:
+        x, padding, types = super().prepare(x, padding, types)
+        if x.shape[1] > self.num_tokens:
+            raise UnfitTokensError(
+                f"{type(self).__name__}: expected at most {self.num_tokens} tokens, "
+                f"got {x.shape[1]}"
+            )
         return x, padding, types

@@ -5,6 +5,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 
 
 class MaxPooling(Pooling):
@@ -26,18 +27,10 @@ class MaxPooling(Pooling):
         >>> x = torch.tensor([[[1.0, 5.0], [3.0, 2.0]]])
         >>> MaxPooling(2)(x)
         tensor([[3., 5.]])
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         if padding is None:
             return x.amax(dim=1)
         lowest = torch.finfo(x.dtype).min
@@ -64,27 +57,17 @@ class AvgPooling(Pooling):
         >>> padding = torch.tensor([[False, False, True]])
         >>> AvgPooling(2)(x, padding)
         tensor([[2.0000, 3.5000]])
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         if padding is None:
             return x.mean(dim=1)
         present = (~padding).sum(dim=1, keepdim=True).clamp(min=1)
         return x.sum(dim=1) / present
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return uniform_weights(x, padding)[:, None]
 
 
@@ -101,22 +84,14 @@ class SumPooling(Pooling):
 
     Source: Zaheer et al. (2017), *Deep Sets*, https://arxiv.org/abs/1703.06114,
     theorem 2.
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return x.sum(dim=1)
 
 
-def uniform_weights(x: Tensor, padding: Tensor | None) -> Tensor:
+def uniform_weights(x: Tensor, padding: Mask) -> Tensor:
     """Return 1/N for each of the N tokens present, ``(B, slots)``; 0 for padding."""
     present = torch.ones_like(x[..., 0]) if padding is None else (~padding).to(x.dtype)
     return present / present.sum(1, keepdim=True).clamp(min=1)

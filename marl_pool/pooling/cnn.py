@@ -7,12 +7,13 @@ from itertools import pairwise
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.pooling.base import Pooling
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.pooling.base import SlotPooling
+from marl_pool.tokens import Mask, Types
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt
 
 
-class CNNPooling(Pooling):
+class CNNPooling(SlotPooling):
     """Convolutions over N vectors in rows on the smallest square grid.
 
     Each vector passes one ReLU layer, which for image patches is a convolution whose
@@ -20,48 +21,36 @@ class CNNPooling(Pooling):
     each with ReLU. The head depends on the order and on N: a control like ``flatten``,
     and a teacher of agents that do not know the order.
 
-    Shapes: ``(B, N, D)`` to ``(B, width)``; a set with fewer slots than N is read as
-    if the missing last ones were padding.
+    Shapes: ``(B, N, D)`` to ``(B, width)``; see `SlotPooling` for smaller sets.
 
     Args:
-        dim: D, the width of the vectors.
         num_tokens: N, the largest number of slots.
         channels: widths of the layer on each vector and of the convolutions after it.
         width: width of the result.
 
     Raises:
-        InputError: ``num_tokens`` or a width is below 1, or there are no channels.
-        UnfitTokensError: from `forward`, more than N slots.
+        InputError: no channels.
     """
 
-    permutation_invariant = False
     keeps_initial_weights = True
 
     def __init__(
         self,
         dim: int,
         *,
-        num_tokens: int,
+        num_tokens: PositiveInt,
         channels: Sequence[PositiveInt] = (32, 32),
         width: PositiveInt = 128,
     ) -> None:
-        super().__init__(dim, dim_out=width)
-        if num_tokens < 1:
-            raise InputError(
-                f"pooling.num_tokens: expected at least 1, got {num_tokens}"
-            )
-        if not channels or any(channel < 1 for channel in channels):
-            raise InputError(
-                f"pooling.channels: expected widths of at least 1, got {list(channels)}"
-            )
-        self.num_tokens = num_tokens
+        super().__init__(dim, num_tokens)
+        if not channels:
+            raise InputError("pooling.channels: expected widths of at least 1, got []")
+        self.dim_out = width
         self.side = side = math.isqrt(num_tokens - 1) + 1
         self.embed = nn.Linear(dim, channels[0])
         self.convolutions = nn.ModuleList()
-        for width_in, width_out in pairwise(channels):
-            self.convolutions.append(
-                nn.Conv2d(width_in, width_out, 3, stride=2, padding=1)
-            )
+        for pair in pairwise(channels):
+            self.convolutions.append(nn.Conv2d(*pair, 3, stride=2, padding=1))
             side = (side + 1) // 2
         self.project = nn.Linear(channels[-1] * side * side, width)
         for layer in (self.embed, *self.convolutions, self.project):
@@ -69,13 +58,7 @@ class CNNPooling(Pooling):
             nn.init.zeros_(layer.bias)
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        if x.shape[1] > self.num_tokens:
-            raise UnfitTokensError(
-                f"CNN: expected at most {self.num_tokens} tokens, got {x.shape[1]}"
-            )
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         # Fill the grid with zeros, as padded slots are.
         missing = self.side * self.side - x.shape[1]
         x = nn.functional.pad(x, (0, 0, 0, missing))

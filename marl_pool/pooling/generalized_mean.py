@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.basic import uniform_weights
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveFloat
 
@@ -32,7 +33,6 @@ class PowerMeanPooling(Pooling):
     feature of the set, it lies between average and maximum for any features.
 
     Args:
-        dim: D, the width of the vectors.
         p: the exponent, at least 1; if learned, its initial value, above 1.
         learn: learn the exponent, as ``1 + exp(·)``.
         shift: measure from the smallest feature; otherwise from 0.
@@ -69,9 +69,7 @@ class PowerMeanPooling(Pooling):
         return 1 + self.log_above_one.exp() if self.learn else self.fixed
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         # Half precision has too few digits and too small a range for powers.
         wide = torch.promote_types(x.dtype, torch.float32)
         pooled = self._pool(x.to(wide), padding).to(x.dtype)
@@ -79,7 +77,7 @@ class PowerMeanPooling(Pooling):
             return pooled
         return pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
 
-    def _pool(self, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _pool(self, x: Tensor, padding: Mask) -> Tensor:
         hidden = None if padding is None else padding[..., None]
         # Halve the features, so that no difference of two finite ones overflows.
         half = x / 2
@@ -121,7 +119,6 @@ class SoftmaxPooling(Pooling):
     which learns β too.
 
     Args:
-        dim: D, the width of the vectors.
         beta: the inverse temperature, not negative; if learned, its initial value,
             above 0.
         learn: learn one inverse temperature for each feature, as ``exp(·)``.
@@ -150,9 +147,7 @@ class SoftmaxPooling(Pooling):
         return self.log_beta.exp() if self.learn else self.fixed
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         scores = x * self.beta
         if padding is not None:
             lowest = torch.finfo(x.dtype).min

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -32,7 +33,6 @@ class HopfieldPooling(Pooling):
     other sets of its batch.
 
     Args:
-        dim: D, the width of the vectors.
         num_heads: number of heads, a divisor of D.
         num_updates: number of updates of the state before it reads the values.
         beta: the inverse temperature; None means 1/√(D / heads). A large one retrieves
@@ -53,7 +53,7 @@ class HopfieldPooling(Pooling):
         beta: PositiveFloat | None = None,
     ) -> None:
         super().__init__(dim)
-        if num_heads < 1 or dim % num_heads:
+        if dim % num_heads:
             raise InputError(
                 f"pooling.num_heads: expected a divisor of dim = {dim}, got {num_heads}"
             )
@@ -68,24 +68,20 @@ class HopfieldPooling(Pooling):
         self.to_out = nn.Linear(dim, dim, bias=False)
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         stored = self.to_key(self.norm_stored(x))
         weights = self._retrieve(stored, padding)
         values = self._split_heads(self.to_value(stored))
         return self.to_out((weights @ values).flatten(1))
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         """Return the weights of the last retrieval, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         stored = self.to_key(self.norm_stored(x))
         return self._retrieve(stored, padding)[:, :, 0]
 
-    def _retrieve(self, stored: Tensor, padding: Tensor | None) -> Tensor:
+    def _retrieve(self, stored: Tensor, padding: Mask) -> Tensor:
         """Return the weights ``(B, heads, 1, N)`` after all updates."""
         keys = self._split_heads(stored)
         state = self.to_query(self.norm_state(self.learned_query.to(stored.dtype)))
@@ -94,7 +90,7 @@ class HopfieldPooling(Pooling):
             state = self._attend(state, keys, padding) @ keys
         return self._attend(state, keys, padding)
 
-    def _attend(self, state: Tensor, keys: Tensor, padding: Tensor | None) -> Tensor:
+    def _attend(self, state: Tensor, keys: Tensor, padding: Mask) -> Tensor:
         scores = state @ keys.transpose(-1, -2) * self.beta
         return masked_softmax(
             scores, None if padding is None else padding[:, None, None]

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.pooling.base import Pooling
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.pooling.base import SlotPooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.types import PositiveInt
 
 
-class LearnedAggregationPooling(Pooling):
+class LearnedAggregationPooling(SlotPooling):
     r"""Attention over the D features, with learned weights for each slot of the set.
 
     .. math::
@@ -22,25 +22,18 @@ class LearnedAggregationPooling(Pooling):
     that belongs to its slot. So the head depends on the order and on a fixed N, as
     `FlattenPooling` does, with N (D + P) weights instead of N D P.
 
-    Shapes: ``(B, N, D)`` to ``(B, P)``; a set with fewer slots than N is read as if
-    the missing last ones were padding.
+    Shapes: ``(B, N, D)`` to ``(B, P)``; see `SlotPooling` for smaller sets.
 
     Source: the blog post *Learned Aggregation*. It divides by √d_k without defining
     d_k; here it is D, the size that the softmax runs over. Difference from the post's
     code: a batch of one keeps its batch dimension.
 
     Args:
-        dim: D, the width of the vectors.
         num_tokens: N, the largest number of slots.
         query_dim: width of the learned query q; None means D.
         dim_out: P, the width of the result; None means D.
-
-    Raises:
-        InputError: ``num_tokens`` is below 1.
-        UnfitTokensError: from `forward`, more than N slots.
     """
 
-    permutation_invariant = False
     keeps_initial_weights = True
 
     def __init__(
@@ -51,29 +44,17 @@ class LearnedAggregationPooling(Pooling):
         query_dim: PositiveInt | None = None,
         dim_out: PositiveInt | None = None,
     ) -> None:
-        super().__init__(dim, dim_out=dim_out)
-        if num_tokens < 1:
-            raise InputError(
-                f"pooling.num_tokens: expected at least 1, got {num_tokens}"
-            )
-        self.num_tokens = num_tokens
+        super().__init__(dim, num_tokens)
+        self.dim_out = dim_out or dim
         self.learned_query = nn.Parameter(torch.randn(query_dim or dim))
         self.to_query = nn.Linear(query_dim or dim, dim, bias=False)
         self.to_key = nn.Linear(num_tokens, dim, bias=False)
         self.to_value = nn.Linear(num_tokens, self.dim_out, bias=False)
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        count = x.shape[1]
-        if count > self.num_tokens:
-            raise UnfitTokensError(
-                f"LearnedAggregation: expected at most {self.num_tokens} tokens, "
-                f"got {count}"
-            )
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         # Missing slots would be zero, so their columns of the weights are left out.
-        features = x.transpose(1, 2)
+        count, features = x.shape[1], x.transpose(1, 2)
         keys = features @ self.to_key.weight[:, :count].T
         values = features @ self.to_value.weight[:, :count].T
         query = self.to_query(self.learned_query.to(x.dtype))

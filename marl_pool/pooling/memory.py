@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 
 Memory = Any
 """A pytree of tensors ``(B, …)``; () if there is nothing to remember."""
@@ -21,15 +22,11 @@ class MemoryPooling(Pooling):
     memory from step to step.
 
     Args:
-        dim: D, the width of the vectors.
         action_dim: A, the width of the previous action; 0 where there is none.
-        dim_out: width of the result; None means D.
     """
 
-    def __init__(
-        self, dim: int, *, action_dim: int = 0, dim_out: int | None = None
-    ) -> None:
-        super().__init__(dim, dim_out=dim_out)
+    def __init__(self, dim: int, action_dim: int = 0) -> None:
+        super().__init__(dim)
         self.action_dim = action_dim
 
     @abstractmethod
@@ -38,7 +35,7 @@ class MemoryPooling(Pooling):
 
     @abstractmethod
     def unroll(
-        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """Pool T sets one after the other.
 
@@ -54,28 +51,23 @@ class MemoryPooling(Pooling):
 
     @abstractmethod
     def attention_weights(
-        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
         """Return the weights of the last of T sets, ``(B, heads, N)``; see `unroll`."""
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        """Pool ``(B, N, D)``, the first sets of B episodes, to ``(B, dim_out)``."""
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return self.unroll(*self._first_step(x, padding))[0][:, 0]
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         """Return the attention weights of an episode's first set, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         return self.attention_weights(*self._first_step(x, padding))
 
     def _first_step(
-        self, x: Tensor, padding: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor, Memory]:
+        self, x: Tensor, padding: Mask
+    ) -> tuple[Tensor, Mask, Tensor, Memory]:
         """Return the arguments of `unroll` for sequences of length one."""
         batch, num_tokens, _ = x.shape
         return (

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 
 
 class MergePooling(Pooling):
@@ -30,18 +31,10 @@ class MergePooling(Pooling):
     Among pairs of exactly equal similarity, such as orthogonal vectors, the content
     decides: the set is sorted first, by feature 0, then feature 1, …. So the result
     stays permutation invariant.
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         # Sort the set, so that ties are resolved by content and not by position.
         order = lexicographic_order(x)
         x = x.gather(1, order[..., None].expand_as(x))

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import MemoryPooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 
@@ -30,7 +31,6 @@ class MultiPooling(Pooling):
     Aggregation*, https://arxiv.org/abs/2004.05718.
 
     Args:
-        dim: D, the width of the vectors.
         heads: ``{"name": …, **options}`` each, of registered heads or of your own;
             heads with a memory are not supported.
         num_tokens: N, for heads that need it.
@@ -51,7 +51,8 @@ class MultiPooling(Pooling):
         parts = [self._build(part, dim, num_tokens, has_self) for part in heads]
         if not parts:
             raise InputError("pooling.heads: expected at least one head, got none")
-        super().__init__(dim, dim_out=sum(part.dim_out for part in parts))
+        super().__init__(dim)
+        self.dim_out = sum(part.dim_out for part in parts)
         self.heads = nn.ModuleList(parts)
         self.extra_tokens = sum(part.extra_tokens for part in parts)
         self.permutation_invariant = all(part.permutation_invariant for part in parts)
@@ -78,15 +79,13 @@ class MultiPooling(Pooling):
         return head
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         pooled = [head(*self._input(i, x, padding, types)) for i, head in self._all()]
         return torch.cat(pooled, -1)
 
     @override
     def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+        self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
         """Return all heads' weights, ``(B, heads, N)``; None if a head has none."""
         x, padding, types = self.prepare(x, padding, types)
@@ -96,18 +95,17 @@ class MultiPooling(Pooling):
             if weights is None:
                 return None
             # From the head's own input to the whole one: other heads' tokens have 0.
-            own = weights[..., : head.extra_tokens]
+            first, count = self._offset(i), head.extra_tokens
             full = weights.new_zeros(*weights.shape[:2], x.shape[1])
-            first = self._offset(i)
-            full[..., first : first + head.extra_tokens] = own
+            full[..., first : first + count] = weights[..., :count]
             full[..., self.extra_tokens :] = weights[..., head.extra_tokens :]
             found.append(full)
         return torch.cat(found, 1)
 
     @override
     def prepend(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, x: Tensor, padding: Mask = None, types: Types = None
+    ) -> tuple[Tensor, Mask, Types]:
         for head in reversed(list(self.heads)):
             assert isinstance(head, Pooling)
             x, padding, types = head.prepend(x, padding, types)
@@ -121,18 +119,20 @@ class MultiPooling(Pooling):
         return sum(head.extra_tokens for _, head in self._all()[:number])
 
     def _input(
-        self, number: int, x: Tensor, padding: Tensor | None, types: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, number: int, x: Tensor, padding: Mask, types: Types
+    ) -> tuple[Tensor, Mask, Types]:
         """Select one head's input: its own extra tokens, and the set."""
         head, first = self._all()[number][1], self._offset(number)
+        if head.extra_tokens == self.extra_tokens:
+            return x, padding, types
         own = slice(first, first + head.extra_tokens)
         rest = slice(self.extra_tokens, None)
 
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None or head.extra_tokens == self.extra_tokens:
-                return tensor
+        def cut(tensor: Tensor) -> Tensor:
             return torch.cat([tensor[:, own], tensor[:, rest]], 1)
 
-        part = cut(x)
-        assert part is not None
-        return part, cut(padding), cut(types)
+        return (
+            cut(x),
+            None if padding is None else cut(padding),
+            None if types is None else cut(types),
+        )

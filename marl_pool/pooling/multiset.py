@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from marl_pool.tokens import Mask
+
 WORD = 8
 """Bytes in an int64."""
 GOLDEN = -7046029254386353131
 """2⁶⁴ over the golden ratio: an odd factor that spreads bits over a word."""
 
 
-def unique_patches(
-    features: Tensor, padding: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tensor]:
     """Find the different patches of each image and count them.
 
     They come in the order of a hash, whatever the order of the image's patches was. A

@@ -7,6 +7,7 @@ from typing_extensions import override
 from marl_pool.encoders.set_transformer import AttentionBlock
 from marl_pool.kernels.attention import AttentionScale
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.types import PositiveInt
 
 
@@ -37,7 +38,6 @@ class PMAPooling(Pooling):
         torch.Size([3, 4, 10])
 
     Args:
-        dim: D, the width of the vectors.
         num_seeds: k, the number of seeds; the result has k times the width of a vector.
         num_heads: number of heads, a divisor of D.
         layer_norm: normalize as above.
@@ -55,24 +55,21 @@ class PMAPooling(Pooling):
         layer_norm: bool = True,
         attention_scale: AttentionScale = "model",
     ) -> None:
-        super().__init__(dim, dim_out=num_seeds * dim)
+        super().__init__(dim)
+        self.dim_out = num_seeds * dim
         self.learned_query = nn.Parameter(torch.randn(num_seeds, dim))
         self.feedforward = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
         self.block = AttentionBlock(dim, num_heads, layer_norm, attention_scale)
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         pooled = self.block(self._seeds(x), self.feedforward(x), padding).flatten(1)
         if padding is None:
             return pooled
         return pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         """Return the attention weights, their mean over seeds, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         attention = self.block.attention

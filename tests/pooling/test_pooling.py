@@ -396,7 +396,7 @@ def test_a_head_of_your_own_is_as_good() -> None:
         ("ada", {"num_head": 2}, r"'num_head': choose from .*mean 'num_heads'\?"),
         ("max", {"num_heads": 2}, r"unknown option of pooling 'max': 'num_heads'"),
         ("flatten", {}, "pooling 'flatten' needs the option 'num_tokens'"),
-        ("flatten", {"num_tokens": 0}, "pooling.num_tokens: expected at least 1"),
+        ("flatten", {"num_tokens": 0}, "pooling.num_tokens: expected an integer >= 1"),
         ("no_such.module:Head", {}, "cannot be imported: No module named 'no_such'"),
         (f"{__name__}:Missing", {}, f"{__name__} has no 'Missing'"),
         ("torch.nn:Linear", {}, "must be a subclass of marl_pool.pooling.base.Pooling"),
