@@ -19,12 +19,8 @@ class Pooling(nn.Module, ABC):
 
     A subclass takes ``dim`` and keyword options, calls ``super().__init__(dim)`` and
     implements `forward`. Calling a head validates the shapes and sets padded vectors to
-    zero first, so `forward` contains only the mathematics.
-
-    Inside a policy (`SetNetwork`), weights of Linear and Embedding layers and
-    parameters named ``tokens`` or ``learned_query`` are initialized again, to
-    N(0, init_std), and biases of Linear layers to 0, unless the class sets
-    ``keeps_initial_weights = True``.
+    zero first, so `forward` contains only the mathematics. Inside a policy, weights are
+    initialized again; see `marl_pool.networks.init_weights`.
 
     Example:
         >>> class FirstFeature(Pooling):
@@ -81,28 +77,25 @@ class Pooling(nn.Module, ABC):
     def weights(
         self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
-        """Return the attention weights, ``(B, heads, N)``, or None if undefined.
+        """Return the attention weights, ``(B, heads, N)``, zero under padding.
 
-        They are weights of the head's own N input vectors, and zero under padding.
+        None if they are undefined, as by default.
         """
         return None
 
     def logits(
         self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
-        """Return the scores whose softmax the weights are, or None if there are none.
+        """Return the scores whose softmax the weights are, ``(B, heads, N)``, or None.
 
-        ``(B, heads, N)``, scaled; the dtype's lowest number under padding.
+        They are scaled, and the dtype's lowest number under padding.
         """
         return None
 
     def prepend(
         self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> tuple[Tensor, Mask, Types]:
-        """Put the extra tokens before ``x``, as input of the encoder.
-
-        They are never padded and have the type -1.
-        """
+        """Put the extra tokens, unpadded and of type -1, before the set."""
         if not self.extra_tokens:
             return x, padding, types
         extra = self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)

@@ -14,9 +14,9 @@ class MaxPooling(Pooling):
     .. math::
         y_d = \max_{1 \le i \le N} x_{i,d}
 
-    The result combines features of different tokens. Extreme values of distractors
-    pass unchanged, so its error grows as soon as noise exceeds signal in a feature. It
-    has no attention weights: each feature chooses its own token.
+    Extreme values of distractors pass unchanged, so the error grows as soon as noise
+    exceeds signal in a feature. There are no attention weights: each feature chooses
+    its own token.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
@@ -44,8 +44,7 @@ class AvgPooling(Pooling):
     .. math::
         y = \frac{1}{N} \sum_{i=1}^N x_i
 
-    All tokens have the weight 1/N, so each distractor added to the set dilutes the
-    signal a little more.
+    All tokens have the weight 1/N, so each distractor dilutes the signal a little more.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
@@ -77,8 +76,7 @@ class SumPooling(Pooling):
     .. math::
         y = \sum_{i=1}^N x_i
 
-    The norm of the result grows with the number of tokens: with more distractors than
-    in training the vectors are also larger than any seen in training.
+    The norm grows with the number of tokens, beyond that in training.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 

@@ -27,10 +27,9 @@ class HopfieldPooling(Pooling):
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: Ramsauer et al. (2021), *Hopfield Networks is All You Need*,
-    https://arxiv.org/abs/2008.02217, equations 3 and 10 and the layer
-    ``HopfieldPooling`` of section 3. Difference from the published code: a fixed number
-    of updates instead of a threshold, so that a set's result does not depend on the
-    other sets of its batch.
+    https://arxiv.org/abs/2008.02217, equations 3 and 10 and section 3. Difference from
+    the published code: a fixed number of updates instead of a threshold, so that a
+    set's result does not depend on the other sets of its batch.
 
     Args:
         num_heads: number of heads, a divisor of D.
@@ -91,10 +90,8 @@ class HopfieldPooling(Pooling):
         return self._attend(state, keys, padding)
 
     def _attend(self, state: Tensor, keys: Tensor, padding: Mask) -> Tensor:
-        scores = state @ keys.transpose(-1, -2) * self.beta
-        return masked_softmax(
-            scores, None if padding is None else padding[:, None, None]
-        )
+        ignore = None if padding is None else padding[:, None, None]
+        return masked_softmax(state @ keys.mT * self.beta, ignore)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -76,10 +76,7 @@ def _gather_rows(words: Tensor, index: Tensor) -> Tensor:
 
 def _to_words(features: Tensor) -> Tensor:
     """View bytes ``(B, N, F)`` as int64 ``(B, N, W)``, filled up with zeros."""
-    short = -features.shape[-1] % WORD
-    if short:
-        features = pad(features, (0, short))
-    features = features.contiguous()
+    features = pad(features, (0, -features.shape[-1] % WORD)).contiguous()
     if features.storage_offset() % WORD:
         features = features.clone()
     return features.view(torch.int64)

@@ -20,8 +20,7 @@ class PMAPooling(Pooling):
         H = \mathrm{LN}(S + \mathrm{Attention}(S, Z, Z))
 
     S holds the seeds, ``(k, D)``; rFF is a linear layer with ReLU on each vector. The
-    seeds do not depend on the set, so the head learns what to look for in general,
-    not relative to the observing agent as `AdaPooling` with ``query="self"`` does.
+    seeds do not depend on the set, unlike the query of `AdaPooling`.
 
     Shapes: ``(B, N, D)`` to ``(B, k D)``; zero for an empty set.
 
@@ -64,9 +63,9 @@ class PMAPooling(Pooling):
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         pooled = self.block(self._seeds(x), self.feedforward(x), padding).flatten(1)
-        if padding is None:
-            return pooled
-        return pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
+        if padding is not None:
+            pooled = pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
+        return pooled
 
     @override
     def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:

@@ -640,7 +640,7 @@ def test_ada_has_the_parameters_of_four_projections() -> None:
         ({"query": "self", "has_self": False}, "these tokens include no self token"),
         ({"query": "slef"}, "expected self, mean, learned, a list.*got 'slef'"),
         ({"query": []}, r"expected self, mean, learned or a list.*got \[\]"),
-        ({"query": [-1]}, r"a list of positions >= 0, got \[-1\]"),
+        ({"query": [-1]}, r"a list \(each an integer >= 0\) or null, got \[-1\]"),
         ({"query": [0.5]}, r"a list .*, got \[0.5\]"),
         ({"query": [True]}, r"a list .*, got \[True\]"),
         ({"query": 2}, "a list .*, got 2"),
