@@ -36,12 +36,14 @@ class ActionSpec:
             raise InputError(f"action space: expected choices or bounds, got {self}")
 
     @classmethod
-    def of(cls, space: spaces.Space) -> "ActionSpec":
+    def of(cls, space: "spaces.Space | ActionSpec") -> "ActionSpec":
         """Convert a Gymnasium space.
 
         Raises:
             InputError: neither a bounded one-dimensional Box nor a Discrete from 0.
         """
+        if isinstance(space, ActionSpec):
+            return space
         if isinstance(space, spaces.Discrete) and space.start == 0:
             return cls(n=int(space.n))
         if (

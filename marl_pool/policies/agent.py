@@ -12,17 +12,16 @@ from typing_extensions import override
 
 from marl_pool.kernels.batched import tanh
 from marl_pool.policies.actions import ActionSpec, sample
-from marl_pool.policies.base import Decision, State
-from marl_pool.policies.recurrent import RecurrentPolicy
+from marl_pool.policies.base import Decision, SpecifiedPolicy, State
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.randomness import Stream
 
-Unroll = Callable[[Tensor, Tensor | None, Tensor, Memory], tuple[Tensor, Memory]]
+Unroll = Callable[[Tensor, Mask, Tensor, Memory], tuple[Tensor, Memory]]
 """Signature of `Agent.unroll`."""
 
 
-class Agent(RecurrentPolicy):
+class Agent(SpecifiedPolicy):
     """A policy whose output is the action itself, or one logit for each choice.
 
     It has no value head and needs no gradient of a return: it is found by an evolution
@@ -73,13 +72,10 @@ class Agent(RecurrentPolicy):
     def unroll_hidden(
         self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Tensor, Memory]:
-        """Compute the outputs as `unroll`, and return the last hidden layer too.
+        """Like `unroll`, with the last hidden layer ``(B, T, H)`` as second result.
 
         An agent that implements it sets ``hidden_dim``. Cloning can then train an
         auxiliary head on that layer, which predicts the teacher's privileged targets.
-
-        Returns:
-            As `unroll`, with the hidden layer ``(B, T, H)`` between the two.
         """
         raise NotImplementedError(f"{type(self).__name__} shows no hidden layer")
 
@@ -90,24 +86,19 @@ class Agent(RecurrentPolicy):
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         """Return `unroll` for P members of a population with different parameters.
 
+        Its arguments and results have an additional leading dimension P. Subclasses
+        may override it by a faster one.
+
         Args:
             parameters: by name, ``(P, …)``.
-
-        Returns:
-            A function like `unroll`, whose arguments and results have an additional
-            leading dimension P. Subclasses may override it by a faster one.
         """
 
-        def member(own: dict[str, Tensor], *arguments: Any) -> tuple[Tensor, Memory]:
-            result: tuple[Tensor, Memory] = functional_call(self, own, arguments)
-            return result
+        def member(own: dict[str, Tensor], *arguments: Any) -> Any:
+            return functional_call(self, own, arguments)
 
-        def unroll(*arguments: Any) -> tuple[Tensor, Memory]:
+        def unroll(*arguments: Any) -> Any:
             batched = tuple(None if part is None else 0 for part in arguments)
-            result: tuple[Tensor, Memory] = vmap(member, in_dims=(0, *batched))(
-                parameters, *arguments
-            )
-            return result
+            return vmap(member, in_dims=(0, *batched))(parameters, *arguments)
 
         return unroll
 
@@ -167,6 +158,6 @@ class Agent(RecurrentPolicy):
         numbers = features.to(dtype or self.low.dtype)
         if features.dtype == torch.uint8:
             numbers = numbers / 255
-        if padding is None:
-            return numbers
-        return numbers.masked_fill(padding[..., None], 0.0)
+        if padding is not None:
+            numbers = numbers.masked_fill(padding[..., None], 0.0)
+        return numbers

@@ -36,13 +36,10 @@ class AttentionAgent(Agent):
     important one first, are the input of an LSTM; a linear layer on its output computes
     the action. No gradient passes the choice, so this agent is evolved.
 
-    Without ``pooling`` the vectors are the tokens, and a token's place is its index in
-    the order of the tokens, laid out in rows of a square grid from the upper left. The
-    agent then depends on the order, which a shuffle destroys. With ``pooling`` they are
-    the M codes of a sensory layer, on a square grid of codes, and the order of the
-    tokens does not matter.
-
-    ``mixing`` smooths the codes over time by a learned gate. The vectors are then
+    Without ``pooling`` the vectors are the tokens, in their order in rows of a square
+    grid, so a shuffle destroys the result. With ``pooling`` they are the M codes of a
+    sensory layer, on a square grid of codes, and the order of the tokens does not
+    matter. ``mixing`` smooths the codes over time by a learned gate; the vectors are
 
     .. math::
         y_t = (1 - \alpha_t)\, m_t + \alpha_t\, y_{t-1}, \qquad
@@ -52,22 +49,19 @@ class AttentionAgent(Agent):
     tanh layer as wide as the LSTM.
 
     Source: "Neuroevolution of Self-Interpretable Agents" (Tang, Nguyen and Ha, 2020,
-    https://arxiv.org/abs/2003.08165); as a baseline and behind a sensory layer in "The
-    Sensory Neuron as a Transformer" (Tang and Ha, 2021,
-    https://arxiv.org/abs/2109.02869), section 4.4, and its published code, from which
-    the gate is taken, since the paper does not specify it. There patches of 7 pixels,
-    every 4 of 96, have the place of their central pixel,
-    ``first_place=0.03125, place_step=0.0416667``; behind the sensory layer the scores
-    are not scaled.
+    https://arxiv.org/abs/2003.08165); behind a sensory layer in "The Sensory Neuron as
+    a Transformer" (Tang and Ha, 2021, https://arxiv.org/abs/2109.02869), section 4.4,
+    and its published code, from which the gate is taken. There patches of 7 pixels,
+    every 4 of 96, have the place of their central pixel (``first_place=0.03125``,
+    ``place_step=0.0416667``), and the scores behind the sensory layer are not scaled.
 
     Difference: importance is rounded to 14 bits, and the first of equal vectors is
-    chosen. Equal vectors are common (grass; or all codes where nothing moves, as at an
-    episode's start), and rounding errors, which depend on the order of the tokens and
-    the size of the batch, would otherwise decide between them.
+    chosen. Equal vectors are common (grass), and rounding errors, which depend on the
+    order of the tokens, would otherwise decide between them.
 
     Args:
         pooling: ``{"name": …, **options}`` of a sensory layer, a recurrent pooling head
-            with ``num_codes`` codes; None for none.
+            with codes; None for none.
         message_dim: d, the width of queries and keys.
         scale: divide the scores by √d.
         top_k: number of chosen vectors.
@@ -79,9 +73,8 @@ class AttentionAgent(Agent):
         seed: of the initial weights.
 
     Raises:
-        InputError: an unknown name or option, a pooling head without codes or not
-            recurrent, fewer vectors than ``top_k``, ``mixing`` without ``pooling``, or
-            an action space of another kind.
+        InputError: a pooling head without codes, fewer vectors than ``top_k``, or
+            ``mixing`` without ``pooling``.
     """
 
     recurrent = True
@@ -125,7 +118,12 @@ class AttentionAgent(Agent):
                     f"attention_neuron, got {pooling['name']!r}"
                 )
             width = self.sensor.dim_out // count
-        _check(top_k, count, mixing, pooling)
+        if top_k > count:
+            raise InputError(f"policy.top_k: expected 1 to {count}, got {top_k}")
+        if mixing and pooling is None:
+            raise InputError(
+                "policy.mixing: expected false without policy.pooling, got true"
+            )
         self.num_vectors, self.top_k, self.units = count, top_k, units
         self.scale_factor = message_dim**-0.5 if scale else 1.0
         self.side = math.isqrt(count - 1) + 1
@@ -142,15 +140,11 @@ class AttentionAgent(Agent):
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """Return the memories of LSTM and sensory layer, and the last codes if mixed.
-
-        ``begun`` is 0 until there are last codes, then 1.
-        """
         zeros = self.output.weight.new_zeros(batch, self.units)
         memory: dict[str, Memory] = {"hidden": zeros, "cell": zeros, "sensor": ()}
         if self.sensor is not None:
             memory["sensor"] = self.sensor.initial_memory(batch, num_tokens)
-        if self.gate is not None:
+        if self.gate is not None:  # ``begun`` is 0 until there are last codes, then 1
             codes = zeros.new_zeros(batch, self.num_vectors, self.query.in_features)
             memory |= {"codes": codes, "begun": zeros.new_zeros(batch, 1)}
         return memory
@@ -171,7 +165,6 @@ class AttentionAgent(Agent):
 
     @override
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Return the codes of the sensory layer, ``(*B, M·D)``; None without one."""
         if self.sensor is None:
             return None
         features, padding, prev_action, memory = self.unroll_arguments(tokens, state)
@@ -181,10 +174,9 @@ class AttentionAgent(Agent):
 
     @override
     def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Return those of the chosen tokens, ``(*B, 1, N)``.
+        """Return the importance of the chosen tokens, summing to 1, ``(*B, 1, N)``.
 
-        A chosen token's weight is its importance, normalised to sum to 1. Behind a
-        sensory layer codes are chosen, and the weights that the sensory layer gives the
+        Behind a sensory layer codes are chosen, and the sensory layer's weights of the
         tokens are averaged over them.
         """
         arguments = self.unroll_arguments(tokens, state)
@@ -224,12 +216,9 @@ class AttentionAgent(Agent):
             x, memory = self._mix(x, prev_action[:, 0], memory)
         # The top k; padded vectors come last.
         importance = self._importance(x, hidden)
-        ranked = importance
-        if hidden is not None:
-            ranked = ranked.masked_fill(hidden, -1.0)
+        ranked = importance if hidden is None else importance.masked_fill(hidden, -1.0)
         # Equal importance is common, and only a stable sort keeps the order.
-        ranked = _rounded(ranked)
-        order = torch.sort(ranked, stable=True, dim=-1, descending=True).indices
+        order = _rounded(ranked).sort(stable=True, dim=-1, descending=True).indices
         chosen = order[..., : self.top_k]
         missing = None if hidden is None else hidden.gather(-1, chosen)
         return HardAttention(importance, chosen, missing, memory)
@@ -310,14 +299,3 @@ def _rounded(x: Tensor, bits: int = 14) -> Tensor:
     dropped = -round(math.log2(torch.finfo(x.dtype).eps)) + 1 - bits
     larger = x * (2.0**dropped + 1)
     return larger - (larger - x)
-
-
-def _check(
-    top_k: int, count: int, mixing: bool, pooling: Mapping[str, Any] | None
-) -> None:
-    if not 1 <= top_k <= count:
-        raise InputError(f"policy.top_k: expected 1 to {count}, got {top_k}")
-    if mixing and pooling is None:
-        raise InputError(
-            "policy.mixing: expected false without policy.pooling, got true"
-        )

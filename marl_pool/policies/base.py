@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from typing_extensions import override
 
 from marl_pool.policies.actions import ActionSpec
+from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.randomness import Stream
 
@@ -92,10 +95,18 @@ class Policy(nn.Module, ABC):
 
 
 class SpecifiedPolicy(Policy):
-    """A policy for the tokens and actions of one group of agents.
+    """A policy for the tokens and actions of one group of agents, recurrent or not.
 
     It can be saved, see `marl_pool.policies.storage`: `config` and the parameters
     determine it completely.
+
+    Where `recurrent` is True it depends on the previous action and on a memory. Its
+    state is then ``{"action", "memory"}``, with leading dimensions ``(num_envs,
+    agents)``: the previous action as a vector ``(…, A)``, see `ActionSpec.to_vectors`,
+    zeros at an episode's start; and the pytree of `initial_memory`. Otherwise the state
+    is (). A subclass computes whole sequences, since learners backpropagate through
+    many steps at once; acting is a sequence of one step, for which `single_step` and
+    `next_state` translate from states and back.
 
     Args:
         spec: sizes and types of the tokens.
@@ -121,10 +132,7 @@ class SpecifiedPolicy(Policy):
     ) -> None:
         super().__init__()
         self.spec = spec
-        if isinstance(action_space, ActionSpec):
-            self.actions = action_space
-        else:
-            self.actions = ActionSpec.of(action_space)
+        self.actions = ActionSpec.of(action_space)
         self.config: dict[str, Any] = {
             "spec": spec.to_json(),
             "action_space": self.actions.to_json(),
@@ -134,12 +142,67 @@ class SpecifiedPolicy(Policy):
             bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)
             self.register_buffer(name, bounds, persistent=False)
 
+    @property
+    @abstractmethod
+    def recurrent(self) -> bool:
+        """True if decisions depend on the state."""
+
+    def initial_memory(self, batch: int, num_tokens: int) -> Memory:
+        """Return the memory ``(batch, …)`` at an episode's start; () for none."""
+        return ()
+
+    @override
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        if not self.recurrent:
+            return ()
+        shape = (num_envs, num_agents)
+        memory = self.initial_memory(num_envs * num_agents, num_tokens)
+        action = self.low.new_zeros(*shape, self.actions.dim)
+        return {"action": action, "memory": _unflatten(memory, shape)}
+
+    def single_step(
+        self, tokens: Tokens, state: State
+    ) -> tuple[Tokens, Tensor, Memory]:
+        """Return one step as sequences of length 1.
+
+        Args:
+            tokens: of any batch dimensions, ``rows`` in all.
+            state: of the same batch dimensions; () for that of an episode's start.
+
+        Returns:
+            Tokens of batch ``(rows, 1)``, the previous action ``(rows, 1, A)`` and the
+            memory ``(rows, …)``.
+        """
+        rows = tokens.batch_shape.numel()
+        if state:
+            last = len(tokens.batch_shape) - 1
+            flat = tree_map(lambda part: part.flatten(0, last), state)
+            prev_action, memory = flat["action"], flat["memory"]
+        else:
+            prev_action = self.low.new_zeros(rows, self.actions.dim)
+            memory = self.initial_memory(rows, tokens.num_tokens)
+        sequences = tokens.flatten_batch().map(lambda part: part[:, None])
+        return sequences, prev_action[:, None], memory
+
+    def next_state(self, action: Tensor, memory: Memory, dtype: torch.dtype) -> State:
+        """Return the state after ``action``.
+
+        Args:
+            action: ``(*B, A)`` or ``(*B,)``, the executed one.
+            memory: ``(rows, …)``, after the step.
+            dtype: of the previous action in the state.
+        """
+        if not self.recurrent:
+            return ()
+        vectors = self.actions.to_vectors(action).to(dtype)
+        return {"action": vectors, "memory": _unflatten(memory, vectors.shape[:-1])}
+
     def mismatch(self, spec: TokenSpec, action_space: spaces.Space) -> str:
         """Return the reason why the policy does not fit these spaces; empty if it does.
 
-        The number of tokens may differ, if the pooling head supports it. Signal types,
-        positions and stacked frames describe the tokens, and no policy depends on them.
+        The number of tokens may differ, if the pooling head supports it.
         """
+        # Signal types, positions and frames describe tokens; no policy depends on them.
         free = ("num_tokens", "signal_types", "positions", "num_frames")
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
         found = {**vars(self.spec), "actions": self.actions}
@@ -148,8 +211,13 @@ class SpecifiedPolicy(Policy):
                 return f"expected {key} = {value}, got {found[key]}"
         return ""
 
+    @override
     def scale(self, action: Tensor) -> Tensor:
         """Map [-1, 1] to the bounds of a Box; discrete actions are returned as is."""
         if self.actions.discrete:
             return action
         return self.low + (action + 1) * ((self.high - self.low) / 2)
+
+
+def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:
+    return tree_map(lambda part: part.unflatten(0, shape), memory)

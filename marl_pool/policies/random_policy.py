@@ -25,10 +25,7 @@ class RandomPolicy(Policy):
 
     def __init__(self, action_space: spaces.Space | ActionSpec) -> None:
         super().__init__()
-        if isinstance(action_space, ActionSpec):
-            self.actions = action_space
-        else:
-            self.actions = ActionSpec.of(action_space)
+        self.actions = ActionSpec.of(action_space)
         self.noise_size = self.actions.noise_size
         self.config: dict[str, Any] = {"action_space": self.actions.to_json()}
 

@@ -7,7 +7,6 @@ that differs from its manifest is rejected.
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ def save_policies(
 
     Args:
         modules: the policies, by module name.
-        groups: for each group of agents, the name of its module.
+        groups: the module name of each group of agents.
         path: created if missing; existing policy files in it are replaced.
         env: environment of the policies, ``{"name": …, **options}``, for a folder
             outside a run; None: not recorded.
@@ -95,11 +94,9 @@ def copy_policy(source: Path, folder: Path) -> None:
     refuse_damaged(source)
     for name in (CONFIG, WEIGHTS):
         try:
-            with (
-                (source / name).open("rb") as old,
-                new_binary_file(folder / name) as new,
-            ):
-                shutil.copyfileobj(old, new)
+            content = (source / name).read_bytes()
+            with new_binary_file(folder / name) as binary:
+                binary.write(content)
         except FileNotFoundError:
             raise InputError(f"no policy in {source}: {name} is missing") from None
         except OSError as error:

@@ -11,9 +11,8 @@ from typing_extensions import override
 from marl_pool.kernels.activations import ACTIVATIONS, Activation
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
-from marl_pool.policies.base import Decision, State
+from marl_pool.policies.base import Decision, SpecifiedPolicy, State
 from marl_pool.policies.layers import mlp
-from marl_pool.policies.recurrent import RecurrentPolicy
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -26,7 +25,7 @@ from marl_pool.utils.types import (
 )
 
 
-class TokenPolicy(RecurrentPolicy):
+class TokenPolicy(SpecifiedPolicy):
     """An actor-critic on a set of tokens, trained by PPO.
 
     Tokens are embedded, encoded and pooled to one vector z (`SetNetwork`), which two
@@ -37,15 +36,13 @@ class TokenPolicy(RecurrentPolicy):
       scaled to the bounds of the action space and the environment clips the rest;
     - the *value head*: the estimated return.
 
-    With a recurrent pooling head (`MemoryPooling`) the policy is a `RecurrentPolicy`
-    whose memory is that of its heads; otherwise it is memoryless.
+    With a recurrent pooling head (`MemoryPooling`) the policy has its memory; otherwise
+    it is memoryless.
 
-    Source: "Robust Noise Attenuation via Adaptive Pooling of Transformer Outputs"
-    (AdaPool, https://arxiv.org/abs/2506.09215), section 4.3 and Tables 10, 12 and 14:
-    two heads of three linear layers on one pooled vector. The paper does not name their
-    activation; the published code has GELU between the layers of both heads and after
-    the projection of the tokens, and a log-std that depends on the observation, clamped
-    to [-1, 1]. Both are the defaults here.
+    Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215),
+    section 4.3 and Tables 10, 12 and 14: two heads of three linear layers on one pooled
+    vector. GELU in the heads and after the projection of the tokens, and a log-std that
+    depends on the observation, clamped to [-1, 1], are from the published code.
 
     Example:
         >>> policy = make_policy(spec, action_space, pooling="ada")
@@ -132,8 +129,8 @@ class TokenPolicy(RecurrentPolicy):
             init_weights(self.value_head, init_std)
 
     @property
+    @override
     def recurrent(self) -> bool:
-        """True if the pooling head takes the previous action and a memory."""
         return self.network.memory_head is not None
 
     @override
@@ -151,11 +148,7 @@ class TokenPolicy(RecurrentPolicy):
         return logits.unflatten(0, tokens.batch_shape), values.view(tokens.batch_shape)
 
     def pool(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """Return the inputs ``(B, D)`` of action head and value head.
-
-        Args:
-            tokens: of batch ``(B,)``.
-        """
+        """Return the inputs ``(B, D)`` of both heads for tokens of batch ``(B,)``."""
         pooled = self.network(tokens)
         if self.value_network is None:
             return pooled, pooled
@@ -172,8 +165,7 @@ class TokenPolicy(RecurrentPolicy):
             memory: ``(B, …)`` before the first set, as in the state.
 
         Returns:
-            The inputs ``(B, T, D)`` of action head and value head, as in `pool`, and
-            the memory after the last set.
+            The inputs ``(B, T, D)`` of both heads, and the memory after the last set.
         """
         unrolled = [
             network.unroll(tokens, prev_action, part)
