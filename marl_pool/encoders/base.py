@@ -10,18 +10,17 @@ from marl_pool.tokens import Mask
 class Encoder(nn.Module, ABC):
     """Base class: map N vectors to N vectors, equivariant to permutations by default.
 
-    A subclass calls ``super().__init__()``, sets ``self.dim`` and implements `forward`.
-    Its keyword arguments are the options ``encoder.KEY``; it also receives ``dropout``
-    and ``attention_dropout`` if its constructor has these parameters.
+    A subclass sets ``self.dim`` and implements `forward`. Its keyword arguments are the
+    options ``encoder.KEY``; it also receives ``dropout`` and ``attention_dropout`` if
+    its constructor has these parameters.
 
     Attributes:
         dim: D, the width of the vectors in and out; None for the width of the tokens.
         permutation_equivariant: True if permuted vectors give the same results in the
             permuted order. Options may decide it, so ask the instance, not the class.
         keeps_initial_weights: True if a policy must not initialize the weights again,
-            to N(0, init_std). Layers without a residual connection need it: with a
-            small standard deviation such as 0.02, several of them in a row would make
-            all vectors nearly equal.
+            to N(0, init_std). Several layers without a residual connection need it: a
+            small standard deviation would make all vectors nearly equal.
     """
 
     dim: int | None

@@ -27,18 +27,13 @@ class LearnedMergingEncoder(Encoder):
     token at most once. P is the pair's probability among those left when it was chosen,
     so the policy learns by plain gradients. Cross-attention to the tokens before the
     merge follows. All layers share their weights; an encoding of the depth is added.
-    At the end each slot holds the vector of the token that it was merged into, so the
-    set keeps its size.
-
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
+    At the end each slot holds the vector of the token that it was merged into.
 
     Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2, and A.4 for the
     scaling by the probability. Differences from the source: nothing is sampled, not
-    even in training, so that PPO's runner and learner agree; the mean is added (A.4
-    reports that scaling alone fails, since a single one of T (T - 1) probabilities is
-    small); the set keeps its size. Exact copies of a token tie, and their order decides
-    which of them merges: their results may be exchanged, which does not change a
-    permutation-invariant head.
+    even in training, so that PPO's runner and learner agree; the mean is added, since
+    one of T (T - 1) probabilities is small; the set keeps its size. Exact copies of a
+    token may exchange their results, which does not change an invariant head.
 
     Args:
         dim: D, the width of the vectors in and out.
@@ -51,9 +46,6 @@ class LearnedMergingEncoder(Encoder):
         dropout: probability in the feed-forward part, in [0, 1).
         attention: have a transformer block and the cross-attention.
         residual: add the pair's mean, as above.
-
-    Raises:
-        InputError: a number of heads that does not divide D.
     """
 
     def __init__(
@@ -113,12 +105,11 @@ class LearnedMergingEncoder(Encoder):
         pairs = choose_pairs(logits, most, counts, gone)
         probability = pair_log_prob(logits, pairs, gone).exp()[..., None].to(x.dtype)
         vectors = probability * self.layer.merged(x, pairs)
-        kept = pairs.kept[..., None].expand_as(vectors)
+        kept = gather_tokens(x, pairs.kept)
         if self.residual:
-            lost = pairs.gone[..., None].expand_as(vectors)
-            vectors = vectors + (x.gather(1, lost) + x.gather(1, kept)) / 2
-        change = (vectors - x.gather(1, kept)) * pairs.valid[..., None]
-        new = x.scatter_add(1, kept, change)
+            vectors = vectors + (gather_tokens(x, pairs.gone) + kept) / 2
+        change = (vectors - kept) * pairs.valid[..., None]
+        new = x.scatter_add(1, pairs.kept[..., None].expand_as(change), change)
         if self.layer.refine is not None:
             new = self.layer.refine(new, x, gone)
         return new, pairs

@@ -1,5 +1,7 @@
 """Bidirectional LSTM over the vectors in their order, or sorted."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -15,16 +17,12 @@ from marl_pool.utils.types import PositiveInt
 class LSTMEncoder(Encoder):
     """Bidirectional LSTM layers and a linear projection back to the width.
 
-    Padded slots are skipped. Unsorted, the result depends on the order of the vectors:
-    a baseline and a control. Sorted by the first feature, ties by the second, it is
-    permutation equivariant, unless two vectors are equal in both.
+    Padded slots are skipped. Unsorted, it is a control that depends on the order.
+    Sorted by the first feature, ties by the second, it is permutation equivariant,
+    unless two vectors are equal in both.
 
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
-
-    Source: Graves and Schmidhuber (2005), *Framewise Phoneme Classification with
-    Bidirectional LSTM*; SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400),
-    section 4.1.2 (LSTM, LSTM (sorted)). Difference from the source: in a policy the
-    sorted vectors are embedded tokens, not points.
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.1.2
+    (LSTM, LSTM (sorted)); there points are sorted, in a policy embedded tokens.
 
     Args:
         dim: D, the width of the vectors in and out.
@@ -95,28 +93,23 @@ class LSTMEncoder(Encoder):
     def _read_stepwise(self, sequence: Tensor, padding: Mask) -> Tensor:
         """Compute the result of `nn.LSTM` by plain operations."""
         places = list(range(sequence.shape[1]))
-        for layer in range(self.lstm.num_layers):
-            directions = []
-            for direction, order in (("", places), ("_reverse", places[::-1])):
-                suffix = f"_l{layer}{direction}"
-                directions.append(self._read_one_way(sequence, padding, suffix, order))
-            sequence = torch.cat(directions, -1)
+        # Two sets of weights for each layer: forward, then backward.
+        weights = iter(self.lstm.all_weights)
+        for forward, backward in zip(weights, weights, strict=True):
+            first = self._read_one_way(sequence, padding, forward, places)
+            last = self._read_one_way(sequence, padding, backward, places[::-1])
+            sequence = torch.cat([first, last], -1)
         return sequence
 
     def _read_one_way(
-        self, sequence: Tensor, padding: Mask, suffix: str, order: list[int]
+        self, sequence: Tensor, padding: Mask, weights: Sequence[Tensor], order: list[int]
     ) -> Tensor:
-        def weight(name: str) -> Tensor:
-            found = getattr(self.lstm, name + suffix)
-            assert isinstance(found, Tensor)
-            return found
-
-        on_input = linear(sequence, weight("weight_ih"), weight("bias_ih"))
+        weight_ih, weight_hh, bias_ih, bias_hh = weights
+        on_input = linear(sequence, weight_ih, bias_ih)
         hidden = cell = sequence.new_zeros(sequence.shape[0], self.lstm.hidden_size)
         outputs = {}
         for place in order:
-            gates = on_input[:, place]
-            gates = gates + linear(hidden, weight("weight_hh"), weight("bias_hh"))
+            gates = on_input[:, place] + linear(hidden, weight_hh, bias_hh)
             input_gate, forget_gate, content, output_gate = gates.chunk(4, -1)
             new_cell = forget_gate.sigmoid() * cell
             new_cell = new_cell + input_gate.sigmoid() * content.tanh()

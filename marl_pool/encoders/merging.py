@@ -38,9 +38,8 @@ def merging_mlp(dim_in: int, dim_out: int, hidden: int) -> nn.Sequential:
 class PairScores(nn.Module):
     """Logits of all ordered pairs, ``Q Kᵀ / √d_p``, summed over weighted heads.
 
-    Source: Nair and Lieck, *Hierarchical Transformers*, equation 1 and A.3. Difference
-    from the source: tokens are normalized before the projection, as in the pre-norm
-    block below.
+    Source: Nair and Lieck, *Hierarchical Transformers*, equation 1 and A.3. Here tokens
+    are normalized before the projection.
 
     Args:
         dim: D, the width of the tokens.
@@ -77,8 +76,8 @@ class Refinement(nn.Module):
 
     ``x + Attention(LN(x), LN(y))``.
 
-    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2. The paper does
-    not say how the result is combined with the tokens; here it is added, pre-norm.
+    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2, which does not
+    say how the result is combined with the tokens; here it is added, pre-norm.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
@@ -99,15 +98,10 @@ class MergingLayer(nn.Module):
     """Modules of one merging layer; the caller chooses the pairs by their logits.
 
     Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2. The hidden width
-    of the merging MLP is not published; here it is ``dim_ff``, as in the transformer
-    block.
+    of the merging MLP is not published; here it is ``dim_ff``. Arguments are those of
+    `LearnedMergingEncoder`, and:
 
     Args:
-        dim: D, the width of the tokens.
-        num_heads: number of attention heads, a divisor of D.
-        policy_heads: number of heads of the policy, a divisor of D.
-        dim_ff: hidden width of the feed-forward part and of the merging MLP.
-        dropout: probability in the feed-forward part, in [0, 1).
         policy: ``learned``; ``shared_keys``, with the refinement's keys, detached
             (A.3); ``heuristic``, the attention weights of the transformer block
             (section 4.3); ``random``, equal logits.

@@ -13,25 +13,21 @@ LOWEST = -1e30
 
 
 class Pairs(NamedTuple):
-    """Ordered pairs without a common token, in the order in which they were chosen.
-
-    Attributes:
-        gone: ``(B, R)`` int64, token i of each pair, which merges into token j.
-        kept: ``(B, R)`` int64, token j of each pair.
-        valid: ``(B, R)`` bool, False after a row's last pair.
-    """
+    """Ordered pairs without a common token, in the order in which they were chosen."""
 
     gone: Tensor
+    """``(B, R)`` int64, token i of each pair, which merges into token j."""
     kept: Tensor
+    """``(B, R)`` int64, token j of each pair."""
     valid: Tensor
+    """``(B, R)`` bool, False after a row's last pair."""
 
 
 def gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
     """Sample Gumbel noise in the shape of ``like``.
 
-    The argmax of logits plus noise is a sample from their softmax; and the argmax over
-    those still allowed is a sample from the softmax renormalized to them. So the noise
-    is sampled once for a whole sequence without replacement.
+    The argmax of logits plus noise is a sample from their softmax, also renormalized to
+    those still allowed. So the noise is sampled once for a whole sequence.
     """
     noise = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
     noise.exponential_(generator=generator).clamp_(min=torch.finfo(like.dtype).tiny)
@@ -99,12 +95,10 @@ def pair_log_prob(
 ) -> Tensor:
     """Return the log-probability of each pair at the time of its choice.
 
-    Masked: by the softmax over all ordered pairs of two tokens that are left. Its sum
-    over the pairs is the log-probability of the sequence. Unmasked: by the softmax over
-    the whole matrix, its diagonal included, as if nothing had been chosen before.
-
-    Source: Nair and Lieck, *Hierarchical Transformers*, sections 3.1.2 and 3.1.5, which
-    are unmasked; that is not the log-probability of the sample.
+    Masked: by the softmax over all ordered pairs of two tokens that are left; the sum
+    is the log-probability of the sequence. Unmasked: by the softmax over the whole
+    matrix, its diagonal included, as in Nair and Lieck, *Hierarchical Transformers*,
+    sections 3.1.2 and 3.1.5; that is not the log-probability of the sample.
 
     Args:
         logits: ``(B, T, T)``.
@@ -149,10 +143,7 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
 
 @torch.no_grad()
 def choose_tokens(scores: Tensor, count: int) -> Tensor:
-    """Choose the ``count`` tokens of highest score, ``(B, count)``, best first.
-
-    With logits as ``scores (B, S)`` this is greedy; with `gumbel` noise it samples.
-    """
+    """Choose the ``count`` tokens of highest score ``(B, S)``, best first."""
     return scores.topk(count, dim=1).indices
 
 

@@ -25,9 +25,9 @@ class SetLinear(nn.Module):
     feature over all vectors, i included. Without others, sum and mean are zero.
 
     Source: Zaheer et al. (2017), *Deep Sets*, https://arxiv.org/abs/1703.06114; SWARM
-    (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), equation 2, which is the sum;
-    its experiments name mean and max. Difference from the published code: there the
-    mean includes i too, which gives the same functions for sets of a given size.
+    (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), equation 2, which is the sum.
+    The mean of its published code includes i, which gives the same functions for sets
+    of a given size.
 
     Args:
         dim_in: width of the vectors.
@@ -64,8 +64,6 @@ class SetLinear(nn.Module):
 
 class SetLinearEncoder(Encoder):
     """`SetLinear` layers with ReLU between them.
-
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
 
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), sections 2 and
     4.1.2 (SetLinear, SetLinear (max)). Difference from the source: no ReLU after the

@@ -68,13 +68,9 @@ class SetTransformerEncoder(Encoder):
     with `AttentionBlock` as MAB. A SAB costs O(N²); an ISAB with m learned vectors I
     costs O(N m).
 
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
-
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
-    equations 8 to 10. The authors' code has no LayerNorm by default. The Set
-    Transformer that SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400) compares
-    with has four linear layers in its rFF, biases in the attention, the scale of the
-    head width and another initialization (``encoder=paper_isab``).
+    equations 8 to 10. The authors' code has no LayerNorm by default. SWARM (Vollgraf,
+    2019, https://arxiv.org/abs/1906.09400) compares with ``encoder=paper_isab``.
 
     Args:
         dim: D, the width of the vectors in and out.
@@ -86,12 +82,9 @@ class SetTransformerEncoder(Encoder):
             published, or of the head width.
         feedforward_layers: number of layers of the rFF, each with ReLU.
         bias: give the projections of the attention a bias.
-        initial: initialization. "network": as the rest of the network (N(0, init_std)
-            in a policy). "swarm": as SWARM's published code, Xavier in the attention,
-            Kaiming in the rFF, N(0, 1) for the inducing points, zero biases.
-
-    Raises:
-        InputError: a number of heads that does not divide D.
+        initial: "network", as the rest of the network; or "swarm", as SWARM's code:
+            Xavier in the attention, Kaiming in the rFF, N(0, 1) for the inducing
+            points, zero biases.
     """
 
     def __init__(

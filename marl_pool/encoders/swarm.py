@@ -66,17 +66,14 @@ class SwarmLayer(nn.Module):
         return self.output(torch.cat([hidden, cell], -1))
 
     def step(self, x: Tensor, sums: Tensor, place: int) -> Tensor:
-        """Map the next entity of a causal population, without the entities before it.
+        """Return the result ``(B, dim_out)`` of the next entity, causally pooled.
 
         Args:
             x: ``(B, dim_in)``, the entity.
-            sums: ``(iterations - 1, B, units)``, sums of the hidden states after each
-                iteration but the last, over all entities so far; zero before the
-                first. The new entity's states are added in place.
+            sums: ``(iterations - 1, B, units)``, sums of the hidden states of all
+                entities so far after each iteration but the last. The new entity's
+                states are added in place.
             place: number of entities before this one.
-
-        Returns:
-            ``(B, dim_out)``, the result of `forward` at this place.
         """
         constant = self.on_input(x)
         hidden, cell = self._cell(constant, None)
@@ -91,8 +88,7 @@ class SwarmLayer(nn.Module):
         units = gates.shape[-1] // 4
         sigmoid = gates[..., : 3 * units].sigmoid()
         input_gate, forget_gate, output_gate = sigmoid.chunk(3, -1)
-        content = gates[..., 3 * units :].tanh()
-        new = input_gate * content
+        new = input_gate * gates[..., 3 * units :].tanh()
         if cell is not None:
             new = new + forget_gate * cell
         return output_gate * new.tanh(), new
@@ -118,8 +114,6 @@ class SwarmEncoder(Encoder):
     """`SwarmLayer`s with ReLU between them.
 
     With ``population="causal"`` the result depends on the order of the vectors.
-
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
 
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), sections 3, 4.1.2
     and 4.3 (causal).

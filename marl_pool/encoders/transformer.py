@@ -55,12 +55,9 @@ class TransformerEncoder(Encoder):
 
     in each layer. There is no positional encoding, so it is permutation equivariant.
 
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
-
     Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215), C.2
-    and Tables 9, 10, 12 and 14: biases and dropout in the feed-forward parts only, and
-    parameter counts that leave no room for a final LayerNorm. Its image studies have
-    both a final LayerNorm and dropout in the attention.
+    and Tables 9, 10, 12 and 14: biases and dropout in the feed-forward parts only. Its
+    image studies have a final LayerNorm and dropout in the attention.
 
     Args:
         dim: D, the width of the vectors in and out.
@@ -68,15 +65,12 @@ class TransformerEncoder(Encoder):
         num_heads: number of attention heads, a divisor of D.
         dim_ff: width of the feed-forward part.
         dropout: probability after the feed-forward part, in [0, 1).
-        attention_scale: divide scores by the square root of the model width, as the
-            paper does, or of the head width.
+        attention_scale: divide scores by the square root of the model width, as in the
+            paper, or of the head width.
         activation: φ, the activation of the feed-forward part.
         final_norm: apply a LayerNorm after the last layer.
         attention_dropout: probability in the attention, in [0, 1); see
             `MultiHeadAttention`.
-
-    Raises:
-        InputError: a number of heads that does not divide D.
     """
 
     def __init__(
