@@ -102,11 +102,11 @@ class LSTMEncoder(Encoder):
         return sequence
 
     def _read_one_way(
-        self, sequence: Tensor, padding: Mask, weights: Sequence[Tensor], order: list[int]
+        self, x: Tensor, padding: Mask, weights: Sequence[Tensor], order: list[int]
     ) -> Tensor:
         weight_ih, weight_hh, bias_ih, bias_hh = weights
-        on_input = linear(sequence, weight_ih, bias_ih)
-        hidden = cell = sequence.new_zeros(sequence.shape[0], self.lstm.hidden_size)
+        on_input = linear(x, weight_ih, bias_ih)
+        hidden = cell = x.new_zeros(x.shape[0], self.lstm.hidden_size)
         outputs = {}
         for place in order:
             gates = on_input[:, place] + linear(hidden, weight_hh, bias_hh)

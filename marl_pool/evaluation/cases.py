@@ -8,8 +8,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
 from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
-from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.severity import validate_no_ramp
+from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import resolve

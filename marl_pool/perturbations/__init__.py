@@ -9,6 +9,7 @@ from marl_pool.utils.lazy import lazy_exports
 if TYPE_CHECKING:
     from marl_pool.perturbations.base import Perturbation as Perturbation
     from marl_pool.perturbations.base import SampledPerturbation as SampledPerturbation
+    from marl_pool.perturbations.base import TokenShare as TokenShare
     from marl_pool.perturbations.confuse import Confuse as Confuse
     from marl_pool.perturbations.delay import Delay as Delay
     from marl_pool.perturbations.duplicate import Duplicate as Duplicate
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from marl_pool.perturbations.readings import Jitter as Jitter
     from marl_pool.perturbations.readings import Scale as Scale
     from marl_pool.perturbations.rewire import Rewire as Rewire
-    from marl_pool.perturbations.share import TokenShare as TokenShare
     from marl_pool.perturbations.shuffle import Shuffle as Shuffle
     from marl_pool.tokens import TokenSpec
 
@@ -85,6 +85,6 @@ __getattr__, __dir__ = lazy_exports(
         *PERTURBATIONS.values(),
         "marl_pool.perturbations.base:SampledPerturbation",
         "marl_pool.perturbations.base:Perturbation",
-        "marl_pool.perturbations.share:TokenShare",
+        "marl_pool.perturbations.base:TokenShare",
     ),
 )

@@ -1,15 +1,17 @@
 """Base classes of perturbations: tokens in, tokens out, with a state of their own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.severity import sample_severities
-from marl_pool.tokens import Tokens
+from marl_pool.perturbations.sampling import sample_severities, uniform_like
+from marl_pool.perturbations.selection import lowest
+from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt, Severity
 
@@ -88,6 +90,22 @@ class Perturbation(ABC):
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
         """Perturb the tokens of one step; return them and the next state."""
+
+
+def validate_no_ramp(options: Mapping[str, Any], why: str) -> None:
+    """Reject a ramp where environments do not play one episode after another.
+
+    Args:
+        options: of the perturbation.
+        why: reason for the message.
+
+    Raises:
+        InputError: the perturbation has a ramp.
+    """
+    if options.get("ramp") is not None:
+        raise InputError(
+            f"perturbation.ramp: expected null, since {why}, got {options['ramp']}"
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -216,6 +234,49 @@ class ProtectingPerturbation(SampledPerturbation):
     def protects(self) -> bool:
         """True if there are own tokens to leave unchanged."""
         return self.protect_self and self.has_self
+
+
+@dataclass(kw_only=True, eq=False)
+class TokenShare(ProtectingPerturbation):
+    """A perturbation of ``round(severity * n)`` of the n tokens of each row.
+
+    n counts the tokens present that are not protected; halves round to even. The same
+    random numbers serve all severities, so that a higher one selects the same tokens
+    and some more.
+
+    Args:
+        severity: share of the selected tokens.
+    """
+
+    def eligible(self, tokens: Tokens) -> Tensor:
+        """Tokens that may be selected, ``(num_envs, agents, N)`` bool."""
+        present = ~tokens.padding
+        return present & (tokens.types != SELF_TYPE) if self.protects else present
+
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+        return {"scores": uniform_like(keys, turn, tokens.types.shape[1:])}
+
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
+        eligible = self.eligible(tokens)
+        return {"eligible": eligible, "chosen": self._choose(eligible, state)}
+
+    def chosen(self, tokens: Tokens, state: PerturbationState) -> Tensor:
+        """Currently selected tokens, ``(num_envs, agents, N)`` bool.
+
+        The selection of the last resampling; where a token has appeared or vanished
+        since, the same random numbers select among the tokens present now.
+        """
+        eligible = self.eligible(tokens)
+        if eligible.equal(state["eligible"]):
+            return state["chosen"]
+        return self._choose(eligible, state)
+
+    def _choose(self, eligible: Tensor, state: PerturbationState) -> Tensor:
+        return lowest(state["scores"], eligible, state["severity"].view(-1, 1, 1))
 
 
 def choose(

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.sampling import uniform_like
-from marl_pool.perturbations.share import TokenShare
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.types import Severity

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.selection import (
     append,
     counted,
     identity_origin,
     take_features,
 )
-from marl_pool.perturbations.share import TokenShare
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import Severity
 

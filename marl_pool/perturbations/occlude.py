@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
-from marl_pool.perturbations.share import TokenShare
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import unknown

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.selection import permutation, take_features
-from marl_pool.perturbations.share import TokenShare
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import Severity
 

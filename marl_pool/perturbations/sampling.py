@@ -1,4 +1,4 @@
-"""Random numbers of a perturbation for one turn of each environment's stream."""
+"""Random numbers of a perturbation, from each environment's stream."""
 
 import math
 
@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 from marl_pool.utils.randomness import uniform
+
+SEVERITY_POSITION = -1
+"""Position of the severity in a perturbation's stream; other numbers begin at 0."""
 
 
 def uniform_like(keys: Tensor, turn: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -34,3 +37,33 @@ def normal(numbers: Tensor) -> Tensor:
     largest = 1 - torch.finfo(torch.float32).eps / 2
     centered = (2 * numbers - 1).float().clamp_(-largest, largest)
     return centered.erfinv_().mul_(math.sqrt(2))
+
+
+def sample_severities(
+    bounds: tuple[float, float],
+    keys: Tensor,
+    ramp: int | None = None,
+    episodes: Tensor | None = None,
+) -> Tensor:
+    """Sample the severity of each environment, uniform between the bounds.
+
+    It comes from the environment's own stream, so that an environment has the same
+    severity alone and in a batch, and other random numbers do not depend on the bounds.
+
+    Args:
+        bounds: low and high, in [0, 1].
+        keys: ``(num_envs,)`` of the random streams.
+        ramp: episodes over which the severity grows from 0 to the sampled one.
+        episodes: ``(num_envs,)`` episodes played so far; None: the ramp is over.
+
+    Returns:
+        ``(num_envs,)`` float64.
+    """
+    low, high = bounds
+    if low == high:
+        sampled = torch.full(keys.shape, low, dtype=torch.float64, device=keys.device)
+    else:
+        sampled = low + (high - low) * uniform(keys, 1, SEVERITY_POSITION)[:, 0]
+    if ramp is None or episodes is None:
+        return sampled
+    return sampled * (episodes.double() / ramp).clamp(max=1)

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from marl_pool.tokens import Mask, Types
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.errors import InputError
 
 NO_TYPE = -1
 """The type of a head's extra tokens: they are neither the observer nor an entity."""
@@ -136,37 +135,4 @@ class Pooling(nn.Module, ABC):
                     f"{name}: expected padding of dtype bool, got {padding.dtype}"
                 )
             x = x.masked_fill(padding[..., None], 0.0)
-        return x, padding, types
-
-
-class SlotPooling(Pooling):
-    """Base class of heads with separate weights for each of N slots.
-
-    They depend on the order. A set with fewer slots than N is read as if the missing
-    last ones were padding.
-
-    Args:
-        dim: D, the width of the vectors.
-        num_tokens: N, the largest number of slots.
-
-    Raises:
-        UnfitTokensError: when called, more than N slots.
-    """
-
-    permutation_invariant = False
-
-    def __init__(self, dim: int, num_tokens: int) -> None:
-        super().__init__(dim)
-        self.num_tokens = num_tokens
-
-    @override
-    def prepare(
-        self, x: Tensor, padding: Mask = None, types: Types = None
-    ) -> tuple[Tensor, Mask, Types]:
-        x, padding, types = super().prepare(x, padding, types)
-        if x.shape[1] > self.num_tokens:
-            raise UnfitTokensError(
-                f"{type(self).__name__}: expected at most {self.num_tokens} tokens, "
-                f"got {x.shape[1]}"
-            )
         return x, padding, types

@@ -1,6 +1,6 @@
 """Checks of a cloning configuration across its sections."""
 
-from marl_pool.perturbations.severity import validate_no_ramp
+from marl_pool.perturbations.base import validate_no_ramp
 from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig, CloneSettings

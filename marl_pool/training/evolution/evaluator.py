@@ -9,8 +9,7 @@ from torch import Tensor
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
-from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.severity import validate_no_ramp
+from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import Policy
