@@ -72,17 +72,13 @@ class Perturbation(ABC):
     ) -> PerturbationState:
         """Return the state at the start of an episode.
 
-        A perturbation has no access to the environment, so the keys of its random
-        streams are arguments.
-
         Args:
             tokens: the first observation, batch dimensions ``(num_envs, agents)``.
             keys: ``(num_envs,)`` keys of the environments' random streams.
-            state: current state of the environments that are not reset; None at the
-                first start.
+            state: of the environments that are not reset; None at the first start.
             where: ``(num_envs,)`` bool, the environments that are reset; None for all.
-            episodes: ``(num_envs,)`` int64, number of episodes that each environment
-                has played, which a `ramp` follows; None: the ramp is over.
+            episodes: ``(num_envs,)`` int64, episodes that each environment has played,
+                which a ramp follows; None: the ramp is over.
         """
 
     @abstractmethod
@@ -93,14 +89,9 @@ class Perturbation(ABC):
 
 
 def validate_no_ramp(options: Mapping[str, Any], why: str) -> None:
-    """Reject a ramp where environments do not play one episode after another.
+    """Raise InputError if the options of a perturbation have a ramp, and say why not.
 
-    Args:
-        options: of the perturbation.
-        why: reason for the message.
-
-    Raises:
-        InputError: the perturbation has a ramp.
+    A ramp needs environments that play one episode after another.
     """
     if options.get("ramp") is not None:
         raise InputError(
@@ -148,10 +139,7 @@ class SampledPerturbation(Perturbation):
         return {}
 
     def update(self, state: PerturbationState) -> PerturbationState:
-        """Update the state at every step, after a resampling if one is due.
-
-        Override it where an observation depends on the samples of several steps.
-        """
+        """Update the state at every step, where observations need several samples."""
         return state
 
     @abstractmethod
@@ -240,9 +228,8 @@ class ProtectingPerturbation(SampledPerturbation):
 class TokenShare(ProtectingPerturbation):
     """A perturbation of ``round(severity * n)`` of the n tokens of each row.
 
-    n counts the tokens present that are not protected; halves round to even. The same
-    random numbers serve all severities, so that a higher one selects the same tokens
-    and some more.
+    n counts the tokens present that are not protected; halves round to even. A higher
+    severity selects the same tokens and some more.
 
     Args:
         severity: share of the selected tokens.

@@ -21,10 +21,9 @@ class Duplicate(TokenShare):
     """Append a second copy of a share of the tokens.
 
     A maximum is not affected, a mean is. A copy shows the current features of its
-    token, and is padded when the token vanishes.
-
-    N grows by ``round(severity * N)``, with the larger of two severities; unused slots
-    are padded. A pooling head for a fixed N cannot be evaluated under it.
+    token, and is padded when the token vanishes. N grows by ``round(severity * N)``,
+    with the larger of two severities; unused slots are padded. A pooling head for a
+    fixed N cannot be evaluated under it.
 
     Args:
         severity: share of the tokens present, without a protected one, that are

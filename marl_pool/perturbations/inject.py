@@ -25,8 +25,7 @@ class Inject(SampledPerturbation):
     A perturbation has no access to the environment, so a distractor takes its motion
     from an *anchor*, a token that is sampled at reset: at every step it copies the
     features of its anchor and stands at a fixed offset from it. An offset between two
-    entities does not depend on the observer, so relative positions stay consistent: the
-    distractor rests where its anchor rests and comes closer as the observer approaches.
+    entities does not depend on the observer, so relative positions stay consistent.
 
     - ``"alike"``: anchors are tokens of the distractor's type, with an offset within
       ``spread``, so that distractors are distributed like the tokens of their type.
@@ -35,12 +34,9 @@ class Inject(SampledPerturbation):
       ``spread``: the hardest distractors to ignore.
 
     Where no token of the type is present, anchors are any tokens but self. Without any
-    anchor, or once it vanishes, the distractor is padded. Each agent sees separate
-    distractors.
-
-    N grows by ``round(severity * count)``, halves rounded to even and with the larger
-    of two severities; unused slots are padded. A pooling head for a fixed N cannot be
-    evaluated under it.
+    anchor, or once it vanishes, the distractor is padded. N grows by ``round(severity *
+    count)``, with the larger of two severities; unused slots are padded. A pooling head
+    for a fixed N cannot be evaluated under it.
 
     Args:
         token_type: index of the type, or its name if ``type_names`` are given; None:
@@ -51,13 +47,12 @@ class Inject(SampledPerturbation):
         spread: half side of the square of uniform offsets, in the units of the
             features (in simple-centroid the lengths of the environment divided by 5).
         distance: from the anchors with ``"far"``, in the same units.
-        position_features: indices of the features, from 0, that are a position; None:
-            as in ``positions``.
+        position_features: indices of the features that are a position; None: as in
+            ``positions``.
         type_names: names of the types known to the policy.
         signal_types: names of the types that matter for the task; empty: not known.
         has_self: whether tokens of type 0 are the observer's own.
-        dtype: of the features. A distractor needs a position, and image patches
-            (uint8) have none.
+        dtype: of the features. Image patches (uint8) have no position.
         num_features: of a token; None: not known before the first tokens.
         positions: indices of the features that are a position, () if none is; None:
             not known.
@@ -160,14 +155,9 @@ class Inject(SampledPerturbation):
 
 
 def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
-    """Sample candidates with replacement.
+    """Sample candidates ``(*B, N)`` with replacement by numbers in (0, 1), ``(*B, C)``.
 
-    Args:
-        candidates: ``(*B, N)`` bool.
-        choice: ``(*B, C)`` uniform in (0, 1).
-
-    Returns:
-        ``(*B, C)`` int64 indices in N, -1 where the row has no candidate.
+    Returns indices ``(*B, C)`` int64, -1 where the row has no candidate.
     """
     first = (~candidates).byte().argsort(dim=-1, stable=True)
     number = candidates.sum(-1, keepdim=True)
@@ -214,19 +204,16 @@ def _noise_type(type_names: Sequence[str], signal_types: Sequence[str]) -> int:
 
 
 def _type_index(token_type: int | str, type_names: Sequence[str]) -> int:
-    if isinstance(token_type, str):
-        if not type_names:
-            raise UnfitTokensError(
-                f"perturbation.token_type: expected a number, or type_names with it, "
-                f"got {token_type!r}"
-            )
-        if token_type not in type_names:
-            refusal = unknown("perturbation.token_type", token_type, type_names)
-            raise UnfitTokensError(str(refusal))
-        return list(type_names).index(token_type)
-    if type_names and token_type >= len(type_names):
+    option = "perturbation.token_type"
+    if isinstance(token_type, int):
+        if type_names and token_type >= len(type_names):
+            most = len(type_names) - 1
+            raise UnfitTokensError(f"{option}: expected 0 to {most}, got {token_type}")
+        return token_type
+    if not type_names:
         raise UnfitTokensError(
-            f"perturbation.token_type: expected 0 to {len(type_names) - 1}, "
-            f"got {token_type}"
+            f"{option}: expected a number, or type_names with it, got {token_type!r}"
         )
-    return token_type
+    if token_type not in type_names:
+        raise UnfitTokensError(str(unknown(option, token_type, type_names)))
+    return list(type_names).index(token_type)

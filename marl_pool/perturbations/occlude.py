@@ -20,8 +20,8 @@ class Occlude(TokenShare):
     """Remove exactly ``round(severity * n)`` of n tokens in each row.
 
     n counts the tokens present of the kinds in ``among``, without a protected one. The
-    same tokens are missing until the next resampling; when a token present vanishes
-    from the environment in between, the number is computed again.
+    same tokens are missing until the next resampling; when a token vanishes from the
+    environment in between, the number is computed again.
 
     Args:
         severity: share of the removed tokens; halves round to even.

@@ -7,18 +7,12 @@ from marl_pool.tokens import Tokens
 
 
 def lowest(scores: Tensor, eligible: Tensor, share: float | Tensor) -> Tensor:
-    """Select ``round(share * n)`` of each row's n eligible slots.
-
-    Halves round to even. With the same scores, a larger share selects the same slots
-    and some more.
+    """Select ``round(share * n)`` of each row's n eligible slots, ``(*B, N)`` bool.
 
     Args:
         scores: ``(*B, N)``, finite and without ties; the lowest are selected.
         eligible: ``(*B, N)`` bool.
         share: in [0, 1]; or ``(*B', 1, …)`` float64, one for each leading index.
-
-    Returns:
-        ``(*B, N)`` bool.
     """
     queue = scores.masked_fill(~eligible, torch.inf)
     count = counted(eligible, share)
@@ -34,10 +28,8 @@ def counted(eligible: Tensor, share: float | Tensor) -> Tensor:
 def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:
     """Permute the slots that take part; the others stay.
 
-    With exchangeable scores all permutations are equally likely, the identity included.
-
     Args:
-        scores: ``(*B, N)``, without ties.
+        scores: ``(*B, N)``, without ties; random ones make all permutations as likely.
         taking_part: ``(*B, N)`` bool.
 
     Returns:

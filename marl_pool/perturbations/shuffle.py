@@ -22,20 +22,18 @@ class Shuffle(TokenShare):
 
     With ``scope="token"`` whole tokens move. The set stays the same, so a
     permutation-invariant policy notices nothing, unless it has a memory for each
-    position, as `AttentionNeuronPooling` has: that memory stays in its place and is
-    paired with another token.
+    position, as `AttentionNeuronPooling` has, which is then paired with another token.
 
     With ``scope="frame"`` each frame is permuted before it is stacked, as in a sensor
-    array that is rewired while it runs: until the stack holds no frame from before the
-    last permutation, a token combines frames of different places, and even an invariant
-    policy without a memory is affected. Frames before the first one have its order. So
-    with ``every=None`` both scopes are the same, and ``num_frames - 1`` steps after a
-    permutation they agree again. Types and padding move with the newest frame.
+    array that is rewired while it runs: for ``num_frames - 1`` steps after a
+    permutation a token combines frames of different places, and even an invariant
+    policy without a memory is affected. Frames before the first one have its order, so
+    with ``every=None`` both scopes are the same. Types and padding move with the newest
+    frame.
 
     Source: the shuffle tests of AttentionNeuron (Tang and Ha, 2021,
-    https://arxiv.org/abs/2109.02869, section 4.1 and Table 6), whose sensors carry no
-    type. Its published code permutes the screens of Pong and CarRacing frame by frame,
-    then stacks them; the code that changes the order within an episode is not public.
+    https://arxiv.org/abs/2109.02869, section 4.1 and Table 6). Its published code
+    permutes the screens of Pong and CarRacing frame by frame, then stacks them.
 
     Args:
         severity: share of the slots, padded ones included, that take part in the

@@ -77,7 +77,7 @@ class ActionSpec:
 
         Discrete actions become one-hot; actions of a Box are clipped to [-1, 1], as the
         environment clips them, in float32: the last bits of a float64 depend on the
-        order in which a policy sums its tokens, and would enter its memory.
+        order of the tokens, and would enter the memory.
         """
         if self.discrete:
             return one_hot(actions, self.n)

@@ -24,17 +24,14 @@ Unroll = Callable[[Tensor, Mask, Tensor, Memory], tuple[Tensor, Memory]]
 class Agent(SpecifiedPolicy):
     """A policy whose output is the action itself, or one logit for each choice.
 
-    It has no value head and needs no gradient of a return: it is found by an evolution
-    strategy or cloned from a teacher. It acts deterministically; while exploring, a
-    discrete action is sampled from its logits.
+    It has no value head: it is found by an evolution strategy or cloned from a teacher.
+    It acts deterministically; while exploring, a discrete action is sampled from its
+    logits.
 
     A subclass implements `unroll`. That suffices to act, to evaluate a population in
     one batch (`Population`), and to be cloned from whole sequences. So `unroll` must be
     a function of tensors that `torch.func.vmap` can vectorise, without Python branches
     on their values.
-
-    Args:
-        **options: other keyword arguments of the subclass's constructor, JSON-ready.
 
     Attributes:
         hidden_dim: H, width of the last hidden layer that `unroll_hidden` returns; 0
@@ -148,12 +145,9 @@ class Agent(SpecifiedPolicy):
     def scale_features(
         self, features: Tensor, padding: Mask, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Convert features to floats: bytes scaled to [0, 1], 0 under padding.
+        """Convert features ``(*B, N, F)`` to floats: bytes to [0, 1], 0 under padding.
 
-        Args:
-            features: ``(*B, N, F)``, any batch dimensions.
-            padding: ``(*B, N)`` bool, True = ignore; None where nothing is padded.
-            dtype: of the result; None: the agent's.
+        ``dtype`` is that of the result; None: the agent's.
         """
         numbers = features.to(dtype or self.low.dtype)
         if features.dtype == torch.uint8:

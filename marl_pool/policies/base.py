@@ -36,10 +36,9 @@ class Decision(NamedTuple):
 class Policy(nn.Module, ABC):
     """A map from tokens to actions.
 
-    A policy has no hidden state: what it carries from step to step is returned in
-    `Decision.state` and passed to the next call, so that one policy can act in any
-    number of environments, and a learner can replay any step. Implement `act`, and
-    `initial_state` for a policy with a state.
+    What it carries from step to step is returned in `Decision.state` and passed to the
+    next call, so that one policy can act in any number of environments, and a learner
+    can replay any step. Implement `act`, and `initial_state` for a policy with a state.
 
     Attributes:
         noise_size: uniform random numbers per decision that exploration consumes.
@@ -163,15 +162,10 @@ class SpecifiedPolicy(Policy):
     def single_step(
         self, tokens: Tokens, state: State
     ) -> tuple[Tokens, Tensor, Memory]:
-        """Return one step as sequences of length 1.
+        """Return one step of any batch, ``rows`` in all, as sequences of length 1.
 
-        Args:
-            tokens: of any batch dimensions, ``rows`` in all.
-            state: of the same batch dimensions; () for that of an episode's start.
-
-        Returns:
-            Tokens of batch ``(rows, 1)``, the previous action ``(rows, 1, A)`` and the
-            memory ``(rows, …)``.
+        These are tokens of batch ``(rows, 1)``, the previous action ``(rows, 1, A)``
+        and the memory ``(rows, …)``; the state () is that of an episode's start.
         """
         rows = tokens.batch_shape.numel()
         if state:
@@ -185,13 +179,7 @@ class SpecifiedPolicy(Policy):
         return sequences, prev_action[:, None], memory
 
     def next_state(self, action: Tensor, memory: Memory, dtype: torch.dtype) -> State:
-        """Return the state after ``action``.
-
-        Args:
-            action: ``(*B, A)`` or ``(*B,)``, the executed one.
-            memory: ``(rows, …)``, after the step.
-            dtype: of the previous action in the state.
-        """
+        """Return the state after a step with the executed action and the memory."""
         if not self.recurrent:
             return ()
         vectors = self.actions.to_vectors(action).to(dtype)

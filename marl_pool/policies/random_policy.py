@@ -16,8 +16,7 @@ from marl_pool.utils.randomness import Stream
 class RandomPolicy(Policy):
     """Sample uniformly from the action space, regardless of ``explore``.
 
-    Its actions are in the units of the action space. Returns of other policies are
-    normalised by its return, see `NormalizationBaselines`.
+    Its actions are in the units of the action space.
 
     Args:
         action_space: Discrete, or a bounded Box of one dimension.

@@ -25,12 +25,6 @@ def make_sensor(
 ) -> MemoryPooling:
     """Build a sensory layer: a recurrent pooling head on the tokens themselves.
 
-    Args:
-        pooling: ``{"name": …, **options}``.
-        spec: sizes and types of the tokens.
-        actions: action space of the agent.
-        seed: of the initial weights.
-
     Raises:
         InputError: an unknown name or option, or a pooling head that is not recurrent.
     """
@@ -51,7 +45,38 @@ NEURONS: Mapping[str, Any] = {"name": "attention_neuron"}
 """Default sensory layer, that of the paper."""
 
 
-class Sensory(Agent):
+class SensorAgent(Agent):
+    """Base class of agents that act on the codes of a sensory layer alone.
+
+    Attributes:
+        sensor: the sensory layer, a recurrent pooling head on the tokens.
+    """
+
+    recurrent = True
+    sensor: MemoryPooling
+
+    def codes(
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """Return the codes ``(B, T, M·D)`` and the memory; arguments as of `unroll`."""
+        x = self.scale_features(features, padding)
+        return self.sensor.unroll(x, padding, prev_action, memory)
+
+    @override
+    def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
+        codes, _ = self.codes(*self.unroll_arguments(tokens, state))
+        return codes[:, 0].unflatten(0, tokens.batch_shape)
+
+    @override
+    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor:
+        """Return the sensory layer's weights ``(*B, M, N)``, a head for each code."""
+        features, padding, prev_action, memory = self.unroll_arguments(tokens, state)
+        x = self.scale_features(features, padding)
+        weights = self.sensor.attention_weights(x, padding, prev_action, memory)
+        return weights.unflatten(0, tokens.batch_shape)
+
+
+class Sensory(SensorAgent):
     """A sensory layer with one neuron per token, and tanh layers on its codes.
 
     Each *sensory neuron* reads one token and the previous action, with weights shared
@@ -68,12 +93,7 @@ class Sensory(Agent):
         pooling: ``{"name": …, **options}`` of a recurrent pooling head.
         hidden: widths of the hidden layers on the codes.
         seed: of the initial weights.
-
-    Raises:
-        InputError: an unknown name or option, or a pooling head without a memory.
     """
-
-    recurrent = True
 
     def __init__(
         self,
@@ -119,23 +139,3 @@ class Sensory(Agent):
             return self.bound(tanh_layers(codes, layers)), memory
 
         return unroll
-
-    def codes(
-        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
-    ) -> tuple[Tensor, Memory]:
-        """Return the codes ``(B, T, M·D)`` and the memory; arguments as of `unroll`."""
-        x = self.scale_features(features, padding)
-        return self.sensor.unroll(x, padding, prev_action, memory)
-
-    @override
-    def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
-        codes, _ = self.codes(*self.unroll_arguments(tokens, state))
-        return codes[:, 0].unflatten(0, tokens.batch_shape)
-
-    @override
-    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Return the sensory layer's weights ``(*B, M, N)``, a head for each code."""
-        features, padding, prev_action, memory = self.unroll_arguments(tokens, state)
-        x = self.scale_features(features, padding)
-        weights = self.sensor.attention_weights(x, padding, prev_action, memory)
-        return weights.unflatten(0, tokens.batch_shape)

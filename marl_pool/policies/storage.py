@@ -1,9 +1,8 @@
 """Saving and loading of policies: JSON and safetensors, formats without code.
 
-A policy folder holds ``config.json`` (format, package version, the modules, and the
-module of each group of agents), ``model.safetensors`` (weights named module/parameter)
-and ``manifest.json`` (checksums of both). A folder without a manifest is accepted; one
-that differs from its manifest is rejected.
+A policy folder holds ``config.json`` (the modules, and the module of each group of
+agents), ``model.safetensors`` (weights named module/parameter) and, optionally,
+``manifest.json`` (checksums of both).
 """
 
 import json
@@ -86,11 +85,7 @@ def save_policies(
 
 
 def copy_policy(source: Path, folder: Path) -> None:
-    """Copy the policy files of ``source``, and no others, into an existing folder.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """Copy the policy files of ``source``, and no others, into an existing folder."""
     refuse_damaged(source)
     for name in (CONFIG, WEIGHTS):
         try:
@@ -163,11 +158,7 @@ def load_modules(
 def load_env_config(path: str | Path) -> dict[str, Any] | None:
     """Read the environment of the policies in the folder ``path``.
 
-    Returns:
-        ``{"name": …, **options}`` as passed to `save_policies`; None if not recorded.
-
-    Raises:
-        InputError: a missing or foreign file.
+    It is as passed to `save_policies`; None if not recorded. See `load_policy`.
     """
     return _read_config(Path(path)).env
 

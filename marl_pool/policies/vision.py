@@ -12,10 +12,10 @@ from typing_extensions import override
 from marl_pool.kernels.batched import tanh
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.agent import Agent, Unroll
+from marl_pool.policies.agent import Unroll
 from marl_pool.policies.base import State
 from marl_pool.policies.layers import linear_layers, mlp
-from marl_pool.policies.sensory import make_sensor
+from marl_pool.policies.sensory import SensorAgent, make_sensor
 from marl_pool.pooling.memory import Memory
 from marl_pool.pooling.multiset import unique_patches
 from marl_pool.pooling.vision_neuron import (
@@ -31,45 +31,33 @@ NEURONS: Mapping[str, Any] = {"name": "vision_neuron", "num_codes": 400}
 """Default sensory layer, that of the published Pong agent."""
 
 
-class Vision(Agent):
+class Vision(SensorAgent):
     """A sensory layer on image patches, whose codes form an image for a CNN.
 
     The sensory layer turns the patches, in any order, into M codes of fixed order
     (`VisionNeuronPooling`). They are arranged in rows on a √M × √M grid; then follow a
-    ReLU, convolutions without padding, and linear layers, with ReLU between them.
-
-    A patch does not contain its position. With ``memory`` (not in the paper) the last
-    hidden layer h and the previous action a are the input of a GRU,
-
-    ``s_t = GRU([h_t, a_{t-1}], s_{t-1})``, and the output is ``readout([h_t, s_t])``,
-
-    so that earlier observations can distinguish patches that look alike.
+    ReLU, convolutions without padding, and linear layers, with ReLU between them. With
+    ``memory`` (not in the paper) the last hidden layer h and the previous action a are
+    the input of a GRU, ``s_t = GRU([h_t, a_{t-1}], s_{t-1})``, and the output is
+    ``readout([h_t, s_t])``, so that earlier observations can distinguish patches that
+    look alike.
 
     Source: "The Sensory Neuron as a Transformer" (Tang and Ha, 2021,
-    https://arxiv.org/abs/2109.02869), section 4.3, and the published code: with 400
-    codes the defaults are its Pong agent, 1 687 726 parameters with six actions.
-    Differences: the initial weights (`VisionNeuronPooling`); and the previous action at
-    an episode's start is zero, while the published agent has a move there. It cancels
-    in the codes, as every previous action does (`VisionNeuronPooling`).
+    https://arxiv.org/abs/2109.02869), section 4.3, and the published code: the defaults
+    are its Pong agent, 1 687 726 parameters with six actions. Differences: the initial
+    weights; and the previous action at an episode's start is zero, which cancels in the
+    codes, as every previous action does (`VisionNeuronPooling`).
 
     Args:
-        spec: sizes and types of the tokens, patches of several frames.
-        action_space: Discrete, or a bounded Box of one dimension, which adds a tanh to
-            the outputs.
         pooling: ``{"name": "vision_neuron", **options}``, with M a square number.
         convolutions: (channels, kernel, stride) of each.
         hidden: widths of the linear layers after the convolutions.
         memory: units of the GRU; 0 for none, a memoryless agent.
         readout: widths of hidden layers with ReLU between the GRU and the output.
         seed: of the initial weights.
-
-    Raises:
-        InputError: another sensory layer, a number of codes that is not square, a
-            convolution wider than its input, a memory without a hidden layer, or a
-            readout without a memory.
     """
 
-    recurrent = True
+    sensor: VisionNeuronPooling
 
     def __init__(
         self,
@@ -109,12 +97,11 @@ class Vision(Agent):
                 "policy.pooling: expected vision_neuron or a class derived from it, "
                 f"got {pooling['name']}"
             )
-        self.sensor = sensor
-        self.side = math.isqrt(self.sensor.num_codes)
-        if self.side**2 != self.sensor.num_codes:
+        self.sensor, self.side = sensor, math.isqrt(sensor.num_codes)
+        if self.side**2 != sensor.num_codes:
             raise InputError(
                 "policy.pooling.num_codes: expected a square number, "
-                f"got {self.sensor.num_codes}"
+                f"got {sensor.num_codes}"
             )
         with seeded(seed, "agent"):
             layers, width = make_convolutions(
@@ -198,6 +185,7 @@ class Vision(Agent):
             states.append(state)
         return torch.stack(states, 1)
 
+    @override
     def codes(
         self,
         features: Tensor,
@@ -206,7 +194,6 @@ class Vision(Agent):
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
-        """Return the codes ``(B, T, M·V)`` and the memory; arguments as of `unroll`."""
         if counts is None and features.dtype == torch.uint8:
             features, counts = unique_patches(features, padding)
             padding = None
@@ -236,15 +223,6 @@ class Vision(Agent):
         return unroll
 
     @override
-    def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
-        features, padding, prev_action, _ = self.unroll_arguments(tokens, state)
-        codes, _ = self.codes(features, padding, prev_action, ())
-        return codes[:, 0].unflatten(0, tokens.batch_shape)
-
-    @override
-    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
+    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor:
         """Return the weights of the patches, ``(*B, 1, N)``, averaged over codes."""
-        features, padding, prev_action, _ = self.unroll_arguments(tokens, state)
-        x = self.scale_features(features, padding)
-        weights = self.sensor.attention_weights(x, padding, prev_action, ())
-        return weights.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
+        return super().attention_weights(tokens, state).mean(-2, keepdim=True)

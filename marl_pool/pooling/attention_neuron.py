@@ -26,16 +26,15 @@ class AttentionNeuronPooling(MemoryPooling):
 
     Each token is a *sensory neuron* that does not know which sensor it reads: all share
     the same weights. Its key :math:`k_t^i` is made from its recent readings and the
-    previous action, by an LSTM whose state belongs to the token (``memory="lstm"``), or
-    from frames stacked in the token's features (``memory="none"``): the frame itself
-    if there is one, else the differences of consecutive frames. Its value is the
-    reading :math:`o_t^i`. Q is a fixed table of sinusoids, one row for each code, which
-    gives the codes, but not the tokens, an order. So the result does not depend on the
-    order of the tokens, which may even change within an episode. A token that is padded
-    for some steps (a failed sensor) keeps its memory.
+    previous action, by an LSTM whose state belongs to the token, or from frames stacked
+    in its features: the frame itself if there is one, else the differences of
+    consecutive frames. Its value is the reading :math:`o_t^i`. Q is a fixed table of
+    sinusoids, a row for each code, so the codes have an order, and the order of the
+    tokens may change even within an episode. A token that is padded for some steps (a
+    failed sensor) keeps its memory.
 
-    Shapes: ``(B, T, N, D)`` to ``(B, T, M D)`` by `unroll`, the codes concatenated;
-    called like any head, ``(B, N, D)`` to ``(B, M D)``. Zero for an empty set.
+    Shapes: ``(B, T, N, D)`` to ``(B, T, M D)`` by `unroll`; called like any head,
+    ``(B, N, D)`` to ``(B, M D)``. Zero for an empty set.
 
     Source: Tang and Ha (2021), *The Sensory Neuron as a Transformer*,
     https://arxiv.org/abs/2109.02869, equations 1 and 2, sections 3.2 and 3.3, and the
@@ -44,8 +43,6 @@ class AttentionNeuronPooling(MemoryPooling):
     here: a hidden layer of the feed-forward key, and initial weights for gradients,
     which vanish where all scores are small: projected queries start with unit variance
     and projected keys with ``key_gain``² times the mean square of their input.
-
-    As a sensory layer it reads the observation directly: ``encoder=identity``.
 
     Example:
         >>> pool = AttentionNeuronPooling(1, num_codes=16, action_dim=2)
@@ -60,7 +57,7 @@ class AttentionNeuronPooling(MemoryPooling):
         num_codes: M, the number of codes.
         memory: "lstm", or "none" for the feed-forward variant.
         key_units: units of the LSTM, or of a tanh layer in the feed-forward key; 0 for
-            no such layer, as published.
+            no such layer.
         message_dim: d, the width of projected queries and keys.
         position_dim: width of the table of sinusoids.
         frames: number of frames in a token, oldest first, for the feed-forward key; a
@@ -75,10 +72,6 @@ class AttentionNeuronPooling(MemoryPooling):
             number of tokens present, so that a sum over more tokens has the same size
             as in training; 0 for no factor.
         action_dim: A, the width of the previous action.
-
-    Raises:
-        InputError: an LSTM without units or with frames, or frames that do not divide
-            D.
     """
 
     keeps_initial_weights = True
@@ -116,9 +109,8 @@ class AttentionNeuronPooling(MemoryPooling):
             raise InputError(
                 "pooling.key_units: expected at least 1 for an LSTM, got 0"
             )
-        self.num_codes, self.frames = num_codes, frames
-        self.activation, self.squash = activation, squash
-        self.expected_tokens = expected_tokens
+        self.num_codes, self.frames, self.squash = num_codes, frames, squash
+        self.activation, self.expected_tokens = activation, expected_tokens
         self.scale = message_dim**-0.5 if scale else 1.0
         reading_dim = dim if frames == 1 else dim - dim // frames
         width, recurrent = reading_dim + action_dim, memory == "lstm"
@@ -163,9 +155,8 @@ class AttentionNeuronPooling(MemoryPooling):
     def fold(self, parameters: Mapping[str, Tensor] | None = None) -> "FoldedWeights":
         """Combine weights whose products do not depend on the input.
 
-        Args:
-            parameters: the parameters by name, each with a leading dimension P for a
-                population; None for the layer's own.
+        ``parameters`` are those of a population by name, ``(P, …)`` each; None for the
+        layer's own.
         """
         own = dict(self.named_parameters()) if parameters is None else parameters
         keys: Layer | None = None
@@ -192,10 +183,7 @@ class AttentionNeuronPooling(MemoryPooling):
         prev_actions: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Compute `unroll` with the weights that `fold` returned.
-
-        All arguments may have a leading dimension P, for a population of weights.
-        """
+        """Compute `unroll` with weights from `fold`, all with or without P first."""
         keys, memory = self._keys(folded, x, padding, prev_actions, memory)
         weights = self._attend(folded, keys, padding)
         if self.dim == 1:  # many times faster than products with one column each
@@ -203,15 +191,11 @@ class AttentionNeuronPooling(MemoryPooling):
         else:
             codes = (weights.transpose(-1, -2) @ x).flatten(-2)
         if self.expected_tokens:
-            codes = codes * self._factor(x, padding)
+            present: Tensor | int = max(1, x.shape[-2])
+            if padding is not None:
+                present = (~padding).sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
+            codes = codes * (self.expected_tokens / present)
         return tanh(codes) if self.squash else codes, memory
-
-    def _factor(self, x: Tensor, padding: Mask) -> Tensor | float:
-        """Return ``expected_tokens`` / tokens present, a number or ``(B, T, 1)``."""
-        if padding is None:
-            return self.expected_tokens / max(1, x.shape[-2])
-        present = (~padding).sum(-1, keepdim=True).clamp(min=1)
-        return self.expected_tokens / present.to(x.dtype)
 
     def _attend(self, folded: "FoldedWeights", keys: Tensor, padding: Mask) -> Tensor:
         """Return σ of the scores, ``(B, T, N, M)``, zero under padding."""

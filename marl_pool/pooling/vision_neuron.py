@@ -41,8 +41,8 @@ class VisionNeuronPooling(MemoryPooling):
     An image has few different patches. `marl_pool.pooling.multiset` finds and counts
     them; with these counts the result is the same and several times as fast.
 
-    Shapes: ``(B, T, N, D)`` to ``(B, T, M V)`` by `unroll`, the codes concatenated;
-    called like any head, ``(B, N, D)`` to ``(B, M V)``.
+    Shapes: ``(B, T, N, D)`` to ``(B, T, M V)`` by `unroll`; called like any head,
+    ``(B, N, D)`` to ``(B, M V)``.
 
     Source: Tang and Ha (2021), *The Sensory Neuron as a Transformer*,
     https://arxiv.org/abs/2109.02869, equation 2, sections 3.2 and 4.3, and the
@@ -51,8 +51,6 @@ class VisionNeuronPooling(MemoryPooling):
     without gains all attention weights stay equal; and the CNN on a patch, whose first
     weights are four times torch's own with biases by which an even ``GRAY`` gives zero,
     so that small differences from the background are seen.
-
-    As a sensory layer it reads the observation directly: ``encoder=identity``.
 
     Args:
         dim: D, the width of the vectors: F frames of D / F pixels.
@@ -66,13 +64,9 @@ class VisionNeuronPooling(MemoryPooling):
         key_gain: gain of the initial weights from frame differences to keys.
         query_gain: gain of the initial weights of the queries.
         patch_convolutions: (channels, kernel, stride) of each layer of the CNN on a
-            patch, with ReLU after each; none for the published linear layers.
+            patch; none for the published linear layers.
         patch_dim: width of the CNN's embedding.
         action_dim: A, the width of the previous action.
-
-    Raises:
-        InputError: frames that do not divide D, or only one; a CNN on patches that are
-            not square, or a convolution that is wider than its input.
     """
 
     keeps_initial_weights = True
@@ -241,9 +235,6 @@ def make_convolutions(
 
     Returns:
         The modules, and the width of the flat result.
-
-    Raises:
-        InputError: a convolution that is wider than its input.
     """
     layers: list[nn.Module] = []
     for width, kernel, stride in convolutions:
