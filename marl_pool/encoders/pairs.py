@@ -40,8 +40,7 @@ def choose_pairs(
 ) -> Pairs:
     """Choose the ordered pair of highest score, then the next of two other tokens, ….
 
-    With logits as scores this is greedy; with `gumbel` noise added to them, it samples
-    one pair after the other without replacement.
+    Logits as scores are greedy; with `gumbel` noise they sample without replacement.
 
     Args:
         scores: ``(B, T, T)``; entry (i, j) is token i merging into token j.
@@ -58,14 +57,11 @@ def choose_pairs(
 
 
 def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
-    """Pair all tokens greedily, in about log T rounds instead of T / 2.
+    """Return each token's partner, and the score of its pair at the kept token.
 
     The greedy order reaches a pair that is the best of both its tokens before any
-    other pair of either. So each round chooses all such pairs at once.
-
-    Returns:
-        Each token's partner, ``(B, T)``; the score of its pair at the kept token,
-        ``(B, T)``, and -inf elsewhere.
+    other pair of either. So each round chooses all such pairs at once, and about log T
+    rounds suffice.
     """
     size = scores.shape[1]
     places = torch.arange(size, device=scores.device)
@@ -93,7 +89,7 @@ def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
 def pair_log_prob(
     logits: Tensor, pairs: Pairs, padding: Mask = None, *, masked: bool = True
 ) -> Tensor:
-    """Return the log-probability of each pair at the time of its choice.
+    """Return the log-probability ``(B, R)`` of each pair when it was chosen, or 0.
 
     Masked: by the softmax over all ordered pairs of two tokens that are left; the sum
     is the log-probability of the sequence. Unmasked: by the softmax over the whole
@@ -105,9 +101,6 @@ def pair_log_prob(
         pairs: the chosen pairs.
         padding: ``(B, T)`` bool, or None.
         masked: renormalize to the tokens that are left at each choice.
-
-    Returns:
-        ``(B, R)``, zero where there is no pair.
     """
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None]
     own = logits[rows, pairs.gone, pairs.kept]
@@ -148,12 +141,9 @@ def choose_tokens(scores: Tensor, count: int) -> Tensor:
 
 
 def token_log_prob(logits: Tensor, chosen: Tensor, *, masked: bool = True) -> Tensor:
-    """Return the log-probability of each chosen token, ``(B, R)``.
+    """Return the log-probability ``(B, R)`` of tokens in the order of their choice.
 
-    Args:
-        logits: ``(B, S)``.
-        chosen: ``(B, R)`` int64, in the order of choice.
-        masked: renormalize to the tokens that are left at each choice.
+    With ``masked``, it is renormalized to the tokens that are left at each choice.
     """
     own = logits.gather(1, chosen)
     if not masked:

@@ -28,11 +28,6 @@ class SetLinear(nn.Module):
     (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), equation 2, which is the sum.
     The mean of its published code includes i, which gives the same functions for sets
     of a given size.
-
-    Args:
-        dim_in: width of the vectors.
-        dim_out: width of the results.
-        others: pooling of the others: "sum", "mean" or "max".
     """
 
     def __init__(self, dim_in: int, dim_out: int, others: Others) -> None:

@@ -31,12 +31,7 @@ class SwarmLayer(nn.Module):
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 3 and
     Figure 1. Causal pooling (section 4.3) is the mean over entities 1 to n.
 
-    Args:
-        dim_in: width of the entities.
-        units: width of the hidden state and of the cell state.
-        dim_out: width of the results.
-        iterations: number of iterations, at least 1.
-        population: pooling of the hidden states, "mean", "max" or "causal".
+    The arguments are those of `SwarmEncoder`.
     """
 
     def __init__(

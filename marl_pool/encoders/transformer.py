@@ -88,16 +88,9 @@ class TransformerEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.dim = dim
+        scale, sizes = attention_scale, (dim, num_heads, dim_ff)
         self.layers = nn.ModuleList(
-            TransformerLayer(
-                dim,
-                num_heads,
-                dim_ff,
-                dropout,
-                attention_scale,
-                activation,
-                attention_dropout,
-            )
+            TransformerLayer(*sizes, dropout, scale, activation, attention_dropout)
             for _ in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(dim) if final_norm else None

@@ -16,12 +16,8 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt, Severity
 
 PerturbationState = dict[str, Tensor]
-"""Tensors with the leading dimension ``num_envs``.
-
-A perturbation that moves or adds tokens keeps ``origin`` among them, int64 of
-``(num_envs, agents, N)``: for each token that the policy sees, the index of the token
-of the environment that its features come from, -1 for none.
-"""
+"""Tensors ``(num_envs, …)``. If tokens move or are added, ``origin (num_envs, agents,
+N)`` is the index of the environment's token behind each one seen, -1 for none."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -36,9 +32,6 @@ class Perturbation(ABC):
             severity is sampled uniformly for each episode of each environment.
         ramp: number of episodes of an environment over which its severity grows
             linearly from 0, a curriculum for training; None: full severity at once.
-
-    Raises:
-        InputError: a pair in the wrong order.
     """
 
     severity: Severity = 1.0
@@ -103,13 +96,9 @@ def validate_no_ramp(options: Mapping[str, Any], why: str) -> None:
 class SampledPerturbation(Perturbation):
     """A perturbation whose randomness is sampled at reset and held for some steps.
 
-    A subclass implements
-
-    - `sample`: random numbers that do not depend on the severity, so that a higher
-      severity perturbs the same tokens and some more;
-    - `apply_severity`: whatever follows from these numbers and the severity, computed
-      once after each sampling;
-    - `apply`: the perturbation of one step, the only cost of an ordinary step.
+    A subclass implements `sample`, random numbers independent of the severity, so that
+    a higher one perturbs the same tokens and some more; `apply_severity`, what follows
+    from both, once after each sampling; and `apply`, the perturbation of one step.
 
     Args:
         every: steps between resamplings; None: at reset only.
@@ -254,8 +243,8 @@ class TokenShare(ProtectingPerturbation):
     def chosen(self, tokens: Tokens, state: PerturbationState) -> Tensor:
         """Currently selected tokens, ``(num_envs, agents, N)`` bool.
 
-        The selection of the last resampling; where a token has appeared or vanished
-        since, the same random numbers select among the tokens present now.
+        Where a token has appeared or vanished since the last resampling, the same
+        random numbers select among the tokens present now.
         """
         eligible = self.eligible(tokens)
         if eligible.equal(state["eligible"]):

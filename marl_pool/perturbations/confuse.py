@@ -29,7 +29,7 @@ class Confuse(TokenShare):
         type_names: names of the types known to the policy.
 
     Raises:
-        UnfitTokensError: types without names, or fewer than two besides self.
+        UnfitTokensError: fewer than two named types besides self.
     """
 
     severity: Severity = 0.5

@@ -34,9 +34,7 @@ class Occlude(TokenShare):
         signal_types: names of the types that matter for the task.
 
     Raises:
-        UnfitTokensError: a type that the tokens lack, or types without a distinction
-            between signal and noise.
-        InputError: an empty list of types.
+        UnfitTokensError: a type that the tokens lack, or no signal types.
     """
 
     severity: Severity = 0.5

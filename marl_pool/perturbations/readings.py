@@ -34,9 +34,6 @@ class DisturbedReadings(ProtectingPerturbation):
     Args:
         features: indices of the disturbed features, from 0; None: all.
         num_features: of a token; None: not known before the first tokens.
-
-    Raises:
-        InputError: an empty list, or a feature that does not exist.
     """
 
     features: list[NonNegativeInt] | None = None
@@ -104,9 +101,8 @@ class Bias(DisturbedReadings):
 
     Args:
         severity: standard deviation of the offsets in units of ``scale``.
-        scale: standard deviation at severity 1, in the units of the features; see
-            `DisturbedReadings` for images. In simple-centroid these are the lengths of
-            the environment divided by 5.
+        scale: standard deviation at severity 1, in the units of the features (in
+            simple-centroid the lengths of the environment divided by 5).
     """
 
     severity: Severity = 0.1

@@ -14,10 +14,8 @@ SEVERITY_POSITION = -1
 def uniform_like(keys: Tensor, turn: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Sample ``(num_envs, *shape)`` float64 numbers in (0, 1) for one turn.
 
-    Args:
-        keys: ``(num_envs,)`` of the random streams.
-        turn: ``(num_envs,)`` int64; each turn has separate numbers.
-        shape: of the numbers of one environment.
+    ``keys`` of the random streams and ``turn``, int64, are ``(num_envs,)``; each turn
+    has separate numbers.
     """
     size = torch.Size(shape).numel()
     return uniform(keys, size, turn[:, None] * size).view(len(keys), *shape)
@@ -45,19 +43,16 @@ def sample_severities(
     ramp: int | None = None,
     episodes: Tensor | None = None,
 ) -> Tensor:
-    """Sample the severity of each environment, uniform between the bounds.
+    """Sample severities ``(num_envs,)`` float64, uniform between the bounds.
 
-    It comes from the environment's own stream, so that an environment has the same
-    severity alone and in a batch, and other random numbers do not depend on the bounds.
+    An environment has the same severity alone and in a batch, and its other random
+    numbers do not depend on the bounds.
 
     Args:
         bounds: low and high, in [0, 1].
         keys: ``(num_envs,)`` of the random streams.
         ramp: episodes over which the severity grows from 0 to the sampled one.
         episodes: ``(num_envs,)`` episodes played so far; None: the ramp is over.
-
-    Returns:
-        ``(num_envs,)`` float64.
     """
     low, high = bounds
     if low == high:

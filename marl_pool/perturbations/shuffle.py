@@ -45,7 +45,6 @@ class Shuffle(TokenShare):
 
     Raises:
         UnfitTokensError: ``scope="frame"`` for tokens that show a single frame.
-        InputError: ``held`` together with ``every``.
     """
 
     severity: Severity = 1.0

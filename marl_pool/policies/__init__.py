@@ -72,16 +72,13 @@ def make_policy(
 def make_agent(
     spec: "TokenSpec", action_space: "spaces.Space", name: str, **options: Any
 ) -> "Agent":
-    """Build a policy that is evolved or cloned.
+    """Build a policy that is evolved or cloned; see `make_policy`.
 
     Args:
         spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
         name: a key of `AGENTS`, or ``package.module:Class``.
         **options: options of that class.
-
-    Raises:
-        InputError: an unknown name or a wrong option.
     """
     from marl_pool.policies.agent import Agent
 

@@ -20,9 +20,6 @@ class ActionSpec:
         n: number of discrete actions; 0 for a Box.
         low: lower bounds of a Box; empty for Discrete.
         high: upper bounds of a Box.
-
-    Raises:
-        InputError: neither discrete actions nor as many lower as upper bounds.
     """
 
     n: int = 0
@@ -94,15 +91,12 @@ class ActionSpec:
 
 
 def sample(spec: ActionSpec, logits: Tensor, noise: Tensor) -> Tensor:
-    """Sample actions by inverse transform sampling.
+    """Sample actions, ``(*B, A)`` float or ``(*B,)`` int64, by inverse transform.
 
     Args:
         spec: action space.
         logits: ``(*B, L)`` parameters of the distributions.
         noise: ``(*B, noise_size)`` uniform in (0, 1).
-
-    Returns:
-        ``(*B, A)`` float in the policy's units, unclipped, or ``(*B,)`` int64.
     """
     if spec.discrete:
         cumulative = logits.softmax(-1).cumsum(-1)

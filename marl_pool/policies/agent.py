@@ -58,12 +58,11 @@ class Agent(SpecifiedPolicy):
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
             prev_action: ``(B, T, A)``, the action before each set, as
                 `ActionSpec.to_vectors` returns it; zeros at an episode's start.
-            memory: ``(B, …)`` before the first set, from `initial_memory` or an earlier
-                call.
+            memory: ``(B, …)`` before the first set.
 
         Returns:
-            Outputs ``(B, T, L)`` and the memory after the last set. For a Box L = A,
-            the action in [-1, 1]; for Discrete(n) L = n, logits.
+            Outputs ``(B, T, L)``, the action in [-1, 1] for a Box, logits for
+            Discrete(L); and the memory after the last set.
         """
 
     def unroll_hidden(

@@ -67,14 +67,9 @@ class AttentionAgent(Agent):
         top_k: number of chosen vectors.
         units: of the LSTM.
         first_place: coordinate of the grid's upper row and of its left column.
-        place_step: distance between neighbouring rows or columns; None for 1 over
-            their number.
+        place_step: distance of neighbouring rows or columns; None: 1 over their number.
         mixing: whether to smooth the codes over time, which requires ``pooling``.
         seed: of the initial weights.
-
-    Raises:
-        InputError: a pooling head without codes, fewer vectors than ``top_k``, or
-            ``mixing`` without ``pooling``.
     """
 
     recurrent = True

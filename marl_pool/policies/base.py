@@ -113,14 +113,8 @@ class SpecifiedPolicy(Policy):
         **options: other keyword arguments of the subclass's constructor, JSON-ready.
 
     Attributes:
-        spec: sizes and types of the tokens.
-        actions: the action space.
         config: keyword arguments of the constructor, JSON-ready.
-        low: lower bounds of the Box, ``(A,)``; empty for Discrete.
-        high: upper bounds.
-
-    Raises:
-        InputError: an action space of another kind.
+        low: lower bounds of the Box, ``(A,)``; empty for Discrete. ``high``: the upper.
     """
 
     low: Tensor

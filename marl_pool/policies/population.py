@@ -20,11 +20,7 @@ def to_vector(agent: Agent) -> Tensor:
 
 
 def load_vector(agent: Agent, vector: Tensor) -> None:
-    """Set an agent's parameters to a vector ``(n,)`` in the order of `to_vector`.
-
-    Raises:
-        InputError: a vector of another length.
-    """
+    """Set an agent's parameters to a vector ``(n,)`` in the order of `to_vector`."""
     sizes = _sizes(agent)
     if vector.shape != (sum(sizes),):
         raise InputError(
@@ -63,9 +59,6 @@ class Population(Policy):
     Args:
         agent: the architecture; its own parameters are not used.
         vectors: ``(P, n)`` parameters in the order of `to_vector`.
-
-    Raises:
-        InputError: vectors of another length.
     """
 
     def __init__(self, agent: Agent, vectors: Tensor) -> None:
@@ -84,11 +77,7 @@ class Population(Policy):
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """Return ``{"member", "agent"}``: each row's member, and the agent's state.
-
-        Raises:
-            InputError: ``num_envs`` is no multiple of P.
-        """
+        """Return ``{"member", "agent"}``: each row's member, and the agent's state."""
         if num_envs % self.size:
             raise InputError(
                 f"num_envs: expected a multiple of the population size {self.size}, "

@@ -28,13 +28,10 @@ from marl_pool.utils.types import (
 class TokenPolicy(SpecifiedPolicy):
     """An actor-critic on a set of tokens, trained by PPO.
 
-    Tokens are embedded, encoded and pooled to one vector z (`SetNetwork`), which two
-    small networks read:
-
-    - the *action head*: logits of a categorical distribution for Discrete(n); for a Box
-      mean and log-std of a diagonal Gaussian in the policy's units, where [-1, 1] is
-      scaled to the bounds of the action space and the environment clips the rest;
-    - the *value head*: the estimated return.
+    Tokens are embedded, encoded and pooled to one vector (`SetNetwork`), which two
+    small networks read: the *action head*, logits of a categorical distribution for
+    Discrete(n), and for a Box mean and log-std of a diagonal Gaussian, where [-1, 1] is
+    scaled to the bounds of the action space; the *value head*, the estimated return.
 
     With a recurrent pooling head (`MemoryPooling`) the policy has its memory; otherwise
     it is memoryless.
@@ -55,18 +52,13 @@ class TokenPolicy(SpecifiedPolicy):
         type_embedding: width of the learned type embedding; 0 for none.
         head_hidden: widths of the hidden layers of both heads.
         activation: between the layers of both heads, gelu or relu.
-        input_activation: applied to the projected tokens, before the encoder; None
-            for none.
-        trunk: one set network for both heads, ``"shared"``, or one for each,
-            ``"separate"``.
+        input_activation: applied to the projected tokens; None for none.
+        trunk: one set network for both heads, "shared", or one for each, "separate".
         init_std: standard deviation of the initial weights.
         log_std_range: bounds of the Gaussian's log-std.
         dropout: probability in the encoder while training, in [0, 1).
         seed: of the initial weights; policies with the same seed and different pooling
             heads have the same weights in all other parts.
-
-    Raises:
-        InputError: an unknown name or option, or bounds in the wrong order.
     """
 
     def __init__(
@@ -109,16 +101,12 @@ class TokenPolicy(SpecifiedPolicy):
             )
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
-        dim_action = self.actions.dim
-        self.network = SetNetwork(
-            spec, **network, action_dim=dim_action, dropout=dropout, seed=seed
-        )
+        network |= {"action_dim": self.actions.dim, "dropout": dropout}
+        self.network = SetNetwork(spec, **network, seed=seed)
         self.value_network: SetNetwork | None = None
         if trunk == "separate":
             with seeded(seed, "value trunk"):
-                self.value_network = SetNetwork(
-                    spec, **network, action_dim=dim_action, dropout=dropout
-                )
+                self.value_network = SetNetwork(spec, **network)
         dim = self.network.dim_out
         with seeded(seed, "action"):
             widths = [dim, *head_hidden, self.actions.num_logits]
@@ -157,15 +145,12 @@ class TokenPolicy(SpecifiedPolicy):
     def unroll(
         self, tokens: Tokens, prev_action: Tensor, memory: tuple[Memory, ...]
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
-        """Pool sequences of sets with a recurrent policy.
+        """Return the inputs ``(B, T, D)`` of both heads, and the memory at the end.
 
         Args:
             tokens: of batch ``(B, T)``.
             prev_action: ``(B, T, A)``, the action before each set, as in the state.
             memory: ``(B, …)`` before the first set, as in the state.
-
-        Returns:
-            The inputs ``(B, T, D)`` of both heads, and the memory after the last set.
         """
         unrolled = [
             network.unroll(tokens, prev_action, part)

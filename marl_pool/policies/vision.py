@@ -71,16 +71,14 @@ class Vision(SensorAgent):
         readout: Sequence[PositiveInt] = (),
         seed: int | None = None,
     ) -> None:
-        options: dict[str, Any] = {"memory": memory} if memory else {}
-        if readout:
-            options["readout"] = list(readout)
+        optional = {"memory": memory, "readout": list(readout)}
         super().__init__(
             spec,
             action_space,
             pooling=dict(pooling),
             convolutions=[list(convolution) for convolution in convolutions],
             hidden=list(hidden),
-            **options,
+            **{name: value for name, value in optional.items() if value},
         )
         if memory and not hidden:
             raise InputError(

@@ -60,7 +60,6 @@ class AdaPooling(Pooling):
             dropped, and that a feature of the attention's result is; in [0, 1).
 
     Raises:
-        InputError: query "self" without such a token or without types; no position.
         UnfitTokensError: when called, a position beyond the tokens given.
     """
 

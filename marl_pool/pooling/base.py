@@ -39,13 +39,10 @@ class Pooling(nn.Module, ABC):
         dim_out: width of the result; D unless the constructor sets another.
         extra_tokens: number of learned tokens that pass through the encoder with the
             set, for heads such as `ClsPooling`.
-        permutation_invariant: True if the result does not depend on the order of the
-            vectors. Options may decide it, so ask the instance, not the class.
+        permutation_invariant: True if the order of the vectors does not matter. Options
+            may decide it, so ask the instance, not the class.
         keeps_initial_weights: True if a policy must not initialize the weights again,
             for heads whose signal passes through several layers; see `Encoder`.
-
-    Raises:
-        InputError: ``dim`` is below 1; when called, a wrong shape or dtype.
     """
 
     permutation_invariant: bool = True
@@ -62,32 +59,26 @@ class Pooling(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
-        """Pool each set of a batch.
+        """Pool each set of a batch to ``(B, dim_out)``.
 
         Args:
             x: ``(B, N, D)``, zero under padding; the extra tokens come first.
             padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
             types: ``(B, N)`` int64 token types, 0 = the observer's own.
-
-        Returns:
-            ``(B, dim_out)``.
         """
 
     def weights(
         self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
-        """Return the attention weights, ``(B, heads, N)``, zero under padding.
-
-        None if they are undefined, as by default.
-        """
+        """Return the attention weights ``(B, heads, N)``, 0 under padding; or None."""
         return None
 
     def logits(
         self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
-        """Return the scores whose softmax the weights are, ``(B, heads, N)``, or None.
+        """Return the scores ``(B, heads, N)`` whose softmax the weights are, or None.
 
-        They are scaled, and the dtype's lowest number under padding.
+        They are the dtype's lowest number under padding.
         """
         return None
 
@@ -111,10 +102,7 @@ class Pooling(nn.Module, ABC):
     def prepare(
         self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> tuple[Tensor, Mask, Types]:
-        """Validate the shapes and set ``x`` to zero under ``padding``.
-
-        What lies under padding may be NaN, so it is replaced, not multiplied by zero.
-        """
+        """Validate the shapes and set ``x``, which may be NaN, to 0 under padding."""
         name = type(self).__name__
         if x.dim() != 3 or x.shape[-1] != self.dim or x.shape[1] <= self.extra_tokens:
             raise InputError(

@@ -49,12 +49,11 @@ class AvgPooling(Pooling):
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215),
-    equations 2 and 3, with N the number of tokens that are not padding.
+    equations 2 and 3.
 
     Example:
         >>> x = torch.tensor([[[1.0, 5.0], [3.0, 2.0], [9.0, 9.0]]])
-        >>> padding = torch.tensor([[False, False, True]])
-        >>> AvgPooling(2)(x, padding)
+        >>> AvgPooling(2)(x, padding=torch.tensor([[False, False, True]]))
         tensor([[2.0000, 3.5000]])
     """
 

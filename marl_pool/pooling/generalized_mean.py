@@ -35,9 +35,6 @@ class PowerMeanPooling(Pooling):
         p: the exponent, at least 1; if learned, its initial value, above 1.
         learn: learn the exponent, as ``1 + exp(·)``.
         shift: measure from the smallest feature; otherwise from 0.
-
-    Raises:
-        InputError: ``p`` is below 1, or 1 and learned.
     """
 
     fixed: Tensor
@@ -114,12 +111,8 @@ class SoftmaxPooling(Pooling):
     (2020), *DeeperGCN*, https://arxiv.org/abs/2006.07739, equation 5.
 
     Args:
-        beta: the inverse temperature, not negative; if learned, its initial value,
-            above 0.
+        beta: the inverse temperature; if learned, its initial value, above 0.
         learn: learn one inverse temperature for each feature, as ``exp(·)``.
-
-    Raises:
-        InputError: ``beta`` is negative, or 0 and learned.
     """
 
     fixed: Tensor

@@ -36,9 +36,6 @@ class HopfieldPooling(Pooling):
         num_updates: number of updates of the state before it reads the values.
         beta: the inverse temperature; None means 1/√(D / heads). A large one retrieves
             a single vector, a small one the mean of all.
-
-    Raises:
-        InputError: ``num_heads`` does not divide ``dim``.
     """
 
     keeps_initial_weights = True

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -37,16 +36,13 @@ class MemoryPooling(Pooling):
     def unroll(
         self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Pool T sets one after the other.
+        """Pool T sets to ``(B, T, dim_out)``; return the memory after the last one too.
 
         Args:
             x: ``(B, T, N, D)``, zero under padding.
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
             prev_actions: ``(B, T, A)``, the action taken before each set.
             memory: from `initial_memory` or an earlier call.
-
-        Returns:
-            ``(B, T, dim_out)``, and the memory after the last set.
         """
 
     @abstractmethod
@@ -61,7 +57,6 @@ class MemoryPooling(Pooling):
 
     @override
     def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
-        """Return the attention weights of an episode's first set, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         return self.attention_weights(*self._first_step(x, padding))
 
@@ -69,10 +64,7 @@ class MemoryPooling(Pooling):
         self, x: Tensor, padding: Mask
     ) -> tuple[Tensor, Mask, Tensor, Memory]:
         """Return the arguments of `unroll` for sequences of length one."""
-        batch, num_tokens, _ = x.shape
-        return (
-            x[:, None],
-            None if padding is None else padding[:, None],
-            torch.zeros(batch, 1, self.action_dim, dtype=x.dtype, device=x.device),
-            self.initial_memory(batch, num_tokens),
-        )
+        padding = None if padding is None else padding[:, None]
+        prev_actions = x.new_zeros(x.shape[0], 1, self.action_dim)
+        memory = self.initial_memory(x.shape[0], x.shape[1])
+        return x[:, None], padding, prev_actions, memory

@@ -35,9 +35,6 @@ class MultiPooling(Pooling):
             heads with a memory are not supported.
         num_tokens: N, for heads that need it.
         has_self: True if the tokens include the observer's own.
-
-    Raises:
-        InputError: no heads, an unknown name, a wrong option, or a head with a memory.
     """
 
     def __init__(

@@ -23,9 +23,8 @@ def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tens
         padding: ``(*B, N)`` bool, True = ignore; None where nothing is padded.
 
     Returns:
-        Patches ``(*B, K, F)`` uint8 and their counts ``(*B, K)`` int64. K is the
-        largest number of different patches in an image, at least 1; an image with
-        fewer has counts of 0 in its last slots.
+        Patches ``(*B, K, F)`` uint8 and their counts ``(*B, K)`` int64, 0 in unused
+        slots. K is the largest number of different patches in an image, at least 1.
     """
     *batch, num_tokens, width = features.shape
     words = _to_words(features.reshape(-1, num_tokens, width))
@@ -41,11 +40,9 @@ def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tens
 
 
 def _group_equal(words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, int]:
-    """Sort patches so that equal ones are adjacent, and number the groups.
+    """Return indices that sort patches by content, each sorted one's group, and K.
 
-    Returns:
-        The indices that sort, ``(B, N)``; the group of each sorted patch, ``(B, N)``,
-        from 0 to K - 1, and K for padding; K.
+    Groups of equal patches are numbered from 0 to K - 1; padding has the number K.
     """
     labels = _hash(words)
     if hidden is not None:  # sort padding to the end

@@ -25,8 +25,7 @@ class PMAPooling(Pooling):
     Shapes: ``(B, N, D)`` to ``(B, k D)``; zero for an empty set.
 
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
-    equations 6, 7 and 13, with scores divided by the square root of the model's width
-    as there. Difference from the published code: it has no LayerNorm by default.
+    equations 6, 7 and 13. The published code has no LayerNorm by default.
 
     Example:
         >>> pool = PMAPooling(8, num_seeds=2, num_heads=4)
@@ -37,7 +36,7 @@ class PMAPooling(Pooling):
         torch.Size([3, 4, 10])
 
     Args:
-        num_seeds: k, the number of seeds; the result has k times the width of a vector.
+        num_seeds: k, the number of seeds.
         num_heads: number of heads, a divisor of D.
         layer_norm: normalize as above.
         attention_scale: divide scores by the square root of the model or head width.

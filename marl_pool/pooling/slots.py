@@ -18,14 +18,10 @@ class SlotPooling(Pooling):
     """Base class of heads with separate weights for each of N slots.
 
     They depend on the order. A set with fewer slots than N is read as if the missing
-    last ones were padding.
+    last ones were padding; one with more raises an `UnfitTokensError`.
 
     Args:
-        dim: D, the width of the vectors.
         num_tokens: N, the largest number of slots.
-
-    Raises:
-        UnfitTokensError: when called, more than N slots.
     """
 
     permutation_invariant = False
@@ -53,13 +49,9 @@ class FlattenPooling(SlotPooling):
     .. math::
         y = W [x_1; \dots; x_N] + b
 
-    It depends on the order and on a fixed number of slots, so it is a control: a
-    robustness test that it passes does not measure robustness.
+    A control: a robustness test that it passes does not measure robustness.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; see `SlotPooling` for smaller sets.
-
-    Args:
-        num_tokens: N, the largest number of slots.
     """
 
     def __init__(self, dim: int, *, num_tokens: PositiveInt) -> None:
@@ -79,18 +71,13 @@ class CNNPooling(SlotPooling):
 
     Each vector passes one ReLU layer, which for image patches is a convolution whose
     stride is the patch; then come 3 × 3 convolutions of stride 2 and one linear layer,
-    each with ReLU. The head depends on the order and on N: a control like ``flatten``,
-    and a teacher of agents that do not know the order.
+    each with ReLU. A control, and a teacher of agents that do not know the order.
 
     Shapes: ``(B, N, D)`` to ``(B, width)``; see `SlotPooling` for smaller sets.
 
     Args:
-        num_tokens: N, the largest number of slots.
         channels: widths of the layer on each vector and of the convolutions after it.
         width: width of the result.
-
-    Raises:
-        InputError: no channels.
     """
 
     keeps_initial_weights = True
@@ -140,17 +127,14 @@ class LearnedAggregationPooling(SlotPooling):
     :math:`X^\top` is ``(D, N)``, :math:`W_K` is ``(N, D)`` and :math:`W_V` is
     ``(N, P)``: unlike usual attention, the set is transposed. The softmax runs over
     features, and a vector contributes through the row of :math:`W_K` and :math:`W_V`
-    that belongs to its slot. So the head depends on the order and on a fixed N, as
-    `FlattenPooling` does, with N (D + P) weights instead of N D P.
+    that belongs to its slot: N (D + P) weights instead of `FlattenPooling`'s N D P.
 
     Shapes: ``(B, N, D)`` to ``(B, P)``; see `SlotPooling` for smaller sets.
 
-    Source: the blog post *Learned Aggregation*. It divides by √d_k without defining
-    d_k; here it is D, the size that the softmax runs over. Difference from the post's
-    code: a batch of one keeps its batch dimension.
+    Source: the blog post *Learned Aggregation*, which divides by √d_k without defining
+    d_k; here it is D, the size that the softmax runs over.
 
     Args:
-        num_tokens: N, the largest number of slots.
         query_dim: width of the learned query q; None means D.
         dim_out: P, the width of the result; None means D.
     """
