@@ -258,15 +258,18 @@ class LearnedMergingEncoder(Encoder):
 
     def _merge(self, x: Tensor, gone: Tensor) -> tuple[Tensor, Pairs]:
         """Apply the layer to the tokens that are not gone, in their slots."""
+        # Choose pairs by the policy, greedily.
         x, logits = self.layer.transform(x, gone)
         counts = pair_counts(self.proportion, (~gone).sum(1))
         most = int(self.proportion * x.shape[1] / 2 + ROUNDING)
         pairs = choose_pairs(logits, most, counts, gone)
+        # Merge them, scaled by their probability, which trains the policy.
         probability = pair_log_prob(logits, pairs, gone).exp()[..., None].to(x.dtype)
         vectors = probability * self.layer.merged(x, pairs)
         kept = gather_tokens(x, pairs.kept)
         if self.residual:
             vectors = vectors + (gather_tokens(x, pairs.gone) + kept) / 2
+        # Put the results into the kept tokens' slots.
         change = (vectors - kept) * pairs.valid[..., None]
         new = x.scatter_add(1, pairs.kept[..., None].expand_as(change), change)
         if self.layer.refine is not None:

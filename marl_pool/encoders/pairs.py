@@ -69,6 +69,7 @@ def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
     if padding is not None:
         never = never | padding[:, :, None] | padding[:, None, :]
     scores = scores.masked_fill(never, -torch.inf)
+    # Both orders of a pair compete.
     either = torch.maximum(scores, scores.transpose(1, 2))
     partner = places.expand(scores.shape[0], size)
     strength = torch.full_like(scores[:, 0], -torch.inf)
@@ -77,6 +78,7 @@ def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
         mutual = (mate.gather(1, mate) == places) & (best > -torch.inf)
         if not is_transformed() and not mutual.any():
             break
+        # The better order decides which token is kept.
         going = scores.gather(2, mate[..., None])[..., 0]
         coming = scores.transpose(1, 2).gather(2, mate[..., None])[..., 0]
         kept = mutual & ((coming > going) | ((coming == going) & (mate < places)))
@@ -121,10 +123,12 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
     token is chosen. So the sums are cumulative sums from the end.
     """
     size, count = logits.shape[1], pairs.gone.shape[1]
+    # The choice in which each token is used, or none.
     turn = torch.arange(count, device=logits.device).expand_as(pairs.gone)
     turn = turn.masked_fill(~pairs.valid, size).repeat(1, 2)
     used = torch.full_like(logits[:, 0], size, dtype=torch.int64)
     used = used.scatter_reduce(1, torch.cat(pairs[:2], 1), turn, "amin")
+    # Sort tokens by it, and sum over pairs from the last used token on.
     order = used.argsort(dim=1, stable=True)
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None, None]
     sorted_ = logits[rows, order[:, :, None], order[:, None, :]]

@@ -70,6 +70,7 @@ class SwarmLayer(nn.Module):
                 states are added in place.
             place: number of entities before this one.
         """
+        # As in `forward`, with the pooled states from running sums.
         constant = self.on_input(x)
         hidden, cell = self._cell(constant, None)
         for total in sums:

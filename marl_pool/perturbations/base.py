@@ -173,6 +173,7 @@ class SampledPerturbation(Perturbation):
 
     def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
         """Resample all environments of ``state``."""
+        # The turn numbers the samplings of an episode, each with its own numbers.
         keys, turn = state["keys"], state["steps"] // (self.every or 1)
         sampled = {**state, **self.sample(tokens, keys, turn)}
         return {**sampled, **self.apply_severity(tokens, sampled)}
@@ -184,6 +185,7 @@ class SampledPerturbation(Perturbation):
         rows = where.nonzero()[:, 0]
         if len(rows) in (0, len(where)):
             return self._resample(tokens, state) if len(rows) else state
+        # Resample these rows as a batch of their own, then put them back.
         own = {name: tensor[rows] for name, tensor in state.items()}
         fresh = self._resample(tokens.at(rows), own)
         # Entries that were not resampled stay the same tensor.

@@ -39,6 +39,7 @@ class Duplicate(TokenShare):
         slots = torch.arange(
             round(self.high * tokens.num_tokens), device=tokens.types.device
         )
+        # The eligible tokens in random order, of which the first are copied.
         eligible = self.eligible(tokens)
         queue = state["scores"].masked_fill(~eligible, torch.inf).argsort(-1)
         unused = slots >= counted(eligible, state["severity"].view(-1, 1, 1))

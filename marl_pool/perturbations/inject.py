@@ -96,17 +96,17 @@ class Inject(SampledPerturbation):
         )
         self.num_slots = round(self.high * self.count)
         self.shifted = _shifted_features(self.position_features, self.positions)
-        if self.num_features is not None:
-            self._check(self.num_features)
+        validate_indices("position_features", self.shifted, self.num_features)
 
     @override
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         if not tokens.features.dtype.is_floating_point:
             raise InputError("perturbation inject: expected features with positions")
-        self._check(tokens.features.shape[-1])
-        width = len(self.shifted)
+        width, num_features = len(self.shifted), tokens.features.shape[-1]
+        validate_indices("position_features", self.shifted, num_features)
         shape = (tokens.types.shape[1], self.count, 1 + width)
         numbers = uniform_like(keys, turn, shape)[:, :, : self.num_slots]
+        # One number chooses the anchor, the others the offset.
         choice, offset = numbers.split([1, width], -1)
         return {
             "anchor": _pick(self._candidates(tokens), choice[..., 0]),
@@ -118,6 +118,7 @@ class Inject(SampledPerturbation):
         self, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
         anchor = state["anchor"]
+        # Keep the first slots only, as many as the severity allows.
         slots = torch.arange(self.num_slots, device=anchor.device)
         beyond = slots >= (state["severity"] * self.count).round().view(-1, 1, 1)
         origin = torch.cat([identity_origin(tokens), torch.full_like(anchor, -1)], -1)
@@ -125,6 +126,7 @@ class Inject(SampledPerturbation):
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+        # Copy the anchors' features and move them; slots without one are padded below.
         anchor = state["anchor"].clamp(min=0)
         features = take_features(tokens.features, anchor)
         places = torch.tensor(self.shifted, device=anchor.device)
@@ -150,15 +152,13 @@ class Inject(SampledPerturbation):
         others = present & (tokens.types != SELF_TYPE)
         return torch.where(alike.any(-1, keepdim=True), alike, others)
 
-    def _check(self, num_features: int) -> None:
-        validate_indices("position_features", self.shifted, num_features)
-
 
 def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
     """Sample candidates ``(*B, N)`` with replacement by numbers in (0, 1), ``(*B, C)``.
 
     Returns indices ``(*B, C)`` int64, -1 where the row has no candidate.
     """
+    # Sort candidates to the front, and index among them.
     first = (~candidates).byte().argsort(dim=-1, stable=True)
     number = candidates.sum(-1, keepdim=True)
     picked = first.gather(-1, (choice * number).long())

@@ -46,8 +46,7 @@ class DisturbedReadings(ProtectingPerturbation):
             raise InputError(
                 "perturbation.features: expected null or numbers of features, got []"
             )
-        if self.num_features is not None:
-            self._check(self.num_features)
+        validate_indices("features", self.features, self.num_features)
 
     @property
     @abstractmethod
@@ -60,7 +59,7 @@ class DisturbedReadings(ProtectingPerturbation):
 
     @override
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        self._check(tokens.features.shape[-1])
+        validate_indices("features", self.features, tokens.features.shape[-1])
         return {"errors": normal_like(keys, turn, tokens.features.shape[1:])}
 
     @override
@@ -73,11 +72,13 @@ class DisturbedReadings(ProtectingPerturbation):
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         features, errors = tokens.features, state["errors"]
+        # Disturb all features, images in [0, 1].
         if features.dtype.is_floating_point:
             seen = self.disturb(features, errors).to(features.dtype)
         else:
             seen = self.disturb(features / WHITE, errors).mul_(WHITE)
             seen = seen.round_().clamp_(0, WHITE).to(features.dtype)
+        # Restore what is not to be disturbed.
         if self.features is not None:
             untouched = torch.ones(features.shape[-1], device=features.device).bool()
             untouched[self.features] = False
@@ -85,10 +86,6 @@ class DisturbedReadings(ProtectingPerturbation):
         if self.protects:
             seen = torch.where((tokens.types == SELF_TYPE)[..., None], features, seen)
         return tokens._replace(features=seen)
-
-    def _check(self, num_features: int) -> None:
-        if self.features is not None:
-            validate_indices("features", self.features, num_features)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -151,9 +148,14 @@ class Scale(DisturbedReadings):
         return readings * errors.exp()
 
 
-def validate_indices(name: str, indices: Sequence[int], num_features: int) -> None:
-    """Raise InputError if the option ``name`` lists a feature that does not exist."""
-    if max(indices) >= num_features:
+def validate_indices(
+    name: str, indices: Sequence[int] | None, num_features: int | None
+) -> None:
+    """Raise InputError if the option ``name`` lists a feature that does not exist.
+
+    None means all features, or a number of features that is not known yet.
+    """
+    if indices and num_features is not None and max(indices) >= num_features:
         raise InputError(
             f"perturbation.{name}: expected numbers below {num_features}, "
             f"got {list(indices)}"

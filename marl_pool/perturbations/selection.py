@@ -14,6 +14,7 @@ def lowest(scores: Tensor, eligible: Tensor, share: float | Tensor) -> Tensor:
         eligible: ``(*B, N)`` bool.
         share: in [0, 1]; or ``(*B', 1, …)`` float64, one for each leading index.
     """
+    # Find each row's threshold, the score of the last slot to select.
     queue = scores.masked_fill(~eligible, torch.inf)
     count = counted(eligible, share)
     last = queue.sort(-1).values.gather(-1, (count - 1).clamp(min=0))
@@ -35,6 +36,8 @@ def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:
     Returns:
         ``(*B, N)`` int64: for each slot, the index of the slot whose content it gets.
     """
+    # The slots that take part, in the order of their scores and of their places: the
+    # slot at a place gets the content of the one at the same rank by score.
     by_score = scores.masked_fill(~taking_part, torch.inf).argsort(-1)
     by_place = (~taking_part).byte().argsort(dim=-1, stable=True)
     places = torch.arange(scores.shape[-1], device=scores.device)

@@ -99,6 +99,7 @@ def sample(spec: ActionSpec, logits: Tensor, noise: Tensor) -> Tensor:
         noise: ``(*B, noise_size)`` uniform in (0, 1).
     """
     if spec.discrete:
+        # Count the cumulative probabilities below the noise.
         cumulative = logits.softmax(-1).cumsum(-1)
         below = (cumulative < noise * cumulative[..., -1:]).sum(-1)
         return below.clamp(max=spec.n - 1)

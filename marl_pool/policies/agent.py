@@ -93,6 +93,7 @@ class Agent(SpecifiedPolicy):
             return functional_call(self, own, arguments)
 
         def unroll(*arguments: Any) -> Any:
+            # None, where nothing is padded, has no dimension to vectorise over.
             batched = tuple(None if part is None else 0 for part in arguments)
             return vmap(member, in_dims=(0, *batched))(parameters, *arguments)
 
@@ -119,6 +120,7 @@ class Agent(SpecifiedPolicy):
     ) -> Decision:
         """Turn one step's result of `unroll` into a decision; see `Policy.act`."""
         logits = outputs[:, 0].unflatten(0, tokens.batch_shape)
+        # A Box has no noise: its outputs are the action.
         if not self.actions.discrete:
             action = logits
         elif explore:

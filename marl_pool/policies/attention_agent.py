@@ -175,6 +175,7 @@ class AttentionAgent(Agent):
         tokens are averaged over them.
         """
         arguments = self.unroll_arguments(tokens, state)
+        # Normalize the importance of the chosen vectors to sum to 1.
         choice = self._choose(*arguments)
         chosen = choice.importance.gather(-1, choice.chosen)
         least = torch.finfo(chosen.dtype).tiny
@@ -186,6 +187,7 @@ class AttentionAgent(Agent):
         else:
             features, padding, prev_action, memory = arguments
             x = self.scale_features(features, padding)
+            # Average the weights that the chosen codes give the tokens.
             codes = self.sensor.attention_weights(
                 x, padding, prev_action, memory["sensor"]
             )

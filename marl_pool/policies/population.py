@@ -122,12 +122,14 @@ class Population(Policy):
         return self._grid
 
     def _make_grid(self, member: Tensor) -> _MemberGrid:
+        # One row for each member left, as wide as the largest number of environments.
         left, rows, counts = member.unique_consecutive(
             return_inverse=True, return_counts=True
         )
         width = int(counts.max())
         cells = None
         if (counts != width).any():
+            # Cell of each environment: its member's row, and its place within it.
             first = counts.cumsum(0) - counts
             within = torch.arange(len(member), device=member.device) - first[rows]
             cells = rows * width + within

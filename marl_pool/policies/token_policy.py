@@ -101,12 +101,14 @@ class TokenPolicy(SpecifiedPolicy):
             )
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
+        # One set network, or one for each head.
         network |= {"action_dim": self.actions.dim, "dropout": dropout}
         self.network = SetNetwork(spec, **network, seed=seed)
         self.value_network: SetNetwork | None = None
         if trunk == "separate":
             with seeded(seed, "value trunk"):
                 self.value_network = SetNetwork(spec, **network)
+        # The heads, with random numbers of their own.
         dim = self.network.dim_out
         with seeded(seed, "action"):
             widths = [dim, *head_hidden, self.actions.num_logits]

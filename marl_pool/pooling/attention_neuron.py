@@ -159,6 +159,7 @@ class AttentionNeuronPooling(MemoryPooling):
         layer's own.
         """
         own = dict(self.named_parameters()) if parameters is None else parameters
+        # From readings to keys: the LSTM, the hidden layer, or neither.
         keys: Layer | None = None
         if self.cell is not None:
             keys = _fold_cell(strip_prefix("cell", own))
@@ -184,6 +185,7 @@ class AttentionNeuronPooling(MemoryPooling):
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """Compute `unroll` with weights from `fold`, all with or without P first."""
+        # Keys with a memory, weights of the tokens for each code, codes.
         keys, memory = self._keys(folded, x, padding, prev_actions, memory)
         weights = self._attend(folded, keys, padding)
         if self.dim == 1:  # many times faster than products with one column each
@@ -295,6 +297,7 @@ def _run_cell_with_gradient(
     batch, _, num_tokens, width = inputs.shape
     weight, bias = gates[0].mT, gates[1]
     of_input, of_hidden = weight.split([width, weight.shape[1] - width], dim=1)
+    # The kernel has time first and all tokens of the batch last.
     rows = inputs.permute(1, 3, 0, 2).flatten(2)
     held = None if padding is None else padding.transpose(0, 1).flatten(1)
     hidden, state = (part.permute(2, 0, 1).flatten(1) for part in memory)

@@ -82,6 +82,7 @@ class HopfieldPooling(Pooling):
         keys = self._split_heads(stored)
         state = self.to_query(self.norm_state(self.learned_query.to(stored.dtype)))
         state = self._split_heads(state.expand(stored.shape[0], 1, -1))
+        # Move the state towards the stored patterns, then retrieve.
         for _ in range(self.num_updates):
             state = self._attend(state, keys, padding) @ keys
         return self._attend(state, keys, padding)

@@ -138,11 +138,13 @@ class VisionNeuronPooling(MemoryPooling):
         ``counts``, ``(B, T, N)``, is the multiplicity of each patch, 0 for an empty
         slot; None if each is there once.
         """
+        # Keys and values of the patches; how often a patch is there biases its scores.
         bias, ignore = _score_bias(padding, counts, x.dtype)
         key_inputs, value_inputs = self._split_frames(x)
         values = self.value(value_inputs)
         if ignore is not None:  # an empty set gives zero
             values = values.masked_fill(ignore[..., None], 0.0)
+        # Each code is a mean of the values, normalized.
         weights = self._attend(key_inputs, prev_actions, bias)
         codes = weights.transpose(-1, -2) @ values
         return self.code_norm(codes.relu()).flatten(-2), memory
@@ -200,6 +202,7 @@ class TileConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         (size, _), (high, wide) = self.kernel_size, input.shape[-2:]
         rows, columns = high // size, wide // size
+        # Cut the image into tiles of the kernel's size.
         whole = input[..., : rows * size, : columns * size]
         tiles = whole.unflatten(-1, (columns, size)).unflatten(-3, (rows, size))
         tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(3)
