@@ -36,9 +36,8 @@ def timestep_encoding(depth: int, dim: int) -> Tensor:
 
 def merging_mlp(dim_in: int, dim_out: int, hidden: int) -> nn.Sequential:
     """Build the network that merges two tokens into one, or splits one into two."""
-    return nn.Sequential(
-        nn.Linear(dim_in, hidden), nn.GELU(), nn.Linear(hidden, dim_out)
-    )
+    first, last = nn.Linear(dim_in, hidden), nn.Linear(hidden, dim_out)
+    return nn.Sequential(first, nn.GELU(), last)
 
 
 class PairScores(nn.Module):
@@ -169,9 +168,8 @@ class MergingLayer(nn.Module):
 
     def merged(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Merge each pair into one token, ``(B, R, D)``."""
-        return self.merge(
-            torch.cat([gather_tokens(x, pairs.gone), gather_tokens(x, pairs.kept)], -1)
-        )
+        parts = [gather_tokens(x, pairs.gone), gather_tokens(x, pairs.kept)]
+        return self.merge(torch.cat(parts, -1))
 
 
 class LearnedMergingEncoder(Encoder):

@@ -47,12 +47,11 @@ class AttentionBlock(nn.Module):
 
     def initialize_as_swarm(self) -> None:
         """Initialize as SWARM's code does: Xavier, Kaiming before ReLU, zero biases."""
-        for part in self.attention.modules():
-            if isinstance(part, nn.Linear):
-                nn.init.xavier_normal_(part.weight)
-        for part in self.feedforward:
-            if isinstance(part, nn.Linear):
-                nn.init.kaiming_normal_(part.weight)
+        xavier, kaiming = nn.init.xavier_normal_, nn.init.kaiming_normal_
+        for whole, sample in ((self.attention, xavier), (self.feedforward, kaiming)):
+            for part in whole.modules():
+                if isinstance(part, nn.Linear):
+                    sample(part.weight)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -127,11 +126,8 @@ class SetTransformerEncoder(Encoder):
             for layer in self.layers:
                 x = layer(x, x, padding)
             return x
+        # The inducing points attend to the set, then the set to them.
         points = self.inducing.weight.chunk(len(self.layers))
-        for layer, gather, inducing in zip(
-            self.layers, self.gathering, points, strict=True
-        ):
-            # The inducing points attend to the set, then the set to them.
-            induced = gather(inducing.expand(x.shape[0], -1, -1), x, padding)
-            x = layer(x, induced)
+        for layer, gather, own in zip(self.layers, self.gathering, points, strict=True):
+            x = layer(x, gather(own.expand(x.shape[0], -1, -1), x, padding))
         return x

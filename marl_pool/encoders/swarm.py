@@ -56,8 +56,7 @@ class SwarmLayer(nn.Module):
         hidden, cell = self._cell(constant, None)
         for _ in range(self.iterations - 1):
             pooled = self.on_population(self._pool(hidden, padding))
-            gates = self.on_hidden(hidden) + constant
-            hidden, cell = self._cell(gates + pooled, cell)
+            hidden, cell = self._cell(self.on_hidden(hidden) + constant + pooled, cell)
         return self.output(torch.cat([hidden, cell], -1))
 
     def step(self, x: Tensor, sums: Tensor, place: int) -> Tensor:

@@ -1,7 +1,5 @@
 """RandomPolicy: uniformly random actions, the lower reference of comparisons."""
 
-from typing import Any
-
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -26,7 +24,6 @@ class RandomPolicy(Policy):
         super().__init__()
         self.actions = ActionSpec.of(action_space)
         self.noise_size = self.actions.noise_size
-        self.config: dict[str, Any] = {"action_space": self.actions.to_json()}
 
     @override
     def act(

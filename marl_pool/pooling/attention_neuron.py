@@ -217,13 +217,10 @@ class AttentionNeuronPooling(MemoryPooling):
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """Return the keys ``(B, T, N, K)`` before their projection, and the memory."""
-        num_tokens = x.shape[-2]
         if self.frames > 1:
-            stacked = x.unflatten(-1, (self.frames, -1))
-            x = (stacked[..., 1:, :] - stacked[..., :-1, :]).flatten(-2)
+            x = x.unflatten(-1, (self.frames, -1)).diff(dim=-2).flatten(-2)
         # Every token reads the same previous action.
-        actions = prev_actions[..., None, :]
-        actions = actions.expand(*actions.shape[:-2], num_tokens, -1)
+        actions = prev_actions[..., None, :].expand(*x.shape[:-1], -1)
         readings = torch.cat([x, actions], dim=-1)
         if folded.keys is None:
             return readings, memory

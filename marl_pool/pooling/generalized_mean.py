@@ -138,7 +138,6 @@ class SoftmaxPooling(Pooling):
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         scores = x * self.beta
         if padding is not None:
-            lowest = torch.finfo(x.dtype).min
-            scores = scores.masked_fill(padding[..., None], lowest)
+            scores = scores.masked_fill(padding[..., None], torch.finfo(x.dtype).min)
         # Padded vectors are zero, so an empty set gives zero whatever its weights are.
         return (scores.softmax(1) * x).sum(1)

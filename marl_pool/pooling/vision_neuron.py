@@ -163,8 +163,7 @@ class VisionNeuronPooling(MemoryPooling):
         """Return the inputs of keys and of values, ``(B, T, N, …)`` each."""
         frames = x.unflatten(-1, (self.frames, -1))
         if self.embedding is None:
-            differences = frames[..., 1:, :] - frames[..., :-1, :]
-            return differences.flatten(-2), self.frame_norm(frames).flatten(-2)
+            return frames.diff(dim=-2).flatten(-2), self.frame_norm(frames).flatten(-2)
         images = frames.flatten(0, -3).unflatten(-1, (self.side, self.side))
         if not isinstance(self.embedding[0], TileConv2d):
             # The faster memory layout on a CPU.
