@@ -14,6 +14,11 @@ from marl_pool.utils.errors import InputError
 SELF_TYPE = 0
 """The type of the observing agent's own token, where there is one."""
 
+Mask = Tensor | None
+"""Padding of a set, ``(*B, N)`` bool, True = ignore; None where nothing is padded."""
+Types = Tensor | None
+"""Types of a set's tokens, ``(*B, N)`` int64, 0 = the observer's own; None: unknown."""
+
 
 class Tokens(NamedTuple):
     """A batch of sets of tokens; a pytree of tensors, batch dimensions first.

@@ -8,10 +8,10 @@ from marl_pool.utils.lazy import lazy_exports
 if TYPE_CHECKING:
     from marl_pool.encoders.base import Encoder as Encoder
     from marl_pool.encoders.identity import IdentityEncoder as IdentityEncoder
-    from marl_pool.encoders.learned_merging import (
+    from marl_pool.encoders.lstm import LSTMEncoder as LSTMEncoder
+    from marl_pool.encoders.merging import (
         LearnedMergingEncoder as LearnedMergingEncoder,
     )
-    from marl_pool.encoders.lstm import LSTMEncoder as LSTMEncoder
     from marl_pool.encoders.set_linear import SetLinearEncoder as SetLinearEncoder
     from marl_pool.encoders.set_transformer import (
         SetTransformerEncoder as SetTransformerEncoder,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ENCODERS: dict[str, str] = {
     "identity": "marl_pool.encoders.identity:IdentityEncoder",
-    "learned_merging": "marl_pool.encoders.learned_merging:LearnedMergingEncoder",
+    "learned_merging": "marl_pool.encoders.merging:LearnedMergingEncoder",
     "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
     "set_linear": "marl_pool.encoders.set_linear:SetLinearEncoder",
     "set_transformer": "marl_pool.encoders.set_transformer:SetTransformerEncoder",
@@ -51,9 +51,5 @@ def make_encoder(name: str, **options: Any) -> "Encoder":
 
 
 __getattr__, __dir__ = lazy_exports(
-    __name__,
-    (
-        *ENCODERS.values(),
-        "marl_pool.encoders.base:Encoder",
-    ),
+    __name__, (*ENCODERS.values(), "marl_pool.encoders.base:Encoder")
 )

@@ -4,24 +4,23 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from marl_pool.utils.errors import InputError
+from marl_pool.tokens import Mask
 
 
 class Encoder(nn.Module, ABC):
     """Base class: map N vectors to N vectors, equivariant to permutations by default.
 
-    A subclass calls ``super().__init__()``, sets ``self.dim`` and implements `forward`.
-    Its keyword arguments are the options ``encoder.KEY``; it also receives ``dropout``
-    and ``attention_dropout`` if its constructor has these parameters.
+    A subclass sets ``self.dim`` and implements `forward`. Its keyword arguments are the
+    options ``encoder.KEY``; it also receives ``dropout`` and ``attention_dropout`` if
+    its constructor has these parameters.
 
     Attributes:
         dim: D, the width of the vectors in and out; None for the width of the tokens.
         permutation_equivariant: True if permuted vectors give the same results in the
             permuted order. Options may decide it, so ask the instance, not the class.
         keeps_initial_weights: True if a policy must not initialize the weights again,
-            to N(0, init_std). Layers without a residual connection need it: with a
-            small standard deviation such as 0.02, several of them in a row would make
-            all vectors nearly equal.
+            to N(0, init_std). Several layers without a residual connection need it: a
+            small standard deviation would make all vectors nearly equal.
     """
 
     dim: int | None
@@ -29,21 +28,10 @@ class Encoder(nn.Module, ABC):
     keeps_initial_weights: bool = False
 
     @abstractmethod
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Encode ``(B, N, D)`` to ``(B, N, D)``.
 
         Args:
             x: the vectors, finite also under padding.
             padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
         """
-
-
-def validate_sizes(**sizes: int) -> None:
-    """Reject an option ``encoder.KEY`` below 1.
-
-    Raises:
-        InputError: a size is below 1.
-    """
-    for name, size in sizes.items():
-        if size < 1:
-            raise InputError(f"encoder.{name}: expected at least 1, got {size}")

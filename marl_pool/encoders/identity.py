@@ -4,7 +4,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
-from marl_pool.utils.errors import InputError
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt
 
 
@@ -18,17 +18,12 @@ class IdentityEncoder(Encoder):
         dim: D, the width that tokens are projected to; None for no projection: the
             vectors are the tokens' features, images scaled to [0, 1], and the type
             embedding if the policy has one.
-
-    Raises:
-        InputError: ``dim`` is below 1.
     """
 
     def __init__(self, *, dim: PositiveInt | None = None) -> None:
         super().__init__()
-        if dim is not None and dim < 1:
-            raise InputError(f"encoder.dim: expected at least 1 or null, got {dim}")
         self.dim = dim
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         return x

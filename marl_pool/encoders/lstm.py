@@ -1,38 +1,34 @@
 """Bidirectional LSTM over the vectors in their order, or sorted."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
+from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.transforms import is_transformed
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt
 
 
 class LSTMEncoder(Encoder):
     """Bidirectional LSTM layers and a linear projection back to the width.
 
-    Padded slots are skipped. Unsorted, the result depends on the order of the vectors:
-    a baseline and a control. Sorted by the first feature, ties by the second, it is
-    permutation equivariant, unless two vectors are equal in both.
+    Padded slots are skipped. Unsorted, it is a control that depends on the order.
+    Sorted by the first feature, ties by the second, it is permutation equivariant,
+    unless two vectors are equal in both.
 
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
-
-    Source: Graves and Schmidhuber (2005), *Framewise Phoneme Classification with
-    Bidirectional LSTM*; SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400),
-    section 4.1.2 (LSTM, LSTM (sorted)). Difference from the source: in a policy the
-    sorted vectors are embedded tokens, not points.
+    Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.1.2
+    (LSTM, LSTM (sorted)); there points are sorted, in a policy embedded tokens.
 
     Args:
         dim: D, the width of the vectors in and out.
         hidden: units in each direction; None means D.
         num_layers: number of LSTM layers.
         sort: sort the vectors first.
-
-    Raises:
-        InputError: a number out of range.
     """
 
     keeps_initial_weights = True
@@ -46,8 +42,7 @@ class LSTMEncoder(Encoder):
         sort: bool = False,
     ) -> None:
         super().__init__()
-        hidden = dim if hidden is None else hidden
-        validate_sizes(dim=dim, hidden=hidden, num_layers=num_layers)
+        hidden = hidden or dim
         self.dim, self.sort = dim, sort
         self.permutation_equivariant = sort
         self.lstm = nn.LSTM(
@@ -56,7 +51,7 @@ class LSTMEncoder(Encoder):
         self.project = nn.Linear(2 * hidden, dim)
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         if padding is None and not self.sort:
             return self.project(self._read(x, None))
         # Bring the vectors in the order of reading, encode them, and put them back.
@@ -67,7 +62,7 @@ class LSTMEncoder(Encoder):
         encoded = self.project(self._read(sequence, padding))
         return torch.empty_like(encoded).scatter(1, order.expand_as(encoded), encoded)
 
-    def _order(self, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _order(self, x: Tensor, padding: Mask) -> Tensor:
         """Return indices ``(B, N)`` in the order of reading, padding last."""
         order = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         # Stable sorts, from the least to the most important key.
@@ -76,7 +71,7 @@ class LSTMEncoder(Encoder):
             order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
         return order
 
-    def _read(self, sequence: Tensor, padding: Tensor | None) -> Tensor:
+    def _read(self, sequence: Tensor, padding: Mask) -> Tensor:
         """Run all layers on ``(B, N, D)``, whose padded slots are last."""
         # Packing needs lengths as numbers and at least one row, and vmap does not
         # support `nn.LSTM`.
@@ -95,31 +90,26 @@ class LSTMEncoder(Encoder):
         )
         return encoded
 
-    def _read_stepwise(self, sequence: Tensor, padding: Tensor | None) -> Tensor:
+    def _read_stepwise(self, sequence: Tensor, padding: Mask) -> Tensor:
         """Compute the result of `nn.LSTM` by plain operations."""
         places = list(range(sequence.shape[1]))
-        for layer in range(self.lstm.num_layers):
-            directions = []
-            for direction, order in (("", places), ("_reverse", places[::-1])):
-                suffix = f"_l{layer}{direction}"
-                directions.append(self._read_one_way(sequence, padding, suffix, order))
-            sequence = torch.cat(directions, -1)
+        # Two sets of weights for each layer: forward, then backward.
+        weights = iter(self.lstm.all_weights)
+        for forward, backward in zip(weights, weights, strict=True):
+            first = self._read_one_way(sequence, padding, forward, places)
+            last = self._read_one_way(sequence, padding, backward, places[::-1])
+            sequence = torch.cat([first, last], -1)
         return sequence
 
     def _read_one_way(
-        self, sequence: Tensor, padding: Tensor | None, suffix: str, order: list[int]
+        self, x: Tensor, padding: Mask, weights: Sequence[Tensor], order: list[int]
     ) -> Tensor:
-        def weight(name: str) -> Tensor:
-            found = getattr(self.lstm, name + suffix)
-            assert isinstance(found, Tensor)
-            return found
-
-        on_input = linear(sequence, weight("weight_ih"), weight("bias_ih"))
-        hidden = cell = sequence.new_zeros(sequence.shape[0], self.lstm.hidden_size)
+        weight_ih, weight_hh, bias_ih, bias_hh = weights
+        on_input = linear(x, weight_ih, bias_ih)
+        hidden = cell = x.new_zeros(x.shape[0], self.lstm.hidden_size)
         outputs = {}
         for place in order:
-            gates = on_input[:, place]
-            gates = gates + linear(hidden, weight("weight_hh"), weight("bias_hh"))
+            gates = on_input[:, place] + linear(hidden, weight_hh, bias_hh)
             input_gate, forget_gate, content, output_gate = gates.chunk(4, -1)
             new_cell = forget_gate.sigmoid() * cell
             new_cell = new_cell + input_gate.sigmoid() * content.tanh()

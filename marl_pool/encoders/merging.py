@@ -1,16 +1,23 @@
-"""Merging layer: a transformer block, a policy over pairs, and the merge."""
+"""Learned token merging: a transformer block, a policy over pairs, and the merge."""
 
 import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from marl_pool.encoders.pairs import Pairs, gather_tokens
+from marl_pool.encoders.base import Encoder
+from marl_pool.encoders.pairs import Pairs, choose_pairs, gather_tokens, pair_log_prob
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention
+from marl_pool.tokens import Mask
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveInt, Probability, UnitInterval
 
 MergingPolicy = Literal["learned", "shared_keys", "heuristic", "random"]
+ROUNDING = 1e-9
+"""Added before rounding down, so that 0.1 · 20 / 2 gives 1."""
 
 
 def timestep_encoding(depth: int, dim: int) -> Tensor:
@@ -28,21 +35,18 @@ def timestep_encoding(depth: int, dim: int) -> Tensor:
 
 def merging_mlp(dim_in: int, dim_out: int, hidden: int) -> nn.Sequential:
     """Build the network that merges two tokens into one, or splits one into two."""
-    return nn.Sequential(
-        nn.Linear(dim_in, hidden), nn.GELU(), nn.Linear(hidden, dim_out)
-    )
+    first, last = nn.Linear(dim_in, hidden), nn.Linear(hidden, dim_out)
+    return nn.Sequential(first, nn.GELU(), last)
 
 
 class PairScores(nn.Module):
     """Logits of all ordered pairs, ``Q Kᵀ / √d_p``, summed over weighted heads.
 
-    Source: Nair and Lieck, *Hierarchical Transformers*, equation 1 and A.3. Difference
-    from the source: tokens are normalized before the projection, as in the pre-norm
-    block below.
+    Source: Nair and Lieck, *Hierarchical Transformers*, equation 1 and A.3. Here tokens
+    are normalized before the projection.
 
     Args:
-        dim: D, the width of the tokens.
-        num_heads: h, the number of heads, a divisor of D; ``d_p = D / h``.
+        num_heads: h, the number of heads, a divisor of the width D; ``d_p = D / h``.
         own_keys: project keys here; otherwise they are passed to `forward`.
     """
 
@@ -75,8 +79,8 @@ class Refinement(nn.Module):
 
     ``x + Attention(LN(x), LN(y))``.
 
-    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2. The paper does
-    not say how the result is combined with the tokens; here it is added, pre-norm.
+    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2, which does not
+    say how the result is combined with the tokens; here it is added, pre-norm.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
@@ -84,9 +88,7 @@ class Refinement(nn.Module):
         self.norm, self.context_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = MultiHeadAttention(dim, num_heads, scale="head")
 
-    def forward(
-        self, x: Tensor, context: Tensor, padding: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, padding: Mask = None) -> Tensor:
         """Refine ``x (B, S, D)`` by ``context (B, T, D)`` with padding ``(B, T)``."""
         return x + self.attention(self.norm(x), self.context_norm(context), padding)
 
@@ -99,15 +101,10 @@ class MergingLayer(nn.Module):
     """Modules of one merging layer; the caller chooses the pairs by their logits.
 
     Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2. The hidden width
-    of the merging MLP is not published; here it is ``dim_ff``, as in the transformer
-    block.
+    of the merging MLP is not published; here it is ``dim_ff``. Arguments are those of
+    `LearnedMergingEncoder`, and:
 
     Args:
-        dim: D, the width of the tokens.
-        num_heads: number of attention heads, a divisor of D.
-        policy_heads: number of heads of the policy, a divisor of D.
-        dim_ff: hidden width of the feed-forward part and of the merging MLP.
-        dropout: probability in the feed-forward part, in [0, 1).
         policy: ``learned``; ``shared_keys``, with the refinement's keys, detached
             (A.3); ``heuristic``, the attention weights of the transformer block
             (section 4.3); ``random``, equal logits.
@@ -142,13 +139,10 @@ class MergingLayer(nn.Module):
             self.policy = PairScores(dim, policy_heads, policy == "learned")
         self.merge = merging_mlp(2 * dim, dim, dim_ff)
 
-    def transform(
-        self, x: Tensor, padding: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Apply the transformer block and score the pairs of its result.
+    def transform(self, x: Tensor, padding: Mask = None) -> tuple[Tensor, Tensor]:
+        """Return the block's tokens ``(B, T, D)`` and the pairs' logits ``(B, T, T)``.
 
-        Returns:
-            The tokens ``(B, T, D)``, and logits ``(B, T, T)``, at least in float32.
+        The logits are at least in float32.
         """
         entered = x
         if self.block is not None:
@@ -156,7 +150,7 @@ class MergingLayer(nn.Module):
         logits = self._logits(entered, x, padding)
         return x, logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _logits(self, entered: Tensor, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _logits(self, entered: Tensor, x: Tensor, padding: Mask) -> Tensor:
         if self.policy is not None:
             keys = None
             if self.kind == "shared_keys":
@@ -173,6 +167,113 @@ class MergingLayer(nn.Module):
 
     def merged(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Merge each pair into one token, ``(B, R, D)``."""
-        return self.merge(
-            torch.cat([gather_tokens(x, pairs.gone), gather_tokens(x, pairs.kept)], -1)
+        parts = [gather_tokens(x, pairs.gone), gather_tokens(x, pairs.kept)]
+        return self.merge(torch.cat(parts, -1))
+
+
+class LearnedMergingEncoder(Encoder):
+    r"""Repeated merging of pairs of tokens, chosen by a learned policy.
+
+    Each layer merges ⌊p T / 2⌋ pairs of the T tokens left, into
+
+    .. math::
+        \frac{x_i + x_j}{2} + P(i, j) \cdot \mathrm{MLP}([x_i; x_j])
+
+    The pairs are the best by a softmax over all ordered pairs, chosen greedily, each
+    token at most once. P is the pair's probability among those left when it was chosen,
+    so the policy learns by plain gradients. Cross-attention to the tokens before the
+    merge follows. All layers share their weights; an encoding of the depth is added.
+    At the end each slot holds the vector of the token that it was merged into.
+
+    Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2, and A.4 for the
+    scaling by the probability. Differences from the source: nothing is sampled, not
+    even in training, so that PPO's runner and learner agree; the mean is added, since
+    one of T (T - 1) probabilities is small; the set keeps its size. Exact copies of a
+    token may exchange their results, which does not change an invariant head.
+
+    Args:
+        dim: D, the width of the vectors in and out.
+        num_layers: number of applications of the layer.
+        proportion: p, the fraction of the tokens left that merge in each layer; 1
+            halves their number.
+        num_heads: number of attention heads, a divisor of D.
+        policy_heads: number of heads of the merging policy, a divisor of D.
+        dim_ff: hidden width of the feed-forward part and of the merging MLP.
+        dropout: probability in the feed-forward part, in [0, 1).
+        attention: have a transformer block and the cross-attention.
+        residual: add the pair's mean, as above.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: PositiveInt = 8,
+        num_layers: PositiveInt = 2,
+        proportion: UnitInterval = 0.5,
+        num_heads: PositiveInt = 1,
+        policy_heads: PositiveInt = 1,
+        dim_ff: PositiveInt = 32,
+        dropout: Probability = 0.0,
+        attention: bool = True,
+        residual: bool = True,
+    ) -> None:
+        super().__init__()
+        if dim % policy_heads:
+            raise InputError(
+                f"encoder.policy_heads: expected a divisor of dim = {dim}, "
+                f"got {policy_heads}"
+            )
+        self.dim, self.num_layers = dim, num_layers
+        self.proportion, self.residual = proportion, residual
+        self.layer = MergingLayer(
+            dim,
+            num_heads=num_heads,
+            policy_heads=policy_heads,
+            dim_ff=dim_ff,
+            dropout=dropout,
+            policy="learned",
+            attention=attention,
+            through_tokens=True,
         )
+        self.timesteps: Tensor
+        encodings = [timestep_encoding(depth + 1, dim) for depth in range(num_layers)]
+        self.register_buffer("timesteps", torch.stack(encodings), persistent=False)
+
+    @override
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
+        slots = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        owner = slots  # the slot of the token that each one has been merged into
+        gone = torch.zeros_like(slots, dtype=torch.bool) if padding is None else padding
+        for timestep in self.timesteps:
+            x, pairs = self._merge(x + timestep, gone)
+            # Map each slot to the slot that it merges into in this layer.
+            shift = torch.where(pairs.valid, pairs.kept - pairs.gone, 0)
+            target = slots.scatter_add(1, pairs.gone, shift)
+            owner = target.gather(1, owner)
+            gone = gone | (target != slots)
+        return gather_tokens(x, owner)
+
+    def _merge(self, x: Tensor, gone: Tensor) -> tuple[Tensor, Pairs]:
+        """Apply the layer to the tokens that are not gone, in their slots."""
+        # Choose pairs by the policy, greedily.
+        x, logits = self.layer.transform(x, gone)
+        counts = pair_counts(self.proportion, (~gone).sum(1))
+        most = int(self.proportion * x.shape[1] / 2 + ROUNDING)
+        pairs = choose_pairs(logits, most, counts, gone)
+        # Merge them, scaled by their probability, which trains the policy.
+        probability = pair_log_prob(logits, pairs, gone).exp()[..., None].to(x.dtype)
+        vectors = probability * self.layer.merged(x, pairs)
+        kept = gather_tokens(x, pairs.kept)
+        if self.residual:
+            vectors = vectors + (gather_tokens(x, pairs.gone) + kept) / 2
+        # Put the results into the kept tokens' slots.
+        change = (vectors - kept) * pairs.valid[..., None]
+        new = x.scatter_add(1, pairs.kept[..., None].expand_as(change), change)
+        if self.layer.refine is not None:
+            new = self.layer.refine(new, x, gone)
+        return new, pairs
+
+
+def pair_counts(proportion: float, tokens: Tensor) -> Tensor:
+    """Return ⌊p T / 2⌋ for int64 numbers of tokens T, without rounding errors."""
+    return (proportion * tokens.double() / 2 + ROUNDING).floor().long()

@@ -6,31 +6,28 @@ import torch
 from torch import Tensor
 
 from marl_pool.kernels.transforms import is_transformed
+from marl_pool.tokens import Mask
 
 LOWEST = -1e30
 """Logit of an impossible choice; finite, so that no gradient is NaN."""
 
 
 class Pairs(NamedTuple):
-    """Ordered pairs without a common token, in the order in which they were chosen.
-
-    Attributes:
-        gone: ``(B, R)`` int64, token i of each pair, which merges into token j.
-        kept: ``(B, R)`` int64, token j of each pair.
-        valid: ``(B, R)`` bool, False after a row's last pair.
-    """
+    """Ordered pairs without a common token, in the order in which they were chosen."""
 
     gone: Tensor
+    """``(B, R)`` int64, token i of each pair, which merges into token j."""
     kept: Tensor
+    """``(B, R)`` int64, token j of each pair."""
     valid: Tensor
+    """``(B, R)`` bool, False after a row's last pair."""
 
 
 def gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
     """Sample Gumbel noise in the shape of ``like``.
 
-    The argmax of logits plus noise is a sample from their softmax; and the argmax over
-    those still allowed is a sample from the softmax renormalized to them. So the noise
-    is sampled once for a whole sequence without replacement.
+    The argmax of logits plus noise is a sample from their softmax, also renormalized to
+    those still allowed. So the noise is sampled once for a whole sequence.
     """
     noise = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
     noise.exponential_(generator=generator).clamp_(min=torch.finfo(like.dtype).tiny)
@@ -39,15 +36,11 @@ def gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def choose_pairs(
-    scores: Tensor,
-    most: int,
-    counts: Tensor | None = None,
-    padding: Tensor | None = None,
+    scores: Tensor, most: int, counts: Tensor | None = None, padding: Mask = None
 ) -> Pairs:
     """Choose the ordered pair of highest score, then the next of two other tokens, ….
 
-    With logits as scores this is greedy; with `gumbel` noise added to them, it samples
-    one pair after the other without replacement.
+    Logits as scores are greedy; with `gumbel` noise they sample without replacement.
 
     Args:
         scores: ``(B, T, T)``; entry (i, j) is token i merging into token j.
@@ -63,15 +56,12 @@ def choose_pairs(
     return Pairs(partner.gather(1, kept), kept, valid)
 
 
-def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Pair all tokens greedily, in about log T rounds instead of T / 2.
+def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
+    """Return each token's partner, and the score of its pair at the kept token.
 
     The greedy order reaches a pair that is the best of both its tokens before any
-    other pair of either. So each round chooses all such pairs at once.
-
-    Returns:
-        Each token's partner, ``(B, T)``; the score of its pair at the kept token,
-        ``(B, T)``, and -inf elsewhere.
+    other pair of either. So each round chooses all such pairs at once, and about log T
+    rounds suffice.
     """
     size = scores.shape[1]
     places = torch.arange(size, device=scores.device)
@@ -79,6 +69,7 @@ def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
     if padding is not None:
         never = never | padding[:, :, None] | padding[:, None, :]
     scores = scores.masked_fill(never, -torch.inf)
+    # Both orders of a pair compete.
     either = torch.maximum(scores, scores.transpose(1, 2))
     partner = places.expand(scores.shape[0], size)
     strength = torch.full_like(scores[:, 0], -torch.inf)
@@ -87,6 +78,7 @@ def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         mutual = (mate.gather(1, mate) == places) & (best > -torch.inf)
         if not is_transformed() and not mutual.any():
             break
+        # The better order decides which token is kept.
         going = scores.gather(2, mate[..., None])[..., 0]
         coming = scores.transpose(1, 2).gather(2, mate[..., None])[..., 0]
         kept = mutual & ((coming > going) | ((coming == going) & (mate < places)))
@@ -97,29 +89,20 @@ def _matching(scores: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def pair_log_prob(
-    logits: Tensor,
-    pairs: Pairs,
-    padding: Tensor | None = None,
-    *,
-    masked: bool = True,
+    logits: Tensor, pairs: Pairs, padding: Mask = None, *, masked: bool = True
 ) -> Tensor:
-    """Return the log-probability of each pair at the time of its choice.
+    """Return the log-probability ``(B, R)`` of each pair when it was chosen, or 0.
 
-    Masked: by the softmax over all ordered pairs of two tokens that are left. Its sum
-    over the pairs is the log-probability of the sequence. Unmasked: by the softmax over
-    the whole matrix, its diagonal included, as if nothing had been chosen before.
-
-    Source: Nair and Lieck, *Hierarchical Transformers*, sections 3.1.2 and 3.1.5, which
-    are unmasked; that is not the log-probability of the sample.
+    Masked: by the softmax over all ordered pairs of two tokens that are left; the sum
+    is the log-probability of the sequence. Unmasked: by the softmax over the whole
+    matrix, its diagonal included, as in Nair and Lieck, *Hierarchical Transformers*,
+    sections 3.1.2 and 3.1.5; that is not the log-probability of the sample.
 
     Args:
         logits: ``(B, T, T)``.
         pairs: the chosen pairs.
         padding: ``(B, T)`` bool, or None.
         masked: renormalize to the tokens that are left at each choice.
-
-    Returns:
-        ``(B, R)``, zero where there is no pair.
     """
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None]
     own = logits[rows, pairs.gone, pairs.kept]
@@ -140,10 +123,12 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
     token is chosen. So the sums are cumulative sums from the end.
     """
     size, count = logits.shape[1], pairs.gone.shape[1]
+    # The choice in which each token is used, or none.
     turn = torch.arange(count, device=logits.device).expand_as(pairs.gone)
     turn = turn.masked_fill(~pairs.valid, size).repeat(1, 2)
     used = torch.full_like(logits[:, 0], size, dtype=torch.int64)
     used = used.scatter_reduce(1, torch.cat(pairs[:2], 1), turn, "amin")
+    # Sort tokens by it, and sum over pairs from the last used token on.
     order = used.argsort(dim=1, stable=True)
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None, None]
     sorted_ = logits[rows, order[:, :, None], order[:, None, :]]
@@ -155,20 +140,14 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
 
 @torch.no_grad()
 def choose_tokens(scores: Tensor, count: int) -> Tensor:
-    """Choose the ``count`` tokens of highest score, ``(B, count)``, best first.
-
-    With logits as ``scores (B, S)`` this is greedy; with `gumbel` noise it samples.
-    """
+    """Choose the ``count`` tokens of highest score ``(B, S)``, best first."""
     return scores.topk(count, dim=1).indices
 
 
 def token_log_prob(logits: Tensor, chosen: Tensor, *, masked: bool = True) -> Tensor:
-    """Return the log-probability of each chosen token, ``(B, R)``.
+    """Return the log-probability ``(B, R)`` of tokens in the order of their choice.
 
-    Args:
-        logits: ``(B, S)``.
-        chosen: ``(B, R)`` int64, in the order of choice.
-        masked: renormalize to the tokens that are left at each choice.
+    With ``masked``, it is renormalized to the tokens that are left at each choice.
     """
     own = logits.gather(1, chosen)
     if not masked:

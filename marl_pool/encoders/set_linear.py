@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
-from marl_pool.utils.names import unknown
+from marl_pool.encoders.base import Encoder
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt
 
 Others = Literal["sum", "mean", "max"]
-CHOICES = ("sum", "mean", "max")
 
 
 class SetLinear(nn.Module):
@@ -26,14 +25,9 @@ class SetLinear(nn.Module):
     feature over all vectors, i included. Without others, sum and mean are zero.
 
     Source: Zaheer et al. (2017), *Deep Sets*, https://arxiv.org/abs/1703.06114; SWARM
-    (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), equation 2, which is the sum;
-    its experiments name mean and max. Difference from the published code: there the
-    mean includes i too, which gives the same functions for sets of a given size.
-
-    Args:
-        dim_in: width of the vectors.
-        dim_out: width of the results.
-        others: pooling of the others: "sum", "mean" or "max".
+    (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), equation 2, which is the sum.
+    The mean of its published code includes i, which gives the same functions for sets
+    of a given size.
     """
 
     def __init__(self, dim_in: int, dim_out: int, others: Others) -> None:
@@ -42,10 +36,10 @@ class SetLinear(nn.Module):
         self.on_own = nn.Linear(dim_in, dim_out)
         self.on_others = nn.Linear(dim_in, dim_out, bias=False)
 
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Map ``(B, N, dim_in)``, zero under padding, to ``(B, N, dim_out)``."""
+        each = self.on_others(x)
         if self.others == "max":
-            each = self.on_others(x)
             if padding is not None:
                 # Finite, so that an empty set has no NaN.
                 lowest = torch.finfo(each.dtype).min
@@ -53,7 +47,6 @@ class SetLinear(nn.Module):
                 each = each.masked_fill(padding.all(1)[:, None, None], 0.0)
             return self.on_own(x) + each.amax(1, keepdim=True)
         # The layer is linear, so the others' sum is the total minus the own result.
-        each = self.on_others(x)
         total = each.sum(1, keepdim=True)
         if self.others == "sum":
             return self.on_own(x) + (total - each)
@@ -67,8 +60,6 @@ class SetLinear(nn.Module):
 class SetLinearEncoder(Encoder):
     """`SetLinear` layers with ReLU between them.
 
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
-
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), sections 2 and
     4.1.2 (SetLinear, SetLinear (max)). Difference from the source: no ReLU after the
     last layer, so that vectors may be negative.
@@ -78,9 +69,6 @@ class SetLinearEncoder(Encoder):
         num_layers: number of layers.
         hidden: width between the layers; None means D.
         others: pooling of the others: "sum" or "mean"; or "max", over all vectors.
-
-    Raises:
-        InputError: a number out of range or an unknown pooling.
     """
 
     keeps_initial_weights = True
@@ -94,18 +82,14 @@ class SetLinearEncoder(Encoder):
         others: Others = "mean",
     ) -> None:
         super().__init__()
-        hidden = dim if hidden is None else hidden
-        validate_sizes(dim=dim, num_layers=num_layers, hidden=hidden)
-        if others not in CHOICES:
-            raise unknown("encoder.others", others, CHOICES)
         self.dim = dim
-        widths = [dim, *[hidden] * (num_layers - 1), dim]
+        widths = [dim, *[hidden or dim] * (num_layers - 1), dim]
         self.layers = nn.ModuleList(
             SetLinear(*pair, others) for pair in itertools.pairwise(widths)
         )
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         for number, layer in enumerate(self.layers):
             if number:
                 x = x.relu()

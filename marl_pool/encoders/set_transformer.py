@@ -5,14 +5,10 @@ from typing import Literal
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
+from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import unknown
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
-
-Initial = Literal["network", "swarm"]
-INITIAL = ("network", "swarm")
 
 
 class AttentionBlock(nn.Module):
@@ -44,19 +40,18 @@ class AttentionBlock(nn.Module):
         norms = [nn.LayerNorm(dim) if layer_norm else nn.Identity() for _ in range(2)]
         self.norms = nn.ModuleList(norms)
 
-    def forward(self, x: Tensor, y: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, padding: Mask = None) -> Tensor:
         """Attend from ``x (B, M, D)`` to ``y (B, N, D)`` with padding ``(B, N)``."""
         hidden = self.norms[0](x + self.attention(x, y, padding))
         return self.norms[1](hidden + self.feedforward(hidden))
 
     def initialize_as_swarm(self) -> None:
         """Initialize as SWARM's code does: Xavier, Kaiming before ReLU, zero biases."""
-        for part in self.attention.modules():
-            if isinstance(part, nn.Linear):
-                nn.init.xavier_normal_(part.weight)
-        for part in self.feedforward:
-            if isinstance(part, nn.Linear):
-                nn.init.kaiming_normal_(part.weight)
+        xavier, kaiming = nn.init.xavier_normal_, nn.init.kaiming_normal_
+        for whole, sample in ((self.attention, xavier), (self.feedforward, kaiming)):
+            for part in whole.modules():
+                if isinstance(part, nn.Linear):
+                    sample(part.weight)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -72,13 +67,9 @@ class SetTransformerEncoder(Encoder):
     with `AttentionBlock` as MAB. A SAB costs O(N²); an ISAB with m learned vectors I
     costs O(N m).
 
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
-
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
-    equations 8 to 10. The authors' code has no LayerNorm by default. The Set
-    Transformer that SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400) compares
-    with has four linear layers in its rFF, biases in the attention, the scale of the
-    head width and another initialization (``encoder=paper_isab``).
+    equations 8 to 10. The authors' code has no LayerNorm by default. SWARM (Vollgraf,
+    2019, https://arxiv.org/abs/1906.09400) compares with ``encoder=paper_isab``.
 
     Args:
         dim: D, the width of the vectors in and out.
@@ -90,12 +81,9 @@ class SetTransformerEncoder(Encoder):
             published, or of the head width.
         feedforward_layers: number of layers of the rFF, each with ReLU.
         bias: give the projections of the attention a bias.
-        initial: initialization. "network": as the rest of the network (N(0, init_std)
-            in a policy). "swarm": as SWARM's published code, Xavier in the attention,
-            Kaiming in the rFF, N(0, 1) for the inducing points, zero biases.
-
-    Raises:
-        InputError: a number out of range.
+        initial: "network", as the rest of the network; or "swarm", as SWARM's code:
+            Xavier in the attention, Kaiming in the rFF, N(0, 1) for the inducing
+            points, zero biases.
     """
 
     def __init__(
@@ -109,18 +97,9 @@ class SetTransformerEncoder(Encoder):
         attention_scale: AttentionScale = "model",
         feedforward_layers: PositiveInt = 1,
         bias: bool = False,
-        initial: Initial = "network",
+        initial: Literal["network", "swarm"] = "network",
     ) -> None:
         super().__init__()
-        if initial not in INITIAL:
-            raise unknown("encoder.initial", initial, INITIAL)
-        validate_sizes(
-            dim=dim, num_layers=num_layers, feedforward_layers=feedforward_layers
-        )
-        if num_inducing < 0:
-            raise InputError(
-                f"encoder.num_inducing: expected at least 0, got {num_inducing}"
-            )
         self.dim = dim
 
         def block() -> AttentionBlock:
@@ -142,16 +121,13 @@ class SetTransformerEncoder(Encoder):
                     part.initialize_as_swarm()
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         if self.inducing is None:
             for layer in self.layers:
                 x = layer(x, x, padding)
             return x
+        # The inducing points attend to the set, then the set to them.
         points = self.inducing.weight.chunk(len(self.layers))
-        for layer, gather, inducing in zip(
-            self.layers, self.gathering, points, strict=True
-        ):
-            # The inducing points attend to the set, then the set to them.
-            induced = gather(inducing.expand(x.shape[0], -1, -1), x, padding)
-            x = layer(x, induced)
+        for layer, gather, own in zip(self.layers, self.gathering, points, strict=True):
+            x = layer(x, gather(own.expand(x.shape[0], -1, -1), x, padding))
         return x

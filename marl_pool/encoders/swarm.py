@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
-from marl_pool.utils.names import unknown
+from marl_pool.encoders.base import Encoder
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt
 
 Population = Literal["mean", "max", "causal"]
-CHOICES = ("mean", "max", "causal")
 
 
 class SwarmLayer(nn.Module):
@@ -32,12 +31,7 @@ class SwarmLayer(nn.Module):
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 3 and
     Figure 1. Causal pooling (section 4.3) is the mean over entities 1 to n.
 
-    Args:
-        dim_in: width of the entities.
-        units: width of the hidden state and of the cell state.
-        dim_out: width of the results.
-        iterations: number of iterations, at least 1.
-        population: pooling of the hidden states, "mean", "max" or "causal".
+    The arguments are those of `SwarmEncoder`.
     """
 
     def __init__(
@@ -55,30 +49,27 @@ class SwarmLayer(nn.Module):
         self.on_population = nn.Linear(units, 4 * units, bias=False)
         self.output = nn.Linear(2 * units, dim_out)
 
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Map ``(B, N, dim_in)`` to ``(B, N, dim_out)``."""
         # The input's part of the gates is the same in all iterations.
         constant = self.on_input(x)
         hidden, cell = self._cell(constant, None)
         for _ in range(self.iterations - 1):
             pooled = self.on_population(self._pool(hidden, padding))
-            gates = self.on_hidden(hidden) + constant
-            hidden, cell = self._cell(gates + pooled, cell)
+            hidden, cell = self._cell(self.on_hidden(hidden) + constant + pooled, cell)
         return self.output(torch.cat([hidden, cell], -1))
 
     def step(self, x: Tensor, sums: Tensor, place: int) -> Tensor:
-        """Map the next entity of a causal population, without the entities before it.
+        """Return the result ``(B, dim_out)`` of the next entity, causally pooled.
 
         Args:
             x: ``(B, dim_in)``, the entity.
-            sums: ``(iterations - 1, B, units)``, sums of the hidden states after each
-                iteration but the last, over all entities so far; zero before the
-                first. The new entity's states are added in place.
+            sums: ``(iterations - 1, B, units)``, sums of the hidden states of all
+                entities so far after each iteration but the last. The new entity's
+                states are added in place.
             place: number of entities before this one.
-
-        Returns:
-            ``(B, dim_out)``, the result of `forward` at this place.
         """
+        # As in `forward`, with the pooled states from running sums.
         constant = self.on_input(x)
         hidden, cell = self._cell(constant, None)
         for total in sums:
@@ -92,13 +83,12 @@ class SwarmLayer(nn.Module):
         units = gates.shape[-1] // 4
         sigmoid = gates[..., : 3 * units].sigmoid()
         input_gate, forget_gate, output_gate = sigmoid.chunk(3, -1)
-        content = gates[..., 3 * units :].tanh()
-        new = input_gate * content
+        new = input_gate * gates[..., 3 * units :].tanh()
         if cell is not None:
             new = new + forget_gate * cell
         return output_gate * new.tanh(), new
 
-    def _pool(self, hidden: Tensor, padding: Tensor | None) -> Tensor:
+    def _pool(self, hidden: Tensor, padding: Mask) -> Tensor:
         """Pool ``(B, N, units)`` to ``(B, 1, units)``, causally ``(B, N, units)``."""
         if self.population == "max":
             if padding is not None:
@@ -120,8 +110,6 @@ class SwarmEncoder(Encoder):
 
     With ``population="causal"`` the result depends on the order of the vectors.
 
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
-
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), sections 3, 4.1.2
     and 4.3 (causal).
 
@@ -131,9 +119,6 @@ class SwarmEncoder(Encoder):
         iterations: number of iterations of each layer.
         num_layers: number of layers; the paper's best model has one.
         population: pooling of the hidden states: "mean", "max" or "causal".
-
-    Raises:
-        InputError: a number out of range or an unknown pooling.
     """
 
     keeps_initial_weights = True
@@ -148,21 +133,15 @@ class SwarmEncoder(Encoder):
         population: Population = "mean",
     ) -> None:
         super().__init__()
-        units = dim if units is None else units
-        validate_sizes(
-            dim=dim, units=units, iterations=iterations, num_layers=num_layers
-        )
-        if population not in CHOICES:
-            raise unknown("encoder.population", population, CHOICES)
         self.dim = dim
         self.permutation_equivariant = population != "causal"
         self.layers = nn.ModuleList(
-            SwarmLayer(dim, units, dim, iterations, population)
+            SwarmLayer(dim, units or dim, dim, iterations, population)
             for _ in range(num_layers)
         )
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         for number, layer in enumerate(self.layers):
             x = layer(x.relu() if number else x, padding)
         return x

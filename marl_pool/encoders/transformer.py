@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.encoders.base import Encoder, validate_sizes
+from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.activations import Activation, make_activation
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
-from marl_pool.utils.errors import InputError
+from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt, Probability
 
 
@@ -39,7 +39,7 @@ class TransformerLayer(nn.Module):
             nn.Dropout(dropout),
         )
 
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Encode ``(B, N, D)`` to ``(B, N, D)``."""
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed, padding)
@@ -55,12 +55,9 @@ class TransformerEncoder(Encoder):
 
     in each layer. There is no positional encoding, so it is permutation equivariant.
 
-    Shapes: ``(B, N, D)`` to ``(B, N, D)``.
-
     Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215), C.2
-    and Tables 9, 10, 12 and 14: biases and dropout in the feed-forward parts only, and
-    parameter counts that leave no room for a final LayerNorm. Its image studies have
-    both a final LayerNorm and dropout in the attention.
+    and Tables 9, 10, 12 and 14: biases and dropout in the feed-forward parts only. Its
+    image studies have a final LayerNorm and dropout in the attention.
 
     Args:
         dim: D, the width of the vectors in and out.
@@ -68,15 +65,12 @@ class TransformerEncoder(Encoder):
         num_heads: number of attention heads, a divisor of D.
         dim_ff: width of the feed-forward part.
         dropout: probability after the feed-forward part, in [0, 1).
-        attention_scale: divide scores by the square root of the model width, as the
-            paper does, or of the head width.
+        attention_scale: divide scores by the square root of the model width, as in the
+            paper, or of the head width.
         activation: φ, the activation of the feed-forward part.
         final_norm: apply a LayerNorm after the last layer.
         attention_dropout: probability in the attention, in [0, 1); see
             `MultiHeadAttention`.
-
-    Raises:
-        InputError: a number out of range, or an unknown activation or scale.
     """
 
     def __init__(
@@ -93,26 +87,16 @@ class TransformerEncoder(Encoder):
         attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
-        validate_sizes(dim=dim, num_layers=num_layers, dim_ff=dim_ff)
-        if not 0 <= dropout < 1:
-            raise InputError(f"dropout: expected a number in [0, 1), got {dropout}")
         self.dim = dim
+        scale, sizes = attention_scale, (dim, num_heads, dim_ff)
         self.layers = nn.ModuleList(
-            TransformerLayer(
-                dim,
-                num_heads,
-                dim_ff,
-                dropout,
-                attention_scale,
-                activation,
-                attention_dropout,
-            )
+            TransformerLayer(*sizes, dropout, scale, activation, attention_dropout)
             for _ in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(dim) if final_norm else None
 
     @override
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         for layer in self.layers:
             x = layer(x, padding)
         return x if self.final_norm is None else self.final_norm(x)

@@ -8,8 +8,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
 from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
-from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.severity import refuse_ramp
+from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import resolve
@@ -156,7 +155,7 @@ def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:
         InputError: an unknown name, a wrong option, or one that belongs to training.
         UnfitTokensError: a perturbation that does not fit the tokens.
     """
-    refuse_ramp(config, "each environment plays one episode")
+    validate_no_ramp(config, "each environment plays one episode")
     severity = config.get("severity")
     if isinstance(severity, Sequence):
         raise InputError(

@@ -9,31 +9,31 @@ from marl_pool.utils.lazy import lazy_exports
 if TYPE_CHECKING:
     from marl_pool.perturbations.base import Perturbation as Perturbation
     from marl_pool.perturbations.base import SampledPerturbation as SampledPerturbation
-    from marl_pool.perturbations.bias import Bias as Bias
+    from marl_pool.perturbations.base import TokenShare as TokenShare
     from marl_pool.perturbations.confuse import Confuse as Confuse
     from marl_pool.perturbations.delay import Delay as Delay
     from marl_pool.perturbations.duplicate import Duplicate as Duplicate
     from marl_pool.perturbations.freeze import Freeze as Freeze
     from marl_pool.perturbations.inject import Inject as Inject
-    from marl_pool.perturbations.jitter import Jitter as Jitter
     from marl_pool.perturbations.occlude import Occlude as Occlude
+    from marl_pool.perturbations.readings import Bias as Bias
+    from marl_pool.perturbations.readings import Jitter as Jitter
+    from marl_pool.perturbations.readings import Scale as Scale
     from marl_pool.perturbations.rewire import Rewire as Rewire
-    from marl_pool.perturbations.scale import Scale as Scale
-    from marl_pool.perturbations.share import TokenShare as TokenShare
     from marl_pool.perturbations.shuffle import Shuffle as Shuffle
     from marl_pool.tokens import TokenSpec
 
 PERTURBATIONS: dict[str, str] = {
-    "bias": "marl_pool.perturbations.bias:Bias",
+    "bias": "marl_pool.perturbations.readings:Bias",
     "confuse": "marl_pool.perturbations.confuse:Confuse",
     "delay": "marl_pool.perturbations.delay:Delay",
     "duplicate": "marl_pool.perturbations.duplicate:Duplicate",
     "freeze": "marl_pool.perturbations.freeze:Freeze",
     "inject": "marl_pool.perturbations.inject:Inject",
-    "jitter": "marl_pool.perturbations.jitter:Jitter",
+    "jitter": "marl_pool.perturbations.readings:Jitter",
     "occlude": "marl_pool.perturbations.occlude:Occlude",
     "rewire": "marl_pool.perturbations.rewire:Rewire",
-    "scale": "marl_pool.perturbations.scale:Scale",
+    "scale": "marl_pool.perturbations.readings:Scale",
     "shuffle": "marl_pool.perturbations.shuffle:Shuffle",
 }
 
@@ -85,6 +85,6 @@ __getattr__, __dir__ = lazy_exports(
         *PERTURBATIONS.values(),
         "marl_pool.perturbations.base:SampledPerturbation",
         "marl_pool.perturbations.base:Perturbation",
-        "marl_pool.perturbations.share:TokenShare",
+        "marl_pool.perturbations.base:TokenShare",
     ),
 )

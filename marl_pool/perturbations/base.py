@@ -1,55 +1,53 @@
 """Base classes of perturbations: tokens in, tokens out, with a state of their own."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.severity import check_severity, sample_severities
-from marl_pool.tokens import Tokens
+from marl_pool.perturbations.sampling import sample_severities, uniform_like
+from marl_pool.perturbations.selection import lowest
+from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt, Severity
 
 PerturbationState = dict[str, Tensor]
-"""Tensors with the leading dimension ``num_envs``.
-
-A perturbation that moves or adds tokens keeps ``origin`` among them, int64 of
-``(num_envs, agents, N)``: for each token that the policy sees, the index of the token
-of the environment that its features come from, -1 for none.
-"""
+"""Tensors ``(num_envs, …)``. If tokens move or are added, ``origin (num_envs, agents,
+N)`` is the index of the environment's token behind each one seen, -1 for none."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Perturbation(ABC):
     """Change what agents observe, never the environment itself.
 
-    At severity 0 it is the identity, bit for bit.
+    At severity 0 it is the identity, bit for bit. The options of a subclass that is
+    a dataclass are its fields.
 
     Args:
         severity: strength in [0, 1]; or a pair ``[low, high]``, between which a
             severity is sampled uniformly for each episode of each environment.
         ramp: number of episodes of an environment over which its severity grows
             linearly from 0, a curriculum for training; None: full severity at once.
-
-    Raises:
-        InputError: a number out of range.
     """
 
-    reorders: bool = False
+    severity: Severity = 1.0
+    ramp: PositiveInt | None = None
+
+    reorders = False
     """True if tokens only change places, which no invariant policy can notice."""
 
-    ramp: int | None = None
-    """Episodes in which the severity grows to its full size; None: full at once."""
-
-    def __init__(
-        self, *, severity: Severity = 1.0, ramp: PositiveInt | None = None
-    ) -> None:
-        self.low, self.high = check_severity(severity)
-        if ramp is not None and ramp < 1:
+    def __post_init__(self) -> None:
+        pair = self.severity
+        self.low, self.high = pair if isinstance(pair, Sequence) else (pair, pair)
+        if self.low > self.high:
             raise InputError(
-                f"perturbation.ramp: expected null or at least 1, got {ramp}"
+                "perturbation.severity: expected [low, high] with low <= high, "
+                f"got {[self.low, self.high]}"
             )
-        self.severity, self.ramp = severity, ramp
 
     @property
     def varies(self) -> bool:
@@ -67,17 +65,13 @@ class Perturbation(ABC):
     ) -> PerturbationState:
         """Return the state at the start of an episode.
 
-        A perturbation has no access to the environment, so the keys of its random
-        streams are arguments.
-
         Args:
             tokens: the first observation, batch dimensions ``(num_envs, agents)``.
             keys: ``(num_envs,)`` keys of the environments' random streams.
-            state: current state of the environments that are not reset; None at the
-                first start.
+            state: of the environments that are not reset; None at the first start.
             where: ``(num_envs,)`` bool, the environments that are reset; None for all.
-            episodes: ``(num_envs,)`` int64, number of episodes that each environment
-                has played, which a `ramp` follows; None: the ramp is over.
+            episodes: ``(num_envs,)`` int64, episodes that each environment has played,
+                which a ramp follows; None: the ramp is over.
         """
 
     @abstractmethod
@@ -87,39 +81,30 @@ class Perturbation(ABC):
         """Perturb the tokens of one step; return them and the next state."""
 
 
+def validate_no_ramp(options: Mapping[str, Any], why: str) -> None:
+    """Raise InputError if the options of a perturbation have a ramp, and say why not.
+
+    A ramp needs environments that play one episode after another.
+    """
+    if options.get("ramp") is not None:
+        raise InputError(
+            f"perturbation.ramp: expected null, since {why}, got {options['ramp']}"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
 class SampledPerturbation(Perturbation):
     """A perturbation whose randomness is sampled at reset and held for some steps.
 
-    A subclass implements
-
-    - `sample`: random numbers that do not depend on the severity, so that a higher
-      severity perturbs the same tokens and some more;
-    - `apply_severity`: whatever follows from these numbers and the severity, computed
-      once after each sampling;
-    - `apply`: the perturbation of one step, the only cost of an ordinary step.
+    A subclass implements `sample`, random numbers independent of the severity, so that
+    a higher one perturbs the same tokens and some more; `apply_severity`, what follows
+    from both, once after each sampling; and `apply`, the perturbation of one step.
 
     Args:
-        severity: see `Perturbation`.
         every: steps between resamplings; None: at reset only.
-        ramp: see `Perturbation`.
-
-    Raises:
-        InputError: a number out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 1.0,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-    ) -> None:
-        super().__init__(severity=severity, ramp=ramp)
-        if every is not None and every < 1:
-            raise InputError(
-                f"perturbation.every: expected null or at least 1, got {every}"
-            )
-        self.every = every
+    every: PositiveInt | None = None
 
     @abstractmethod
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
@@ -134,22 +119,16 @@ class SampledPerturbation(Perturbation):
     def apply_severity(
         self, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
-        """Derive entries of the state from the sample and ``state["severity"]``.
+        """Derive new entries of the state; none by default.
 
         Args:
             tokens: those at the sampling.
             state: the sample, with ``severity`` ``(num_envs,)`` float64.
-
-        Returns:
-            The new entries; none by default.
         """
         return {}
 
     def update(self, state: PerturbationState) -> PerturbationState:
-        """Update the state at every step, after a resampling if one is due.
-
-        Override it where an observation depends on the samples of several steps.
-        """
+        """Update the state at every step, where observations need several samples."""
         return state
 
     @abstractmethod
@@ -169,6 +148,7 @@ class SampledPerturbation(Perturbation):
         first = {"keys": keys, "steps": torch.zeros_like(keys), "severity": severity}
         if where is None or state is None:
             return self._resample(tokens, first)
+        # Restart the rows of ``where``; the others keep their state.
         state = {**state, **choose(where, first, state)}
         return self._resample_rows(where, tokens, state)
 
@@ -179,6 +159,7 @@ class SampledPerturbation(Perturbation):
         if self.high == 0:
             return tokens, state
         steps = state["steps"]
+        # Resample where it is due, then perturb by the latest sample.
         if self.every is not None:
             due = (steps > 0) & (steps % self.every == 0)
             state = self._resample_rows(due, tokens, state)
@@ -192,6 +173,7 @@ class SampledPerturbation(Perturbation):
 
     def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
         """Resample all environments of ``state``."""
+        # The turn numbers the samplings of an episode, each with its own numbers.
         keys, turn = state["keys"], state["steps"] // (self.every or 1)
         sampled = {**state, **self.sample(tokens, keys, turn)}
         return {**sampled, **self.apply_severity(tokens, sampled)}
@@ -203,6 +185,7 @@ class SampledPerturbation(Perturbation):
         rows = where.nonzero()[:, 0]
         if len(rows) in (0, len(where)):
             return self._resample(tokens, state) if len(rows) else state
+        # Resample these rows as a batch of their own, then put them back.
         own = {name: tensor[rows] for name, tensor in state.items()}
         fresh = self._resample(tokens.at(rows), own)
         # Entries that were not resampled stay the same tensor.
@@ -212,6 +195,66 @@ class SampledPerturbation(Perturbation):
             else tensor.index_copy(0, rows, fresh[name])
             for name, tensor in state.items()
         }
+
+
+@dataclass(kw_only=True, eq=False)
+class ProtectingPerturbation(SampledPerturbation):
+    """A sampled perturbation that may leave the observer's own token unchanged.
+
+    Args:
+        protect_self: leave the observer's own token unchanged.
+        has_self: whether tokens of type 0 are the observer's own.
+    """
+
+    protect_self: bool = True
+    has_self: bool = True
+
+    @property
+    def protects(self) -> bool:
+        """True if there are own tokens to leave unchanged."""
+        return self.protect_self and self.has_self
+
+
+@dataclass(kw_only=True, eq=False)
+class TokenShare(ProtectingPerturbation):
+    """A perturbation of ``round(severity * n)`` of the n tokens of each row.
+
+    n counts the tokens present that are not protected; halves round to even. A higher
+    severity selects the same tokens and some more.
+
+    Args:
+        severity: share of the selected tokens.
+    """
+
+    def eligible(self, tokens: Tokens) -> Tensor:
+        """Tokens that may be selected, ``(num_envs, agents, N)`` bool."""
+        present = ~tokens.padding
+        return present & (tokens.types != SELF_TYPE) if self.protects else present
+
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+        return {"scores": uniform_like(keys, turn, tokens.types.shape[1:])}
+
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
+        eligible = self.eligible(tokens)
+        return {"eligible": eligible, "chosen": self._choose(eligible, state)}
+
+    def chosen(self, tokens: Tokens, state: PerturbationState) -> Tensor:
+        """Currently selected tokens, ``(num_envs, agents, N)`` bool.
+
+        Where a token has appeared or vanished since the last resampling, the same
+        random numbers select among the tokens present now.
+        """
+        eligible = self.eligible(tokens)
+        if eligible.equal(state["eligible"]):
+            return state["chosen"]
+        return self._choose(eligible, state)
+
+    def _choose(self, eligible: Tensor, state: PerturbationState) -> Tensor:
+        return lowest(state["scores"], eligible, state["severity"].view(-1, 1, 1))
 
 
 def choose(

@@ -1,20 +1,20 @@
 """Confuse: wrong token types."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
-from marl_pool.perturbations.draws import uniform_like
-from marl_pool.perturbations.share import ShareOptions, TokenShare
+from marl_pool.perturbations.base import PerturbationState, TokenShare
+from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.types import Severity
 
 
+@dataclass(kw_only=True, eq=False)
 class Confuse(TokenShare):
     """Replace the type of a share of the tokens by another one; features stay.
 
@@ -26,30 +26,24 @@ class Confuse(TokenShare):
             replaced.
         protect_self: leave the observer's own token unchanged; otherwise no token
             may remain marked as self.
-        every: steps between resamplings; None: at reset only.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
         type_names: names of the types known to the policy.
 
     Raises:
-        UnfitTokensError: types without names, or fewer than two besides self.
+        UnfitTokensError: fewer than two named types besides self.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 0.5,
-        protect_self: bool = True,
-        type_names: Sequence[str] = (),
-        **common: Unpack[ShareOptions],
-    ) -> None:
-        super().__init__(severity=severity, protect_self=protect_self, **common)
+    severity: Severity = 0.5
+    type_names: Sequence[str] = ()
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.first = int(self.has_self)
-        self.count = len(type_names) - self.first
+        self.count = len(self.type_names) - self.first
         if self.count < 2:
             raise UnfitTokensError(
                 "perturbation confuse: expected at least two types beside self, "
-                f"got {', '.join(type_names[self.first :]) or 'none'}"
+                f"got {', '.join(self.type_names[self.first :]) or 'none'}"
             )
 
     @override

@@ -1,15 +1,18 @@
 """Delay: outdated features."""
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
+from marl_pool.perturbations.base import PerturbationState, ProtectingPerturbation
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.types import PositiveInt, Severity
 
 
-class Delay(SampledPerturbation):
+@dataclass(kw_only=True, eq=False)
+class Delay(ProtectingPerturbation):
     """Show the features of an earlier step with the current types and padding.
 
     Until enough steps have passed, a token shows its first features. The same holds
@@ -18,25 +21,11 @@ class Delay(SampledPerturbation):
     Args:
         severity: share of ``steps``.
         steps: delay at severity 1; halves round to even.
-        protect_self: leave the observer's own token unchanged.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
-
-    Raises:
-        InputError: a number out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 0.5,
-        steps: PositiveInt = 8,
-        protect_self: bool = True,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
-    ) -> None:
-        super().__init__(severity=severity, ramp=ramp)
-        self.steps, self.protects = steps, protect_self and has_self
+    severity: Severity = 0.5
+    every: PositiveInt | None = field(default=None, init=False)
+    steps: PositiveInt = 8
 
     @override
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
@@ -57,6 +46,7 @@ class Delay(SampledPerturbation):
     ) -> tuple[Tokens, PerturbationState]:
         if self.high == 0:
             return tokens, state
+        # Push the newest features; where a token has appeared, they are all it has.
         newest = tokens.features[:, None]
         readings = torch.cat([newest, state["readings"][:, :-1]], 1)
         new = state["absent"] & ~tokens.padding

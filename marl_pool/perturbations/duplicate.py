@@ -1,48 +1,36 @@
 """Duplicate: repeated tokens."""
 
-from typing import Unpack
+from dataclasses import dataclass
 
 import torch
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.selection import (
     append,
     counted,
     identity_origin,
     take_features,
 )
-from marl_pool.perturbations.share import ShareOptions, TokenShare
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import Severity
 
 
+@dataclass(kw_only=True, eq=False)
 class Duplicate(TokenShare):
     """Append a second copy of a share of the tokens.
 
     A maximum is not affected, a mean is. A copy shows the current features of its
-    token, and is padded when the token vanishes.
-
-    N grows by ``round(severity * N)``, with the larger of two severities; unused slots
-    are padded. A pooling head for a fixed N cannot be evaluated under it.
+    token, and is padded when the token vanishes. N grows by ``round(severity * N)``,
+    with the larger of two severities; unused slots are padded. A pooling head for a
+    fixed N cannot be evaluated under it.
 
     Args:
         severity: share of the tokens present, without a protected one, that are
             duplicated.
-        protect_self: leave the observer's own token unchanged.
-        every: steps between resamplings; None: at reset only.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 0.5,
-        protect_self: bool = True,
-        **common: Unpack[ShareOptions],
-    ) -> None:
-        super().__init__(severity=severity, protect_self=protect_self, **common)
+    severity: Severity = 0.5
 
     @override
     def apply_severity(
@@ -51,6 +39,7 @@ class Duplicate(TokenShare):
         slots = torch.arange(
             round(self.high * tokens.num_tokens), device=tokens.types.device
         )
+        # The eligible tokens in random order, of which the first are copied.
         eligible = self.eligible(tokens)
         queue = state["scores"].masked_fill(~eligible, torch.inf).argsort(-1)
         unused = slots >= counted(eligible, state["severity"].view(-1, 1, 1))

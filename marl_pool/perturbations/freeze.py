@@ -1,16 +1,16 @@
 """Freeze: stuck sensors."""
 
-from typing import Unpack
+from dataclasses import dataclass
 
 import torch
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
-from marl_pool.perturbations.share import ShareOptions, TokenShare
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import Severity
 
 
+@dataclass(kw_only=True, eq=False)
 class Freeze(TokenShare):
     """Hold the features of a share of the token slots; types and padding stay current.
 
@@ -20,20 +20,9 @@ class Freeze(TokenShare):
 
     Args:
         severity: share of the tokens present, without a protected one, that freeze.
-        protect_self: leave the observer's own token unchanged.
-        every: steps between resamplings of the frozen slots; None: at reset only.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 0.5,
-        protect_self: bool = True,
-        **common: Unpack[ShareOptions],
-    ) -> None:
-        super().__init__(severity=severity, protect_self=protect_self, **common)
+    severity: Severity = 0.5
 
     @override
     def apply_severity(

@@ -1,6 +1,7 @@
 """Inject: additional distractor tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -8,30 +9,23 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
-from marl_pool.perturbations.draws import normal, uniform_like
-from marl_pool.perturbations.readings import check_numbers, check_size
+from marl_pool.perturbations.readings import validate_indices
+from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.perturbations.selection import append, identity_origin, take_features
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import unknown
-from marl_pool.utils.types import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    Severity,
-)
-
-PLACES = ("alike", "far", "near")
+from marl_pool.utils.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
+@dataclass(kw_only=True, eq=False)
 class Inject(SampledPerturbation):
     """Append distractor tokens that move consistently with the environment.
 
     A perturbation has no access to the environment, so a distractor takes its motion
     from an *anchor*, a token that is sampled at reset: at every step it copies the
     features of its anchor and stands at a fixed offset from it. An offset between two
-    entities does not depend on the observer, so relative positions stay consistent: the
-    distractor rests where its anchor rests and comes closer as the observer approaches.
+    entities does not depend on the observer, so relative positions stay consistent.
 
     - ``"alike"``: anchors are tokens of the distractor's type, with an offset within
       ``spread``, so that distractors are distributed like the tokens of their type.
@@ -40,12 +34,9 @@ class Inject(SampledPerturbation):
       ``spread``: the hardest distractors to ignore.
 
     Where no token of the type is present, anchors are any tokens but self. Without any
-    anchor, or once it vanishes, the distractor is padded. Each agent sees separate
-    distractors.
-
-    N grows by ``round(severity * count)``, halves rounded to even and with the larger
-    of two severities; unused slots are padded. A pooling head for a fixed N cannot be
-    evaluated under it.
+    anchor, or once it vanishes, the distractor is padded. N grows by ``round(severity *
+    count)``, with the larger of two severities; unused slots are padded. A pooling head
+    for a fixed N cannot be evaluated under it.
 
     Args:
         token_type: index of the type, or its name if ``type_names`` are given; None:
@@ -56,14 +47,12 @@ class Inject(SampledPerturbation):
         spread: half side of the square of uniform offsets, in the units of the
             features (in simple-centroid the lengths of the environment divided by 5).
         distance: from the anchors with ``"far"``, in the same units.
-        position_features: indices of the features, from 0, that are a position; None:
-            as in ``positions``.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
+        position_features: indices of the features that are a position; None: as in
+            ``positions``.
         type_names: names of the types known to the policy.
         signal_types: names of the types that matter for the task; empty: not known.
         has_self: whether tokens of type 0 are the observer's own.
-        dtype: of the features. A distractor needs a position, and image patches
-            (uint8) have none.
+        dtype: of the features. Image patches (uint8) have no position.
         num_features: of a token; None: not known before the first tokens.
         positions: indices of the features that are a position, () if none is; None:
             not known.
@@ -71,66 +60,53 @@ class Inject(SampledPerturbation):
     Raises:
         UnfitTokensError: a type that the tokens lack, tokens without noise or without
             a position, or distractors near an observer that has no token.
-        InputError: a number out of range.
+        InputError: features that are repeated or do not exist.
     """
 
-    def __init__(
-        self,
-        *,
-        token_type: NonNegativeInt | str | None = None,
-        severity: Severity = 1.0,
-        count: PositiveInt = 32,
-        place: Literal["alike", "far", "near"] = "alike",
-        spread: NonNegativeFloat = 0.1,
-        distance: NonNegativeFloat = 2.0,
-        position_features: list[NonNegativeInt] | None = None,
-        ramp: PositiveInt | None = None,
-        type_names: Sequence[str] = (),
-        signal_types: Sequence[str] = (),
-        has_self: bool = True,
-        dtype: Literal["float32", "uint8"] = "float32",
-        num_features: PositiveInt | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(severity=severity, ramp=ramp)
-        if dtype != "float32":
+    token_type: NonNegativeInt | str | None = None
+    every: PositiveInt | None = field(default=None, init=False)
+    count: PositiveInt = 32
+    place: Literal["alike", "far", "near"] = "alike"
+    spread: NonNegativeFloat = 0.1
+    distance: NonNegativeFloat = 2.0
+    position_features: list[NonNegativeInt] | None = None
+    type_names: Sequence[str] = ()
+    signal_types: Sequence[str] = ()
+    has_self: bool = True
+    dtype: Literal["float32", "uint8"] = "float32"
+    num_features: PositiveInt | None = None
+    positions: Sequence[int] | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype != "float32":
             raise UnfitTokensError(
                 "perturbation inject: expected features with positions, got images"
             )
-        if count < 1:
-            raise InputError(
-                f"perturbation.count: expected at least 1 at severity 1, got {count}"
-            )
-        if place not in PLACES:
-            raise InputError(
-                f"perturbation.place: expected {', '.join(PLACES)}, got {place!r}"
-            )
-        if place == "near" and not has_self:
+        if self.place == "near" and not self.has_self:
             raise UnfitTokensError(
                 "perturbation.place: expected alike or far, since these tokens include "
                 "none of the observer, got near"
             )
-        self.token_type = (
-            _noise_type(type_names, signal_types)
-            if token_type is None
-            else _type_number(token_type, type_names)
+        self.type_index = (
+            _noise_type(self.type_names, self.signal_types)
+            if self.token_type is None
+            else _type_index(self.token_type, self.type_names)
         )
-        self.place, self.most = place, count
-        self.count = round(self.high * count)
-        self.spread = check_size("spread", spread)
-        self.distance = check_size("distance", distance)
-        self.positions = _positions(position_features, positions)
-        if num_features is not None:
-            self._check(num_features)
+        self.num_slots = round(self.high * self.count)
+        self.shifted = _shifted_features(self.position_features, self.positions)
+        validate_indices("position_features", self.shifted, self.num_features)
 
     @override
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         if not tokens.features.dtype.is_floating_point:
             raise InputError("perturbation inject: expected features with positions")
-        self._check(tokens.features.shape[-1])
-        width = len(self.positions)
-        shape = (tokens.types.shape[1], self.most, 1 + width)
-        numbers = uniform_like(keys, turn, shape)[:, :, : self.count]
+        width, num_features = len(self.shifted), tokens.features.shape[-1]
+        validate_indices("position_features", self.shifted, num_features)
+        shape = (tokens.types.shape[1], self.count, 1 + width)
+        numbers = uniform_like(keys, turn, shape)[:, :, : self.num_slots]
+        # One number chooses the anchor, the others the offset.
         choice, offset = numbers.split([1, width], -1)
         return {
             "anchor": _pick(self._candidates(tokens), choice[..., 0]),
@@ -142,19 +118,21 @@ class Inject(SampledPerturbation):
         self, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
         anchor = state["anchor"]
-        slots = torch.arange(self.count, device=anchor.device)
-        beyond = slots >= (state["severity"] * self.most).round().view(-1, 1, 1)
+        # Keep the first slots only, as many as the severity allows.
+        slots = torch.arange(self.num_slots, device=anchor.device)
+        beyond = slots >= (state["severity"] * self.count).round().view(-1, 1, 1)
         origin = torch.cat([identity_origin(tokens), torch.full_like(anchor, -1)], -1)
         return {"anchor": anchor.masked_fill(beyond, -1), "origin": origin}
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+        # Copy the anchors' features and move them; slots without one are padded below.
         anchor = state["anchor"].clamp(min=0)
         features = take_features(tokens.features, anchor)
-        places = torch.tensor(self.positions, device=anchor.device)
+        places = torch.tensor(self.shifted, device=anchor.device)
         # Several times faster than an assignment to a list of features.
         features.index_add_(-1, places, state["offset"].to(features.dtype))
-        types = torch.full_like(anchor, self.token_type)
+        types = torch.full_like(anchor, self.type_index)
         padding = tokens.padding.gather(-1, anchor) | (state["anchor"] < 0)
         return append(tokens, Tokens(features, types, padding))
 
@@ -170,48 +148,41 @@ class Inject(SampledPerturbation):
         present = ~tokens.padding
         if self.place == "near":
             return present & (tokens.types == SELF_TYPE)
-        alike = present & (tokens.types == self.token_type)
+        alike = present & (tokens.types == self.type_index)
         others = present & (tokens.types != SELF_TYPE)
         return torch.where(alike.any(-1, keepdim=True), alike, others)
 
-    def _check(self, num_features: int) -> None:
-        check_numbers("position_features", self.positions, num_features)
-
 
 def _pick(candidates: Tensor, choice: Tensor) -> Tensor:
-    """Sample candidates with replacement.
+    """Sample candidates ``(*B, N)`` with replacement by numbers in (0, 1), ``(*B, C)``.
 
-    Args:
-        candidates: ``(*B, N)`` bool.
-        choice: ``(*B, C)`` uniform in (0, 1).
-
-    Returns:
-        ``(*B, C)`` int64 indices in N, -1 where the row has no candidate.
+    Returns indices ``(*B, C)`` int64, -1 where the row has no candidate.
     """
+    # Sort candidates to the front, and index among them.
     first = (~candidates).byte().argsort(dim=-1, stable=True)
     number = candidates.sum(-1, keepdim=True)
     picked = first.gather(-1, (choice * number).long())
     return picked.masked_fill(number == 0, -1)
 
 
-def _positions(chosen: Sequence[int] | None, known: Sequence[int] | None) -> list[int]:
+def _shifted_features(
+    chosen: Sequence[int] | None, known: Sequence[int] | None
+) -> list[int]:
     """Return the features that an offset moves, by default those in the spec."""
     if chosen is not None:
-        if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
+        if not chosen or len(set(chosen)) < len(chosen):
             raise InputError(
                 "perturbation.position_features: expected null or different numbers of "
                 f"features, got {list(chosen)}"
             )
         return list(chosen)
     if not known:
+        missing = "have no position"
+        if known is None:
+            missing = "do not say which of their features are a position"
         raise UnfitTokensError(
-            "perturbation.position_features: expected numbers of features, since "
-            + (
-                "these tokens do not say which of their features are a position"
-                if known is None
-                else "these tokens have no position"
-            )
-            + ", got null"
+            "perturbation.position_features: expected numbers of features, since these "
+            f"tokens {missing}, got null"
         )
     return list(known)
 
@@ -232,20 +203,17 @@ def _noise_type(type_names: Sequence[str], signal_types: Sequence[str]) -> int:
     return noise[-1]
 
 
-def _type_number(token_type: int | str, type_names: Sequence[str]) -> int:
-    if isinstance(token_type, str):
-        if not type_names:
-            raise UnfitTokensError(
-                f"perturbation.token_type: expected a number, or type_names with it, "
-                f"got {token_type!r}"
-            )
-        if token_type not in type_names:
-            refusal = unknown("perturbation.token_type", token_type, type_names)
-            raise UnfitTokensError(str(refusal))
-        return list(type_names).index(token_type)
-    most = len(type_names) - 1 if type_names else token_type
-    if not 0 <= token_type <= most:
+def _type_index(token_type: int | str, type_names: Sequence[str]) -> int:
+    option = "perturbation.token_type"
+    if isinstance(token_type, int):
+        if type_names and token_type >= len(type_names):
+            most = len(type_names) - 1
+            raise UnfitTokensError(f"{option}: expected 0 to {most}, got {token_type}")
+        return token_type
+    if not type_names:
         raise UnfitTokensError(
-            f"perturbation.token_type: expected 0 to {most}, got {token_type}"
+            f"{option}: expected a number, or type_names with it, got {token_type!r}"
         )
-    return token_type
+    if token_type not in type_names:
+        raise UnfitTokensError(str(unknown(option, token_type, type_names)))
+    return list(type_names).index(token_type)

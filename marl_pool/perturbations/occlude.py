@@ -1,28 +1,27 @@
 """Occlude: missing tokens."""
 
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
-from marl_pool.perturbations.share import ShareOptions, TokenShare
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import unknown
 from marl_pool.utils.types import Severity
 
-ANY, SIGNAL, NOISE = "any", "signal", "noise"
 
-
+@dataclass(kw_only=True, eq=False)
 class Occlude(TokenShare):
     """Remove exactly ``round(severity * n)`` of n tokens in each row.
 
     n counts the tokens present of the kinds in ``among``, without a protected one. The
-    same tokens are missing until the next resampling; when a token present vanishes
-    from the environment in between, the number is computed again.
+    same tokens are missing until the next resampling; when a token vanishes from the
+    environment in between, the number is computed again.
 
     Args:
         severity: share of the removed tokens; halves round to even.
@@ -31,33 +30,23 @@ class Occlude(TokenShare):
             are relative to the observer, 0 is the position of the observer.
         among: kinds of tokens: ``"any"``, ``"signal"`` (types that matter for the
             task), ``"noise"`` (the other types), or names of types.
-        protect_self: leave the observer's own token unchanged.
-        every: steps between resamplings; None: at reset only.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
         type_names: names of the types known to the policy.
         signal_types: names of the types that matter for the task.
 
     Raises:
-        UnfitTokensError: a type that the tokens lack, or types without a distinction
-            between signal and noise.
-        InputError: an unknown mode or a number out of range.
+        UnfitTokensError: a type that the tokens lack, or no signal types.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 0.5,
-        mode: Literal["drop", "zero"] = "drop",
-        among: Literal["any", "signal", "noise"] | list[str] = "any",
-        protect_self: bool = True,
-        type_names: Sequence[str] = (),
-        signal_types: Sequence[str] = (),
-        **common: Unpack[ShareOptions],
-    ) -> None:
-        super().__init__(severity=severity, protect_self=protect_self, **common)
-        self.mode = mode
-        self.kinds = _type_numbers(among, type_names, signal_types)
+    severity: Severity = 0.5
+    mode: Literal["drop", "zero"] = "drop"
+    among: Literal["any", "signal", "noise"] | list[str] = "any"
+    type_names: Sequence[str] = ()
+    signal_types: Sequence[str] = ()
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kinds = _type_numbers(self.among, self.type_names, self.signal_types)
 
     @override
     def eligible(self, tokens: Tokens) -> Tensor:
@@ -81,36 +70,29 @@ def _type_numbers(
     among: str | Sequence[str], type_names: Sequence[str], signal_types: Sequence[str]
 ) -> list[int] | None:
     """Return the types in ``among``, None for all."""
-    if among == ANY:
+    if among == "any":
         return None
+    names = list(among)
     if isinstance(among, str):
         names = _signal_or_noise(among, type_names, signal_types)
-    else:
-        names = list(among)
     if not names:
         raise InputError("perturbation.among: expected at least one type, got none")
-    numbers = {name: number for number, name in enumerate(type_names)}
     for name in names:
-        if name not in numbers:
-            refusal = unknown("perturbation.among", name, numbers or [ANY])
+        if name not in type_names:
+            refusal = unknown("perturbation.among", name, type_names or ["any"])
             raise UnfitTokensError(str(refusal))
-    return [numbers[name] for name in names]
+    return [list(type_names).index(name) for name in names]
 
 
 def _signal_or_noise(
     among: str, type_names: Sequence[str], signal_types: Sequence[str]
 ) -> list[str]:
-    if among not in (SIGNAL, NOISE):
-        raise InputError(
-            f"perturbation.among: expected any, signal, noise or a list of types, "
-            f"got {among!r}"
-        )
     if not signal_types:
         raise UnfitTokensError(
             "perturbation.among: expected any or names of types, since these tokens do "
             f"not distinguish signal from noise, got {among}"
         )
-    kinds = [n for n in type_names if (n in signal_types) == (among == SIGNAL)]
+    kinds = [n for n in type_names if (n in signal_types) == (among == "signal")]
     # The observer's own token alone leaves nothing to occlude.
     if not set(kinds) - {type_names[SELF_TYPE]}:
         raise UnfitTokensError(f"perturbation.among: no type of tokens here is {among}")

@@ -1,76 +1,57 @@
-"""Base class of sensor errors: a Gaussian number for each token and feature."""
+"""Sensor errors: a Gaussian number for each token and feature."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TypedDict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
-from marl_pool.perturbations.draws import normal_like
+from marl_pool.perturbations.base import PerturbationState, ProtectingPerturbation
+from marl_pool.perturbations.sampling import normal_like
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Severity,
+)
 
 WHITE = 255
 """Largest value of an image, which is scaled to [0, 1]."""
 
 
-class ReadingOptions(TypedDict, total=False):
-    """Options of `DisturbedReadings` that subclasses pass on to it."""
-
-    features: list[NonNegativeInt] | None
-    protect_self: bool
-    every: PositiveInt | None
-    ramp: PositiveInt | None
-    has_self: bool
-    num_features: PositiveInt | None
-
-
-class DisturbedReadings(SampledPerturbation):
+@dataclass(kw_only=True, eq=False)
+class DisturbedReadings(ProtectingPerturbation):
     """Features with errors ``severity * size * N(0, 1)``, held until resampled.
 
     Images (uint8) are scaled to [0, 1], as in the embedding of a policy; the result is
-    scaled back, rounded and clipped to [0, 255]. A subclass implements `disturb`.
+    scaled back, rounded and clipped to [0, 255]. A subclass implements `size` and
+    `disturb`.
 
     Args:
-        severity: standard deviation in units of ``size``.
-        size: the standard deviation at severity 1.
-        features: indices of the disturbed features; None: all.
-        protect_self: leave the observer's own token unchanged.
-        every: steps between resamplings; None: at reset only.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
+        features: indices of the disturbed features, from 0; None: all.
         num_features: of a token; None: not known before the first tokens.
-
-    Raises:
-        InputError: a number out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity,
-        size: float,
-        features: Sequence[int] | None = None,
-        protect_self: bool = True,
-        every: PositiveInt | None = None,
-        ramp: PositiveInt | None = None,
-        has_self: bool = True,
-        num_features: int | None = None,
-    ) -> None:
-        super().__init__(severity=severity, every=every, ramp=ramp)
-        if features is not None and not (features and min(features) >= 0):
+    features: list[NonNegativeInt] | None = None
+    num_features: PositiveInt | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features is not None and not self.features:
             raise InputError(
-                "perturbation.features: expected null or numbers of features, "
-                f"got {list(features)}"
+                "perturbation.features: expected null or numbers of features, got []"
             )
-        self.size, self.protects = size, protect_self and has_self
-        self.features = None if features is None else list(features)
-        if num_features is not None:
-            self._check(num_features)
+        validate_indices("features", self.features, self.num_features)
+
+    @property
+    @abstractmethod
+    def size(self) -> float:
+        """Standard deviation of the errors at severity 1."""
 
     @abstractmethod
     def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:
@@ -78,7 +59,7 @@ class DisturbedReadings(SampledPerturbation):
 
     @override
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        self._check(tokens.features.shape[-1])
+        validate_indices("features", self.features, tokens.features.shape[-1])
         return {"errors": normal_like(keys, turn, tokens.features.shape[1:])}
 
     @override
@@ -91,11 +72,13 @@ class DisturbedReadings(SampledPerturbation):
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         features, errors = tokens.features, state["errors"]
+        # Disturb all features, images in [0, 1].
         if features.dtype.is_floating_point:
             seen = self.disturb(features, errors).to(features.dtype)
         else:
             seen = self.disturb(features / WHITE, errors).mul_(WHITE)
             seen = seen.round_().clamp_(0, WHITE).to(features.dtype)
+        # Restore what is not to be disturbed.
         if self.features is not None:
             untouched = torch.ones(features.shape[-1], device=features.device).bool()
             untouched[self.features] = False
@@ -104,24 +87,76 @@ class DisturbedReadings(SampledPerturbation):
             seen = torch.where((tokens.types == SELF_TYPE)[..., None], features, seen)
         return tokens._replace(features=seen)
 
-    def _check(self, num_features: int) -> None:
-        if self.features is not None:
-            check_numbers("features", self.features, num_features)
+
+@dataclass(kw_only=True, eq=False)
+class Bias(DisturbedReadings):
+    """Add a Gaussian offset to each feature of each token, as a miscalibrated sensor.
+
+    ``x + severity * scale * ε`` with ``ε ~ N(0, 1)``, independent for each token and
+    feature and constant until it is resampled. An offset of the observer's own token,
+    whose relative features are 0 in any state, would be no measurement error.
+
+    Args:
+        severity: standard deviation of the offsets in units of ``scale``.
+        scale: standard deviation at severity 1, in the units of the features (in
+            simple-centroid the lengths of the environment divided by 5).
+    """
+
+    severity: Severity = 0.1
+    scale: NonNegativeFloat = 1.0
+
+    @property
+    @override
+    def size(self) -> float:
+        return self.scale
+
+    @override
+    def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:
+        return readings + errors
 
 
-def check_numbers(name: str, numbers: Sequence[int], num_features: int) -> None:
-    """Raise InputError if the option ``name`` lists a feature that does not exist."""
-    if numbers and max(numbers) >= num_features:
+@dataclass(kw_only=True, eq=False)
+class Jitter(Bias):
+    """Add Gaussian noise to features: a `Bias` that is resampled at every step."""
+
+    every: PositiveInt | None = 1
+
+
+@dataclass(kw_only=True, eq=False)
+class Scale(DisturbedReadings):
+    """Multiply each feature of each token by a log-normal factor around 1.
+
+    ``x exp(severity * spread * ε)`` with ``ε ~ N(0, 1)``, independent for each token
+    and feature and constant until it is resampled: a miscalibrated sensor. A feature
+    of 0 stays 0. Images (uint8) are rounded and clipped to [0, 255].
+
+    Args:
+        severity: standard deviation of log factors in units of ``spread``.
+        spread: the standard deviation at severity 1.
+    """
+
+    severity: Severity = 0.5
+    spread: NonNegativeFloat = 1.0
+
+    @property
+    @override
+    def size(self) -> float:
+        return self.spread
+
+    @override
+    def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:
+        return readings * errors.exp()
+
+
+def validate_indices(
+    name: str, indices: Sequence[int] | None, num_features: int | None
+) -> None:
+    """Raise InputError if the option ``name`` lists a feature that does not exist.
+
+    None means all features, or a number of features that is not known yet.
+    """
+    if indices and num_features is not None and max(indices) >= num_features:
         raise InputError(
             f"perturbation.{name}: expected numbers below {num_features}, "
-            f"got {list(numbers)}"
+            f"got {list(indices)}"
         )
-
-
-def check_size(name: str, size: float) -> float:
-    """Raise InputError if the option ``name`` is negative or not a number."""
-    if not size >= 0:
-        raise InputError(
-            f"perturbation.{name}: expected a number of at least 0, got {size}"
-        )
-    return size

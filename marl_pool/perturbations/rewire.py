@@ -1,16 +1,16 @@
 """Rewire: features of one token shown by another."""
 
-from typing import Unpack
+from dataclasses import dataclass
 
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.selection import permutation, take_features
-from marl_pool.perturbations.share import RampOptions, TokenShare
 from marl_pool.tokens import Tokens
-from marl_pool.utils.types import PositiveInt, Severity
+from marl_pool.utils.types import Severity
 
 
+@dataclass(kw_only=True, eq=False)
 class Rewire(TokenShare):
     """Permute the features of the tokens present; types and padding stay.
 
@@ -19,23 +19,10 @@ class Rewire(TokenShare):
 
     Args:
         severity: share of the tokens present that take part in the permutation.
-        every: steps between permutations; None: at reset only.
-        protect_self: leave the observer's own token unchanged.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 1.0,
-        every: PositiveInt | None = None,
-        protect_self: bool = False,
-        **common: Unpack[RampOptions],
-    ) -> None:
-        super().__init__(
-            severity=severity, protect_self=protect_self, every=every, **common
-        )
+    severity: Severity = 1.0
+    protect_self: bool = False
 
     @override
     def apply_severity(

@@ -7,19 +7,14 @@ from marl_pool.tokens import Tokens
 
 
 def lowest(scores: Tensor, eligible: Tensor, share: float | Tensor) -> Tensor:
-    """Select ``round(share * n)`` of each row's n eligible slots.
-
-    Halves round to even. With the same scores, a larger share selects the same slots
-    and some more.
+    """Select ``round(share * n)`` of each row's n eligible slots, ``(*B, N)`` bool.
 
     Args:
         scores: ``(*B, N)``, finite and without ties; the lowest are selected.
         eligible: ``(*B, N)`` bool.
         share: in [0, 1]; or ``(*B', 1, …)`` float64, one for each leading index.
-
-    Returns:
-        ``(*B, N)`` bool.
     """
+    # Find each row's threshold, the score of the last slot to select.
     queue = scores.masked_fill(~eligible, torch.inf)
     count = counted(eligible, share)
     last = queue.sort(-1).values.gather(-1, (count - 1).clamp(min=0))
@@ -34,15 +29,15 @@ def counted(eligible: Tensor, share: float | Tensor) -> Tensor:
 def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:
     """Permute the slots that take part; the others stay.
 
-    With exchangeable scores all permutations are equally likely, the identity included.
-
     Args:
-        scores: ``(*B, N)``, without ties.
+        scores: ``(*B, N)``, without ties; random ones make all permutations as likely.
         taking_part: ``(*B, N)`` bool.
 
     Returns:
         ``(*B, N)`` int64: for each slot, the index of the slot whose content it gets.
     """
+    # The slots that take part, in the order of their scores and of their places: the
+    # slot at a place gets the content of the one at the same rank by score.
     by_score = scores.masked_fill(~taking_part, torch.inf).argsort(-1)
     by_place = (~taking_part).byte().argsort(dim=-1, stable=True)
     places = torch.arange(scores.shape[-1], device=scores.device)

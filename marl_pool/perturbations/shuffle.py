@@ -1,86 +1,73 @@
 """Shuffle: another order of the tokens."""
 
-from typing import Literal, Unpack
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState
-from marl_pool.perturbations.draws import uniform_like
+from marl_pool.perturbations.base import PerturbationState, TokenShare
+from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.perturbations.selection import permutation, take_features
-from marl_pool.perturbations.share import RampOptions, TokenShare
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, stream_keys
 from marl_pool.utils.types import PositiveInt, Seed, Severity
 
 
+@dataclass(kw_only=True, eq=False)
 class Shuffle(TokenShare):
     """Permute tokens: features, types and padding move together.
 
     With ``scope="token"`` whole tokens move. The set stays the same, so a
     permutation-invariant policy notices nothing, unless it has a memory for each
-    position, as `AttentionNeuronPooling` has: that memory stays in its place and is
-    paired with another token.
+    position, as `AttentionNeuronPooling` has, which is then paired with another token.
 
     With ``scope="frame"`` each frame is permuted before it is stacked, as in a sensor
-    array that is rewired while it runs: until the stack holds no frame from before the
-    last permutation, a token combines frames of different places, and even an invariant
-    policy without a memory is affected. Frames before the first one have its order. So
-    with ``every=None`` both scopes are the same, and ``num_frames - 1`` steps after a
-    permutation they agree again. Types and padding move with the newest frame.
+    array that is rewired while it runs: for ``num_frames - 1`` steps after a
+    permutation a token combines frames of different places, and even an invariant
+    policy without a memory is affected. Frames before the first one have its order, so
+    with ``every=None`` both scopes are the same. Types and padding move with the newest
+    frame.
 
     Source: the shuffle tests of AttentionNeuron (Tang and Ha, 2021,
-    https://arxiv.org/abs/2109.02869, section 4.1 and Table 6), whose sensors carry no
-    type. Its published code permutes the screens of Pong and CarRacing frame by frame,
-    then stacks them; the code that changes the order within an episode is not public.
+    https://arxiv.org/abs/2109.02869, section 4.1 and Table 6). Its published code
+    permutes the screens of Pong and CarRacing frame by frame, then stacks them.
 
     Args:
         severity: share of the slots, padded ones included, that take part in the
             permutation.
-        every: steps between permutations; None: at reset only.
         scope: what is permuted, ``"token"`` or ``"frame"``.
         held: seed of one permutation that all environments, agents and episodes share,
             in this run and any other; None: a new permutation for each.
-        protect_self: leave the observer's own token in its place.
-        ramp: episodes of an environment in which the severity grows from 0; None: none.
-        has_self: whether tokens of type 0 are the observer's own.
         num_frames: observations that a token's features stack; see `TokenSpec`.
 
     Raises:
         UnfitTokensError: ``scope="frame"`` for tokens that show a single frame.
-        InputError: ``held`` together with ``every``, an unknown scope, or a number out
-            of range.
     """
 
-    def __init__(
-        self,
-        *,
-        severity: Severity = 1.0,
-        every: PositiveInt | None = None,
-        scope: Literal["token", "frame"] = "token",
-        held: Seed | None = None,
-        protect_self: bool = False,
-        num_frames: PositiveInt = 1,
-        **common: Unpack[RampOptions],
-    ) -> None:
-        super().__init__(
-            severity=severity, protect_self=protect_self, every=every, **common
-        )
-        if held is not None and every is not None:
+    severity: Severity = 1.0
+    scope: Literal["token", "frame"] = "token"
+    held: Seed | None = None
+    protect_self: bool = False
+    num_frames: PositiveInt = 1
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.held is not None and self.every is not None:
             raise InputError(
                 f"perturbation.held: expected null where perturbation.every is given, "
-                f"got {held} and {every}"
+                f"got {self.held} and {self.every}"
             )
-        if scope == "frame" and num_frames < 2:
+        if self.scope == "frame" and self.num_frames < 2:
             raise UnfitTokensError(
                 "perturbation.scope: expected token, since these tokens show a single "
                 "frame, got frame"
             )
-        self.held, self.scope, self.num_frames = held, scope, num_frames
         # Frames that are permuted at different times make new tokens.
-        self.reorders = scope == "token" or every is None
+        self.reorders = self.scope == "token" or self.every is None
 
     @override
     def eligible(self, tokens: Tokens) -> Tensor:

@@ -61,24 +61,24 @@ def make_policy(
     """
     from marl_pool.policies.token_policy import TokenPolicy
 
-    return TokenPolicy(
-        spec, action_space, encoder=_part(encoder), pooling=_part(pooling), **options
+    options |= {"encoder": _part(encoder), "pooling": _part(pooling)}
+    context = {"spec": spec, "action_space": action_space}
+    policy: TokenPolicy = build(
+        "token", POLICIES, "policy", TokenPolicy, options, context
     )
+    return policy
 
 
 def make_agent(
     spec: "TokenSpec", action_space: "spaces.Space", name: str, **options: Any
 ) -> "Agent":
-    """Build a policy that is evolved or cloned.
+    """Build a policy that is evolved or cloned; see `make_policy`.
 
     Args:
         spec: sizes and types of the tokens.
         action_space: Discrete, or a bounded Box of one dimension.
         name: a key of `AGENTS`, or ``package.module:Class``.
         **options: options of that class.
-
-    Raises:
-        InputError: an unknown name or a wrong option.
     """
     from marl_pool.policies.agent import Agent
 

@@ -20,9 +20,6 @@ class ActionSpec:
         n: number of discrete actions; 0 for a Box.
         low: lower bounds of a Box; empty for Discrete.
         high: upper bounds of a Box.
-
-    Raises:
-        InputError: neither discrete actions nor as many lower as upper bounds.
     """
 
     n: int = 0
@@ -36,12 +33,14 @@ class ActionSpec:
             raise InputError(f"action space: expected choices or bounds, got {self}")
 
     @classmethod
-    def of(cls, space: spaces.Space) -> "ActionSpec":
+    def of(cls, space: "spaces.Space | ActionSpec") -> "ActionSpec":
         """Convert a Gymnasium space.
 
         Raises:
             InputError: neither a bounded one-dimensional Box nor a Discrete from 0.
         """
+        if isinstance(space, ActionSpec):
+            return space
         if isinstance(space, spaces.Discrete) and space.start == 0:
             return cls(n=int(space.n))
         if (
@@ -75,7 +74,7 @@ class ActionSpec:
 
         Discrete actions become one-hot; actions of a Box are clipped to [-1, 1], as the
         environment clips them, in float32: the last bits of a float64 depend on the
-        order in which a policy sums its tokens, and would enter its memory.
+        order of the tokens, and would enter the memory.
         """
         if self.discrete:
             return one_hot(actions, self.n)
@@ -92,17 +91,15 @@ class ActionSpec:
 
 
 def sample(spec: ActionSpec, logits: Tensor, noise: Tensor) -> Tensor:
-    """Sample actions by inverse transform sampling.
+    """Sample actions, ``(*B, A)`` float or ``(*B,)`` int64, by inverse transform.
 
     Args:
         spec: action space.
         logits: ``(*B, L)`` parameters of the distributions.
         noise: ``(*B, noise_size)`` uniform in (0, 1).
-
-    Returns:
-        ``(*B, A)`` float in the policy's units, unclipped, or ``(*B,)`` int64.
     """
     if spec.discrete:
+        # Count the cumulative probabilities below the noise.
         cumulative = logits.softmax(-1).cumsum(-1)
         below = (cumulative < noise * cumulative[..., -1:]).sum(-1)
         return below.clamp(max=spec.n - 1)

@@ -15,10 +15,10 @@ from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import State
-from marl_pool.policies.feed_forward import make_layers
+from marl_pool.policies.layers import mlp
 from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.memory import Memory
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -36,13 +36,10 @@ class AttentionAgent(Agent):
     important one first, are the input of an LSTM; a linear layer on its output computes
     the action. No gradient passes the choice, so this agent is evolved.
 
-    Without ``pooling`` the vectors are the tokens, and a token's place is its index in
-    the order of the tokens, laid out in rows of a square grid from the upper left. The
-    agent then depends on the order, which a shuffle destroys. With ``pooling`` they are
-    the M codes of a sensory layer, on a square grid of codes, and the order of the
-    tokens does not matter.
-
-    ``mixing`` smooths the codes over time by a learned gate. The vectors are then
+    Without ``pooling`` the vectors are the tokens, in their order in rows of a square
+    grid, so a shuffle destroys the result. With ``pooling`` they are the M codes of a
+    sensory layer, on a square grid of codes, and the order of the tokens does not
+    matter. ``mixing`` smooths the codes over time by a learned gate; the vectors are
 
     .. math::
         y_t = (1 - \alpha_t)\, m_t + \alpha_t\, y_{t-1}, \qquad
@@ -52,38 +49,27 @@ class AttentionAgent(Agent):
     tanh layer as wide as the LSTM.
 
     Source: "Neuroevolution of Self-Interpretable Agents" (Tang, Nguyen and Ha, 2020,
-    https://arxiv.org/abs/2003.08165); as a baseline and behind a sensory layer in "The
-    Sensory Neuron as a Transformer" (Tang and Ha, 2021,
-    https://arxiv.org/abs/2109.02869), section 4.4, and its published code, from which
-    the gate is taken, since the paper does not specify it. There patches of 7 pixels,
-    every 4 of 96, have the place of their central pixel,
-    ``first_place=0.03125, place_step=0.0416667``; behind the sensory layer the scores
-    are not scaled.
+    https://arxiv.org/abs/2003.08165); behind a sensory layer in "The Sensory Neuron as
+    a Transformer" (Tang and Ha, 2021, https://arxiv.org/abs/2109.02869), section 4.4,
+    and its published code, from which the gate is taken. There patches of 7 pixels,
+    every 4 of 96, have the place of their central pixel (``first_place=0.03125``,
+    ``place_step=0.0416667``), and the scores behind the sensory layer are not scaled.
 
     Difference: importance is rounded to 14 bits, and the first of equal vectors is
-    chosen. Equal vectors are common (grass; or all codes where nothing moves, as at an
-    episode's start), and rounding errors, which depend on the order of the tokens and
-    the size of the batch, would otherwise decide between them.
+    chosen. Equal vectors are common (grass), and rounding errors, which depend on the
+    order of the tokens, would otherwise decide between them.
 
     Args:
-        spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
         pooling: ``{"name": …, **options}`` of a sensory layer, a recurrent pooling head
-            with ``num_codes`` codes; None for none.
+            with codes; None for none.
         message_dim: d, the width of queries and keys.
         scale: divide the scores by √d.
         top_k: number of chosen vectors.
         units: of the LSTM.
         first_place: coordinate of the grid's upper row and of its left column.
-        place_step: distance between neighbouring rows or columns; None for 1 over
-            their number.
+        place_step: distance of neighbouring rows or columns; None: 1 over their number.
         mixing: whether to smooth the codes over time, which requires ``pooling``.
         seed: of the initial weights.
-
-    Raises:
-        InputError: an unknown name or option, a pooling head without codes or not
-            recurrent, fewer vectors than ``top_k``, ``mixing`` without ``pooling``, or
-            an action space of another kind.
     """
 
     recurrent = True
@@ -127,7 +113,12 @@ class AttentionAgent(Agent):
                     f"attention_neuron, got {pooling['name']!r}"
                 )
             width = self.sensor.dim_out // count
-        _check(top_k, count, mixing, pooling)
+        if top_k > count:
+            raise InputError(f"policy.top_k: expected 1 to {count}, got {top_k}")
+        if mixing and pooling is None:
+            raise InputError(
+                "policy.mixing: expected false without policy.pooling, got true"
+            )
         self.num_vectors, self.top_k, self.units = count, top_k, units
         self.scale_factor = message_dim**-0.5 if scale else 1.0
         self.side = math.isqrt(count - 1) + 1
@@ -140,30 +131,22 @@ class AttentionAgent(Agent):
             self.output = nn.Linear(units, self.actions.dim)
             self.gate: nn.Sequential | None = None
             if mixing:
-                self.gate = make_layers(units + self.actions.dim, [units], 1)
+                self.gate = mlp([units + self.actions.dim, units, 1], nn.Tanh)
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """Return the memories of LSTM and sensory layer, and the last codes if mixed.
-
-        ``begun`` is 0 until there are last codes, then 1.
-        """
         zeros = self.output.weight.new_zeros(batch, self.units)
         memory: dict[str, Memory] = {"hidden": zeros, "cell": zeros, "sensor": ()}
         if self.sensor is not None:
             memory["sensor"] = self.sensor.initial_memory(batch, num_tokens)
-        if self.gate is not None:
+        if self.gate is not None:  # ``begun`` is 0 until there are last codes, then 1
             codes = zeros.new_zeros(batch, self.num_vectors, self.query.in_features)
             memory |= {"codes": codes, "begun": zeros.new_zeros(batch, 1)}
         return memory
 
     @override
     def unroll(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         outputs = []
         for t in range(features.shape[1]):
@@ -172,13 +155,11 @@ class AttentionAgent(Agent):
             choice = self._choose(features[:, now], padded, prev_action[:, now], memory)
             hidden, cell = self._lstm_step(self._places(choice), memory)
             memory = {**choice.memory, "hidden": hidden, "cell": cell}
-            output = self.output(hidden)
-            outputs.append(output if self.actions.discrete else tanh(output))
+            outputs.append(self.bound(self.output(hidden)))
         return torch.stack(outputs, 1), memory
 
     @override
     def latent(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Return the codes of the sensory layer, ``(*B, M·D)``; None without one."""
         if self.sensor is None:
             return None
         features, padding, prev_action, memory = self.unroll_arguments(tokens, state)
@@ -188,13 +169,13 @@ class AttentionAgent(Agent):
 
     @override
     def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Return those of the chosen tokens, ``(*B, 1, N)``.
+        """Return the importance of the chosen tokens, summing to 1, ``(*B, 1, N)``.
 
-        A chosen token's weight is its importance, normalised to sum to 1. Behind a
-        sensory layer codes are chosen, and the weights that the sensory layer gives the
+        Behind a sensory layer codes are chosen, and the sensory layer's weights of the
         tokens are averaged over them.
         """
         arguments = self.unroll_arguments(tokens, state)
+        # Normalize the importance of the chosen vectors to sum to 1.
         choice = self._choose(*arguments)
         chosen = choice.importance.gather(-1, choice.chosen)
         least = torch.finfo(chosen.dtype).tiny
@@ -206,6 +187,7 @@ class AttentionAgent(Agent):
         else:
             features, padding, prev_action, memory = arguments
             x = self.scale_features(features, padding)
+            # Average the weights that the chosen codes give the tokens.
             codes = self.sensor.attention_weights(
                 x, padding, prev_action, memory["sensor"]
             )
@@ -214,11 +196,7 @@ class AttentionAgent(Agent):
         return weights.unflatten(0, tokens.batch_shape)
 
     def _choose(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> "HardAttention":
         """Choose vectors of one set per row; arguments as of `unroll` with T = 1."""
         # Vectors x (B, V, D): the tokens, or the codes of the sensory layer.
@@ -235,17 +213,14 @@ class AttentionAgent(Agent):
             x, memory = self._mix(x, prev_action[:, 0], memory)
         # The top k; padded vectors come last.
         importance = self._importance(x, hidden)
-        ranked = importance
-        if hidden is not None:
-            ranked = ranked.masked_fill(hidden, -1.0)
+        ranked = importance if hidden is None else importance.masked_fill(hidden, -1.0)
         # Equal importance is common, and only a stable sort keeps the order.
-        ranked = _rounded(ranked)
-        order = torch.sort(ranked, stable=True, dim=-1, descending=True).indices
+        order = _rounded(ranked).sort(stable=True, dim=-1, descending=True).indices
         chosen = order[..., : self.top_k]
         missing = None if hidden is None else hidden.gather(-1, chosen)
         return HardAttention(importance, chosen, missing, memory)
 
-    def _fill(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _fill(self, x: Tensor, padding: Mask) -> tuple[Tensor, Tensor | None]:
         """Pad tokens to the number in training, so that the whole grid exists."""
         missing = self.spec.num_tokens - x.shape[1]
         hidden = None if padding is None else padding[:, 0]
@@ -321,14 +296,3 @@ def _rounded(x: Tensor, bits: int = 14) -> Tensor:
     dropped = -round(math.log2(torch.finfo(x.dtype).eps)) + 1 - bits
     larger = x * (2.0**dropped + 1)
     return larger - (larger - x)
-
-
-def _check(
-    top_k: int, count: int, mixing: bool, pooling: Mapping[str, Any] | None
-) -> None:
-    if not 1 <= top_k <= count:
-        raise InputError(f"policy.top_k: expected 1 to {count}, got {top_k}")
-    if mixing and pooling is None:
-        raise InputError(
-            "policy.mixing: expected false without policy.pooling, got true"
-        )

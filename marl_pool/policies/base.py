@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from typing_extensions import override
 
 from marl_pool.policies.actions import ActionSpec
+from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.randomness import Stream
 
@@ -33,10 +36,9 @@ class Decision(NamedTuple):
 class Policy(nn.Module, ABC):
     """A map from tokens to actions.
 
-    A policy has no hidden state: what it carries from step to step is returned in
-    `Decision.state` and passed to the next call, so that one policy can act in any
-    number of environments, and a learner can replay any step. Implement `act`, and
-    `initial_state` for a policy with a state.
+    What it carries from step to step is returned in `Decision.state` and passed to the
+    next call, so that one policy can act in any number of environments, and a learner
+    can replay any step. Implement `act`, and `initial_state` for a policy with a state.
 
     Attributes:
         noise_size: uniform random numbers per decision that exploration consumes.
@@ -92,10 +94,18 @@ class Policy(nn.Module, ABC):
 
 
 class SpecifiedPolicy(Policy):
-    """A policy for the tokens and actions of one group of agents.
+    """A policy for the tokens and actions of one group of agents, recurrent or not.
 
     It can be saved, see `marl_pool.policies.storage`: `config` and the parameters
     determine it completely.
+
+    Where `recurrent` is True it depends on the previous action and on a memory. Its
+    state is then ``{"action", "memory"}``, with leading dimensions ``(num_envs,
+    agents)``: the previous action as a vector ``(…, A)``, see `ActionSpec.to_vectors`,
+    zeros at an episode's start; and the pytree of `initial_memory`. Otherwise the state
+    is (). A subclass computes whole sequences, since learners backpropagate through
+    many steps at once; acting is a sequence of one step, for which `single_step` and
+    `next_state` translate from states and back.
 
     Args:
         spec: sizes and types of the tokens.
@@ -103,31 +113,19 @@ class SpecifiedPolicy(Policy):
         **options: other keyword arguments of the subclass's constructor, JSON-ready.
 
     Attributes:
-        spec: sizes and types of the tokens.
-        actions: the action space.
         config: keyword arguments of the constructor, JSON-ready.
-        low: lower bounds of the Box, ``(A,)``; empty for Discrete.
-        high: upper bounds.
-
-    Raises:
-        InputError: an action space of another kind.
+        low: lower bounds of the Box, ``(A,)``; empty for Discrete. ``high``: the upper.
     """
 
     low: Tensor
     high: Tensor
 
     def __init__(
-        self,
-        spec: TokenSpec,
-        action_space: spaces.Space | ActionSpec,
-        **options: Any,
+        self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any
     ) -> None:
         super().__init__()
         self.spec = spec
-        if isinstance(action_space, ActionSpec):
-            self.actions = action_space
-        else:
-            self.actions = ActionSpec.of(action_space)
+        self.actions = ActionSpec.of(action_space)
         self.config: dict[str, Any] = {
             "spec": spec.to_json(),
             "action_space": self.actions.to_json(),
@@ -137,12 +135,56 @@ class SpecifiedPolicy(Policy):
             bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)
             self.register_buffer(name, bounds, persistent=False)
 
+    @property
+    @abstractmethod
+    def recurrent(self) -> bool:
+        """True if decisions depend on the state."""
+
+    def initial_memory(self, batch: int, num_tokens: int) -> Memory:
+        """Return the memory ``(batch, …)`` at an episode's start; () for none."""
+        return ()
+
+    @override
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        if not self.recurrent:
+            return ()
+        shape = (num_envs, num_agents)
+        memory = self.initial_memory(num_envs * num_agents, num_tokens)
+        action = self.low.new_zeros(*shape, self.actions.dim)
+        return {"action": action, "memory": _unflatten(memory, shape)}
+
+    def single_step(
+        self, tokens: Tokens, state: State
+    ) -> tuple[Tokens, Tensor, Memory]:
+        """Return one step of any batch, ``rows`` in all, as sequences of length 1.
+
+        These are tokens of batch ``(rows, 1)``, the previous action ``(rows, 1, A)``
+        and the memory ``(rows, …)``; the state () is that of an episode's start.
+        """
+        rows = tokens.batch_shape.numel()
+        if state:
+            last = len(tokens.batch_shape) - 1
+            flat = tree_map(lambda part: part.flatten(0, last), state)
+            prev_action, memory = flat["action"], flat["memory"]
+        else:
+            prev_action = self.low.new_zeros(rows, self.actions.dim)
+            memory = self.initial_memory(rows, tokens.num_tokens)
+        sequences = tokens.flatten_batch().map(lambda part: part[:, None])
+        return sequences, prev_action[:, None], memory
+
+    def next_state(self, action: Tensor, memory: Memory, dtype: torch.dtype) -> State:
+        """Return the state after a step with the executed action and the memory."""
+        if not self.recurrent:
+            return ()
+        vectors = self.actions.to_vectors(action).to(dtype)
+        return {"action": vectors, "memory": _unflatten(memory, vectors.shape[:-1])}
+
     def mismatch(self, spec: TokenSpec, action_space: spaces.Space) -> str:
         """Return the reason why the policy does not fit these spaces; empty if it does.
 
-        The number of tokens may differ, if the pooling head supports it. Signal types,
-        positions and stacked frames describe the tokens, and no policy depends on them.
+        The number of tokens may differ, if the pooling head supports it.
         """
+        # Signal types, positions and frames describe tokens; no policy depends on them.
         free = ("num_tokens", "signal_types", "positions", "num_frames")
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
         found = {**vars(self.spec), "actions": self.actions}
@@ -151,8 +193,13 @@ class SpecifiedPolicy(Policy):
                 return f"expected {key} = {value}, got {found[key]}"
         return ""
 
+    @override
     def scale(self, action: Tensor) -> Tensor:
         """Map [-1, 1] to the bounds of a Box; discrete actions are returned as is."""
         if self.actions.discrete:
             return action
         return self.low + (action + 1) * ((self.high - self.low) / 2)
+
+
+def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:
+    return tree_map(lambda part: part.unflatten(0, shape), memory)

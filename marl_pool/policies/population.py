@@ -20,22 +20,20 @@ def to_vector(agent: Agent) -> Tensor:
 
 
 def load_vector(agent: Agent, vector: Tensor) -> None:
-    """Set an agent's parameters to a vector ``(n,)`` in the order of `to_vector`.
-
-    Raises:
-        InputError: a vector of another length.
-    """
-    wanted = sum(part.numel() for part in agent.parameters())
-    if vector.shape != (wanted,):
+    """Set an agent's parameters to a vector ``(n,)`` in the order of `to_vector`."""
+    sizes = _sizes(agent)
+    if vector.shape != (sum(sizes),):
         raise InputError(
-            f"parameters: expected {wanted} numbers, got shape {tuple(vector.shape)}"
+            f"parameters: expected {sum(sizes)} numbers, "
+            f"got shape {tuple(vector.shape)}"
         )
-    start = 0
     with torch.no_grad():
-        for part in agent.parameters():
-            end = start + part.numel()
-            part.copy_(vector[start:end].view_as(part))
-            start = end
+        for part, numbers in zip(agent.parameters(), vector.split(sizes), strict=True):
+            part.copy_(numbers.view_as(part))
+
+
+def _sizes(agent: Agent) -> list[int]:
+    return [part.numel() for part in agent.parameters()]
 
 
 class _MemberGrid(NamedTuple):
@@ -61,15 +59,12 @@ class Population(Policy):
     Args:
         agent: the architecture; its own parameters are not used.
         vectors: ``(P, n)`` parameters in the order of `to_vector`.
-
-    Raises:
-        InputError: vectors of another length.
     """
 
     def __init__(self, agent: Agent, vectors: Tensor) -> None:
         super().__init__()
         self.agent = agent
-        wanted = sum(part.numel() for part in agent.parameters())
+        wanted = sum(_sizes(agent))
         if vectors.dim() != 2 or vectors.shape[1] != wanted:
             raise InputError(
                 f"vectors: expected the shape (P, {wanted}), got {tuple(vectors.shape)}"
@@ -82,11 +77,7 @@ class Population(Policy):
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """Return ``{"member", "agent"}``: each row's member, and the agent's state.
-
-        Raises:
-            InputError: ``num_envs`` is no multiple of P.
-        """
+        """Return ``{"member", "agent"}``: each row's member, and the agent's state."""
         if num_envs % self.size:
             raise InputError(
                 f"num_envs: expected a multiple of the population size {self.size}, "
@@ -105,10 +96,7 @@ class Population(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        """Choose each row's action with the parameters of its member.
-
-        Unlike in other policies, ``state`` is required.
-        """
+        # Unlike in other policies, the state is required.
         grid = self._member_grid(state["member"])
         agents = tokens.batch_shape[1]
         # Arrange the rows by member, compute all members at once, and arrange back.
@@ -134,12 +122,14 @@ class Population(Policy):
         return self._grid
 
     def _make_grid(self, member: Tensor) -> _MemberGrid:
+        # One row for each member left, as wide as the largest number of environments.
         left, rows, counts = member.unique_consecutive(
             return_inverse=True, return_counts=True
         )
         width = int(counts.max())
         cells = None
         if (counts != width).any():
+            # Cell of each environment: its member's row, and its place within it.
             first = counts.cumsum(0) - counts
             within = torch.arange(len(member), device=member.device) - first[rows]
             cells = rows * width + within
@@ -148,13 +138,13 @@ class Population(Policy):
 
     def _named_parameters(self, members: Tensor) -> dict[str, Tensor]:
         """Return the parameters of some members by name, ``(members, …)`` each."""
-        parameters, start = {}, 0
-        vectors = self.vectors[members]
-        for name, part in self.agent.named_parameters():
-            end = start + part.numel()
-            parameters[name] = vectors[:, start:end].view(len(members), *part.shape)
-            start = end
-        return parameters
+        parts = self.vectors[members].split(_sizes(self.agent), dim=1)
+        return {
+            name: numbers.view(len(members), *part.shape)
+            for (name, part), numbers in zip(
+                self.agent.named_parameters(), parts, strict=True
+            )
+        }
 
 
 def _to_grid(part: Tensor, grid: _MemberGrid, agents: int) -> Tensor:

@@ -1,7 +1,5 @@
 """RandomPolicy: uniformly random actions, the lower reference of comparisons."""
 
-from typing import Any
-
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -16,8 +14,7 @@ from marl_pool.utils.randomness import Stream
 class RandomPolicy(Policy):
     """Sample uniformly from the action space, regardless of ``explore``.
 
-    Its actions are in the units of the action space. Returns of other policies are
-    normalised by its return, see `NormalizationBaselines`.
+    Its actions are in the units of the action space.
 
     Args:
         action_space: Discrete, or a bounded Box of one dimension.
@@ -25,12 +22,8 @@ class RandomPolicy(Policy):
 
     def __init__(self, action_space: spaces.Space | ActionSpec) -> None:
         super().__init__()
-        if isinstance(action_space, ActionSpec):
-            self.actions = action_space
-        else:
-            self.actions = ActionSpec.of(action_space)
+        self.actions = ActionSpec.of(action_space)
         self.noise_size = self.actions.noise_size
-        self.config: dict[str, Any] = {"action_space": self.actions.to_json()}
 
     @override
     def act(

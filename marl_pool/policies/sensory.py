@@ -4,21 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.batched import Layer, layers_of, strip_prefix, tanh, tanh_layers
-from marl_pool.networks import seeded
+from marl_pool.kernels.batched import layers_of, strip_prefix, tanh_layers
+from marl_pool.networks import build_part, seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
-from marl_pool.policies.feed_forward import check_hidden, make_layers
+from marl_pool.policies.layers import mlp
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
-from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.construction import build
-from marl_pool.utils.errors import InputError
+from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.types import PositiveInt
 
 
@@ -27,28 +25,18 @@ def make_sensor(
 ) -> MemoryPooling:
     """Build a sensory layer: a recurrent pooling head on the tokens themselves.
 
-    Args:
-        pooling: ``{"name": …, **options}``.
-        spec: sizes and types of the tokens.
-        actions: action space of the agent.
-        seed: of the initial weights.
-
     Raises:
         InputError: an unknown name or option, or a pooling head that is not recurrent.
     """
-    options = dict(pooling)
     context = {
         "dim": spec.num_features,
         "num_tokens": spec.num_tokens,
         "has_self": spec.has_self,
         "action_dim": actions.dim,
     }
-    name = options.pop("name", None)
-    if name is None:
-        raise InputError(f"pooling: expected a mapping with a name, got {pooling}")
     with seeded(seed, "pooling"):
-        head: MemoryPooling = build(
-            name, POOLING, "pooling", MemoryPooling, options, context
+        head: MemoryPooling = build_part(
+            "pooling", pooling, POOLING, MemoryPooling, context
         )
     return head
 
@@ -57,7 +45,38 @@ NEURONS: Mapping[str, Any] = {"name": "attention_neuron"}
 """Default sensory layer, that of the paper."""
 
 
-class Sensory(Agent):
+class SensorAgent(Agent):
+    """Base class of agents that act on the codes of a sensory layer alone.
+
+    Attributes:
+        sensor: the sensory layer, a recurrent pooling head on the tokens.
+    """
+
+    recurrent = True
+    sensor: MemoryPooling
+
+    def codes(
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """Return the codes ``(B, T, M·D)`` and the memory; arguments as of `unroll`."""
+        x = self.scale_features(features, padding)
+        return self.sensor.unroll(x, padding, prev_action, memory)
+
+    @override
+    def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
+        codes, _ = self.codes(*self.unroll_arguments(tokens, state))
+        return codes[:, 0].unflatten(0, tokens.batch_shape)
+
+    @override
+    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor:
+        """Return the sensory layer's weights ``(*B, M, N)``, a head for each code."""
+        features, padding, prev_action, memory = self.unroll_arguments(tokens, state)
+        x = self.scale_features(features, padding)
+        weights = self.sensor.attention_weights(x, padding, prev_action, memory)
+        return weights.unflatten(0, tokens.batch_shape)
+
+
+class Sensory(SensorAgent):
     """A sensory layer with one neuron per token, and tanh layers on its codes.
 
     Each *sensory neuron* reads one token and the previous action, with weights shared
@@ -71,18 +90,10 @@ class Sensory(Agent):
     in a student of behaviour cloning).
 
     Args:
-        spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
         pooling: ``{"name": …, **options}`` of a recurrent pooling head.
         hidden: widths of the hidden layers on the codes.
         seed: of the initial weights.
-
-    Raises:
-        InputError: an unknown name or option, a pooling head that is not recurrent, an
-            action space of another kind, or a width below 1.
     """
-
-    recurrent = True
 
     def __init__(
         self,
@@ -93,12 +104,10 @@ class Sensory(Agent):
         hidden: Sequence[PositiveInt] = (),
         seed: int | None = None,
     ) -> None:
-        super().__init__(
-            spec, action_space, pooling=dict(pooling), hidden=check_hidden(hidden)
-        )
+        super().__init__(spec, action_space, pooling=dict(pooling), hidden=list(hidden))
         self.sensor = make_sensor(pooling, spec, self.actions, seed)
         with seeded(seed, "agent"):
-            self.body = make_layers(self.sensor.dim_out, hidden, self.actions.dim)
+            self.body = mlp([self.sensor.dim_out, *hidden, self.actions.dim], nn.Tanh)
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
@@ -106,20 +115,11 @@ class Sensory(Agent):
 
     @override
     def unroll(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
+        self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         codes, memory = self.codes(features, padding, prev_action, memory)
         layers = layers_of(dict(self.body.named_parameters()))
-        return self.apply_layers(codes, layers), memory
-
-    def apply_layers(self, codes: Tensor, layers: Sequence[Layer]) -> Tensor:
-        """Apply layers, possibly those of a population, to the codes."""
-        outputs = tanh_layers(codes, layers)
-        return outputs if self.actions.discrete else tanh(outputs)
+        return self.bound(tanh_layers(codes, layers)), memory
 
     @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
@@ -130,40 +130,12 @@ class Sensory(Agent):
         layers = layers_of(strip_prefix("body", parameters))
 
         def unroll(
-            features: Tensor,
-            padding: Tensor | None,
-            prev_action: Tensor,
-            memory: Memory,
+            features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
         ) -> tuple[Tensor, Memory]:
             x = self.scale_features(features, padding)
             codes, memory = sensor.unroll_folded(
                 folded, x, padding, prev_action, memory
             )
-            return self.apply_layers(codes, layers), memory
+            return self.bound(tanh_layers(codes, layers)), memory
 
         return unroll
-
-    def codes(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
-    ) -> tuple[Tensor, Memory]:
-        """Return the codes ``(B, T, M·D)`` and the memory; arguments as of `unroll`."""
-        x = self.scale_features(features, padding)
-        return self.sensor.unroll(x, padding, prev_action, memory)
-
-    @override
-    def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
-        """Return the codes, ``(*B, M·D)``."""
-        codes, _ = self.codes(*self.unroll_arguments(tokens, state))
-        return codes[:, 0].unflatten(0, tokens.batch_shape)
-
-    @override
-    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Return those of the sensory layer, ``(*B, M, N)``, a head for each code."""
-        features, padding, prev_action, memory = self.unroll_arguments(tokens, state)
-        x = self.scale_features(features, padding)
-        weights = self.sensor.attention_weights(x, padding, prev_action, memory)
-        return weights.unflatten(0, tokens.batch_shape)

@@ -1,15 +1,14 @@
 """Saving and loading of policies: JSON and safetensors, formats without code.
 
-A policy folder holds ``config.json`` (format, package version, the modules, and the
-module of each group of agents), ``model.safetensors`` (weights named module/parameter)
-and ``manifest.json`` (checksums of both). A folder without a manifest is accepted; one
-that differs from its manifest is rejected.
+A policy folder holds ``config.json`` (the modules, and the module of each group of
+agents), ``model.safetensors`` (weights named module/parameter) and, optionally,
+``manifest.json`` (checksums of both).
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -24,11 +23,13 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.atomic import make_folder, new_binary_file, new_file
+from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.limits import check_sizes
 from marl_pool.utils.manifest import refuse_damaged, write_manifest
-from marl_pool.utils.names import UntrustedError, name_of, resolve, trust
+from marl_pool.utils.names import UntrustedError, name_of, trust
 from marl_pool.utils.reading import read_json
+from marl_pool.utils.signatures import check_options, options_of
 from marl_pool.version import __version__
 
 FORMAT = 1
@@ -53,7 +54,7 @@ def save_policies(
 
     Args:
         modules: the policies, by module name.
-        groups: for each group of agents, the name of its module.
+        groups: the module name of each group of agents.
         path: created if missing; existing policy files in it are replaced.
         env: environment of the policies, ``{"name": …, **options}``, for a folder
             outside a run; None: not recorded.
@@ -84,19 +85,13 @@ def save_policies(
 
 
 def copy_policy(source: Path, folder: Path) -> None:
-    """Copy the policy files of ``source``, and no others, into an existing folder.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """Copy the policy files of ``source``, and no others, into an existing folder."""
     refuse_damaged(source)
     for name in (CONFIG, WEIGHTS):
         try:
-            with (
-                (source / name).open("rb") as old,
-                new_binary_file(folder / name) as new,
-            ):
-                shutil.copyfileobj(old, new)
+            content = (source / name).read_bytes()
+            with new_binary_file(folder / name) as binary:
+                binary.write(content)
         except FileNotFoundError:
             raise InputError(f"no policy in {source}: {name} is missing") from None
         except OSError as error:
@@ -147,7 +142,7 @@ def load_modules(
     config = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS)
     modules = {}
-    for name, options in config["modules"].items():
+    for name, options in config.modules.items():
         own = {
             key.rpartition("/")[2]: tensor
             for key, tensor in weights.items()
@@ -157,49 +152,54 @@ def load_modules(
             modules[name] = _build(folder, options, own)
     # Checksums last, since the errors above are more specific.
     refuse_damaged(folder)
-    return modules, config["groups"]
+    return modules, config.groups
 
 
 def load_env_config(path: str | Path) -> dict[str, Any] | None:
     """Read the environment of the policies in the folder ``path``.
 
-    Returns:
-        ``{"name": …, **options}`` as passed to `save_policies`; None if not recorded.
-
-    Raises:
-        InputError: a missing or foreign file.
+    It is as passed to `save_policies`; None if not recorded. See `load_policy`.
     """
-    env = _read_config(Path(path)).get("env")
-    if env is None:
-        return None
-    if not isinstance(env, dict) or not isinstance(env.get("name"), str):
-        raise InputError(f"{Path(path) / CONFIG} is damaged: its env has no name")
-    return env
+    return _read_config(Path(path)).env
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _PolicyFile:
+    """Content of `CONFIG`."""
+
+    modules: dict[str, dict[str, Any]]
+    groups: dict[str, str]
+    env: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.modules:
+            raise InputError("modules: expected at least one, got {}")
+        for name, options in self.modules.items():
+            if not isinstance(options.get("class"), str):
+                raise InputError(f"module {name!r} is no policy: it has no class")
+        for group, module in self.groups.items():
+            if module not in self.modules:
+                raise InputError(f"group {group!r} has no module {module!r}")
+        if self.env is not None and not isinstance(self.env.get("name"), str):
+            raise InputError("env: expected a mapping with a name")
+
+
+def _read_config(folder: Path) -> _PolicyFile:
     path = folder / CONFIG
     try:
         config = read_json(path)
+        if not isinstance(config, dict) or config.get("format") != FORMAT:
+            found = config.get("format") if isinstance(config, dict) else config
+            raise InputError(f"expected policy format {FORMAT}, got {found!r}")
+        known = options_of(_PolicyFile)
+        given = {key: config[key] for key in known if key in config}
+        return _PolicyFile(**check_options("", given, known))
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"no policy in {folder}: {CONFIG} is missing") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: {error}") from None
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        found = config.get("format") if isinstance(config, dict) else config
-        raise InputError(f"{path}: expected policy format {FORMAT}, got {found!r}")
-    modules, groups = config.get("modules"), config.get("groups")
-    if not (isinstance(modules, dict) and modules and isinstance(groups, dict)):
-        raise InputError(f"{path} is damaged: it names no modules and groups")
-    for name, options in modules.items():
-        if not isinstance(options, dict) or not isinstance(options.get("class"), str):
-            raise InputError(f"{path}: module {name!r} is no policy: it has no class")
-    for group, module in groups.items():
-        if module not in list(modules):
-            raise InputError(f"{path}: group {group!r} has no module {module!r}")
-    return config
+    except (ValueError, RecursionError) as error:  # InputError is a ValueError
+        raise InputError(f"{path} is damaged or foreign: {error}") from None
 
 
 def _read_weights(path: Path) -> dict[str, Any]:
@@ -243,18 +243,17 @@ def _build(
     options = dict(options)
     cls = options.pop("class")
     try:
-        for part in ("spec", "action_space"):
+        spaces = {}
+        for part, kind in (("spec", TokenSpec), ("action_space", ActionSpec)):
             check_sizes(part, options[part])
-        spec = TokenSpec(**options.pop("spec"))
-        action_space = ActionSpec(**options.pop("action_space"))
-        found = resolve(cls, POLICIES, "policy", SpecifiedPolicy)
-        if cls in POLICIES:
-            check_sizes("policy", options)
+            spaces[part] = kind(**options.pop(part))
         stored = sum(tensor.numel() for tensor in weights.values())
         with _limit_parameters(SPARE + 4 * stored):
-            policy: SpecifiedPolicy = found(spec, action_space, **options)
+            policy: SpecifiedPolicy = build(
+                cls, POLICIES, "policy", SpecifiedPolicy, options, spaces
+            )
         # Without an option a default applies, which may have changed since.
-        missing = policy.config.keys() - {"spec", "action_space", *options}
+        missing = policy.config.keys() - {*spaces, *options}
         if missing:
             raise InputError(
                 f"{CONFIG}: expected the policy options {', '.join(sorted(missing))}, "

@@ -5,53 +5,41 @@ from typing import Any, Literal
 
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.kernels.activations import Activation, make_activation
+from marl_pool.kernels.activations import ACTIVATIONS, Activation
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
-from marl_pool.policies.base import Decision, State
-from marl_pool.policies.recurrent import RecurrentPolicy
+from marl_pool.policies.base import Decision, SpecifiedPolicy, State
+from marl_pool.policies.layers import mlp
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
-from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.utils.types import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 
-def mlp(
-    dim_in: int, hidden: Sequence[int], dim_out: int, activation: Activation
-) -> nn.Sequential:
-    """Build linear layers with an activation function between them."""
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers.append(nn.Linear(dim_in, width))
-        layers.append(make_activation(activation, "policy.activation"))
-        dim_in = width
-    return nn.Sequential(*layers, nn.Linear(dim_in, dim_out))
-
-
-class TokenPolicy(RecurrentPolicy):
+class TokenPolicy(SpecifiedPolicy):
     """An actor-critic on a set of tokens, trained by PPO.
 
-    Tokens are embedded, encoded and pooled to one vector z (`SetNetwork`), which two
-    small networks read:
+    Tokens are embedded, encoded and pooled to one vector (`SetNetwork`), which two
+    small networks read: the *action head*, logits of a categorical distribution for
+    Discrete(n), and for a Box mean and log-std of a diagonal Gaussian, where [-1, 1] is
+    scaled to the bounds of the action space; the *value head*, the estimated return.
 
-    - the *action head*: logits of a categorical distribution for Discrete(n); for a Box
-      mean and log-std of a diagonal Gaussian in the policy's units, where [-1, 1] is
-      scaled to the bounds of the action space and the environment clips the rest;
-    - the *value head*: the estimated return.
+    With a recurrent pooling head (`MemoryPooling`) the policy has its memory; otherwise
+    it is memoryless.
 
-    With a recurrent pooling head (`MemoryPooling`) the policy is a `RecurrentPolicy`
-    whose memory is that of its heads; otherwise it is memoryless.
-
-    Source: "Robust Noise Attenuation via Adaptive Pooling of Transformer Outputs"
-    (AdaPool, https://arxiv.org/abs/2506.09215), section 4.3 and Tables 10, 12 and 14:
-    two heads of three linear layers on one pooled vector. The paper does not name their
-    activation; the published code has GELU between the layers of both heads and after
-    the projection of the tokens, and a log-std that depends on the observation, clamped
-    to [-1, 1]. Both are the defaults here.
+    Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215),
+    section 4.3 and Tables 10, 12 and 14: two heads of three linear layers on one pooled
+    vector. GELU in the heads and after the projection of the tokens, and a log-std that
+    depends on the observation, clamped to [-1, 1], are from the published code.
 
     Example:
         >>> policy = make_policy(spec, action_space, pooling="ada")
@@ -59,25 +47,18 @@ class TokenPolicy(RecurrentPolicy):
         >>> policy.scale(decision.action)
 
     Args:
-        spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
         type_embedding: width of the learned type embedding; 0 for none.
         head_hidden: widths of the hidden layers of both heads.
         activation: between the layers of both heads, gelu or relu.
-        input_activation: applied to the projected tokens, before the encoder; None
-            for none.
-        trunk: one set network for both heads, ``"shared"``, or one for each,
-            ``"separate"``.
+        input_activation: applied to the projected tokens; None for none.
+        trunk: one set network for both heads, "shared", or one for each, "separate".
         init_std: standard deviation of the initial weights.
         log_std_range: bounds of the Gaussian's log-std.
         dropout: probability in the encoder while training, in [0, 1).
         seed: of the initial weights; policies with the same seed and different pooling
             heads have the same weights in all other parts.
-
-    Raises:
-        InputError: an unknown name or option, or an action space of another kind.
     """
 
     def __init__(
@@ -94,7 +75,7 @@ class TokenPolicy(RecurrentPolicy):
         trunk: Literal["shared", "separate"] = "shared",
         init_std: PositiveFloat = 0.2,
         log_std_range: tuple[float, float] = (-1.0, 1.0),
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         seed: int | None = None,
     ) -> None:
         network: dict[str, Any] = {
@@ -113,45 +94,33 @@ class TokenPolicy(RecurrentPolicy):
             trunk=trunk,
             log_std_range=list(log_std_range),
         )
-        if trunk not in ("shared", "separate"):
-            raise InputError(f"policy.trunk: expected shared or separate, got {trunk}")
-        if len(log_std_range) != 2 or not log_std_range[0] < log_std_range[1]:
+        if not log_std_range[0] < log_std_range[1]:
             raise InputError(
                 "policy.log_std_range: expected two increasing numbers, "
                 f"got {log_std_range}"
             )
-        if any(width < 1 for width in head_hidden):
-            raise InputError(
-                "policy.head_hidden: expected widths of at least 1, "
-                f"got {list(head_hidden)}"
-            )
-        # Validate the activation even where no hidden layer uses it.
-        make_activation(activation, "policy.activation")
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
-        dim_action = self.actions.dim
-        self.network = SetNetwork(
-            spec, **network, action_dim=dim_action, dropout=dropout, seed=seed
-        )
+        # One set network, or one for each head.
+        network |= {"action_dim": self.actions.dim, "dropout": dropout}
+        self.network = SetNetwork(spec, **network, seed=seed)
         self.value_network: SetNetwork | None = None
         if trunk == "separate":
             with seeded(seed, "value trunk"):
-                self.value_network = SetNetwork(
-                    spec, **network, action_dim=dim_action, dropout=dropout
-                )
+                self.value_network = SetNetwork(spec, **network)
+        # The heads, with random numbers of their own.
         dim = self.network.dim_out
         with seeded(seed, "action"):
-            self.action_head = mlp(
-                dim, head_hidden, self.actions.num_logits, activation
-            )
+            widths = [dim, *head_hidden, self.actions.num_logits]
+            self.action_head = mlp(widths, ACTIVATIONS[activation])
             init_weights(self.action_head, init_std)
         with seeded(seed, "value"):
-            self.value_head = mlp(dim, head_hidden, 1, activation)
+            self.value_head = mlp([dim, *head_hidden, 1], ACTIVATIONS[activation])
             init_weights(self.value_head, init_std)
 
     @property
+    @override
     def recurrent(self) -> bool:
-        """True if the pooling head takes the previous action and a memory."""
         return self.network.memory_head is not None
 
     @override
@@ -169,11 +138,7 @@ class TokenPolicy(RecurrentPolicy):
         return logits.unflatten(0, tokens.batch_shape), values.view(tokens.batch_shape)
 
     def pool(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """Return the inputs ``(B, D)`` of action head and value head.
-
-        Args:
-            tokens: of batch ``(B,)``.
-        """
+        """Return the inputs ``(B, D)`` of both heads for tokens of batch ``(B,)``."""
         pooled = self.network(tokens)
         if self.value_network is None:
             return pooled, pooled
@@ -182,16 +147,12 @@ class TokenPolicy(RecurrentPolicy):
     def unroll(
         self, tokens: Tokens, prev_action: Tensor, memory: tuple[Memory, ...]
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
-        """Pool sequences of sets with a recurrent policy.
+        """Return the inputs ``(B, T, D)`` of both heads, and the memory at the end.
 
         Args:
             tokens: of batch ``(B, T)``.
             prev_action: ``(B, T, A)``, the action before each set, as in the state.
             memory: ``(B, …)`` before the first set, as in the state.
-
-        Returns:
-            The inputs ``(B, T, D)`` of action head and value head, as in `pool`, and
-            the memory after the last set.
         """
         unrolled = [
             network.unroll(tokens, prev_action, part)

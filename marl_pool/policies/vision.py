@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from typing_extensions import override
 from marl_pool.kernels.batched import tanh
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.agent import Agent, Unroll
+from marl_pool.policies.agent import Unroll
 from marl_pool.policies.base import State
-from marl_pool.policies.feed_forward import check_hidden
-from marl_pool.policies.sensory import make_sensor
+from marl_pool.policies.layers import linear_layers, mlp
+from marl_pool.policies.sensory import SensorAgent, make_sensor
 from marl_pool.pooling.memory import Memory
 from marl_pool.pooling.multiset import unique_patches
 from marl_pool.pooling.vision_neuron import (
@@ -24,7 +23,7 @@ from marl_pool.pooling.vision_neuron import (
     VisionNeuronPooling,
     make_convolutions,
 )
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
@@ -32,46 +31,33 @@ NEURONS: Mapping[str, Any] = {"name": "vision_neuron", "num_codes": 400}
 """Default sensory layer, that of the published Pong agent."""
 
 
-class Vision(Agent):
+class Vision(SensorAgent):
     """A sensory layer on image patches, whose codes form an image for a CNN.
 
     The sensory layer turns the patches, in any order, into M codes of fixed order
     (`VisionNeuronPooling`). They are arranged in rows on a √M × √M grid; then follow a
-    ReLU, convolutions without padding, and linear layers, with ReLU between them.
-
-    A patch does not contain its position. With ``memory`` (not in the paper) the last
-    hidden layer h and the previous action a are the input of a GRU,
-
-    ``s_t = GRU([h_t, a_{t-1}], s_{t-1})``, and the output is ``readout([h_t, s_t])``,
-
-    so that earlier observations can distinguish patches that look alike.
+    ReLU, convolutions without padding, and linear layers, with ReLU between them. With
+    ``memory`` (not in the paper) the last hidden layer h and the previous action a are
+    the input of a GRU, ``s_t = GRU([h_t, a_{t-1}], s_{t-1})``, and the output is
+    ``readout([h_t, s_t])``, so that earlier observations can distinguish patches that
+    look alike.
 
     Source: "The Sensory Neuron as a Transformer" (Tang and Ha, 2021,
-    https://arxiv.org/abs/2109.02869), section 4.3, and the published code: with 400
-    codes the defaults are its Pong agent, 1 687 726 parameters with six actions.
-    Differences: the initial weights (`VisionNeuronPooling`); and the previous action at
-    an episode's start is zero, while the published agent has a move there. It cancels
-    in the codes, as every previous action does (`VisionNeuronPooling`).
+    https://arxiv.org/abs/2109.02869), section 4.3, and the published code: the defaults
+    are its Pong agent, 1 687 726 parameters with six actions. Differences: the initial
+    weights; and the previous action at an episode's start is zero, which cancels in the
+    codes, as every previous action does (`VisionNeuronPooling`).
 
     Args:
-        spec: sizes and types of the tokens, patches of several frames.
-        action_space: Discrete, or a bounded Box of one dimension, which adds a tanh to
-            the outputs.
         pooling: ``{"name": "vision_neuron", **options}``, with M a square number.
         convolutions: (channels, kernel, stride) of each.
         hidden: widths of the linear layers after the convolutions.
         memory: units of the GRU; 0 for none, a memoryless agent.
         readout: widths of hidden layers with ReLU between the GRU and the output.
         seed: of the initial weights.
-
-    Raises:
-        InputError: another sensory layer, an unknown option, a number of codes that is
-            not square, a convolution wider than its input, a size below 1, a memory
-            without a hidden layer, a readout without a memory, or an action space of
-            another kind.
     """
 
-    recurrent = True
+    sensor: VisionNeuronPooling
 
     def __init__(
         self,
@@ -85,57 +71,62 @@ class Vision(Agent):
         readout: Sequence[PositiveInt] = (),
         seed: int | None = None,
     ) -> None:
-        options: dict[str, Any] = {"memory": memory} if memory else {}
-        if readout:
-            options["readout"] = check_hidden(readout, "readout")
+        optional = {"memory": memory, "readout": list(readout)}
         super().__init__(
             spec,
             action_space,
             pooling=dict(pooling),
             convolutions=[list(convolution) for convolution in convolutions],
-            hidden=check_hidden(hidden),
-            **options,
+            hidden=list(hidden),
+            **{name: value for name, value in optional.items() if value},
         )
-        if memory < 0 or (memory and not hidden):
+        if memory and not hidden:
             raise InputError(
-                "policy.memory: expected 0, or above 0 with a hidden layer, "
-                f"got {memory} with hidden {list(hidden)}"
+                f"policy.memory: expected 0 without a hidden layer, got {memory}"
             )
         if readout and not memory:
             raise InputError(
                 f"policy.readout: expected [] without a memory, got {list(readout)}"
             )
         self.units = memory
-        self.sensor = make_vision(pooling, spec, self.actions, seed)
-        self.side = math.isqrt(self.sensor.num_codes)
-        if self.side**2 != self.sensor.num_codes:
+        sensor = make_sensor(pooling, spec, self.actions, seed)
+        if not isinstance(sensor, VisionNeuronPooling):
+            raise InputError(
+                "policy.pooling: expected vision_neuron or a class derived from it, "
+                f"got {pooling['name']}"
+            )
+        self.sensor, self.side = sensor, math.isqrt(sensor.num_codes)
+        if self.side**2 != sensor.num_codes:
             raise InputError(
                 "policy.pooling.num_codes: expected a square number, "
-                f"got {self.sensor.num_codes}"
+                f"got {sensor.num_codes}"
             )
-        picture = (self.sensor.value_dim, self.side)
         with seeded(seed, "agent"):
-            self.body = make_cnn(*picture, convolutions, hidden, self.actions.dim)
-            self.hidden_dim = self.body[-1].in_features  # type: ignore[assignment]
+            layers, width = make_convolutions(
+                sensor.value_dim, self.side, convolutions, "policy.convolutions"
+            )
+            widths = [width, *hidden, self.actions.dim]
+            self.body = nn.Sequential(*layers, *mlp(widths, nn.ReLU))
+            self.hidden_dim = widths[-2]
             if memory:
                 width, self.body = hidden[-1], nn.Sequential(*list(self.body)[:-1])
                 self.on_input = nn.Linear(width + self.actions.dim, 3 * memory)
                 self.on_state = nn.Linear(memory, 3 * memory)
                 widths = [width + memory, *readout]
-                self.readout = nn.Sequential(*relu_layers(widths))
+                self.readout = nn.Sequential(*linear_layers(widths, nn.ReLU))
                 self.output = nn.Linear(widths[-1], self.actions.dim)
                 self.hidden_dim = widths[-1]
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """Return the state of the GRU, ``(batch, memory)``; () without one."""
+        # The state of the GRU, if there is one.
         return self.on_state.weight.new_zeros(batch, self.units) if self.units else ()
 
     @override
     def unroll(
         self,
         features: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
@@ -144,15 +135,8 @@ class Vision(Agent):
 
         Features in bytes are reduced to distinct patches with their counts, which is
         exact and several times as fast. A caller that passes the same images often can
-        do that once, and pass ``counts``.
-
-        Args:
-            features: ``(B, T, N, F)``.
-            padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
-            prev_action: ``(B, T, A)``, the action before each set.
-            memory: of the GRU, from `initial_memory` or an earlier call.
-            counts: ``(B, T, N)``, multiplicity of each patch, 0 for an empty slot;
-                None: 1 each, or counted here for bytes.
+        do that once, and pass ``counts``, ``(B, T, N)``: the multiplicity of each
+        patch, 0 for an empty slot; None: 1 each, or counted here for bytes.
         """
         outputs, _, memory = self.unroll_hidden(
             features, padding, prev_action, memory, counts
@@ -163,7 +147,7 @@ class Vision(Agent):
     def unroll_hidden(
         self,
         features: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
@@ -183,7 +167,7 @@ class Vision(Agent):
             memory = states[:, -1]
             hidden = self.readout(torch.cat([hidden, states.to(hidden.dtype)], -1))
             outputs = self.output(hidden)
-        return outputs if self.actions.discrete else tanh(outputs), hidden, memory
+        return self.bound(outputs), hidden, memory
 
     def _gru_states(self, hidden: Tensor, prev_action: Tensor, state: Tensor) -> Tensor:
         """Return the GRU's states ``(B, T, units)``; `vmap` rejects torch's own GRU."""
@@ -199,15 +183,15 @@ class Vision(Agent):
             states.append(state)
         return torch.stack(states, 1)
 
+    @override
     def codes(
         self,
         features: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_action: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
-        """Return the codes ``(B, T, M·V)`` and the memory; arguments as of `unroll`."""
         if counts is None and features.dtype == torch.uint8:
             features, counts = unique_patches(features, padding)
             padding = None
@@ -222,25 +206,11 @@ class Vision(Agent):
         return torch.get_autocast_dtype(device)
 
     @override
-    def forward(
-        self,
-        features: Tensor,
-        padding: Tensor | None,
-        prev_action: Tensor,
-        memory: Memory,
-        counts: Tensor | None = None,
-    ) -> tuple[Tensor, Memory]:
-        return self.unroll(features, padding, prev_action, memory, counts)
-
-    @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         each: Callable[..., tuple[Tensor, Memory]] = super().members(parameters)
 
         def unroll(
-            features: Tensor,
-            padding: Tensor | None,
-            prev_action: Tensor,
-            memory: Memory,
+            features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
         ) -> tuple[Tensor, Memory]:
             if features.dtype != torch.uint8:
                 return each(features, padding, prev_action, memory)
@@ -251,60 +221,6 @@ class Vision(Agent):
         return unroll
 
     @override
-    def latent(self, tokens: Tokens, state: State = ()) -> Tensor:
-        """Return the codes, ``(*B, M·V)``."""
-        features, padding, prev_action, _ = self.unroll_arguments(tokens, state)
-        codes, _ = self.codes(features, padding, prev_action, ())
-        return codes[:, 0].unflatten(0, tokens.batch_shape)
-
-    @override
-    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        """Return those of the patches, ``(*B, 1, N)``, averaged over the codes."""
-        features, padding, prev_action, _ = self.unroll_arguments(tokens, state)
-        x = self.scale_features(features, padding)
-        weights = self.sensor.attention_weights(x, padding, prev_action, ())
-        return weights.mean(1, keepdim=True).unflatten(0, tokens.batch_shape)
-
-
-def make_vision(
-    pooling: Mapping[str, Any], spec: TokenSpec, actions: ActionSpec, seed: int | None
-) -> VisionNeuronPooling:
-    """Build a sensory layer on image patches; see `make_sensor`.
-
-    Raises:
-        InputError: an unknown name or option, or another sensory layer.
-    """
-    sensor = make_sensor(pooling, spec, actions, seed)
-    if not isinstance(sensor, VisionNeuronPooling):
-        raise InputError(
-            "policy.pooling: expected vision_neuron or a class derived from it, "
-            f"got {pooling['name']}"
-        )
-    return sensor
-
-
-def make_cnn(
-    channels: int,
-    side: int,
-    convolutions: Sequence[Convolution],
-    hidden: Sequence[int],
-    dim_out: int,
-) -> nn.Sequential:
-    """Build convolutions of a square image and linear layers, with ReLU between them.
-
-    Raises:
-        InputError: a convolution wider than its input, or a size below 1.
-    """
-    layers, width = make_convolutions(
-        channels, side, convolutions, "policy.convolutions"
-    )
-    widths = [width, *hidden]
-    return nn.Sequential(*layers, *relu_layers(widths), nn.Linear(widths[-1], dim_out))
-
-
-def relu_layers(widths: Sequence[int]) -> list[nn.Module]:
-    """Build linear layers from each width to the next, with a ReLU after each."""
-    layers: list[nn.Module] = []
-    for dim_from, dim_to in pairwise(widths):
-        layers += [nn.Linear(dim_from, dim_to), nn.ReLU()]
-    return layers
+    def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor:
+        """Return the weights of the patches, ``(*B, 1, N)``, averaged over codes."""
+        return super().attention_weights(tokens, state).mean(-2, keepdim=True)

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from marl_pool.pooling.basic import MaxPooling as MaxPooling
     from marl_pool.pooling.basic import SumPooling as SumPooling
     from marl_pool.pooling.cls_token import ClsPooling as ClsPooling
-    from marl_pool.pooling.cnn import CNNPooling as CNNPooling
-    from marl_pool.pooling.flatten import FlattenPooling as FlattenPooling
     from marl_pool.pooling.gated import GatedAttentionPooling as GatedAttentionPooling
     from marl_pool.pooling.generalized_mean import PowerMeanPooling as PowerMeanPooling
     from marl_pool.pooling.generalized_mean import SoftmaxPooling as SoftmaxPooling
     from marl_pool.pooling.hopfield import HopfieldPooling as HopfieldPooling
-    from marl_pool.pooling.learned_aggregation import (
-        LearnedAggregationPooling as LearnedAggregationPooling,
-    )
     from marl_pool.pooling.lstm import LSTMPooling as LSTMPooling
     from marl_pool.pooling.memory import MemoryPooling as MemoryPooling
     from marl_pool.pooling.merge import MergePooling as MergePooling
     from marl_pool.pooling.multi import MultiPooling as MultiPooling
     from marl_pool.pooling.pma import PMAPooling as PMAPooling
+    from marl_pool.pooling.slots import CNNPooling as CNNPooling
+    from marl_pool.pooling.slots import FlattenPooling as FlattenPooling
+    from marl_pool.pooling.slots import (
+        LearnedAggregationPooling as LearnedAggregationPooling,
+    )
     from marl_pool.pooling.vision_neuron import (
         VisionNeuronPooling as VisionNeuronPooling,
     )
@@ -38,13 +38,11 @@ POOLING: dict[str, str] = {
     "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuronPooling",
     "avg": "marl_pool.pooling.basic:AvgPooling",
     "cls": "marl_pool.pooling.cls_token:ClsPooling",
-    "cnn": "marl_pool.pooling.cnn:CNNPooling",
-    "flatten": "marl_pool.pooling.flatten:FlattenPooling",
+    "cnn": "marl_pool.pooling.slots:CNNPooling",
+    "flatten": "marl_pool.pooling.slots:FlattenPooling",
     "gated": "marl_pool.pooling.gated:GatedAttentionPooling",
     "hopfield": "marl_pool.pooling.hopfield:HopfieldPooling",
-    "learned_aggregation": (
-        "marl_pool.pooling.learned_aggregation:LearnedAggregationPooling"
-    ),
+    "learned_aggregation": "marl_pool.pooling.slots:LearnedAggregationPooling",
     "lstm": "marl_pool.pooling.lstm:LSTMPooling",
     "max": "marl_pool.pooling.basic:MaxPooling",
     "merge": "marl_pool.pooling.merge:MergePooling",

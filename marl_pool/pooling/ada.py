@@ -1,7 +1,6 @@
 """Adaptive pooling (AdaPool): attention from one query to the set."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +8,11 @@ from typing_extensions import override
 
 from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
 from marl_pool.pooling.base import Pooling
-from marl_pool.tokens import SELF_TYPE
+from marl_pool.tokens import SELF_TYPE, Mask, Types
 from marl_pool.utils.errors import InputError, UnfitTokensError
-from marl_pool.utils.types import PositiveInt, Probability
+from marl_pool.utils.types import NonNegativeInt, PositiveInt, Probability
 
-Query = Literal["self", "mean", "learned"] | list[int]
+Query = Literal["self", "mean", "learned"] | list[NonNegativeInt]
 
 
 class AdaPooling(Pooling):
@@ -33,10 +32,9 @@ class AdaPooling(Pooling):
 
     Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215),
     Definition 3.9 with equations 6 and 7, section 3.5 (residual) and B.2 (heads).
-    Difference from the published code: the paper's query is "the token of the
-    controlled entity" at a fixed position; here it is found by its type, so a shuffle
-    cannot lose it. If a perturbation removes it, the mean of the tokens present is the
-    query.
+    Difference from the published code: the token of the controlled entity is found by
+    its type, not at a fixed position, so a shuffle cannot lose it. If a perturbation
+    removes it, the mean of the tokens present is the query.
 
     Example:
         >>> pool = AdaPooling(8, num_heads=2, query="mean")
@@ -48,16 +46,13 @@ class AdaPooling(Pooling):
         torch.Size([4, 2, 6])
 
     Args:
-        dim: D, the width of the vectors.
         num_heads: number of heads, a divisor of D.
-        query: ``"self"``, the mean of the unpadded tokens of type 0; ``"mean"``, the
-            mean of all tokens present; a list of positions, whose mean is the query
-            (one position is the paper's *corner*, several are its *focal* query; not
-            permutation invariant); ``"learned"``, a parameter. None means "self" where
-            there is such a token, else "mean".
-        residual: add the query to the result; None means as in the published code:
-            for a query that is one token ("self" or one position), but not for a mean
-            or a learned query.
+        query: ``"self"``, the mean of the tokens of type 0; ``"mean"`` of all tokens;
+            a list of positions, whose mean is the query (one is the paper's *corner*,
+            several are its *focal* query; not permutation invariant); ``"learned"``,
+            a parameter. None means "self" where there is such a token, else "mean".
+        residual: add the query to the result; None, as published: if the query is one
+            token ("self" or one position).
         attention_scale: divide scores by the square root of the model width, as
             published, or of the head width.
         has_self: True if the tokens include the observer's own.
@@ -65,9 +60,7 @@ class AdaPooling(Pooling):
             dropped, and that a feature of the attention's result is; in [0, 1).
 
     Raises:
-        InputError: query "self" without such a token or without types; an unknown
-            query; a negative position.
-        UnfitTokensError: from `forward`, a position beyond the tokens given.
+        UnfitTokensError: when called, a position beyond the tokens given.
     """
 
     def __init__(
@@ -82,10 +75,20 @@ class AdaPooling(Pooling):
         attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__(dim)
-        self.query = _resolve_query(query, has_self)
-        is_token = self.query == "self" or (
-            isinstance(self.query, list) and len(self.query) == 1
-        )
+        if query is None:
+            query = "self" if has_self else "mean"
+        self.query: Query = query if isinstance(query, str) else list(query)
+        if self.query == "self" and not has_self:
+            raise InputError(
+                "pooling.query: these tokens include no self token; "
+                "choose mean, learned or a list of positions"
+            )
+        if not self.query:
+            raise InputError(
+                "pooling.query: expected self, mean, learned or a list of positions, "
+                "got []"
+            )
+        is_token = self.query == "self" or len(self.query) == 1
         self.residual = is_token if residual is None else residual
         self.permutation_invariant = isinstance(self.query, str)
         self.attention = MultiHeadAttention(
@@ -95,9 +98,7 @@ class AdaPooling(Pooling):
             self.learned_query = nn.Parameter(torch.randn(dim))
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         query = self._query(x, padding, types)
         pooled = self.attention(query[:, None], x, padding)[:, 0]
         if self.residual:
@@ -107,75 +108,39 @@ class AdaPooling(Pooling):
         return pooled
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         x, padding, types = self.prepare(x, padding, types)
         query = self._query(x, padding, types)
         return self.attention.weights(query[:, None], x, padding)[:, :, 0]
 
     @override
-    def logits(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        """Return the relations r_i of the paper's section 3.5, ``(B, heads, N)``."""
+    def logits(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
+        # The relations r_i of the paper's section 3.5.
         x, padding, types = self.prepare(x, padding, types)
         query = self._query(x, padding, types)
         return self.attention.logits(query[:, None], x, padding)[:, :, 0]
 
-    def _query(self, x: Tensor, padding: Tensor | None, types: Tensor | None) -> Tensor:
+    def _query(self, x: Tensor, padding: Mask, types: Types) -> Tensor:
         if self.query == "learned":
             return self.learned_query.expand(x.shape[0], -1)
+        if padding is None:
+            present = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        else:
+            present = ~padding
         if isinstance(self.query, list):
-            return self._at_positions(x, padding, self.query)
+            if max(self.query) >= x.shape[1]:
+                raise UnfitTokensError(
+                    f"AdaPool: query positions {self.query} need more than the "
+                    f"{x.shape[1]} tokens given"
+                )
+            return _mean(x[:, self.query], present[:, self.query])
         if self.query == "mean":
-            return _mean(x, _present(x, padding))
+            return _mean(x, present)
         if types is None:
             raise InputError("AdaPool: query 'self' needs types; got None")
         # Where no self token is left, all tokens present take its place.
-        present = _present(x, padding)
         own = present & (types == SELF_TYPE)
         return _mean(x, torch.where(own.any(1, keepdim=True), own, present))
-
-    @staticmethod
-    def _at_positions(
-        x: Tensor, padding: Tensor | None, positions: list[int]
-    ) -> Tensor:
-        if max(positions) >= x.shape[1]:
-            raise UnfitTokensError(
-                f"AdaPool: query positions {positions} need more than the "
-                f"{x.shape[1]} tokens given"
-            )
-        chosen = x[:, positions]
-        return _mean(chosen, _present(chosen, padding, positions))
-
-
-def _resolve_query(query: Query | None, has_self: bool) -> Query:
-    if query is None:
-        return "self" if has_self else "mean"
-    if query == "self" and not has_self:
-        raise InputError(
-            "pooling.query: these tokens include no self token; "
-            "choose mean, learned or a list of positions"
-        )
-    if query in ("self", "mean", "learned"):
-        return query
-    # Lists from Hydra are not of class list, but their entries are of class int.
-    positions: list[Any] = list(query) if isinstance(query, Sequence) else []
-    if not positions or not all(type(i) is int and i >= 0 for i in positions):
-        raise InputError(
-            "pooling.query: expected self, mean, learned or a list of positions "
-            f">= 0, got {query!r}"
-        )
-    return positions
-
-
-def _present(
-    x: Tensor, padding: Tensor | None, positions: list[int] | None = None
-) -> Tensor:
-    if padding is None:
-        return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    return ~(padding if positions is None else padding[:, positions])
 
 
 def _mean(x: Tensor, chosen: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
 from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -25,28 +26,23 @@ class AttentionNeuronPooling(MemoryPooling):
 
     Each token is a *sensory neuron* that does not know which sensor it reads: all share
     the same weights. Its key :math:`k_t^i` is made from its recent readings and the
-    previous action, by an LSTM whose state belongs to the token (``memory="lstm"``), or
-    from frames stacked in the token's features (``memory="none"``): the frame itself
-    if there is one, else the differences of consecutive frames. Its value is the
-    reading :math:`o_t^i`. Q is a fixed table of sinusoids, one row for each code, which
-    gives the codes, but not the tokens, an order. So the result does not depend on the
-    order of the tokens, which may even change within an episode. A token that is padded
-    for some steps (a failed sensor) keeps its memory.
+    previous action, by an LSTM whose state belongs to the token, or from frames stacked
+    in its features: the frame itself if there is one, else the differences of
+    consecutive frames. Its value is the reading :math:`o_t^i`. Q is a fixed table of
+    sinusoids, a row for each code, so the codes have an order, and the order of the
+    tokens may change even within an episode. A token that is padded for some steps (a
+    failed sensor) keeps its memory.
 
-    Shapes: ``(B, T, N, D)`` to ``(B, T, M D)`` by `unroll`, the codes concatenated;
-    called like any head, ``(B, N, D)`` to ``(B, M D)``. Zero for an empty set.
+    Shapes: ``(B, T, N, D)`` to ``(B, T, M D)`` by `unroll`; called like any head,
+    ``(B, N, D)`` to ``(B, M D)``. Zero for an empty set.
 
     Source: Tang and Ha (2021), *The Sensory Neuron as a Transformer*,
     https://arxiv.org/abs/2109.02869, equations 1 and 2, sections 3.2 and 3.3, and the
-    published code. Differences: the published CartPole layer has neither the scale nor
-    biases (``scale=False, bias=False``), and the published vector layers apply a tanh
-    to the codes that equation 2 does not have (``squash``). Only here: a hidden layer
-    of the feed-forward key (``key_units``) and the initial weights. Evolution starts
-    from zeros, but gradients vanish where all scores are small, so projected queries
-    start with unit variance and projected keys with ``key_gain``² times the mean square
-    of their input.
-
-    As a sensory layer it reads the observation directly: ``encoder=identity``.
+    published code, whose CartPole layer has neither the scale nor biases, and whose
+    vector layers apply a tanh to the codes (``squash``) that equation 2 lacks. Only
+    here: a hidden layer of the feed-forward key, and initial weights for gradients,
+    which vanish where all scores are small: projected queries start with unit variance
+    and projected keys with ``key_gain``² times the mean square of their input.
 
     Example:
         >>> pool = AttentionNeuronPooling(1, num_codes=16, action_dim=2)
@@ -58,11 +54,10 @@ class AttentionNeuronPooling(MemoryPooling):
         torch.Size([3, 7, 16])
 
     Args:
-        dim: D, the width of the vectors.
         num_codes: M, the number of codes.
         memory: "lstm", or "none" for the feed-forward variant.
         key_units: units of the LSTM, or of a tanh layer in the feed-forward key; 0 for
-            no such layer, as published.
+            no such layer.
         message_dim: d, the width of projected queries and keys.
         position_dim: width of the table of sinusoids.
         frames: number of frames in a token, oldest first, for the feed-forward key; a
@@ -71,17 +66,12 @@ class AttentionNeuronPooling(MemoryPooling):
         scale: divide the scores by √d.
         bias: give the projections of queries and keys a bias.
         squash: apply tanh to the codes.
-        key_gain: gain of the initial projection of the keys; use a large one where a
-            token's readings are small, as outputs of an LSTM and differences of frames
-            are.
+        key_gain: gain of the initial projection of the keys; large where a token's
+            readings are small, as an LSTM's outputs and differences of frames are.
         expected_tokens: multiply the codes, before ``squash``, by this number over the
-            number of tokens present, so that a sum over more tokens, e.g. with each
-            input given twice, has the same size as in training; 0 for no factor.
+            number of tokens present, so that a sum over more tokens has the same size
+            as in training; 0 for no factor.
         action_dim: A, the width of the previous action.
-
-    Raises:
-        InputError: an unknown choice, an LSTM without units or with frames, or frames
-            that do not divide D.
     """
 
     keeps_initial_weights = True
@@ -104,20 +94,29 @@ class AttentionNeuronPooling(MemoryPooling):
         expected_tokens: NonNegativeInt = 0,
         action_dim: int = 0,
     ) -> None:
-        super().__init__(dim, action_dim=action_dim, dim_out=num_codes * dim)
-        _validate(dim, memory, key_units, frames, activation)
-        self.num_codes, self.frames = num_codes, frames
-        self.activation, self.squash = activation, squash
-        self.expected_tokens = expected_tokens
+        super().__init__(dim, action_dim)
+        self.dim_out = num_codes * dim
+        if dim % frames:
+            raise InputError(
+                f"pooling.frames: expected a divisor of the width {dim}, got {frames}"
+            )
+        if memory == "lstm" and frames > 1:
+            raise InputError(
+                "pooling.frames: an LSTM reads one frame after the other; expected 1, "
+                f"got {frames}"
+            )
+        if memory == "lstm" and not key_units:
+            raise InputError(
+                "pooling.key_units: expected at least 1 for an LSTM, got 0"
+            )
+        self.num_codes, self.frames, self.squash = num_codes, frames, squash
+        self.activation, self.expected_tokens = activation, expected_tokens
         self.scale = message_dim**-0.5 if scale else 1.0
         reading_dim = dim if frames == 1 else dim - dim // frames
-        self.cell: nn.LSTMCell | None = None
-        self.hidden: nn.Linear | None = None
-        width = reading_dim + action_dim
-        if memory == "lstm":
-            self.cell = nn.LSTMCell(width, key_units)
-        elif key_units:
-            self.hidden = nn.Linear(width, key_units)
+        width, recurrent = reading_dim + action_dim, memory == "lstm"
+        self.cell = nn.LSTMCell(width, key_units) if recurrent else None
+        has_layer = key_units and not recurrent
+        self.hidden = nn.Linear(width, key_units) if has_layer else None
         self.key = nn.Linear(key_units or width, message_dim, bias=bias)
         self.query = nn.Linear(position_dim, message_dim, bias=bias)
         # The mean square of sines and cosines is one half.
@@ -131,7 +130,6 @@ class AttentionNeuronPooling(MemoryPooling):
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """Return hidden and cell state, ``(batch, N, key_units)`` zeros each."""
         if self.cell is None:
             return ()
         zeros = self.key.weight.new_zeros(batch, num_tokens, self.cell.hidden_size)
@@ -139,13 +137,13 @@ class AttentionNeuronPooling(MemoryPooling):
 
     @override
     def unroll(
-        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         return self.unroll_folded(self.fold(), x, padding, prev_actions, memory)
 
     @override
     def attention_weights(
-        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
         """Return absolute weights, normalized to sum 1 for each code, ``(B, M, N)``."""
         folded = self.fold()
@@ -157,11 +155,11 @@ class AttentionNeuronPooling(MemoryPooling):
     def fold(self, parameters: Mapping[str, Tensor] | None = None) -> "FoldedWeights":
         """Combine weights whose products do not depend on the input.
 
-        Args:
-            parameters: the parameters by name, each with a leading dimension P for a
-                population; None for the layer's own.
+        ``parameters`` are those of a population by name, ``(P, …)`` each; None for the
+        layer's own.
         """
         own = dict(self.named_parameters()) if parameters is None else parameters
+        # From readings to keys: the LSTM, the hidden layer, or neither.
         keys: Layer | None = None
         if self.cell is not None:
             keys = _fold_cell(strip_prefix("cell", own))
@@ -182,14 +180,12 @@ class AttentionNeuronPooling(MemoryPooling):
         self,
         folded: "FoldedWeights",
         x: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_actions: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Compute `unroll` with the weights that `fold` returned.
-
-        All arguments may have a leading dimension P, for a population of weights.
-        """
+        """Compute `unroll` with weights from `fold`, all with or without P first."""
+        # Keys with a memory, weights of the tokens for each code, codes.
         keys, memory = self._keys(folded, x, padding, prev_actions, memory)
         weights = self._attend(folded, keys, padding)
         if self.dim == 1:  # many times faster than products with one column each
@@ -197,19 +193,13 @@ class AttentionNeuronPooling(MemoryPooling):
         else:
             codes = (weights.transpose(-1, -2) @ x).flatten(-2)
         if self.expected_tokens:
-            codes = codes * self._factor(x, padding)
+            present: Tensor | int = max(1, x.shape[-2])
+            if padding is not None:
+                present = (~padding).sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
+            codes = codes * (self.expected_tokens / present)
         return tanh(codes) if self.squash else codes, memory
 
-    def _factor(self, x: Tensor, padding: Tensor | None) -> Tensor | float:
-        """Return ``expected_tokens`` / tokens present, a number or ``(B, T, 1)``."""
-        if padding is None:
-            return self.expected_tokens / max(1, x.shape[-2])
-        present = (~padding).sum(-1, keepdim=True).clamp(min=1)
-        return self.expected_tokens / present.to(x.dtype)
-
-    def _attend(
-        self, folded: "FoldedWeights", keys: Tensor, padding: Tensor | None
-    ) -> Tensor:
+    def _attend(self, folded: "FoldedWeights", keys: Tensor, padding: Mask) -> Tensor:
         """Return σ of the scores, ``(B, T, N, M)``, zero under padding."""
         scores = batched_linear(keys, folded.scores, folded.bias)
         ignore = None if padding is None else padding[..., None]
@@ -222,18 +212,15 @@ class AttentionNeuronPooling(MemoryPooling):
         self,
         folded: "FoldedWeights",
         x: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_actions: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
         """Return the keys ``(B, T, N, K)`` before their projection, and the memory."""
-        num_tokens = x.shape[-2]
         if self.frames > 1:
-            stacked = x.unflatten(-1, (self.frames, -1))
-            x = (stacked[..., 1:, :] - stacked[..., :-1, :]).flatten(-2)
+            x = x.unflatten(-1, (self.frames, -1)).diff(dim=-2).flatten(-2)
         # Every token reads the same previous action.
-        actions = prev_actions[..., None, :]
-        actions = actions.expand(*actions.shape[:-2], num_tokens, -1)
+        actions = prev_actions[..., None, :].expand(*x.shape[:-1], -1)
         readings = torch.cat([x, actions], dim=-1)
         if folded.keys is None:
             return readings, memory
@@ -279,7 +266,7 @@ def _fold_cell(cell: Mapping[str, Tensor]) -> Layer:
 
 
 def _run_cell(
-    gates: Layer, inputs: Tensor, padding: Tensor | None, memory: Memory
+    gates: Layer, inputs: Tensor, padding: Mask, memory: Memory
 ) -> tuple[Tensor, Memory]:
     """Run an LSTM for each token of ``(B, T, N, I)``; padded ones keep their memory."""
     if torch.is_grad_enabled() and not is_transformed() and inputs.dim() == 4:
@@ -301,12 +288,13 @@ def _run_cell(
 
 
 def _run_cell_with_gradient(
-    gates: Layer, inputs: Tensor, padding: Tensor | None, memory: Memory
+    gates: Layer, inputs: Tensor, padding: Mask, memory: Memory
 ) -> tuple[Tensor, Memory]:
     """Run one set of weights with a hand-written gradient, three times faster."""
     batch, _, num_tokens, width = inputs.shape
     weight, bias = gates[0].mT, gates[1]
     of_input, of_hidden = weight.split([width, weight.shape[1] - width], dim=1)
+    # The kernel has time first and all tokens of the batch last.
     rows = inputs.permute(1, 3, 0, 2).flatten(2)
     held = None if padding is None else padding.transpose(0, 1).flatten(1)
     hidden, state = (part.permute(2, 0, 1).flatten(1) for part in memory)
@@ -316,29 +304,3 @@ def _run_cell_with_gradient(
     keys = keys.unflatten(2, (batch, num_tokens))
     state = state.unflatten(1, (batch, num_tokens)).permute(1, 2, 0)
     return keys.permute(2, 0, 3, 1), (keys[-1].permute(1, 2, 0), state)
-
-
-def _validate(
-    dim: int, memory: str, key_units: int, frames: int, activation: str
-) -> None:
-    for key, value, choices in (
-        ("memory", memory, ("lstm", "none")),
-        ("activation", activation, ("tanh", "softmax")),
-    ):
-        if value not in choices:
-            raise InputError(
-                f"pooling.{key}: expected {' or '.join(choices)}, got {value!r}"
-            )
-    if frames < 1 or dim % frames:
-        raise InputError(
-            f"pooling.frames: expected a divisor of the width {dim}, got {frames}"
-        )
-    if memory == "lstm" and key_units < 1:
-        raise InputError(
-            f"pooling.key_units: expected at least 1 for an LSTM, got {key_units}"
-        )
-    if memory == "lstm" and frames > 1:
-        raise InputError(
-            "pooling.frames: an LSTM reads one frame after the other; expected 1, "
-            f"got {frames}"
-        )

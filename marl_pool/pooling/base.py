@@ -1,4 +1,4 @@
-"""Base class of pooling heads, which map a set of vectors to one vector."""
+"""Base classes of pooling heads, which map a set of vectors to one vector."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 
 NO_TYPE = -1
@@ -17,17 +18,14 @@ class Pooling(nn.Module, ABC):
 
     A subclass takes ``dim`` and keyword options, calls ``super().__init__(dim)`` and
     implements `forward`. Calling a head validates the shapes and sets padded vectors to
-    zero first, so `forward` contains only the mathematics.
-
-    Inside a policy (`SetNetwork`), weights of Linear and Embedding layers and
-    parameters named ``tokens`` or ``learned_query`` are initialized again, to
-    N(0, init_std), and biases of Linear layers to 0, unless the class sets
-    ``keeps_initial_weights = True``.
+    zero first, so `forward` contains only the mathematics. Inside a policy, weights are
+    initialized again; see `marl_pool.networks.init_weights`.
 
     Example:
         >>> class FirstFeature(Pooling):
         ...     def __init__(self, dim: int) -> None:
-        ...         super().__init__(dim, dim_out=1)
+        ...         super().__init__(dim)
+        ...         self.dim_out = 1
         ...
         ...     def forward(self, x, padding=None, types=None):
         ...         return x[..., :1].sum(1)
@@ -36,110 +34,80 @@ class Pooling(nn.Module, ABC):
 
     Args:
         dim: D, the width of the vectors.
-        dim_out: width of the result; None means D.
-        extra_tokens: number of learned tokens that pass through the encoder with the
-            set, for heads such as `ClsPooling`.
 
     Attributes:
-        permutation_invariant: True if the result does not depend on the order of the
-            vectors. Options may decide it, so ask the instance, not the class.
+        dim_out: width of the result; D unless the constructor sets another.
+        extra_tokens: number of learned tokens that pass through the encoder with the
+            set, for heads such as `ClsPooling`.
+        permutation_invariant: True if the order of the vectors does not matter. Options
+            may decide it, so ask the instance, not the class.
         keeps_initial_weights: True if a policy must not initialize the weights again,
             for heads whose signal passes through several layers; see `Encoder`.
-
-    Raises:
-        InputError: ``dim`` is below 1; when called, a wrong shape or dtype.
     """
 
     permutation_invariant: bool = True
     keeps_initial_weights: bool = False
+    extra_tokens: int = 0
 
-    def __init__(
-        self, dim: int, *, dim_out: int | None = None, extra_tokens: int = 0
-    ) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
         if dim < 1:
             raise InputError(f"pooling.dim: expected at least 1, got {dim}")
-        self.dim = dim
-        self.dim_out = dim if dim_out is None else dim_out
-        self.extra_tokens = extra_tokens
-        if extra_tokens:
-            self.tokens = nn.Parameter(torch.randn(extra_tokens, dim))
+        self.dim = self.dim_out = dim
+        if self.extra_tokens:
+            self.tokens = nn.Parameter(torch.randn(self.extra_tokens, dim))
 
     @abstractmethod
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        """Pool each set of a batch.
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
+        """Pool each set of a batch to ``(B, dim_out)``.
 
         Args:
             x: ``(B, N, D)``, zero under padding; the extra tokens come first.
             padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
             types: ``(B, N)`` int64 token types, 0 = the observer's own.
-
-        Returns:
-            ``(B, dim_out)``.
         """
 
     def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+        self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
-        """Return the attention weights, ``(B, heads, N)``, or None if undefined.
-
-        They are weights of the head's own N input vectors, and zero under padding.
-        """
+        """Return the attention weights ``(B, heads, N)``, 0 under padding; or None."""
         return None
 
     def logits(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+        self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
-        """Return the scores whose softmax the weights are, or None if there are none.
+        """Return the scores ``(B, heads, N)`` whose softmax the weights are, or None.
 
-        ``(B, heads, N)``, scaled; the dtype's lowest number under padding.
+        They are the dtype's lowest number under padding.
         """
         return None
 
     def prepend(
-        self,
-        x: Tensor,
-        padding: Tensor | None = None,
-        types: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Put the extra tokens before ``x``, as input of the encoder.
-
-        They are never padded and have the type -1. Without extra tokens the arguments
-        are returned unchanged.
-        """
-        count = self.extra_tokens
-        if not count:
+        self, x: Tensor, padding: Mask = None, types: Types = None
+    ) -> tuple[Tensor, Mask, Types]:
+        """Put the extra tokens, unpadded and of type -1, before the set."""
+        if not self.extra_tokens:
             return x, padding, types
         extra = self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
-        x = torch.cat([extra, x], dim=1)
         if padding is not None:
-            padding = torch.cat([padding.new_zeros(x.shape[0], count), padding], dim=1)
+            padding = torch.cat([padding.new_zeros(extra.shape[:2]), padding], dim=1)
         if types is not None:
-            types = torch.cat(
-                [types.new_full((x.shape[0], count), NO_TYPE), types], dim=1
-            )
-        return x, padding, types
+            types = torch.cat([types.new_full(extra.shape[:2], NO_TYPE), types], dim=1)
+        return torch.cat([extra, x], dim=1), padding, types
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Validate the input, clear it under padding, and pool."""
-        x, padding, types = self.prepare(x, *args, **kwargs)
-        return super().__call__(x, padding, types)
+        return super().__call__(*self.prepare(x, *args, **kwargs))
 
     def prepare(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Validate the shapes and set ``x`` to zero under ``padding``.
-
-        What lies under padding may be NaN, so it is replaced, not multiplied by zero.
-        """
+        self, x: Tensor, padding: Mask = None, types: Types = None
+    ) -> tuple[Tensor, Mask, Types]:
+        """Validate the shapes and set ``x``, which may be NaN, to 0 under padding."""
         name = type(self).__name__
         if x.dim() != 3 or x.shape[-1] != self.dim or x.shape[1] <= self.extra_tokens:
-            least = self.extra_tokens + 1
             raise InputError(
-                f"{name}: expected x of shape (B, N >= {least}, {self.dim}), "
-                f"got {tuple(x.shape)}"
+                f"{name}: expected x of shape (B, N >= {self.extra_tokens + 1}, "
+                f"{self.dim}), got {tuple(x.shape)}"
             )
         if not x.is_floating_point():
             raise InputError(f"{name}: expected x of a floating dtype, got {x.dtype}")

@@ -5,6 +5,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 
 
 class MaxPooling(Pooling):
@@ -13,9 +14,9 @@ class MaxPooling(Pooling):
     .. math::
         y_d = \max_{1 \le i \le N} x_{i,d}
 
-    The result combines features of different tokens. Extreme values of distractors
-    pass unchanged, so its error grows as soon as noise exceeds signal in a feature. It
-    has no attention weights: each feature chooses its own token.
+    Extreme values of distractors pass unchanged, so the error grows as soon as noise
+    exceeds signal in a feature. There are no attention weights: each feature chooses
+    its own token.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
@@ -26,18 +27,10 @@ class MaxPooling(Pooling):
         >>> x = torch.tensor([[[1.0, 5.0], [3.0, 2.0]]])
         >>> MaxPooling(2)(x)
         tensor([[3., 5.]])
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         if padding is None:
             return x.amax(dim=1)
         lowest = torch.finfo(x.dtype).min
@@ -51,40 +44,28 @@ class AvgPooling(Pooling):
     .. math::
         y = \frac{1}{N} \sum_{i=1}^N x_i
 
-    All tokens have the weight 1/N, so each distractor added to the set dilutes the
-    signal a little more.
+    All tokens have the weight 1/N, so each distractor dilutes the signal a little more.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215),
-    equations 2 and 3, with N the number of tokens that are not padding.
+    equations 2 and 3.
 
     Example:
         >>> x = torch.tensor([[[1.0, 5.0], [3.0, 2.0], [9.0, 9.0]]])
-        >>> padding = torch.tensor([[False, False, True]])
-        >>> AvgPooling(2)(x, padding)
+        >>> AvgPooling(2)(x, padding=torch.tensor([[False, False, True]]))
         tensor([[2.0000, 3.5000]])
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         if padding is None:
             return x.mean(dim=1)
         present = (~padding).sum(dim=1, keepdim=True).clamp(min=1)
         return x.sum(dim=1) / present
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return uniform_weights(x, padding)[:, None]
 
 
@@ -94,29 +75,20 @@ class SumPooling(Pooling):
     .. math::
         y = \sum_{i=1}^N x_i
 
-    The norm of the result grows with the number of tokens: with more distractors than
-    in training the vectors are also larger than any seen in training.
+    The norm grows with the number of tokens, beyond that in training.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: Zaheer et al. (2017), *Deep Sets*, https://arxiv.org/abs/1703.06114,
     theorem 2.
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return x.sum(dim=1)
 
 
-def uniform_weights(x: Tensor, padding: Tensor | None) -> Tensor:
+def uniform_weights(x: Tensor, padding: Mask) -> Tensor:
     """Return 1/N for each of the N tokens present, ``(B, slots)``; 0 for padding."""
     present = torch.ones_like(x[..., 0]) if padding is None else (~padding).to(x.dtype)
     return present / present.sum(1, keepdim=True).clamp(min=1)

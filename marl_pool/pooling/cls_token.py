@@ -4,6 +4,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 
 
 class ClsPooling(Pooling):
@@ -22,16 +23,10 @@ class ClsPooling(Pooling):
     paper (Brothers, 2025, https://arxiv.org/abs/2506.09215), section 3.6. In a policy
     the token is initialized from N(0, init_std), as the AdaPool paper's text says; its
     published code uses U(0, 1).
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, extra_tokens=1)
+    extra_tokens = 1
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return x[:, 0]

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.types import PositiveInt
 
 
@@ -27,7 +28,6 @@ class GatedAttentionPooling(Pooling):
     here.
 
     Args:
-        dim: D, the width of the vectors.
         hidden: width of the gated layer; None means D.
     """
 
@@ -40,18 +40,14 @@ class GatedAttentionPooling(Pooling):
         self.score = nn.Linear(hidden, 1, bias=False)
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return (self._weights(x, padding)[:, None] @ x)[:, 0]
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         x, padding, _ = self.prepare(x, padding, types)
         return self._weights(x, padding)[:, None]
 
-    def _weights(self, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _weights(self, x: Tensor, padding: Mask) -> Tensor:
         gated = torch.tanh(self.content(x)) * torch.sigmoid(self.gate(x))
         return masked_softmax(self.score(gated)[..., 0], padding)

@@ -6,12 +6,13 @@ from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.basic import uniform_weights
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveFloat
 
 EPS = 1e-6
-"""Lower bound of distances, relative to the largest one: at 0 a power has no gradient.
-With ``shift=False`` also the lower bound of the features, as published."""
+"""Lower bound of relative distances, where a power still has a gradient; and of the
+features with ``shift=False``, as published."""
 
 
 class PowerMeanPooling(Pooling):
@@ -26,19 +27,14 @@ class PowerMeanPooling(Pooling):
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: Radenović, Tolias and Chum (2018), https://arxiv.org/abs/1711.02512,
-    equation 3. Difference from the source: the published mean is for features that are
-    not negative (``shift=False``) and clamps others to a small number, so that at p = 1
-    it is the average of the positive features alone. Measured from the smallest
-    feature of the set, it lies between average and maximum for any features.
+    equation 3, which clamps negative features to a small number (``shift=False``).
+    Measured from the smallest feature of the set, the mean lies between average and
+    maximum for any features.
 
     Args:
-        dim: D, the width of the vectors.
         p: the exponent, at least 1; if learned, its initial value, above 1.
         learn: learn the exponent, as ``1 + exp(·)``.
         shift: measure from the smallest feature; otherwise from 0.
-
-    Raises:
-        InputError: ``p`` is below 1, or 1 and learned.
     """
 
     fixed: Tensor
@@ -56,12 +52,11 @@ class PowerMeanPooling(Pooling):
             least = "above 1 where it is learned" if learn else "at least 1"
             raise InputError(f"pooling.p: expected a number {least}, got {p}")
         self.shift = shift
-        above = torch.tensor(p - 1.0).log() if learn else torch.tensor(p)
-        if learn:
-            self.log_above_one = nn.Parameter(above)
-        else:
-            self.register_buffer("fixed", above, persistent=False)
         self.learn = learn
+        if learn:
+            self.log_above_one = nn.Parameter(torch.tensor(p - 1.0).log())
+        else:
+            self.register_buffer("fixed", torch.tensor(p), persistent=False)
 
     @property
     def p(self) -> Tensor:
@@ -69,27 +64,23 @@ class PowerMeanPooling(Pooling):
         return 1 + self.log_above_one.exp() if self.learn else self.fixed
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         # Half precision has too few digits and too small a range for powers.
         wide = torch.promote_types(x.dtype, torch.float32)
         pooled = self._pool(x.to(wide), padding).to(x.dtype)
-        if padding is None:
-            return pooled
-        return pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
+        if padding is not None:
+            pooled = pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
+        return pooled
 
-    def _pool(self, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _pool(self, x: Tensor, padding: Mask) -> Tensor:
         hidden = None if padding is None else padding[..., None]
+        tiny, largest = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max
         # Halve the features, so that no difference of two finite ones overflows.
         half = x / 2
         least = torch.zeros_like(half[:, :1])
         if self.shift:
-            above = half
-            if hidden is not None:
-                above = half.masked_fill(hidden, torch.finfo(x.dtype).max)
+            above = half if hidden is None else half.masked_fill(hidden, largest)
             least = above.amin(1, keepdim=True)
-        tiny = torch.finfo(x.dtype).tiny
         distance = (half - least).clamp(min=tiny if self.shift else EPS / 2)
         if hidden is not None:
             distance = distance.masked_fill(hidden, 0.0)
@@ -116,18 +107,12 @@ class SoftmaxPooling(Pooling):
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
-    Source: the Boltzmann operator; as a pooling of sets, Li et al. (2020),
-    *DeeperGCN*, https://arxiv.org/abs/2006.07739, equation 5 (softmax aggregation),
-    which learns β too.
+    Source: the Boltzmann operator; as a pooling of sets with a learned β, Li et al.
+    (2020), *DeeperGCN*, https://arxiv.org/abs/2006.07739, equation 5.
 
     Args:
-        dim: D, the width of the vectors.
-        beta: the inverse temperature, not negative; if learned, its initial value,
-            above 0.
+        beta: the inverse temperature; if learned, its initial value, above 0.
         learn: learn one inverse temperature for each feature, as ``exp(·)``.
-
-    Raises:
-        InputError: ``beta`` is negative, or 0 and learned.
     """
 
     fixed: Tensor
@@ -150,12 +135,9 @@ class SoftmaxPooling(Pooling):
         return self.log_beta.exp() if self.learn else self.fixed
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         scores = x * self.beta
         if padding is not None:
-            lowest = torch.finfo(x.dtype).min
-            scores = scores.masked_fill(padding[..., None], lowest)
+            scores = scores.masked_fill(padding[..., None], torch.finfo(x.dtype).min)
         # Padded vectors are zero, so an empty set gives zero whatever its weights are.
         return (scores.softmax(1) * x).sum(1)

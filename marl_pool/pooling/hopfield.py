@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -26,20 +27,15 @@ class HopfieldPooling(Pooling):
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: Ramsauer et al. (2021), *Hopfield Networks is All You Need*,
-    https://arxiv.org/abs/2008.02217, equations 3 and 10 and the layer
-    ``HopfieldPooling`` of section 3. Difference from the published code: a fixed number
-    of updates instead of a threshold, so that a set's result does not depend on the
-    other sets of its batch.
+    https://arxiv.org/abs/2008.02217, equations 3 and 10 and section 3. Difference from
+    the published code: a fixed number of updates instead of a threshold, so that a
+    set's result does not depend on the other sets of its batch.
 
     Args:
-        dim: D, the width of the vectors.
         num_heads: number of heads, a divisor of D.
         num_updates: number of updates of the state before it reads the values.
         beta: the inverse temperature; None means 1/√(D / heads). A large one retrieves
             a single vector, a small one the mean of all.
-
-    Raises:
-        InputError: ``num_heads`` does not divide ``dim``.
     """
 
     keeps_initial_weights = True
@@ -53,7 +49,7 @@ class HopfieldPooling(Pooling):
         beta: PositiveFloat | None = None,
     ) -> None:
         super().__init__(dim)
-        if num_heads < 1 or dim % num_heads:
+        if dim % num_heads:
             raise InputError(
                 f"pooling.num_heads: expected a divisor of dim = {dim}, got {num_heads}"
             )
@@ -68,37 +64,32 @@ class HopfieldPooling(Pooling):
         self.to_out = nn.Linear(dim, dim, bias=False)
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         stored = self.to_key(self.norm_stored(x))
         weights = self._retrieve(stored, padding)
         values = self._split_heads(self.to_value(stored))
         return self.to_out((weights @ values).flatten(1))
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         """Return the weights of the last retrieval, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         stored = self.to_key(self.norm_stored(x))
         return self._retrieve(stored, padding)[:, :, 0]
 
-    def _retrieve(self, stored: Tensor, padding: Tensor | None) -> Tensor:
+    def _retrieve(self, stored: Tensor, padding: Mask) -> Tensor:
         """Return the weights ``(B, heads, 1, N)`` after all updates."""
         keys = self._split_heads(stored)
         state = self.to_query(self.norm_state(self.learned_query.to(stored.dtype)))
         state = self._split_heads(state.expand(stored.shape[0], 1, -1))
+        # Move the state towards the stored patterns, then retrieve.
         for _ in range(self.num_updates):
             state = self._attend(state, keys, padding) @ keys
         return self._attend(state, keys, padding)
 
-    def _attend(self, state: Tensor, keys: Tensor, padding: Tensor | None) -> Tensor:
-        scores = state @ keys.transpose(-1, -2) * self.beta
-        return masked_softmax(
-            scores, None if padding is None else padding[:, None, None]
-        )
+    def _attend(self, state: Tensor, keys: Tensor, padding: Mask) -> Tensor:
+        ignore = None if padding is None else padding[:, None, None]
+        return masked_softmax(state @ keys.mT * self.beta, ignore)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.types import PositiveInt
 
 
@@ -25,7 +26,6 @@ class LSTMPooling(Pooling):
     gate. Difference from ``torch.nn.LSTM``: one bias for each gate instead of two.
 
     Args:
-        dim: D, the width of the vectors.
         hidden: width of the state and of the result; None means D.
     """
 
@@ -33,14 +33,13 @@ class LSTMPooling(Pooling):
     keeps_initial_weights = True
 
     def __init__(self, dim: int, *, hidden: PositiveInt | None = None) -> None:
-        super().__init__(dim, dim_out=hidden)
+        super().__init__(dim)
+        self.dim_out = hidden or dim
         self.on_input = nn.Linear(dim, 4 * self.dim_out)
         self.on_state = nn.Linear(self.dim_out, 4 * self.dim_out, bias=False)
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         hidden = cell = x.new_zeros(x.shape[0], self.dim_out)
         # The input's part of all gates is one product; only the state's is sequential.
         for slot, gates in enumerate(self.on_input(x).unbind(1)):

@@ -3,11 +3,11 @@
 from abc import abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 
 Memory = Any
 """A pytree of tensors ``(B, …)``; () if there is nothing to remember."""
@@ -21,15 +21,11 @@ class MemoryPooling(Pooling):
     memory from step to step.
 
     Args:
-        dim: D, the width of the vectors.
         action_dim: A, the width of the previous action; 0 where there is none.
-        dim_out: width of the result; None means D.
     """
 
-    def __init__(
-        self, dim: int, *, action_dim: int = 0, dim_out: int | None = None
-    ) -> None:
-        super().__init__(dim, dim_out=dim_out)
+    def __init__(self, dim: int, action_dim: int = 0) -> None:
+        super().__init__(dim)
         self.action_dim = action_dim
 
     @abstractmethod
@@ -38,49 +34,37 @@ class MemoryPooling(Pooling):
 
     @abstractmethod
     def unroll(
-        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Pool T sets one after the other.
+        """Pool T sets to ``(B, T, dim_out)``; return the memory after the last one too.
 
         Args:
             x: ``(B, T, N, D)``, zero under padding.
             padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
             prev_actions: ``(B, T, A)``, the action taken before each set.
             memory: from `initial_memory` or an earlier call.
-
-        Returns:
-            ``(B, T, dim_out)``, and the memory after the last set.
         """
 
     @abstractmethod
     def attention_weights(
-        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
         """Return the weights of the last of T sets, ``(B, heads, N)``; see `unroll`."""
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        """Pool ``(B, N, D)``, the first sets of B episodes, to ``(B, dim_out)``."""
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return self.unroll(*self._first_step(x, padding))[0][:, 0]
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        """Return the attention weights of an episode's first set, ``(B, heads, N)``."""
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         x, padding, _ = self.prepare(x, padding, types)
         return self.attention_weights(*self._first_step(x, padding))
 
     def _first_step(
-        self, x: Tensor, padding: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor, Memory]:
+        self, x: Tensor, padding: Mask
+    ) -> tuple[Tensor, Mask, Tensor, Memory]:
         """Return the arguments of `unroll` for sequences of length one."""
-        batch, num_tokens, _ = x.shape
-        return (
-            x[:, None],
-            None if padding is None else padding[:, None],
-            torch.zeros(batch, 1, self.action_dim, dtype=x.dtype, device=x.device),
-            self.initial_memory(batch, num_tokens),
-        )
+        padding = None if padding is None else padding[:, None]
+        prev_actions = x.new_zeros(x.shape[0], 1, self.action_dim)
+        memory = self.initial_memory(x.shape[0], x.shape[1])
+        return x[:, None], padding, prev_actions, memory

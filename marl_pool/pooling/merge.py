@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 
 
 class MergePooling(Pooling):
@@ -16,9 +17,10 @@ class MergePooling(Pooling):
         x_i \leftarrow \frac{x_i + x_j}{2}, \quad \text{drop } x_j
 
     N - 1 times. A merged vector counts as one, however many it was made of: many
-    similar distractors soon weigh no more than a single unusual vector. (With means
-    weighted by size the result would be the plain average.) The choice of the pair has
-    no gradient. Cost: N - 1 rounds of O(N²) similarities.
+    similar distractors soon weigh no more than a single unusual vector. The choice of
+    the pair has no gradient. Among pairs of equal similarity the content decides: the
+    set is sorted first, so that the result is permutation invariant. Cost: N - 1 rounds
+    of O(N²) similarities.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
@@ -26,22 +28,10 @@ class MergePooling(Pooling):
     https://arxiv.org/abs/2210.09461, down to one vector. Differences from the source:
     it matches two halves of the sequence, which depends on the order, and weighs by
     size; here any two vectors may merge, one pair at a time.
-
-    Among pairs of exactly equal similarity, such as orthogonal vectors, the content
-    decides: the set is sorted first, by feature 0, then feature 1, …. So the result
-    stays permutation invariant.
-
-    Args:
-        dim: D, the width of the vectors.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         # Sort the set, so that ties are resolved by content and not by position.
         order = lexicographic_order(x)
         x = x.gather(1, order[..., None].expand_as(x))
@@ -53,7 +43,9 @@ class MergePooling(Pooling):
         for _ in range(count - 1):
             # Find the most similar pair among the vectors that are left.
             allowed = alive[:, :, None] & alive[:, None, :] & off_diagonal
-            similarity = _cosine(x.detach()).masked_fill(~allowed, -torch.inf)
+            # A zero vector has the similarity 0.
+            unit = torch.nn.functional.normalize(x.detach(), dim=-1)
+            similarity = (unit @ unit.mT).masked_fill(~allowed, -torch.inf)
             best = similarity.flatten(1).argmax(1, keepdim=True)
             first, second = best // count, best % count
             # Put the mean into the first one's slot and drop the second one, in sets
@@ -85,9 +77,3 @@ def lexicographic_order(x: Tensor) -> Tensor:
     for feature in reversed(x.unbind(-1)):
         order = order.gather(1, feature.gather(1, order).argsort(dim=1, stable=True))
     return order
-
-
-def _cosine(x: Tensor) -> Tensor:
-    """Return cosine similarities ``(B, N, N)``, 0 for a zero vector."""
-    unit = torch.nn.functional.normalize(x, dim=-1)
-    return unit @ unit.transpose(1, 2)

@@ -1,6 +1,6 @@
 """Several heads on the same set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import MemoryPooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 
@@ -30,14 +31,10 @@ class MultiPooling(Pooling):
     Aggregation*, https://arxiv.org/abs/2004.05718.
 
     Args:
-        dim: D, the width of the vectors.
         heads: ``{"name": …, **options}`` each, of registered heads or of your own;
             heads with a memory are not supported.
         num_tokens: N, for heads that need it.
         has_self: True if the tokens include the observer's own.
-
-    Raises:
-        InputError: no heads, an unknown name, a wrong option, or a head with a memory.
     """
 
     def __init__(
@@ -51,7 +48,8 @@ class MultiPooling(Pooling):
         parts = [self._build(part, dim, num_tokens, has_self) for part in heads]
         if not parts:
             raise InputError("pooling.heads: expected at least one head, got none")
-        super().__init__(dim, dim_out=sum(part.dim_out for part in parts))
+        super().__init__(dim)
+        self.dim_out = sum(part.dim_out for part in parts)
         self.heads = nn.ModuleList(parts)
         self.extra_tokens = sum(part.extra_tokens for part in parts)
         self.permutation_invariant = all(part.permutation_invariant for part in parts)
@@ -60,7 +58,7 @@ class MultiPooling(Pooling):
     def _build(part: Part, dim: int, num_tokens: int | None, has_self: bool) -> Pooling:
         from marl_pool.pooling import POOLING
 
-        options = dict(part) if isinstance(part, Mapping) else {}
+        options = dict(part)
         if not isinstance(options.get("name"), str):
             raise InputError(
                 f"pooling.heads: expected mappings with a name, got {part!r}"
@@ -68,71 +66,55 @@ class MultiPooling(Pooling):
         context: dict[str, Any] = {"dim": dim, "has_self": has_self}
         if num_tokens is not None:
             context["num_tokens"] = num_tokens
-        head = build(options.pop("name"), POOLING, "pooling", Pooling, options, context)
-        assert isinstance(head, Pooling)
+        name = options.pop("name")
+        head: Pooling = build(name, POOLING, "pooling", Pooling, options, context)
         if isinstance(head, MemoryPooling):
             raise InputError(
                 "pooling.heads: expected heads without a memory, got "
-                f"{part['name']!r}, which takes the previous action"
+                f"{name!r}, which takes the previous action"
             )
         return head
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        pooled = [head(*self._input(i, x, padding, types)) for i, head in self._all()]
-        return torch.cat(pooled, -1)
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
+        parts = self._parts(x, padding, types)
+        return torch.cat([head(*inputs) for head, _, inputs in parts], -1)
 
     @override
     def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+        self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
         """Return all heads' weights, ``(B, heads, N)``; None if a head has none."""
-        x, padding, types = self.prepare(x, padding, types)
         found = []
-        for i, head in self._all():
-            weights = head.weights(*self._input(i, x, padding, types))
+        for head, slots, inputs in self._parts(*self.prepare(x, padding, types)):
+            weights = head.weights(*inputs)
             if weights is None:
                 return None
             # From the head's own input to the whole one: other heads' tokens have 0.
-            own = weights[..., : head.extra_tokens]
             full = weights.new_zeros(*weights.shape[:2], x.shape[1])
-            first = self._offset(i)
-            full[..., first : first + head.extra_tokens] = own
-            full[..., self.extra_tokens :] = weights[..., head.extra_tokens :]
+            full[..., slots] = weights
             found.append(full)
         return torch.cat(found, 1)
 
     @override
     def prepend(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, x: Tensor, padding: Mask = None, types: Types = None
+    ) -> tuple[Tensor, Mask, Types]:
         for head in reversed(list(self.heads)):
             assert isinstance(head, Pooling)
             x, padding, types = head.prepend(x, padding, types)
         return x, padding, types
 
-    def _all(self) -> list[tuple[int, Pooling]]:
-        return [(i, head) for i, head in enumerate(self.heads)]  # type: ignore[misc]
-
-    def _offset(self, number: int) -> int:
-        """Return the index of a head's first extra token."""
-        return sum(head.extra_tokens for _, head in self._all()[:number])
-
-    def _input(
-        self, number: int, x: Tensor, padding: Tensor | None, types: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Select one head's input: its own extra tokens, and the set."""
-        head, first = self._all()[number][1], self._offset(number)
-        own = slice(first, first + head.extra_tokens)
-        rest = slice(self.extra_tokens, None)
-
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None or head.extra_tokens == self.extra_tokens:
-                return tensor
-            return torch.cat([tensor[:, own], tensor[:, rest]], 1)
-
-        part = cut(x)
-        assert part is not None
-        return part, cut(padding), cut(types)
+    def _parts(
+        self, x: Tensor, padding: Mask, types: Types
+    ) -> Iterator[tuple[Pooling, list[int] | slice, Any]]:
+        """Yield each head, its slots (own extra tokens, then the set) and its input."""
+        first = 0
+        for head in self.heads:
+            assert isinstance(head, Pooling)
+            last = first + head.extra_tokens
+            slots: list[int] | slice = slice(None)
+            if head.extra_tokens < self.extra_tokens:
+                slots = [*range(first, last), *range(self.extra_tokens, x.shape[1])]
+            first, whole = last, (x, padding, types)
+            yield head, slots, [None if p is None else p[:, slots] for p in whole]

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from marl_pool.tokens import Mask
+
 WORD = 8
 """Bytes in an int64."""
 GOLDEN = -7046029254386353131
 """2⁶⁴ over the golden ratio: an odd factor that spreads bits over a word."""
 
 
-def unique_patches(
-    features: Tensor, padding: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tensor]:
     """Find the different patches of each image and count them.
 
     They come in the order of a hash, whatever the order of the image's patches was. A
@@ -23,9 +23,8 @@ def unique_patches(
         padding: ``(*B, N)`` bool, True = ignore; None where nothing is padded.
 
     Returns:
-        Patches ``(*B, K, F)`` uint8 and their counts ``(*B, K)`` int64. K is the
-        largest number of different patches in an image, at least 1; an image with
-        fewer has counts of 0 in its last slots.
+        Patches ``(*B, K, F)`` uint8 and their counts ``(*B, K)`` int64, 0 in unused
+        slots. K is the largest number of different patches in an image, at least 1.
     """
     *batch, num_tokens, width = features.shape
     words = _to_words(features.reshape(-1, num_tokens, width))
@@ -41,11 +40,9 @@ def unique_patches(
 
 
 def _group_equal(words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, int]:
-    """Sort patches so that equal ones are adjacent, and number the groups.
+    """Return indices that sort patches by content, each sorted one's group, and K.
 
-    Returns:
-        The indices that sort, ``(B, N)``; the group of each sorted patch, ``(B, N)``,
-        from 0 to K - 1, and K for padding; K.
+    Groups of equal patches are numbered from 0 to K - 1; padding has the number K.
     """
     labels = _hash(words)
     if hidden is not None:  # sort padding to the end
@@ -76,10 +73,7 @@ def _gather_rows(words: Tensor, index: Tensor) -> Tensor:
 
 def _to_words(features: Tensor) -> Tensor:
     """View bytes ``(B, N, F)`` as int64 ``(B, N, W)``, filled up with zeros."""
-    short = -features.shape[-1] % WORD
-    if short:
-        features = pad(features, (0, short))
-    features = features.contiguous()
+    features = pad(features, (0, -features.shape[-1] % WORD)).contiguous()
     if features.storage_offset() % WORD:
         features = features.clone()
     return features.view(torch.int64)

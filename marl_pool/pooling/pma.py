@@ -7,6 +7,7 @@ from typing_extensions import override
 from marl_pool.encoders.set_transformer import AttentionBlock
 from marl_pool.kernels.attention import AttentionScale
 from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Mask, Types
 from marl_pool.utils.types import PositiveInt
 
 
@@ -19,14 +20,12 @@ class PMAPooling(Pooling):
         H = \mathrm{LN}(S + \mathrm{Attention}(S, Z, Z))
 
     S holds the seeds, ``(k, D)``; rFF is a linear layer with ReLU on each vector. The
-    seeds do not depend on the set, so the head learns what to look for in general,
-    not relative to the observing agent as `AdaPooling` with ``query="self"`` does.
+    seeds do not depend on the set, unlike the query of `AdaPooling`.
 
     Shapes: ``(B, N, D)`` to ``(B, k D)``; zero for an empty set.
 
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
-    equations 6, 7 and 13, with scores divided by the square root of the model's width
-    as there. Difference from the published code: it has no LayerNorm by default.
+    equations 6, 7 and 13. The published code has no LayerNorm by default.
 
     Example:
         >>> pool = PMAPooling(8, num_seeds=2, num_heads=4)
@@ -37,8 +36,7 @@ class PMAPooling(Pooling):
         torch.Size([3, 4, 10])
 
     Args:
-        dim: D, the width of the vectors.
-        num_seeds: k, the number of seeds; the result has k times the width of a vector.
+        num_seeds: k, the number of seeds.
         num_heads: number of heads, a divisor of D.
         layer_norm: normalize as above.
         attention_scale: divide scores by the square root of the model or head width.
@@ -55,24 +53,21 @@ class PMAPooling(Pooling):
         layer_norm: bool = True,
         attention_scale: AttentionScale = "model",
     ) -> None:
-        super().__init__(dim, dim_out=num_seeds * dim)
+        super().__init__(dim)
+        self.dim_out = num_seeds * dim
         self.learned_query = nn.Parameter(torch.randn(num_seeds, dim))
         self.feedforward = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
         self.block = AttentionBlock(dim, num_heads, layer_norm, attention_scale)
 
     @override
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         pooled = self.block(self._seeds(x), self.feedforward(x), padding).flatten(1)
-        if padding is None:
-            return pooled
-        return pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
+        if padding is not None:
+            pooled = pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
+        return pooled
 
     @override
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         """Return the attention weights, their mean over seeds, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         attention = self.block.attention

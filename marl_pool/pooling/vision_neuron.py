@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from marl_pool.pooling.attention_neuron import sinusoids
 from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveFloat, PositiveInt
 
@@ -26,36 +27,30 @@ class VisionNeuronPooling(MemoryPooling):
         m = \mathrm{LN}\left(\mathrm{relu}\left(\mathrm{softmax}\left(
             \frac{Q W_q\,(K W_k)^\top}{\sqrt{d}}\right) V W_v\right)\right)
 
-    A patch holds F frames of the same place, oldest first, one after the other. Its key
-    is the differences of consecutive frames (the newer minus the older) and the
-    previous action; its value is the frames, each normalized. Q is a fixed table of
-    sinusoids, one row for each code. A patch does not know its place in the image, so
-    the result does not depend on the order of the patches, which may even change within
-    an episode. Whatever is added to all keys alike cancels in the softmax: the
-    previous action and the keys' bias have no effect and only exist because the
-    published weights have them.
+    A patch holds F frames of the same place, oldest first. Its key is the differences
+    of consecutive frames and the previous action; its value is the frames, each
+    normalized. Q is a fixed table of sinusoids, one row for each code. The result does
+    not depend on the order of the patches, which may even change within an episode.
+    Whatever is added to all keys alike cancels in the softmax: the previous action and
+    the keys' bias have no effect and only exist for the published weights.
 
     With ``patch_convolutions`` the patches are larger, square images. A small CNN,
-    shared by all patches, reads the frames as channels; a linear layer with ReLU makes
-    of its output an embedding of width ``patch_dim``, which is both key and value.
+    shared by all patches, reads the frames as channels; a linear layer with ReLU on its
+    output gives an embedding of width ``patch_dim``, which is both key and value.
 
     An image has few different patches. `marl_pool.pooling.multiset` finds and counts
     them; with these counts the result is the same and several times as fast.
 
-    Shapes: ``(B, T, N, D)`` to ``(B, T, M V)`` by `unroll`, the codes concatenated;
-    called like any head, ``(B, N, D)`` to ``(B, M V)``.
+    Shapes: ``(B, T, N, D)`` to ``(B, T, M V)`` by `unroll`; called like any head,
+    ``(B, N, D)`` to ``(B, M V)``.
 
     Source: Tang and Ha (2021), *The Sensory Neuron as a Transformer*,
     https://arxiv.org/abs/2109.02869, equation 2, sections 3.2 and 4.3, and the
     published code, which has ``affine`` for Pong and not for CarRacing. Only here: the
-    CNN on a patch, whose first weights are four times torch's own with biases by which
-    an even gray of ``GRAY`` gives zero, so that small differences from the background
-    are seen; and the initial weights, torch's own with the gains ``key_gain`` and
-    ``query_gain``. Frame differences are mostly zero, so without the gains all
-    attention weights stay equal, and a cloned Pong player only learns the most frequent
-    action.
-
-    As a sensory layer it reads the observation directly: ``encoder=identity``.
+    gains of torch's initial weights, since frame differences are mostly zero and
+    without gains all attention weights stay equal; and the CNN on a patch, whose first
+    weights are four times torch's own with biases by which an even ``GRAY`` gives zero,
+    so that small differences from the background are seen.
 
     Args:
         dim: D, the width of the vectors: F frames of D / F pixels.
@@ -69,13 +64,9 @@ class VisionNeuronPooling(MemoryPooling):
         key_gain: gain of the initial weights from frame differences to keys.
         query_gain: gain of the initial weights of the queries.
         patch_convolutions: (channels, kernel, stride) of each layer of the CNN on a
-            patch, with ReLU after each; none for the published linear layers.
+            patch; none for the published linear layers.
         patch_dim: width of the CNN's embedding.
         action_dim: A, the width of the previous action.
-
-    Raises:
-        InputError: frames that do not divide D, or only one; a CNN on patches that are
-            not square, or a convolution that is wider than its input.
     """
 
     keeps_initial_weights = True
@@ -97,7 +88,8 @@ class VisionNeuronPooling(MemoryPooling):
         patch_dim: PositiveInt = 128,
         action_dim: int = 0,
     ) -> None:
-        super().__init__(dim, action_dim=action_dim, dim_out=num_codes * value_dim)
+        super().__init__(dim, action_dim)
+        self.dim_out = num_codes * value_dim
         if frames < 2 or dim % frames:
             raise InputError(
                 f"pooling.frames: expected a divisor of the width {dim}, at least 2, "
@@ -118,66 +110,48 @@ class VisionNeuronPooling(MemoryPooling):
         self.code_norm = nn.LayerNorm(value_dim, elementwise_affine=affine)
         self.side, self.embedding = math.isqrt(pixels), None
         if patch_convolutions:
-            if self.side**2 != pixels:
-                raise InputError(
-                    "pooling.patch_convolutions: expected square patches, got "
-                    f"{pixels} pixels"
-                )
-            layers, width = make_convolutions(
-                frames, self.side, patch_convolutions, "pooling.patch_convolutions"
-            )
-            self.embedding = nn.Sequential(
-                *layers, nn.Linear(width, patch_dim), nn.ReLU()
+            self.embedding = _make_patch_cnn(
+                frames, pixels, patch_convolutions, patch_dim
             )
         with torch.no_grad():
             self.query.weight.mul_(query_gain)
             self.key.weight[:, :key_dim].mul_(key_gain)
-            if self.embedding is not None:
-                first = self.embedding[0]
-                assert isinstance(first, nn.Conv2d)
-                assert first.bias is not None
-                first.weight.mul_(4)
-                first.bias.sub_(GRAY * first.weight.sum((1, 2, 3)))
         self.table: Tensor
         table = sinusoids(num_codes, position_dim)
         self.register_buffer("table", table, persistent=False)
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        """Return (): the frames in a patch are all it has of the past."""
-        return ()
+        return ()  # the frames in a patch are all it has of the past
 
     @override
     def unroll(
         self,
         x: Tensor,
-        padding: Tensor | None,
+        padding: Mask,
         prev_actions: Tensor,
         memory: Memory,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
-        """Pool T sets, ``(B, T, N, D)`` to ``(B, T, M V)``.
+        """Pool T sets of patches, pixels in [0, 1]; see `MemoryPooling.unroll`.
 
-        Args:
-            x: patches, with pixels in [0, 1].
-            padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
-            prev_actions: ``(B, T, A)``, the action taken before each set.
-            memory: ().
-            counts: ``(B, T, N)``, the multiplicity of each patch, 0 for an empty slot;
-                None if each is there once.
+        ``counts``, ``(B, T, N)``, is the multiplicity of each patch, 0 for an empty
+        slot; None if each is there once.
         """
+        # Keys and values of the patches; how often a patch is there biases its scores.
         bias, ignore = _score_bias(padding, counts, x.dtype)
         key_inputs, value_inputs = self._split_frames(x)
         values = self.value(value_inputs)
         if ignore is not None:  # an empty set gives zero
             values = values.masked_fill(ignore[..., None], 0.0)
+        # Each code is a mean of the values, normalized.
         weights = self._attend(key_inputs, prev_actions, bias)
         codes = weights.transpose(-1, -2) @ values
         return self.code_norm(codes.relu()).flatten(-2), memory
 
     @override
     def attention_weights(
-        self, x: Tensor, padding: Tensor | None, prev_actions: Tensor, memory: Memory
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
         bias, ignore = _score_bias(padding, None, x.dtype)
         weights = self._attend(self._split_frames(x)[0], prev_actions, bias)
@@ -189,8 +163,7 @@ class VisionNeuronPooling(MemoryPooling):
         """Return the inputs of keys and of values, ``(B, T, N, …)`` each."""
         frames = x.unflatten(-1, (self.frames, -1))
         if self.embedding is None:
-            differences = frames[..., 1:, :] - frames[..., :-1, :]
-            return differences.flatten(-2), self.frame_norm(frames).flatten(-2)
+            return frames.diff(dim=-2).flatten(-2), self.frame_norm(frames).flatten(-2)
         images = frames.flatten(0, -3).unflatten(-1, (self.side, self.side))
         if not isinstance(self.embedding[0], TileConv2d):
             # The faster memory layout on a CPU.
@@ -228,10 +201,27 @@ class TileConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         (size, _), (high, wide) = self.kernel_size, input.shape[-2:]
         rows, columns = high // size, wide // size
+        # Cut the image into tiles of the kernel's size.
         whole = input[..., : rows * size, : columns * size]
         tiles = whole.unflatten(-1, (columns, size)).unflatten(-3, (rows, size))
         tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(3)
         return linear(tiles, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+def _make_patch_cnn(
+    frames: int, pixels: int, convolutions: Sequence[Convolution], dim_out: int
+) -> nn.Sequential:
+    option, side = "pooling.patch_convolutions", math.isqrt(pixels)
+    if side**2 != pixels:
+        raise InputError(f"{option}: expected square patches, got {pixels} pixels")
+    layers, width = make_convolutions(frames, side, convolutions, option)
+    first = layers[0]
+    assert isinstance(first, nn.Conv2d)
+    assert first.bias is not None
+    with torch.no_grad():
+        first.weight.mul_(4)
+        first.bias.sub_(GRAY * first.weight.sum((1, 2, 3)))
+    return nn.Sequential(*layers, nn.Linear(width, dim_out), nn.ReLU())
 
 
 def make_convolutions(
@@ -247,17 +237,13 @@ def make_convolutions(
 
     Returns:
         The modules, and the width of the flat result.
-
-    Raises:
-        InputError: a convolution that is wider than its input, or a size below 1.
     """
     layers: list[nn.Module] = []
-    for convolution in convolutions:
-        width, kernel, stride = convolution
-        if min(convolution) < 1 or kernel > side:
+    for width, kernel, stride in convolutions:
+        if kernel > side:
             raise InputError(
-                f"{option}: expected numbers of at least 1 and a kernel no wider than "
-                f"its input, {side}, got {list(convolution)}"
+                f"{option}: expected a kernel no wider than its input, {side}, "
+                f"got {[width, kernel, stride]}"
             )
         kind = TileConv2d if kernel == stride else nn.Conv2d
         layers += [kind(channels, width, kernel, stride), nn.ReLU()]
@@ -266,7 +252,7 @@ def make_convolutions(
 
 
 def _score_bias(
-    padding: Tensor | None, counts: Tensor | None, dtype: torch.dtype
+    padding: Mask, counts: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return what to add to each patch's scores, and the slots without a patch.
 
@@ -274,8 +260,7 @@ def _score_bias(
     """
     ignore, bias = padding, None
     if counts is not None:
-        absent = counts == 0
-        ignore = absent if padding is None else absent | padding
+        ignore = counts == 0 if padding is None else (counts == 0) | padding
         bias = counts.clamp(min=1).to(dtype).log()
     if ignore is None:
         return bias, None

@@ -330,8 +330,8 @@ def test_an_override_sets_its_key(override, path, expected):
         ("policy.trunk=both", "policy.trunk: expected shared or separate, got 'both'"),
         (
             "pooling.query=slef",
-            "pooling.query: expected self, mean, learned, a list (each an integer) "
-            "or null, got 'slef'",
+            "pooling.query: expected self, mean, learned, a list (each an integer "
+            ">= 0) or null, got 'slef'",
         ),
         (
             "policy.log_std_range=[1]",

@@ -340,7 +340,7 @@ def test_several_groups_are_reported_each() -> None:
 
 def test_a_perturbation_learns_from_the_groups_what_they_agree_on() -> None:
     assert (
-        perturb({"name": "inject", "token_type": "hen"}, fox_and_hens()).token_type == 2
+        perturb({"name": "inject", "token_type": "hen"}, fox_and_hens()).type_index == 2
     )
     assert perturb({"name": "occlude"}, fox_and_hens()).protects
 

@@ -16,7 +16,7 @@ from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import EvaluationResults, measure
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.base import PerturbationState
-from marl_pool.perturbations.jitter import Jitter
+from marl_pool.perturbations.readings import Jitter
 from marl_pool.policies import make_policy
 from marl_pool.tokens import Tokens
 

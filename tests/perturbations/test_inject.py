@@ -262,7 +262,7 @@ def test_suites_inject_what_is_noise_in_an_env(
     for case in built:
         if expected in spec.type_names:
             assert not case.missing
-            assert spec.type_names[case.perturbation.token_type] == expected
+            assert spec.type_names[case.perturbation.type_index] == expected
         else:
             # Where no token is the observer's own, nothing can be near it.
             assert expected in case.missing or case.options.get("place") == "near"

@@ -25,7 +25,6 @@ from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.severity import check_severity
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens
@@ -126,8 +125,10 @@ def test_what_is_no_number_is_refused(severity: Any) -> None:
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
-    assert check_severity(np.float32(0.5)) == (0.5, 0.5)
-    assert check_severity((0, np.float64(1.0))) == (0, 1.0)
+    half = build("occlude", severity=np.float32(0.5))
+    assert (half.low, half.high) == (0.5, 0.5)
+    any_share = build("occlude", severity=(0, np.float64(1.0)))
+    assert (any_share.low, any_share.high) == (0, 1.0)
 
 
 # Ramps

@@ -30,7 +30,7 @@ from marl_pool.perturbations import (
     make_perturbation,
     perturbation_names,
 )
-from marl_pool.perturbations.draws import uniform_like
+from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.cartpole.world import CartPole
 from marl_pool.kernels.batched import batched_linear, tanh
+from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.feed_forward import FeedForward
 from marl_pool.policies.population import Population, load_vector, to_vector
@@ -207,8 +208,8 @@ def test_a_choice_is_drawn_only_where_the_agent_explores() -> None:
 @pytest.mark.parametrize("hidden", [[0], [4, -1]])
 def test_widths_below_one_are_refused(hidden: list[int]) -> None:
     group = env().groups["agent"]
-    with pytest.raises(InputError, match=r"policy.hidden: expected widths"):
-        FeedForward(group.tokens, group.action_space, hidden=hidden)
+    with pytest.raises(InputError, match=r"policy.hidden: .* integer >= 1\), got"):
+        make_agent(group.tokens, group.action_space, "feed_forward", hidden=hidden)
 
 
 def test_a_sensory_layer_has_to_take_the_previous_action() -> None:

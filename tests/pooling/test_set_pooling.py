@@ -14,10 +14,10 @@ from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.generalized_mean import PowerMeanPooling, SoftmaxPooling
 from marl_pool.pooling.hopfield import HopfieldPooling
-from marl_pool.pooling.learned_aggregation import LearnedAggregationPooling
 from marl_pool.pooling.lstm import LSTMPooling
 from marl_pool.pooling.multi import MultiPooling
 from marl_pool.pooling.pma import PMAPooling
+from marl_pool.pooling.slots import LearnedAggregationPooling
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 X = torch.tensor([[[1.0, -4.0], [3.0, 0.0], [5.0, 1.0]]], dtype=torch.float64)

@@ -6,6 +6,6 @@
 - `MergedClassification`, section 4.1: ``marl-pool fit task=merged_classification
   data_dir=DIR``.
 
-Its encoder for policies is `marl_pool.encoders.learned_merging`; docs/hierarchical.md
+Its encoder for policies is `marl_pool.encoders.merging`; docs/hierarchical.md
 lists the parts that are not implemented.
 """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from marl_pool.encoders.learned_merging import pair_counts
+from marl_pool.encoders.merging import pair_counts
 from marl_pool.utils.errors import InputError
 
 

@@ -1,6 +1,6 @@
 """Checks of a cloning configuration across its sections."""
 
-from marl_pool.perturbations.severity import refuse_ramp
+from marl_pool.perturbations.base import validate_no_ramp
 from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig, CloneSettings
@@ -33,7 +33,7 @@ def check_fit_together(config: CloneConfig) -> None:
             f"clone.severities: expected null without a perturbation, "
             f"got {list(settings.severities)}"
         )
-    refuse_ramp(perturbation, "samples are learned from in any order")
+    validate_no_ramp(perturbation, "samples are learned from in any order")
     severity = perturbation.get("severity", 0.0)
     largest = severity[-1] if isinstance(severity, list) else severity
     if isinstance(severity, list) and settings.severities is not None:

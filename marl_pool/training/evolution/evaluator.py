@@ -9,8 +9,7 @@ from torch import Tensor
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
-from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.severity import refuse_ramp
+from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import Policy
@@ -169,7 +168,9 @@ class Evaluator:
     def _make_perturbation(self) -> Perturbation | None:
         if self.perturbation["name"] == "none":
             return None
-        refuse_ramp(self.perturbation, "every generation begins with new environments")
+        validate_no_ramp(
+            self.perturbation, "every generation begins with new environments"
+        )
         return make_perturbation(specs=[self.agent.spec], **self.perturbation)
 
     def _get_env(self, num_envs: int, env_config: dict[str, Any]) -> BatchedEnv:

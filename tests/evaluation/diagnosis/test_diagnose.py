@@ -279,8 +279,7 @@ def test_a_class_token_is_no_token_of_the_set() -> None:
 class OwnPlace(Pooling):
     """A head with a token of its own that takes half of the weight."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, extra_tokens=1)
+    extra_tokens = 1
 
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
