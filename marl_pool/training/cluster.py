@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import ray
 import torch
 
+from marl_pool.training.errors import one_line
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import inheritance
@@ -55,7 +56,7 @@ def ray_session(
         )
     except Exception as error:
         # Ray also raises bare exceptions, for example if processes start too slowly.
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise InputError(f"{key}: cannot join or start ray: {reason}") from error
     try:
         yield

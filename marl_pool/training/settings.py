@@ -16,11 +16,29 @@ from marl_pool.utils.types import (
     UnitInterval,
 )
 
-Options = Mapping[str, Any]
-"""``{"name": …, **options}`` of a registered class.
 
-A section whose ``name`` chooses a class stays a mapping. It is passed whole to a
-function such as `make_batched_env`, which checks it against that class's signature."""
+class Options(dict[str, Any]):
+    """Section ``{"name": …, **options}``, whose name chooses a registered class.
+
+    It is passed whole to a function such as `make_batched_env`, which checks it against
+    the signature of that class.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the class."""
+        name: str = self["name"]
+        return name
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Options without the name."""
+        return {key: value for key, value in self.items() if key != "name"}
+
+    @property
+    def or_none(self) -> "Options | None":
+        """The section; None if its name is ``none``."""
+        return None if self.name == "none" else self
 
 
 @dataclass(frozen=True)
@@ -91,8 +109,7 @@ class CheckpointSettings:
 class RunConfig:
     """Base of the typed configurations of runs.
 
-    A run converts the checked plain data of its ``config.yaml`` once, at its start. A
-    section whose ``name`` chooses a class stays a mapping: see `Options`.
+    A run converts the checked plain data of its ``config.yaml`` once, at its start.
 
     Attributes:
         seed: random seed of the run.
@@ -109,17 +126,13 @@ class RunConfig:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Convert checked plain data, as in ``run.config``."""
-        values = {}
-        for name, hint in _field_types(cls).items():
-            if name in plain:
-                typed = is_dataclass(hint)
-                values[name] = hint(**plain[name]) if typed else plain[name]
+        hints, values = get_type_hints(cls), {}
+        for name in (each.name for each in fields(cls) if each.name in plain):
+            hint, value = hints[name], plain[name]
+            if is_dataclass(hint):
+                value = hint(**value)
+            values[name] = Options(value) if hint is Options else value
         return cls(**values)
-
-
-def _field_types(config: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(config)
-    return {each.name: hints[each.name] for each in fields(config)}
 
 
 @dataclass(frozen=True)

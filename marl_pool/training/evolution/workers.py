@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.runs import Run
+from marl_pool.training.errors import one_line
 from marl_pool.training.evolution.evaluator import (
     Chunk,
     Evaluator,
@@ -123,7 +124,7 @@ class Workers:
             file = self.run.write_error(str(error))
             cause = error.cause
             raise StoppedError(
-                f"a worker failed: {type(cause).__name__}: {_line(cause)}; "
+                f"a worker failed: {type(cause).__name__}: {one_line(cause)}; "
                 f"traceback in {file}"
             ) from error
         except RayActorError as error:
@@ -148,7 +149,3 @@ class Worker:
     def play(self, vectors: Any, task: PopulationTask) -> PopulationReturns:
         """Run the episodes of a task for every member; see `Evaluator.play`."""
         return self.evaluator.play(torch.from_numpy(vectors), task)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
