@@ -14,9 +14,9 @@ from ray.rllib.core import (
     COMPONENT_RL_MODULE,
 )
 
+from marl_pool.kernels.batched import strip_prefix
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
-from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.training.fixed_policies import Fixed, frozen_module
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.faults import all_learners_live
@@ -33,12 +33,7 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
     """Write the complete state of an algorithm, for an exact resume.
 
     RLlib lets a remote learner write its own part to the disk of its own machine. Here
-    the driver collects and writes everything. The files have the names and contents
-    that RLlib gives them.
-
-    Args:
-        algo: algorithm of which all learners are alive.
-        folder: folder of the files; it is created.
+    the driver collects and writes everything, under RLlib's names.
 
     Raises:
         OSError: a learner died, or the files cannot be written.
@@ -94,33 +89,23 @@ def _load(file: Path) -> Any:
 def save_modules(
     algo: BatchedPPO, modules: Mapping[str, str], fixed: Fixed, folder: Path
 ) -> None:
-    """Write the policies of all groups except scripted ones.
+    """Write the policies of all groups except scripted ones; see `save_policies`.
 
     Args:
         algo: algorithm with the weights.
         modules: group that learns → name of its module.
         fixed: policies of the other groups.
-        folder: folder of the policies; see `save_policies`.
+        folder: folder of the policies.
     """
-    weights = algo.learner_group.get_weights()
-    policies: dict[str, SpecifiedPolicy] = {
-        name: _policy(algo, name, weights[name]) for name in weights
-    }
+    policies: dict[str, SpecifiedPolicy] = {}
+    for name, weights in algo.learner_group.get_weights().items():
+        spec = algo.config.rl_module_spec.rl_module_specs[name]
+        policies[name] = build_policy(spec.model_config)
+        tensors = {key: torch.as_tensor(value) for key, value in weights.items()}
+        policies[name].load_state_dict(strip_prefix("policy", tensors))
     groups = dict(modules)
     for group, policy in fixed.items():
         if isinstance(policy, SpecifiedPolicy):
             groups[group] = frozen_module(group)
             policies[groups[group]] = policy
     save_policies(policies, groups, folder)
-
-
-def _policy(algo: BatchedPPO, module: str, weights: Mapping[str, Any]) -> TokenPolicy:
-    spec = algo.config.rl_module_spec.rl_module_specs[module]
-    policy = build_policy(spec.model_config)
-    policy.load_state_dict(
-        {
-            name.removeprefix("policy."): torch.as_tensor(value)
-            for name, value in weights.items()
-        }
-    )
-    return policy
