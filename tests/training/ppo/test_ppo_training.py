@@ -399,7 +399,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_starts():
         algorithm_config(
             TrainConfig.from_plain(config_of("pooling=helpers.plug_in:Unfit"))
         )
-    with pytest.raises(InputError, match="expected package.module:Class, got 'nope'"):
+    with pytest.raises(InputError, match=r"each package.module:Class\), got \['nope'"):
         config_of("plugins=[nope]")
 
 
