@@ -254,8 +254,7 @@ class Rollout:
         for transition in self.transitions(idle=idle):
             if on_step is not None:
                 on_step(transition)
-        (episodes,) = self.pop_finished()
-        return episodes
+        return self._finished.pop()
 
     @torch.no_grad()
     def transitions(self, *, idle: float = 0.0) -> Iterator[Transition]:
@@ -271,7 +270,7 @@ class Rollout:
         # Positions in the batch at the start of the environments not yet dropped.
         positions = torch.arange(self.env.num_envs, device=self.env.device)
         over = torch.zeros_like(positions, dtype=torch.bool)
-        order = []
+        order, parts = [], []
         while len(positions):
             # Act and step.
             transition = self._step()
@@ -281,6 +280,7 @@ class Rollout:
             if ended.any():
                 self._finish(ended)
                 order.append(positions[ended])
+                parts.append(self._finished.pop())
                 over |= ended
                 if over.sum() > idle * len(over) or over.all():
                     positions = positions[~over]
@@ -290,7 +290,7 @@ class Rollout:
                 self._observe()
         # Episodes were recorded as they ended; sort them by position.
         by_position = torch.cat(order).argsort()
-        self._finished = [_index(_concatenate(self._finished), by_position)]
+        self._finished.append(_index(_concatenate(parts), by_position))
 
     def pop_finished(self) -> list[Episodes]:
         """Return the episodes that ended since the last call."""

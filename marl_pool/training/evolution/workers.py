@@ -17,7 +17,7 @@ from marl_pool.training.evolution.evaluator import (
     PopulationTask,
 )
 from marl_pool.training.settings import EvolveConfig
-from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.errors import StoppedError
 
 RESTARTS = 1
 """Restarts of a dead actor, which repeats its chunk."""
@@ -57,15 +57,11 @@ class Workers:
     def __init__(self, evaluator: Evaluator, config: EvolveConfig, run: Run) -> None:
         import ray
 
+        from marl_pool.training.cluster import validate_cluster
+
         self.evaluator, self.run = evaluator, run
         count, gpus = config.resources.num_workers, config.resources.num_gpus_per_worker
-        for kind, wanted in (("CPU", count), ("GPU", count * gpus)):
-            there = ray.cluster_resources().get(kind, 0)
-            # Ray would wait for them forever.
-            if wanted > there:
-                raise InputError(
-                    f"resources: expected at most {there:g} {kind}s, got {wanted:g}"
-                )
+        validate_cluster(CPU=count, GPU=count * gpus)
         actor = ray.remote(
             num_cpus=1,
             num_gpus=gpus,

@@ -79,7 +79,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     """Sample from a batch of environments, for one module or several.
 
     It uses neither gymnasium environments nor RLlib's connectors: `Rollout` steps all
-    ``E`` environments of the runner together, and its ``(T, E, agents, …)`` arrays are
+    environments of the runner together, and its ``(T, num_envs, agents, …)`` arrays are
     cut into episode chunks. Values, advantages and value targets are computed here,
     with the weights that sampled. Of groups that do not learn only the returns are
     reported.
@@ -87,8 +87,6 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     An exception is stored as `failure`, and `sample` returns no episodes. RLlib would
     silently restart a remote runner that raised; instead the driver reads `failure`
     and stops the run.
-
-    ``config.env_config`` holds the `RunnerSettings` under the key `RUNNER`.
     """
 
     failure: Failure | None = None

@@ -25,7 +25,7 @@ from marl_pool.utils.atomic import new_binary_file
 
 ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pkl", "env_runner/state.pkl"
 LEARNER_STATE = "learner_group/learner/state.pkl"
-MODULES, MODULE_STATE = "learner_group/learner/rl_module", "module_state.pkl"
+MODULE_STATE = "learner_group/learner/rl_module/{}/module_state.pkl"
 """Paths in a checkpoint, as RLlib names them."""
 
 
@@ -43,12 +43,17 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
         raise OSError("a learner died")
     state = dict(algo.get_state())
     learner = dict(state.pop(COMPONENT_LEARNER_GROUP)[COMPONENT_LEARNER])
-    modules = dict(learner.pop(COMPONENT_RL_MODULE))
-    for name, part in modules.items():
-        _dump(part, folder / MODULES / name / MODULE_STATE)
-    _dump(learner, folder / LEARNER_STATE)
-    _dump(state.pop(COMPONENT_ENV_RUNNER), folder / RUNNER_STATE)
-    _dump(state, folder / ALGORITHM_STATE)
+    modules = learner.pop(COMPONENT_RL_MODULE)
+    parts = {
+        **{MODULE_STATE.format(name): part for name, part in modules.items()},
+        LEARNER_STATE: learner,
+        RUNNER_STATE: state.pop(COMPONENT_ENV_RUNNER),
+        ALGORITHM_STATE: state,
+    }
+    for path, part in parts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with new_binary_file(folder / path) as out:
+            pickle.dump(part, out)
 
 
 def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
@@ -59,31 +64,23 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
     Raises:
         OSError, KeyError: a part is missing, which RLlib would silently reinitialize.
     """
-    modules = {
-        name: _load(folder / MODULES / name / MODULE_STATE)
-        for name in algo.config.rl_module_spec.rl_module_specs
-    }
-    learner = {**_load(folder / LEARNER_STATE), COMPONENT_RL_MODULE: modules}
+
+    def load(path: str) -> Any:
+        with (folder / path).open("rb") as content:
+            return pickle.load(content)
+
+    specs = algo.config.rl_module_spec.rl_module_specs
+    modules = {name: load(MODULE_STATE.format(name)) for name in specs}
+    learner = {**load(LEARNER_STATE), COMPONENT_RL_MODULE: modules}
     if COMPONENT_OPTIMIZER not in learner:
         raise KeyError(f"{LEARNER_STATE} has no {COMPONENT_OPTIMIZER}")
     algo.set_state(
         {
-            **_load(folder / ALGORITHM_STATE),
+            **load(ALGORITHM_STATE),
             COMPONENT_LEARNER_GROUP: {COMPONENT_LEARNER: learner},
-            COMPONENT_ENV_RUNNER: _load(folder / RUNNER_STATE),
+            COMPONENT_ENV_RUNNER: load(RUNNER_STATE),
         }
     )
-
-
-def _dump(state: Any, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with new_binary_file(file) as out:
-        pickle.dump(state, out)
-
-
-def _load(file: Path) -> Any:
-    with file.open("rb") as content:
-        return pickle.load(content)
 
 
 def save_modules(

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from ray.exceptions import RayError
 from ray.rllib.utils.metrics import (
@@ -25,7 +24,12 @@ from ray.rllib.utils.metrics import (
 from typing_extensions import override
 
 from marl_pool.runs import LEARNER, Run
-from marl_pool.training.cluster import quiet, ray_session, validate_device
+from marl_pool.training.cluster import (
+    quiet,
+    ray_session,
+    validate_cluster,
+    validate_device,
+)
 from marl_pool.training.errors import StepError
 from marl_pool.training.fixed_policies import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
@@ -45,9 +49,9 @@ from marl_pool.training.ppo.runner import (
     RunnerSettings,
 )
 from marl_pool.training.ppo.saving import load_algorithm, save_algorithm, save_modules
-from marl_pool.training.settings import ResourceSettings, TrainConfig
+from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.atomic import new_file
-from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.errors import StoppedError
 
 RETURN_WINDOW = 128
 """Number of episodes averaged in the logged mean return."""
@@ -124,12 +128,15 @@ class PPOMethod(TrainingMethod):
     @contextmanager
     def session(self) -> Iterator[None]:
         resources = self.config.resources
-        processes = resources.num_env_runners + resources.num_learners
+        runners, learners = resources.num_env_runners, resources.num_learners
         with (
-            ray_session(resources.address, num_cpus=processes + 1),
+            ray_session(resources.address, num_cpus=runners + learners + 1),
             errors_to(self.run.error_path),
         ):
-            _check_gpus(resources)
+            validate_cluster(
+                GPU=runners * resources.num_gpus_per_env_runner
+                + learners * resources.num_gpus_per_learner
+            )
             self.algo = self._build()
             try:
                 # Building the algorithm can set the number of threads.
@@ -282,14 +289,3 @@ class PPOMethod(TrainingMethod):
     @override
     def save_policy(self, folder: Path) -> None:
         save_modules(self.algo, self.modules, self.fixed, folder)
-
-
-def _check_gpus(resources: ResourceSettings) -> None:
-    """Reject processes that would wait forever for GPUs."""
-    wanted = (
-        resources.num_env_runners * resources.num_gpus_per_env_runner
-        + resources.num_learners * resources.num_gpus_per_learner
-    )
-    there = ray.cluster_resources().get("GPU", 0)
-    if wanted > there:
-        raise InputError(f"resources: expected at most {there:g} GPUs, got {wanted:g}")
