@@ -131,12 +131,14 @@ class RunConfig:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Convert checked plain data, as in ``run.config``."""
-        hints, values = get_type_hints(cls), {}
+        hints, values = get_type_hints(cls), dict[str, Any]()
         for name in (each.name for each in fields(cls) if each.name in plain):
             hint, value = hints[name], plain[name]
-            if is_dataclass(hint):
-                value = hint(**value)
-            values[name] = Options(value) if hint is Options else value
+            values[name] = value
+            if hint is Options:
+                values[name] = Options(value)
+            elif isinstance(hint, type) and is_dataclass(hint):
+                values[name] = hint(**value)
         return cls(**values)
 
 
