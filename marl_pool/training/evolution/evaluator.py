@@ -93,14 +93,12 @@ class Evaluator:
             episodes: R, episodes of each member.
             processes: number of processes, each of which should get a batch.
         """
+        # Fill a batch with episodes first, then with members.
         columns = min(episodes, self.max_envs)
         rows = max(1, min(self.max_envs // columns, members // processes))
         for row in range(0, members, rows):
             for column in range(0, episodes, columns):
-                yield Chunk(
-                    slice(row, min(row + rows, members)),
-                    slice(column, min(column + columns, episodes)),
-                )
+                yield Chunk(slice(row, row + rows), slice(column, column + columns))
 
     def check(self, env: Mapping[str, Any], where: str) -> None:
         """Reject environment options that are wrong, or do not fit the agent.
@@ -144,20 +142,17 @@ class Evaluator:
         # Give each member its own copies of the same environments.
         env = self._get_env(len(vectors) * len(task.env_ids), task.env_config)
         env.renumber(task.env_ids.repeat(len(vectors)), task.episode)
-        rollout = Rollout(
-            env,
-            {self.group: self._policy(vectors)},
-            perturbation=self._make_perturbation(),
-        )
+        policy: Policy = self.agent
+        if len(vectors) > 1:
+            policy = Population(self.agent, vectors.to(self.agent.low))
+        else:
+            load_vector(self.agent, vectors[0].to(self.agent.low))
+        perturbation = self._make_perturbation()
+        rollout = Rollout(env, {self.group: policy}, perturbation=perturbation)
+        # Play one episode in each, and average the returns over its agents.
         episodes = rollout.episodes(idle=IDLE if env.steps_past_end else 0.0)
         returns = episodes.returns[self.group].mean(1).cpu().view(shape)
         return PopulationReturns(returns, episodes.lengths.cpu().view(shape))
-
-    def _policy(self, vectors: Tensor) -> Policy:
-        if len(vectors) > 1:
-            return Population(self.agent, vectors.to(self.agent.low))
-        load_vector(self.agent, vectors[0].to(self.agent.low))
-        return self.agent
 
     def _make_perturbation(self) -> Perturbation | None:
         if self.perturbation is None:

@@ -7,7 +7,6 @@ import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -17,10 +16,11 @@ from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.rollout import Trajectory
+from marl_pool.runs import Run
 from marl_pool.training.ppo.learner import NON_FINITE_LOSS
-from marl_pool.utils.atomic import appended
 
 NON_FINITE = "non_finite"
 """Metrics: count of NaN and infinite numbers in a sample, by kind."""
@@ -55,9 +55,9 @@ class Failure(NamedTuple):
 
 
 @contextlib.contextmanager
-def errors_to(file: Path) -> Iterator[None]:
-    """Append what RLlib logs about dying processes to ``file``, not to the screen."""
-    handler = _Appending(file, delay=True, encoding="utf-8")
+def errors_to(run: Run) -> Iterator[None]:
+    """Append what RLlib logs about dying processes to the run's ``error.txt``."""
+    handler = _ErrorHandler(run)
     propagating = {name: logging.getLogger(name).propagate for name in LOGGERS}
     for name in LOGGERS:
         logging.getLogger(name).addHandler(handler)
@@ -68,15 +68,16 @@ def errors_to(file: Path) -> Iterator[None]:
         for name, propagates in propagating.items():
             logging.getLogger(name).removeHandler(handler)
             logging.getLogger(name).propagate = propagates
-        handler.close()
 
 
-class _Appending(logging.FileHandler):
-    """File handler that follows no symbolic link."""
+class _ErrorHandler(logging.Handler):
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
 
-    def _open(self) -> Any:
-        self._opened = contextlib.ExitStack()
-        return self._opened.enter_context(appended(Path(self.baseFilename)))
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.run.write_error(self.format(record))
 
 
 def last_line(text: str) -> str:

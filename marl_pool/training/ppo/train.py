@@ -131,7 +131,7 @@ class PPOMethod(TrainingMethod):
         runners, learners = resources.num_env_runners, resources.num_learners
         with (
             ray_session(resources.address, num_cpus=runners + learners + 1),
-            errors_to(self.run.error_path),
+            errors_to(self.run),
         ):
             validate_cluster(
                 GPU=runners * resources.num_gpus_per_env_runner
