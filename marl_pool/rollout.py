@@ -229,10 +229,7 @@ class Rollout:
 
     @torch.no_grad()
     def episodes(
-        self,
-        on_step: Callable[[Transition], None] | None = None,
-        *,
-        idle: float = 0.0,
+        self, on_step: Callable[[Transition], None] | None = None, *, idle: float = 0.0
     ) -> Episodes:
         """Play one episode in every environment; ended environments are dropped.
 

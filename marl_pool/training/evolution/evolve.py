@@ -36,9 +36,7 @@ COUNTED = ("steps", "episodes", "seconds")
 
 
 def evolve(
-    run: Run,
-    config: Mapping[str, Any],
-    should_stop: Callable[[], bool] = never,
+    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
 ) -> None:
     """Evolve until the generations or the time limit are used up.
 

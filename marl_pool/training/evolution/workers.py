@@ -63,10 +63,7 @@ class Workers:
         count, gpus = config.resources.num_workers, config.resources.num_gpus_per_worker
         validate_cluster(CPU=count, GPU=count * gpus)
         actor = ray.remote(
-            num_cpus=1,
-            num_gpus=gpus,
-            max_restarts=RESTARTS,
-            max_task_retries=RESTARTS,
+            num_cpus=1, num_gpus=gpus, max_restarts=RESTARTS, max_task_retries=RESTARTS
         )(Worker)
         self.actors = [actor.remote(config) for _ in range(count)]
 

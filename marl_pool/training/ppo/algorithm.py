@@ -8,11 +8,7 @@ from pathlib import Path
 
 import torch
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
-from ray.rllib.core.rl_module import (
-    MultiRLModuleSpec,
-    RLModuleSpec,
-    validate_module_id,
-)
+from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec, validate_module_id
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from typing_extensions import override
 

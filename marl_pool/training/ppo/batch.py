@@ -122,6 +122,7 @@ class EpochIterator:
 
     def __iter__(self) -> Iterator[MultiAgentBatch]:
         for _ in range(self.num_epochs):
+            # Order the rows of each module anew, and split them evenly.
             parts = {
                 name: self._order(count).tensor_split(self.per_epoch)
                 for name, count in self.counts.items()
@@ -207,11 +208,6 @@ def num_steps(rows: Mapping[str, Any]) -> int:
     if Columns.LOSS_MASK in rows:
         return int(rows[Columns.LOSS_MASK].sum())
     return len(rows[Columns.ACTIONS])
-
-
-def select_steps(mask: torch.Tensor, rows: Mapping[str, Any]) -> Rows:
-    """Select the steps of a mask ``(B, T)`` from columns ``(B, T, …)``."""
-    return map_rows(operator.itemgetter(mask), rows)
 
 
 def _concatenate(chunks: list[SingleAgentEpisode]) -> Rows:

@@ -29,7 +29,6 @@ from marl_pool.training.ppo.batch import (
     Rows,
     map_rows,
     num_steps,
-    select_steps,
 )
 from marl_pool.training.ppo.episodes import RECORDED
 
@@ -110,11 +109,8 @@ class BatchedPPOLearner(PPOTorchLearner):
     @override
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         # RLlib leaves out the KL coefficients.
-        coefficients = {
-            module_id: float(coefficient)
-            for module_id, coefficient in self.curr_kl_coeffs_per_module.items()
-        }
-        return {**super().get_state(*args, **kwargs), KL_COEFFICIENTS: coefficients}
+        kl = {mid: float(c) for mid, c in self.curr_kl_coeffs_per_module.items()}
+        return {**super().get_state(*args, **kwargs), KL_COEFFICIENTS: kl}
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -190,9 +186,9 @@ class BatchedPPOLearner(PPOTorchLearner):
     ) -> Tensor:
         if Columns.LOSS_MASK in batch:
             # Drop the padding of sequences; the loss is then that of any other policy.
-            mask = batch[Columns.LOSS_MASK]
+            select = operator.itemgetter(batch[Columns.LOSS_MASK])
             steps = {key: batch[key] for key in STEP_COLUMNS if key in batch}
-            batch, fwd_out = select_steps(mask, steps), select_steps(mask, fwd_out)
+            batch, fwd_out = map_rows(select, steps), map_rows(select, fwd_out)
         # Log the distance from the sampling policy before the first step of an update.
         if self._is_first:
             self._log_off_policy(module_id, batch, fwd_out)
@@ -214,6 +210,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         if torch.device(self._device).type != "cpu":
             yield batch, dict.fromkeys(counts, 1.0)
             return
+        # Split by the module with the most steps; a part has at least one row.
         number = -(-max(steps.values()) // MICROBATCH_STEPS)
         number = min(number, max(counts.values()))
         for i in range(number):

@@ -71,9 +71,7 @@ LOSSES = {
 
 
 def train(
-    run: Run,
-    config: Mapping[str, Any],
-    should_stop: Callable[[], bool] = never,
+    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
 ) -> None:
     """Train by PPO until the steps or the time limit are used up.
 

@@ -102,12 +102,7 @@ def test_a_dead_agent_gets_nothing_from_after_its_death():
     lives = torch.ones_like(part.next_active)
     lives[0, 0, 0] = False
     changed = Trajectory(
-        **{
-            **part.__dict__,
-            "terminated": off,
-            "truncated": off,
-            "next_active": lives,
-        }
+        **{**part.__dict__, "terminated": off, "truncated": off, "next_active": lives}
     )
     advantages, _ = estimate_advantages(changed, 0.9, 0.95)
     expected = (part.rewards - part.values)[0, 0, 0]
