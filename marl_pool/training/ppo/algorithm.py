@@ -205,7 +205,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             max_seq_len=settings.max_seq_len,
         ),
         add_default_connectors_to_learner_pipeline=False,
-        # Count minibatches for the module with the most rows; see `EpochIterator`.
+        # Count minibatches for the module with the most rows; see `minibatches`.
         learner_config_dict={
             NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows))
         },

@@ -85,8 +85,15 @@ class TrainBatch(ConnectorV2):
         return batch
 
 
-class EpochIterator:
-    """Minibatches in which every module passes over its own rows ``num_epochs`` times.
+def minibatches(
+    batch: MultiAgentBatch,
+    *,
+    num_epochs: int,
+    num_minibatches: int,
+    generator: torch.Generator | None,
+    in_step: bool = False,
+) -> Iterator[MultiAgentBatch]:
+    """Yield minibatches; every module passes over its own rows ``num_epochs`` times.
 
     RLlib's iterator continues until the largest module has finished its epochs, so a
     module with fewer rows is trained for more epochs than configured. Here every
@@ -101,57 +108,37 @@ class EpochIterator:
             module, because several learners synchronize at every minibatch. A module
             with fewer rows than minibatches then repeats some of them.
     """
+    modules = {name: dict(rows) for name, rows in batch.policy_batches.items()}
+    counts = {name: len(rows[Columns.ACTIONS]) for name, rows in modules.items()}
+    number = num_minibatches
+    if not in_step:
+        number = min(number, max(counts.values()))
 
-    def __init__(
-        self,
-        batch: MultiAgentBatch,
-        *,
-        num_epochs: int,
-        num_minibatches: int,
-        generator: torch.Generator | None,
-        in_step: bool = False,
-    ) -> None:
-        self.rows = {name: dict(rows) for name, rows in batch.policy_batches.items()}
-        self.counts = {
-            name: len(rows[Columns.ACTIONS]) for name, rows in self.rows.items()
-        }
-        self.num_epochs, self.per_epoch = num_epochs, num_minibatches
-        self.generator, self.in_step = generator, in_step
-        if not in_step:
-            self.per_epoch = min(num_minibatches, max(self.counts.values()))
-
-    def __iter__(self) -> Iterator[MultiAgentBatch]:
-        for _ in range(self.num_epochs):
-            # Order the rows of each module anew, and split them evenly.
-            parts = {
-                name: self._order(count).tensor_split(self.per_epoch)
-                for name, count in self.counts.items()
-            }
-            for index in range(self.per_epoch):
-                yield self._minibatch({m: part[index] for m, part in parts.items()})
-
-    def _order(self, count: int) -> torch.Tensor:
+    def split(count: int) -> Sequence[torch.Tensor]:
         # Sample on the CPU on all machines, so that a seed always gives one order.
-        if self.generator is None or self.per_epoch == 1:
+        if generator is None or number == 1:
             order = torch.arange(count, device="cpu")
         else:
-            order = torch.randperm(count, generator=self.generator, device="cpu")
+            order = torch.randperm(count, generator=generator, device="cpu")
         # Repeat rows until there is one for each minibatch.
-        if self.in_step and count < self.per_epoch:
-            order = order.repeat(-(-self.per_epoch // count))[: self.per_epoch]
-        return order
+        if in_step and count < number:
+            order = order.repeat(-(-number // count))[:number]
+        return order.tensor_split(number)
 
-    def _minibatch(self, chosen: dict[str, torch.Tensor]) -> MultiAgentBatch:
-        batches = {}
-        for name, index in chosen.items():
-            rows = self.rows[name]
-            if not len(index):
-                continue
-            if self.per_epoch > 1:
-                index = index.to(rows[Columns.ACTIONS].device)
-                rows = map_rows(operator.itemgetter(index), rows)
-            batches[name] = SampleBatch(rows)
-        return MultiAgentBatch(batches, env_steps=max(map(len, chosen.values())))
+    for _ in range(num_epochs):
+        # Order the rows of each module anew, and split them evenly.
+        parts = {name: split(count) for name, count in counts.items()}
+        for i in range(number):
+            chosen = {name: part[i] for name, part in parts.items() if len(part[i])}
+            minibatch = {}
+            for name, index in chosen.items():
+                rows = modules[name]
+                if number > 1:
+                    index = index.to(rows[Columns.ACTIONS].device)
+                    rows = map_rows(operator.itemgetter(index), rows)
+                minibatch[name] = SampleBatch(rows)
+            steps = max(map(len, chosen.values()))
+            yield MultiAgentBatch(minibatch, env_steps=steps)
 
 
 def map_rows(function: Callable[[Any], Any], rows: Mapping[str, Any]) -> Rows:

@@ -14,7 +14,7 @@ import torch
 from ray.exceptions import ActorDiedError, RayError
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
+from ray.rllib.utils.metrics import LEARNER_RESULTS
 from torch import Tensor
 from typing_extensions import override
 
@@ -22,13 +22,6 @@ from marl_pool.rollout import Trajectory
 from marl_pool.runs import Run
 from marl_pool.training.ppo.learner import NON_FINITE_LOSS
 
-NON_FINITE = "non_finite"
-"""Metrics: count of NaN and infinite numbers in a sample, by kind."""
-NON_FINITE_PLACE = "non_finite_place"
-"""Metric: place of one of them, the environment's number times 2^20 plus the step.
-
-RLlib would silently restart a runner that raised. So the runner reports a metric, and
-the driver stops the run."""
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
 """Loggers to which RLlib writes the tracebacks of its processes."""
 
@@ -119,17 +112,8 @@ def all_learners_live(algo: PPO) -> bool:
     return sum(answer.ok for answer in answers) >= (algo.config.num_learners or 1)
 
 
-def bad_numbers(result: Mapping[str, Any]) -> str | None:
-    """Describe the NaN or infinite numbers in a result of ``Algorithm.train``."""
-    sampled = result[ENV_RUNNER_RESULTS]
-    bad = {kind: n for kind, n in sampled.get(NON_FINITE, {}).items() if n > 0}
-    if bad:
-        env_id, step = divmod(int(sampled[NON_FINITE_PLACE]), 1 << 20)
-        seen = ", ".join(f"{int(n)} {kind}" for kind, n in sorted(bad.items()))
-        return (
-            f"NaN or infinite: {seen}; one in environment {env_id} at step {step} of "
-            "the fragment"
-        )
+def bad_loss(result: Mapping[str, Any]) -> str | None:
+    """Describe a NaN or infinite loss in a result of ``Algorithm.train``."""
     for module, metrics in result[LEARNER_RESULTS].items():
         if metrics.get(NON_FINITE_LOSS, 0) > 0:
             loss = float(metrics.get("total_loss", float("nan")))
@@ -140,8 +124,21 @@ def bad_numbers(result: Mapping[str, Any]) -> str | None:
     return None
 
 
+def validate_finite(trajectory: Trajectory, env_ids: Tensor) -> None:
+    """Raise FloatingPointError for NaN and infinite numbers."""
+    masks = non_finite(trajectory).items()
+    bad = {kind: mask for kind, mask in sorted(masks) if mask.any()}
+    if bad:
+        seen = ", ".join(f"{int(mask.sum())} {kind}" for kind, mask in bad.items())
+        step, index = next(iter(bad.values())).nonzero()[0, :2].tolist()
+        raise FloatingPointError(
+            f"NaN or infinite: {seen}; one in environment {int(env_ids[index])} at "
+            f"step {step} of the fragment"
+        )
+
+
 def non_finite(trajectory: Trajectory) -> dict[str, Tensor]:
-    """Return the masks of NaN and infinite numbers by kind, for kinds that have any."""
+    """Return the masks of NaN and infinite numbers, for kinds that may have any."""
     features, _, padding = trajectory.tokens
     kinds = {"rewards": trajectory.rewards, "action logits": trajectory.logits}
     # Bytes are always finite, and their sum in float64 would copy the batch at eight

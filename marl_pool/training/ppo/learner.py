@@ -17,7 +17,7 @@ from ray.rllib.algorithms.ppo.ppo import (
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
-from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.metrics import ALL_MODULES
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -25,9 +25,9 @@ from typing_extensions import override
 
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
-    EpochIterator,
     Rows,
     map_rows,
+    minibatches,
     num_steps,
 )
 from marl_pool.training.ppo.episodes import RECORDED
@@ -125,7 +125,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         num_epochs: int = 1,
         shuffle_batch_per_epoch: bool = False,
         **kwargs: Any,
-    ) -> EpochIterator:
+    ) -> Iterator[MultiAgentBatch]:
         # RLlib counts minibatches in environment steps and divides them among learners;
         # `algorithm_config` counts them in rows.
         batch = self._make_batch_if_necessary(training_data=training_data)
@@ -137,7 +137,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         torch.manual_seed(seed)
         self._is_first = True
         generator = torch.Generator("cpu").manual_seed(seed)
-        return EpochIterator(
+        return minibatches(
             batch,
             num_epochs=num_epochs,
             num_minibatches=self.config.learner_config_dict[NUM_MINIBATCHES],

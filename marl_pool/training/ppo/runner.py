@@ -26,16 +26,11 @@ from typing_extensions import override
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
-from marl_pool.rollout import Episodes, Rollout, Trajectory
+from marl_pool.rollout import Episodes, Rollout
 from marl_pool.training.fixed_policies import Fixed, build_fixed
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.episodes import to_episodes
-from marl_pool.training.ppo.faults import (
-    NON_FINITE,
-    NON_FINITE_PLACE,
-    Failure,
-    non_finite,
-)
+from marl_pool.training.ppo.faults import Failure, validate_finite
 from marl_pool.training.settings import Options
 
 RUNNER = "runner"
@@ -84,9 +79,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     with the weights that sampled. Of groups that do not learn only the returns are
     reported.
 
-    An exception is stored as `failure`, and `sample` returns no episodes. RLlib would
-    silently restart a remote runner that raised; instead the driver reads `failure`
-    and stops the run.
+    An exception, also of a number that is not finite, is stored as `failure`, and
+    `sample` returns no episodes. RLlib would silently restart a remote runner that
+    raised; instead the driver reads `failure` and stops the run.
     """
 
     failure: Failure | None = None
@@ -172,6 +167,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
         # Step all environments together; tensors are (T, num_envs, agents, …).
         trajectories = rollout.steps(steps)
+        for trajectory in trajectories.values():
+            validate_finite(trajectory, rollout.env.env_ids)
         chunks: list[SingleAgentEpisode] = []
         for name, module_id in self.settings.modules.items():
             # Estimate advantages from the values recorded while sampling. Learners
@@ -191,15 +188,10 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 first_steps=first_steps,
             )
         # Log the returns of all groups, also of those that do not learn.
-        self._log(trajectories, rollout.pop_finished(), steps)
+        self._log(rollout.pop_finished(), steps)
         return chunks
 
-    def _log(
-        self,
-        trajectories: Mapping[str, Trajectory],
-        finished: list[Episodes],
-        steps: int,
-    ) -> None:
+    def _log(self, finished: list[Episodes], steps: int) -> None:
         log, taken = self.metrics.log_value, steps * self.env.num_envs
         self.num_env_steps_sampled_lifetime += taken
         log(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
@@ -210,15 +202,6 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             for name, returns in part.returns.items():
                 for value in returns.sum(1).tolist():
                     log((EPISODE_RETURNS, name), value, reduce="item_series")
-        # Report bad numbers; the driver then stops the run.
-        for trajectory in trajectories.values():
-            for kind, bad in non_finite(trajectory).items():
-                if not bad.any():  # the sum overflowed, and no number is bad
-                    continue
-                step, index = bad.nonzero()[0, :2].tolist()
-                env_id = int(self.env.env_ids[index])
-                log((NON_FINITE, kind), int(bad.sum()), reduce="sum")
-                log(NON_FINITE_PLACE, (env_id << 20) + step, reduce="max")
 
     @override
     def get_metrics(self) -> Any:

@@ -36,7 +36,7 @@ from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, nev
 from marl_pool.training.ppo.algorithm import MAX_RESTARTS, BatchedPPO, algorithm_config
 from marl_pool.training.ppo.faults import (
     all_learners_live,
-    bad_numbers,
+    bad_loss,
     errors_to,
     first_failure,
     last_line,
@@ -185,7 +185,7 @@ class PPOMethod(TrainingMethod):
                     f"keep failing; see {self.run.error_path}"
                 )
             return None
-        if bad := bad_numbers(result):
+        if bad := bad_loss(result):
             raise StepError(bad)
         # Count the steps, and keep the last returns for the logged mean.
         seconds = time.monotonic() - began

@@ -23,7 +23,7 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.ppo.advantages import estimate_advantages
-from marl_pool.training.ppo.batch import VALUE_SCALE, EpochIterator, TrainBatch
+from marl_pool.training.ppo.batch import VALUE_SCALE, TrainBatch, minibatches
 from marl_pool.training.ppo.episodes import to_episodes
 
 
@@ -175,9 +175,9 @@ def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
     )
     generator = torch.Generator().manual_seed(0)
     settings = {"num_epochs": 2, "num_minibatches": 4, "generator": generator}
-    minibatches = list(EpochIterator(batch, in_step=True, **settings))
-    assert len(minibatches) == 2 * 4
-    seen = [part.policy_batches for part in minibatches]
+    parts = list(minibatches(batch, in_step=True, **settings))
+    assert len(parts) == 2 * 4
+    seen = [part.policy_batches for part in parts]
     assert all(set(part) == {"few", "many"} for part in seen)
     many = torch.cat([part["many"][Columns.ACTIONS] for part in seen])
     assert torch.equal(many.bincount(), torch.full((9,), 2))
@@ -225,7 +225,7 @@ def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
     counts, epochs, number, shuffle
 ):
     generator = torch.Generator().manual_seed(0) if shuffle else None
-    iterator = EpochIterator(
+    iterator = minibatches(
         multi_batch(counts),
         num_epochs=epochs,
         num_minibatches=number,
@@ -246,7 +246,7 @@ def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
 
 def test_a_shuffle_changes_the_order_and_its_seed_fixes_it():
     def order(seed):
-        iterator = EpochIterator(
+        iterator = minibatches(
             multi_batch({"a": 40}),
             num_epochs=2,
             num_minibatches=2,
