@@ -18,13 +18,7 @@ class StepError(Exception):
 
 
 def stopped(run: Run, where: str, reason: str) -> StoppedError:
-    """Build the error that ends a run, with the checkpoint to resume from.
-
-    Args:
-        run: the run.
-        where: place of the failure, such as ``iteration 3``.
-        reason: cause of the failure.
-    """
+    """Build the error that ends a run; ``where`` is a place such as ``iteration 3``."""
     checkpoint = run.latest_checkpoint()
     kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
     return StoppedError(f"{where}: {reason}; {kept}")

@@ -74,8 +74,8 @@ class Evaluator:
         ((self.group, group),) = env.groups.items()
         self.agent: Agent = make_agent(
             group.tokens, group.action_space, **config.policy, seed=self.seed
-        ).to(self.device)
-        self.agent.eval()
+        )
+        self.agent.to(self.device).eval()
         # Build the perturbation once, to reject options that do not fit.
         self._make_perturbation()
         # One simulator for each member and repetition would be thousands of processes.

@@ -26,7 +26,7 @@ from typing_extensions import override
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
-from marl_pool.rollout import Episodes, Rollout
+from marl_pool.rollout import Rollout
 from marl_pool.training.fixed_policies import Fixed, build_fixed
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.episodes import to_episodes
@@ -95,29 +95,22 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             gpus = self.config.num_gpus_per_env_runner
             self.device = "cuda" if gpus > 0 else "cpu"
         self._weights_seq_no = self._restarts = 0
-        self.make_env()
-        self.make_module()
-
-    @override
-    def make_env(self) -> None:
         # The first `sample` resets the environments.
         self.rollout: Rollout | None = None
         self.env = self._build_env(first_episode=0)
-
-    @override
-    def make_module(self) -> None:
+        # Modules are in evaluation mode: no dropout while sampling.
         spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces())
         self.module = spec.build()
-        # In evaluation mode: no dropout while sampling.
         for _, module in self.module.items():
             module.to(self.device).eval()
-        modules, env = self.settings.modules, self.settings.env.name
-        learning = {name: self.module[modules[name]].policy for name in modules}
-        fixed = {
-            name: build_fixed(policy, env, name, self.env.groups[name]).to(self.device)
-            for name, policy in self.settings.fixed.items()
+        self.policies = {
+            name: self.module[module].policy
+            for name, module in self.settings.modules.items()
         }
-        self.policies = {**learning, **fixed}
+        env = self.settings.env.name
+        for name, policy in self.settings.fixed.items():
+            built = build_fixed(policy, env, name, self.env.groups[name])
+            self.policies[name] = built.to(self.device)
 
     @override
     def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
@@ -187,21 +180,19 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 prefix=prefix,
                 first_steps=first_steps,
             )
-        # Log the returns of all groups, also of those that do not learn.
-        self._log(rollout.pop_finished(), steps)
-        return chunks
-
-    def _log(self, finished: list[Episodes], steps: int) -> None:
+        # Count steps and episodes; log the returns of groups that do not learn, too.
         log, taken = self.metrics.log_value, steps * self.env.num_envs
         self.num_env_steps_sampled_lifetime += taken
         log(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
         log(NUM_ENV_STEPS_SAMPLED_LIFETIME, taken, reduce="lifetime_sum")
+        finished = rollout.pop_finished()
         episodes = sum(len(part.lengths) for part in finished)
         log(NUM_EPISODES_LIFETIME, episodes, reduce="lifetime_sum")
         for part in finished:
             for name, returns in part.returns.items():
                 for value in returns.sum(1).tolist():
                     log((EPISODE_RETURNS, name), value, reduce="item_series")
+        return chunks
 
     @override
     def get_metrics(self) -> Any:

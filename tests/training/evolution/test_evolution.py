@@ -745,7 +745,7 @@ def refused(tmp_path, monkeypatch, capsys):
     [
         (
             ["evolution.population=1"],
-            "evolution.population: expected at least 2, got 1",
+            "evolution.population: expected an integer >= 2, got 1",
         ),
         (
             ["evolution=pgpe", "evolution.population=5"],
