@@ -48,9 +48,7 @@ def load_fixed(
         groups: groups of the environment, by name.
         env: name of the environment.
         plugins: ``package.module:Class`` names that the folders may use.
-        saved: policy folder of this run; None for a new run. A resumed run takes its
-            frozen policies from there, because their original folders may have moved
-            or changed.
+        saved: policy folder of this run to resume from; None for a new run.
 
     Raises:
         InputError: an unknown policy, or one that does not fit its group.
@@ -63,6 +61,7 @@ def load_fixed(
                 build_fixed(source, env, name, groups[name])
                 found[name] = source
             elif saved is not None:
+                # Resume with the run's own copy: the source may have moved or changed.
                 modules, _ = load_modules(saved, plugins=plugins)
                 found[name] = modules[frozen_module(name)].requires_grad_(False)
             else:

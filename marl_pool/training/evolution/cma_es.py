@@ -126,6 +126,7 @@ class CMAES(Strategy):
 
     @override
     def state_dict(self) -> State:
+        # Take all numbers and arrays that the next generation depends on.
         state = {
             f"{part}.{name}": np.array(value)
             for part, holder in self._holders()

@@ -144,6 +144,7 @@ class EvolutionMethod(TrainingMethod):
         # Validate, and keep the best solution so far.
         if iteration == 1 or iteration % config.validation.every == 0:
             row |= self._validate(vectors[fitness.argmax()])
+        # Measure time and throughput, with the validation included.
         seconds = time.monotonic() - began
         self.seconds += seconds
         row["seconds"] = self.seconds

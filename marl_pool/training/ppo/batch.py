@@ -54,6 +54,7 @@ class TrainBatch(ConnectorV2):
         self, *, rl_module: Any, episodes: list[SingleAgentEpisode], **kwargs: Any
     ) -> dict[str, Rows]:
         """Return the rows of each module, on the module's device."""
+        # Sort the chunks by the module that acted.
         by_module = defaultdict(list)
         for episode in episodes:
             by_module[episode.module_id].append(episode)
@@ -67,6 +68,7 @@ class TrainBatch(ConnectorV2):
             advantages = rows[Postprocessing.ADVANTAGES]
             spread = advantages.std(correction=0).clamp(min=1e-4)
             rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
+            # Scale values and targets, so that the loss does not depend on units.
             if self.normalize_value_loss:
                 targets = rows[Postprocessing.VALUE_TARGETS]
                 errors = targets - rows[Columns.VF_PREDS]

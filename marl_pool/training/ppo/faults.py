@@ -95,6 +95,7 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
     waiting = list(runners._worker_manager.actors().values())
     if runners.num_healthy_remote_env_runners():
         return
+    # Ping all runners in turn until one answers or none can come back.
     while waiting and time.monotonic() < deadline:
         for runner in list(waiting):
             try:

@@ -148,6 +148,7 @@ class BatchedPPOLearner(PPOTorchLearner):
     def _uncompiled_update(
         self, batch: dict[str, Any], **kwargs: Any
     ) -> tuple[Any, dict[str, Tensor], dict]:
+        # Start from zero gradients, losses and metrics.
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
         losses: dict[str, Any] = defaultdict(float)

@@ -41,6 +41,7 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
     # RLlib would silently leave out the state of a dead learner.
     if not all_learners_live(algo):
         raise OSError("a learner died")
+    # Collect the state, and split it into RLlib's files.
     state = dict(algo.get_state())
     learner = dict(state.pop(COMPONENT_LEARNER_GROUP)[COMPONENT_LEARNER])
     modules = learner.pop(COMPONENT_RL_MODULE)
@@ -100,6 +101,7 @@ def save_modules(
         policies[name] = build_policy(spec.model_config)
         tensors = {key: torch.as_tensor(value) for key, value in weights.items()}
         policies[name].load_state_dict(strip_prefix("policy", tensors))
+    # Frozen policies are saved too: their source may move or change.
     groups = dict(modules)
     for group, policy in fixed.items():
         if isinstance(policy, SpecifiedPolicy):
