@@ -104,7 +104,7 @@ def results(run):
 # Strategies
 
 
-@pytest.mark.parametrize(
+each_strategy = pytest.mark.parametrize(
     ("name", "size"),
     [
         *((name, 5) for name in STRATEGIES),
@@ -112,6 +112,9 @@ def results(run):
         pytest.param("cma", 310, marks=pytest.mark.slow),
     ],
 )
+
+
+@each_strategy
 def test_a_strategy_climbs(name, size):
     strategy = STRATEGIES[name](torch.zeros(size))
     before = float(fitness(strategy.favourite[None]))
@@ -123,14 +126,7 @@ def test_a_strategy_climbs(name, size):
     assert strategy.step_size > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        *((name, 7) for name in STRATEGIES),
-        ("pgpe", 310),
-        pytest.param("cma", 310, marks=pytest.mark.slow),
-    ],
-)
+@each_strategy
 def test_a_strategy_that_was_saved_goes_on_exactly(name, size):
     whole = STRATEGIES[name](torch.zeros(size), seed=3)
     search(whole, 1, 12)
@@ -279,7 +275,7 @@ def test_centered_ranks_depend_on_the_order_alone(values):
         assert (ranks.min(), ranks.max()) == (-0.5, 0.5)
 
 
-# Worlds
+# Environments
 
 
 def test_environments_of_one_number_play_the_same_episode():
