@@ -49,7 +49,8 @@ class Options(dict[str, Any]):
 class PPOSettings:
     """Settings of PPO; the defaults, ``ppo=fast``, are tuned for speed on a CPU.
 
-    ``ppo=paper`` has the values of the AdaPool paper (Table 11).
+    ``ppo=paper`` has the values of the AdaPool paper (https://arxiv.org/abs/2506.09215,
+    Table 11).
 
     Raises:
         InputError: a minibatch larger than the batch.
