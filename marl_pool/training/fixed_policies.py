@@ -11,7 +11,7 @@ from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
 from marl_pool.runs import CONFIG as RUN_CONFIG
 from marl_pool.runs import Run
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 Fixed = dict[str, str | SpecifiedPolicy]
@@ -48,9 +48,7 @@ def load_fixed(
         groups: groups of the environment, by name.
         env: name of the environment.
         plugins: ``package.module:Class`` names that the folders may use.
-        saved: policy folder of this run; None for a new run. A resumed run takes its
-            frozen policies from there, because their original folders may have moved
-            or changed.
+        saved: policy folder of this run to resume from; None for a new run.
 
     Raises:
         InputError: an unknown policy, or one that does not fit its group.
@@ -63,6 +61,7 @@ def load_fixed(
                 build_fixed(source, env, name, groups[name])
                 found[name] = source
             elif saved is not None:
+                # Resume with the run's own copy: the source may have moved or changed.
                 modules, _ = load_modules(saved, plugins=plugins)
                 found[name] = modules[frozen_module(name)].requires_grad_(False)
             else:
@@ -118,15 +117,18 @@ def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
     Raises:
         InputError: the policy does not fit.
     """
-    spec = group.tokens
-    reason = policy.mismatch(spec, group.action_space)
+    reason = policy.mismatch(group.tokens, group.action_space)
     if reason:
         raise InputError(f"{path} does not fit the group: {reason}")
-    dtype = getattr(torch, spec.dtype)
-    tokens = Tokens(
-        torch.zeros(1, spec.num_tokens, spec.num_features, dtype=dtype),
-        torch.zeros(1, spec.num_tokens, dtype=torch.int64),
-        torch.zeros(1, spec.num_tokens, dtype=torch.bool),
-    )
     with torch.no_grad():
-        policy.value(tokens)
+        policy.value(zero_tokens(group.tokens, 1))
+
+
+def zero_tokens(spec: TokenSpec, batch: int) -> Tokens:
+    """Return ``batch`` sets of zeros, to try a policy."""
+    shape = (batch, spec.num_tokens)
+    return Tokens(
+        torch.zeros(*shape, spec.num_features, dtype=getattr(torch, spec.dtype)),
+        torch.zeros(shape, dtype=torch.int64),
+        torch.zeros(shape, dtype=torch.bool),
+    )

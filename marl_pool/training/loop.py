@@ -29,15 +29,12 @@ def never() -> bool:
 
 
 class Iteration(NamedTuple):
-    """Result of one iteration of a method.
-
-    Attributes:
-        metrics: numbers to log, by name; the same names in every iteration.
-        shown: numbers displayed by the progress bar, by name.
-    """
+    """Result of one iteration of a method."""
 
     metrics: Mapping[str, float]
+    """Numbers to log, by name; the same names in every iteration."""
     shown: Mapping[str, float]
+    """Numbers displayed by the progress bar, by name."""
 
 
 class TrainingMethod(ABC):
@@ -142,7 +139,7 @@ class TrainingLoop:
         run: Run,
         config: RunConfig,
         plain: Mapping[str, Any],
-        should_stop: Callable[[], bool] = never,
+        should_stop: Callable[[], bool],
     ) -> None:
         self.run, self.config, self.plain = run, config, plain
         self.should_stop, self.stopping, self.has_stepped = should_stop, False, False
@@ -164,68 +161,62 @@ class TrainingLoop:
         torch.set_num_threads(self.config.threads)
         # Find the newest intact checkpoint; a run never restarts on its own.
         checkpoint = checkpoint_to_resume(self.run)
-        method = build(checkpoint)
+        self.method = method = build(checkpoint)
         # The parts fit each other, so store the configuration of this session.
         if self.plain != self.run.config:
             self.run.write_config(self.plain)
 
         with method.session():
-            self._resume(method, checkpoint)
-            every, self.began = self.config.checkpoint.every, time.monotonic()
+            if checkpoint is not None:
+                with reading(self.run, checkpoint):
+                    method.restore(checkpoint)
+                self.iteration = iteration_of(checkpoint)
+            # Rows logged after the checkpoint are computed again.
+            with self._writing("metrics.csv"):
+                trim_log(self.run, self.iteration)
+            self.began = time.monotonic()
             for _ in method.rounds():
-                with self._progress(method) as progress, self.ctrl_c:
-                    while not method.round_is_over and not self._must_stop():
-                        step = self._step(method)
-                        if step is None:
-                            continue
-                        # Log before saving: a checkpoint's manifest holds the row.
-                        self.iteration += 1
-                        self._log(method, step)
-                        progress.update(method.done, **step.shown)
-                        if method.is_due or self.iteration % every == 0:
-                            self._save(method)
+                self._run_round()
                 # A round ends with a checkpoint, and so does a stopped run.
-                self._save(method)
+                self._save()
                 if self.ctrl_c.requested:
                     raise KeyboardInterrupt
                 if self._must_stop():
                     return
 
-    def _resume(self, method: TrainingMethod, checkpoint: Path | None) -> None:
-        if checkpoint is not None:
-            with reading(self.run, checkpoint):
-                method.restore(checkpoint)
-            self.iteration = iteration_of(checkpoint)
-        with self._writing(method, "metrics.csv"):
-            trim_log(self.run, self.iteration)
-
-    def _progress(self, method: TrainingMethod) -> Progress:
-        limit = self.config.time_limit
-        return Progress(
+    def _run_round(self) -> None:
+        method, every = self.method, self.config.checkpoint.every
+        progress = Progress(
             method.total,
             unit=method.unit,
             done=method.done,
-            time_limit=None if limit is None else limit - self._elapsed(),
+            time_limit=self._seconds_left(),
         )
+        with progress, self.ctrl_c:
+            while not method.round_is_over and not self._must_stop():
+                self.has_stepped, number = True, self.iteration + 1
+                try:
+                    step = method.step(number)
+                except StepError as error:
+                    raise stopped(self.run, method.where(number), str(error)) from error
+                if step is None:
+                    continue
+                # Log before saving: a checkpoint's manifest holds the row.
+                self.iteration = number
+                with self._writing("metrics.csv"):
+                    self.run.log({"iteration": number, **step.metrics})
+                progress.update(method.done, **step.shown)
+                if method.is_due or number % every == 0:
+                    self._save()
 
-    def _step(self, method: TrainingMethod) -> Iteration | None:
-        number, self.has_stepped = self.iteration + 1, True
-        try:
-            return method.step(number)
-        except StepError as error:
-            raise stopped(self.run, method.where(number), str(error)) from error
-
-    def _log(self, method: TrainingMethod, step: Iteration) -> None:
-        with self._writing(method, "metrics.csv"):
-            self.run.log({"iteration": self.iteration, **step.metrics})
-
-    def _save(self, method: TrainingMethod) -> None:
+    def _save(self) -> None:
         """Write a checkpoint; the best one's policy becomes the run's."""
+        method = self.method
         if self.iteration == self.run.iterations_saved:
             return
         score = method.score(self.iteration)
         is_best = score is not None and method.accept(score)
-        with self._writing(method, "the checkpoint"):
+        with self._writing("the checkpoint"):
             with self.run.checkpoint(self.iteration, method.parts) as folder:
                 method.save(folder)
             if score is not None and is_best:
@@ -234,21 +225,17 @@ class TrainingLoop:
                     method.save_policy(folder)
             self.run.prune(self.config.checkpoint.keep)
 
-    def _writing(
-        self, method: TrainingMethod, what: str
-    ) -> AbstractContextManager[None]:
-        return writing(self.run, method.where(self.iteration), what)
+    def _writing(self, what: str) -> AbstractContextManager[None]:
+        return writing(self.run, self.method.where(self.iteration), what)
 
     def _must_stop(self) -> bool:
         # Take at least one step in a session, however short the time limit.
-        late = self.has_stepped and self._is_late()
+        left = self._seconds_left()
+        late = self.has_stepped and left is not None and left <= 0
         stopping = self.stopping or late or self.ctrl_c.requested
         self.stopping = stopping or self.should_stop()
         return self.stopping
 
-    def _is_late(self) -> bool:
+    def _seconds_left(self) -> float | None:
         limit = self.config.time_limit
-        return limit is not None and self._elapsed() >= limit
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self.began
+        return None if limit is None else self.began + limit - time.monotonic()

@@ -1,5 +1,6 @@
 """Tensors of networks and optimizers, by name, in one file of a checkpoint."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,18 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from marl_pool.kernels import batched as stacked
+from marl_pool.kernels.batched import strip_prefix
 from marl_pool.utils.atomic import new_binary_file
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """Write tensors as safetensors, all of them or none."""
-    # Cloned: safetensors refuses tensors that share memory, as tied weights do.
+    # Clone: safetensors rejects tensors that share memory, as tied weights do.
     on_cpu = {
         name: part.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, part in tensors.items()
     }
-    # Written by Python, a full disk is an OSError like any other.
+    # Write from Python, so that a full disk is an OSError.
     with new_binary_file(file) as out:
         out.write(save(on_cpu))
 
@@ -31,7 +32,7 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Undo `prefixed`."""
-    return stacked.strip_prefix(prefix, tensors, separator="/")
+    return strip_prefix(prefix, tensors, separator="/")
 
 
 def adam_moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -46,10 +47,10 @@ def adam_moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
 def with_moments(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Build an optimizer's ``state_dict`` from `moments`; {} if there are none."""
-    state: dict[int, dict[str, Tensor]] = {}
+    """Build an optimizer's ``state_dict`` from `adam_moments`; {} without any."""
+    state: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, part in tensors.items():
         number, _, name = key.partition("/")
-        state.setdefault(int(number), {})[name] = part
+        state[int(number)][name] = part
     groups = optimizer.state_dict()["param_groups"]
-    return {"state": state, "param_groups": groups} if state else {}
+    return {"state": dict(state), "param_groups": groups} if state else {}

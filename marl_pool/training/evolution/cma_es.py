@@ -1,21 +1,17 @@
 """CMA-ES, on top of the package `cma`."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.training.evolution.strategy import State, Strategy
+from marl_pool.training.evolution.strategy import PopulationSize, State, Strategy
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-)
+from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, Probability
 
 FULL_UP_TO = 3000
 """Largest number of parameters for which ``diagonal="auto"`` learns a full covariance.
@@ -63,19 +59,18 @@ class CMAES(Strategy):
         seed: random seed of the run.
 
     Raises:
-        InputError: a population below 2, or too small for so many parameters, or a
-            learning rate above 1.
+        InputError: a population too small for so many parameters.
     """
 
     def __init__(
         self,
         start: Tensor,
         *,
-        population: PositiveInt = 256,
+        population: PopulationSize = 256,
         sigma0: PositiveFloat = 0.1,
         sigma_floor: NonNegativeFloat = 0.0,
         diagonal: Literal["auto"] | bool = "auto",
-        mean_lr: PositiveFloat = 1.0,
+        mean_lr: Annotated[float, Field(gt=0, le=1)] = 1.0,
         mean_decay: Probability = 0.0,
         seed: int = 0,
     ) -> None:
@@ -97,10 +92,6 @@ class CMAES(Strategy):
             "verb_log": 0,
         }
         first = start.detach().double().numpy()
-        if mean_lr > 1:
-            raise InputError(
-                f"evolution.mean_lr: expected a number in (0, 1], got {mean_lr:g}"
-            )
         self.search: Any = cma.CMAEvolutionStrategy(first, sigma0, options)
         if self.search.mean_shift_samples and population < 3:
             raise InputError(
@@ -129,12 +120,13 @@ class CMAES(Strategy):
         return torch.from_numpy(np.array(self.search.mean))
 
     @property
+    @override
     def step_size(self) -> float:
-        """Sigma, without the scale of the covariance."""
-        return float(self.search.sigma)
+        return float(self.search.sigma)  # without the scale of the covariance
 
+    @override
     def state_dict(self) -> State:
-        """Return mean, step size, covariance, paths, and the directions to try."""
+        # Take all numbers and arrays that the next generation depends on.
         state = {
             f"{part}.{name}": np.array(value)
             for part, holder in self._holders()

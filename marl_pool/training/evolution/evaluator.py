@@ -57,16 +57,13 @@ class Evaluator:
     The split into batches does not change the episodes, and changes returns only by
     rounding.
 
-    Args:
-        config: configuration of the run.
-
     Raises:
         InputError: parts of the configuration that do not fit each other.
     """
 
     def __init__(self, config: EvolveConfig) -> None:
         self.seed, self.device = config.seed, config.device
-        self.perturbation = config.perturbation
+        self.perturbation = config.perturbation.or_none
         env = self._build_env(1, config.env)
         if len(env.groups) != 1:
             raise InputError(
@@ -76,8 +73,8 @@ class Evaluator:
         ((self.group, group),) = env.groups.items()
         self.agent: Agent = make_agent(
             group.tokens, group.action_space, **config.policy, seed=self.seed
-        ).to(self.device)
-        self.agent.eval()
+        )
+        self.agent.to(self.device).eval()
         # Build the perturbation once, to reject options that do not fit.
         self._make_perturbation()
         # One simulator for each member and repetition would be thousands of processes.
@@ -95,14 +92,12 @@ class Evaluator:
             episodes: R, episodes of each member.
             processes: number of processes, each of which should get a batch.
         """
+        # Fill a batch with episodes first, then with members.
         columns = min(episodes, self.max_envs)
         rows = max(1, min(self.max_envs // columns, members // processes))
         for row in range(0, members, rows):
             for column in range(0, episodes, columns):
-                yield Chunk(
-                    slice(row, min(row + rows, members)),
-                    slice(column, min(column + columns, episodes)),
-                )
+                yield Chunk(slice(row, row + rows), slice(column, column + columns))
 
     def check(self, env: Mapping[str, Any], where: str) -> None:
         """Reject environment options that are wrong, or do not fit the agent.
@@ -110,9 +105,6 @@ class Evaluator:
         Args:
             env: ``{"name": …, **options}`` of the environment.
             where: configuration key of the options, for messages.
-
-        Raises:
-            InputError: an unknown option, a number out of range, or other tokens.
         """
         try:
             groups = self._build_env(1, env).groups
@@ -124,8 +116,7 @@ class Evaluator:
                 f"{', '.join(groups)}"
             )
         group = groups[self.group]
-        misfit = self.agent.mismatch(group.tokens, group.action_space)
-        if misfit:
+        if misfit := self.agent.mismatch(group.tokens, group.action_space):
             raise InputError(f"{where}: the policy does not fit the env: {misfit}")
 
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
@@ -150,23 +141,20 @@ class Evaluator:
         # Give each member its own copies of the same environments.
         env = self._get_env(len(vectors) * len(task.env_ids), task.env_config)
         env.renumber(task.env_ids.repeat(len(vectors)), task.episode)
-        rollout = Rollout(
-            env,
-            {self.group: self._policy(vectors)},
-            perturbation=self._make_perturbation(),
-        )
+        policy: Policy = self.agent
+        if len(vectors) > 1:
+            policy = Population(self.agent, vectors.to(self.agent.low))
+        else:
+            load_vector(self.agent, vectors[0].to(self.agent.low))
+        perturbation = self._make_perturbation()
+        rollout = Rollout(env, {self.group: policy}, perturbation=perturbation)
+        # Play one episode in each, and average the returns over its agents.
         episodes = rollout.episodes(idle=IDLE if env.steps_past_end else 0.0)
         returns = episodes.returns[self.group].mean(1).cpu().view(shape)
         return PopulationReturns(returns, episodes.lengths.cpu().view(shape))
 
-    def _policy(self, vectors: Tensor) -> Policy:
-        if len(vectors) > 1:
-            return Population(self.agent, vectors.to(self.agent.low))
-        load_vector(self.agent, vectors[0].to(self.agent.low))
-        return self.agent
-
     def _make_perturbation(self) -> Perturbation | None:
-        if self.perturbation["name"] == "none":
+        if self.perturbation is None:
             return None
         validate_no_ramp(
             self.perturbation, "every generation begins with new environments"

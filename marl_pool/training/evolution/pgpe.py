@@ -7,14 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.training.evolution.strategy import State, Strategy
+from marl_pool.training.evolution.strategy import PopulationSize, State, Strategy
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-)
+from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, Probability
 
 BETA, EPSILON = 0.999, 1e-8
 """Adam's second decay rate, and the constant added to its denominator."""
@@ -61,7 +56,7 @@ class PGPE(Strategy):
         self,
         start: Tensor,
         *,
-        population: PositiveInt = 256,
+        population: PopulationSize = 256,
         lr: PositiveFloat = 0.05,
         lr_decay: NonNegativeFloat = 0.0,
         momentum: Probability = 0.9,
@@ -113,12 +108,12 @@ class PGPE(Strategy):
         return self.mean
 
     @property
+    @override
     def step_size(self) -> float:
-        """Standard deviation, averaged over the parameters."""
         return float(self.std.mean())
 
+    @override
     def state_dict(self) -> State:
-        """Return mean, standard deviations and Adam's state."""
         state = {name: getattr(self, name).numpy().copy() for name in TENSORS}
         return {**state, "count": np.array(self.count)}
 

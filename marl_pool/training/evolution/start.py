@@ -32,6 +32,7 @@ def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
         return own
     if init == ZEROS:
         return torch.zeros_like(own)
+    # Read the policy of a folder; of a run, its best one.
     folder = Path(init)
     if not folder.is_dir():
         raise InputError(
@@ -46,6 +47,7 @@ def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
             f"init: expected a {type(agent).__name__}, {init} is a "
             f"{type(found).__name__}"
         )
+    # The parameters must have the same names and shapes.
     shapes = {name: tuple(part.shape) for name, part in agent.named_parameters()}
     for name, part in found.named_parameters():
         if shapes.pop(name, None) != tuple(part.shape):

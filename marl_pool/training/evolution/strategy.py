@@ -2,14 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
+PopulationSize = Annotated[int, Field(ge=2)]
 State = dict[str, np.ndarray]
 """State of a strategy as arrays by name; a number is an array without dimensions."""
 
@@ -23,16 +25,9 @@ class Strategy(ABC):
         start: ``(n,)``, the start of the search.
         population: P, vectors in a generation, at least 2.
         seed: random seed of the run.
-
-    Raises:
-        InputError: a population below 2.
     """
 
     def __init__(self, start: Tensor, *, population: int, seed: int) -> None:
-        if population < 2:
-            raise InputError(
-                f"evolution.population: expected at least 2, got {population}"
-            )
         self.size, self.population, self.seed = len(start), population, seed
 
     @abstractmethod

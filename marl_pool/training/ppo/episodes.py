@@ -57,19 +57,11 @@ def to_episodes(
         for number, leaf in enumerate(tree_leaves(trajectory.states))
     }
     actions, rewards = _by_agent(trajectory.actions), _by_agent(trajectory.rewards)
-    tensors = (
-        trajectory.log_probs,
-        trajectory.logits,
-        trajectory.values,
-        advantages,
-        value_targets,
-    )
-    outputs = {
-        key: _by_agent(tensor) for key, tensor in zip(RECORDED, tensors, strict=True)
-    } | states
-    terminated, truncated = (
-        flag.cpu().numpy() for flag in (trajectory.terminated, trajectory.truncated)
-    )
+    recorded = (trajectory.log_probs, trajectory.logits, trajectory.values)
+    arrays = [_by_agent(each) for each in (*recorded, advantages, value_targets)]
+    outputs = {**dict(zip(RECORDED, arrays, strict=True)), **states}
+    terminated = trajectory.terminated.cpu().numpy()
+    truncated = trajectory.truncated.cpu().numpy()
     # Slice each agent's life out of the arrays; the chunks are views, not copies.
     active = _by_agent(trajectory.active)
     steps, num_envs, num_agents = trajectory.rewards.shape

@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
+import operator
+import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -13,20 +14,14 @@ import torch
 from ray.exceptions import ActorDiedError, RayError
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
+from ray.rllib.utils.metrics import LEARNER_RESULTS
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.rollout import Trajectory
+from marl_pool.runs import Run
 from marl_pool.training.ppo.learner import NON_FINITE_LOSS
-from marl_pool.utils.atomic import appended
 
-NON_FINITE = "non_finite"
-"""Metrics: count of NaN and infinite numbers in a sample, by kind."""
-NON_FINITE_PLACE = "non_finite_place"
-"""Metric: place of one of them, the environment's number times 2^20 plus the step.
-
-RLlib would silently restart a runner that raised. So the runner reports a metric, and
-the driver stops the run."""
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
 """Loggers to which RLlib writes the tracebacks of its processes."""
 
@@ -43,12 +38,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception, env: str) -> "Failure":
-        """Describe an exception.
-
-        Args:
-            error: exception raised while sampling.
-            env: name of the environment's class.
-        """
+        """Describe an exception; ``env`` is the name of the environment's class."""
         message = " ".join(str(error).split())[:200]
         return cls(
             env,
@@ -57,51 +47,42 @@ class Failure(NamedTuple):
         )
 
 
-def failure_of(runner: Any) -> Failure | None:
-    """Return the failure of a runner; a module's function, so that ray can send it."""
-    failure: Failure | None = runner.failure
-    return failure
-
-
 @contextlib.contextmanager
-def errors_to(file: Path) -> Iterator[None]:
-    """Append what RLlib logs about dying processes to ``file``, not to the screen."""
-    handler = _Appending(file, delay=True, encoding="utf-8")
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    propagating = [logger.propagate for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.propagate = False
+def errors_to(run: Run) -> Iterator[None]:
+    """Append what RLlib logs about dying processes to the run's ``error.txt``."""
+    handler = _ErrorHandler(run)
+    propagating = {name: logging.getLogger(name).propagate for name in LOGGERS}
+    for name in LOGGERS:
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).propagate = False
     try:
         yield
     finally:
-        for logger, propagates in zip(loggers, propagating, strict=True):
-            logger.removeHandler(handler)
-            logger.propagate = propagates
-        handler.close()
+        for name, propagates in propagating.items():
+            logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).propagate = propagates
 
 
-class _Appending(logging.FileHandler):
-    """File handler that follows no symbolic link."""
+class _ErrorHandler(logging.Handler):
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
 
-    def _open(self) -> Any:
-        self._opened = contextlib.ExitStack()
-        return self._opened.enter_context(appended(Path(self.baseFilename)))
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.run.write_error(self.format(record))
 
 
 def last_line(text: str) -> str:
     """Extract the exception and its message from a traceback, as one line."""
-    lines: list[str] = []
-    for line in reversed(text.strip().splitlines()):
-        if line.startswith(" "):
-            break
-        lines.insert(0, line)
-    return " ".join(" ".join(lines).split())[-200:]
+    *_, unindented = re.split(r"^ .*$", text.strip(), flags=re.M)
+    return " ".join(unindented.split())[-200:]
 
 
 def first_failure(runners: EnvRunnerGroup) -> Failure | None:
     """Return the failure of one of the runners, or None."""
-    return next(filter(None, runners.foreach_env_runner(failure_of)), None)
+    failures = runners.foreach_env_runner(operator.attrgetter("failure"))
+    return next(filter(None, failures), None)
 
 
 def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
@@ -109,15 +90,12 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
 
     Ray needs some seconds to restart a process; RLlib would continue without data. A
     runner that has used up its restarts is not waited for.
-
-    Args:
-        runners: runners of the algorithm.
-        seconds: longest wait.
     """
     deadline = time.monotonic() + seconds
     waiting = list(runners._worker_manager.actors().values())
     if runners.num_healthy_remote_env_runners():
         return
+    # Ping all runners in turn until one answers or none can come back.
     while waiting and time.monotonic() < deadline:
         for runner in list(waiting):
             try:
@@ -131,30 +109,12 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
 
 def all_learners_live(algo: PPO) -> bool:
     """Return True if no learner died; RLlib never restarts one and may not notice."""
-    answers = algo.learner_group.foreach_learner(_answer)
+    answers = algo.learner_group.foreach_learner(lambda learner: True)
     return sum(answer.ok for answer in answers) >= (algo.config.num_learners or 1)
 
 
-def _answer(learner: Any) -> bool:
-    # A module's function, so that ray can send it to another process.
-    return True
-
-
-def bad_numbers(result: Mapping[str, Any]) -> str | None:
-    """Describe the NaN or infinite numbers of an iteration; None if there are none.
-
-    Args:
-        result: result of RLlib's ``Algorithm.train``.
-    """
-    sampled = result[ENV_RUNNER_RESULTS]
-    bad = {kind: n for kind, n in sampled.get(NON_FINITE, {}).items() if n > 0}
-    if bad:
-        env_id, step = divmod(int(sampled[NON_FINITE_PLACE]), 1 << 20)
-        seen = ", ".join(f"{int(n)} {kind}" for kind, n in sorted(bad.items()))
-        return (
-            f"NaN or infinite: {seen}; one in environment {env_id} at step {step} of "
-            "the fragment"
-        )
+def bad_loss(result: Mapping[str, Any]) -> str | None:
+    """Describe a NaN or infinite loss in a result of ``Algorithm.train``."""
     for module, metrics in result[LEARNER_RESULTS].items():
         if metrics.get(NON_FINITE_LOSS, 0) > 0:
             loss = float(metrics.get("total_loss", float("nan")))
@@ -165,8 +125,21 @@ def bad_numbers(result: Mapping[str, Any]) -> str | None:
     return None
 
 
+def validate_finite(trajectory: Trajectory, env_ids: Tensor) -> None:
+    """Raise FloatingPointError for NaN and infinite numbers."""
+    masks = non_finite(trajectory).items()
+    bad = {kind: mask for kind, mask in sorted(masks) if mask.any()}
+    if bad:
+        seen = ", ".join(f"{int(mask.sum())} {kind}" for kind, mask in bad.items())
+        step, index = next(iter(bad.values())).nonzero()[0, :2].tolist()
+        raise FloatingPointError(
+            f"NaN or infinite: {seen}; one in environment {int(env_ids[index])} at "
+            f"step {step} of the fragment"
+        )
+
+
 def non_finite(trajectory: Trajectory) -> dict[str, Tensor]:
-    """Return the masks of NaN and infinite numbers by kind, for kinds that have any."""
+    """Return the masks of NaN and infinite numbers, for kinds that may have any."""
     features, _, padding = trajectory.tokens
     kinds = {"rewards": trajectory.rewards, "action logits": trajectory.logits}
     # Bytes are always finite, and their sum in float64 would copy the batch at eight

@@ -19,13 +19,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 ray = pytest.importorskip("ray")
 
 from ray.rllib.core.learner.learner import Learner
-from safetensors.torch import load_file
 
+from helpers.ppo import assert_same, resumed, rllib_config, run_of
 from helpers.training import (
     PATIENCE,
     RAY_WARNINGS,
@@ -38,12 +37,10 @@ from marl_pool.config import compose
 from marl_pool.policies.storage import load_policies
 from marl_pool.runs import Run, iteration_of
 from marl_pool.training.ppo import train
-from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
 from marl_pool.training.ppo.saving import load_algorithm, save_algorithm
 from marl_pool.training.ppo.train import PPOMethod
-from marl_pool.training.settings import TrainConfig
 from marl_pool.utils import atomic
 from marl_pool.utils.errors import InputError, StoppedError
 
@@ -65,38 +62,7 @@ FAULTY = ["env=helpers.faulty:Faulty", *SMALL]
 
 
 def trained(path: Path, *overrides: str) -> Run:
-    run = Run.create(path, compose("train", overrides))
-    try:
-        train(run, run.config)
-    finally:
-        run.close()
-    return run
-
-
-def resumed(path: Path, total_steps: int) -> Run:
-    run = Run.open(path)
-    train(run, {**run.config, "total_steps": total_steps})
-    run.close()
-    return run
-
-
-def untimed(run: Run) -> list[dict]:
-    clocks = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
-    return [
-        {key: value for key, value in row.items() if key not in clocks}
-        for row in run.rows()
-    ]
-
-
-def assert_same(first: Run, second: Run) -> None:
-    """The same metrics and weights, bit for bit."""
-    assert untimed(first) == untimed(second)
-    one, other = (
-        load_file(run.policy_path("last") / "model.safetensors")
-        for run in (first, second)
-    )
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    return run_of(path, compose("train", overrides))
 
 
 def assert_gapless(run: Run, iterations: int) -> None:
@@ -235,9 +201,7 @@ def test_nobody_waits_for_runners_that_will_not_come_back():
 
 
 def test_every_incarnation_of_a_runner_has_episodes_of_its_own():
-    config = algorithm_config(
-        TrainConfig.from_plain(compose("train", [*FAULTY, "env.max_steps=1"]))
-    )
+    config = rllib_config(compose("train", [*FAULTY, "env.max_steps=1"]))
 
     def episodes(restarts: int, steps: int) -> set[int]:
         runner = BatchedEnvRunner(config=config, worker_index=1, num_workers=1)

@@ -15,9 +15,16 @@ ray = pytest.importorskip("ray")
 
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import LEARNER_RESULTS
-from safetensors.torch import load_file
 
 from helpers.evaluated import evaluate
+from helpers.ppo import (
+    assert_same,
+    assert_same_weights,
+    resumed,
+    rllib_config,
+    run_of,
+    weights_of,
+)
 from helpers.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
@@ -32,10 +39,8 @@ from marl_pool.policies.storage import load_modules, save_policies, save_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.runs import Run
 from marl_pool.training.fixed_policies import with_absolute_folders
-from marl_pool.training.ppo import train
-from marl_pool.training.ppo.algorithm import algorithm_config, assign_modules
+from marl_pool.training.ppo.algorithm import assign_modules
 from marl_pool.training.ppo.runner import RUNNER
-from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
 
 pytestmark = RAY_WARNINGS
@@ -63,10 +68,7 @@ def config_of(*overrides: str) -> dict:
 
 
 def trained(path: Path, *overrides: str) -> Run:
-    run = Run.create(path, config_of(*overrides))
-    train(run, run.config)
-    run.close()
-    return run
+    return run_of(path, config_of(*overrides))
 
 
 def token_policy(group: str, seed: int = 5, **options) -> TokenPolicy:
@@ -75,18 +77,6 @@ def token_policy(group: str, seed: int = 5, **options) -> TokenPolicy:
     options = {"encoder": encoder, "seed": seed, **options}
     spec = options.pop("spec", groups[group].tokens)
     return make_policy(spec, groups[group].action_space, **options)
-
-
-def weights_of(folder: Path) -> dict:
-    return load_file(folder / "model.safetensors")
-
-
-def untimed(run: Run) -> list[dict]:
-    clocks = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
-    return [
-        {key: value for key, value in row.items() if key not in clocks}
-        for row in run.rows()
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -190,13 +180,13 @@ def test_scripted_policies_are_built_for_their_group():
 )
 def test_a_policy_that_is_not_there_is_refused(what, message):
     with pytest.raises(InputError, match=message) as caught:
-        algorithm_config(TrainConfig.from_plain(config_of(f"fixed={{hen: {what}}}")))
+        rllib_config(config_of(f"fixed={{hen: {what}}}"))
     assert "\n" not in str(caught.value)
 
 
 def refusal(path: Path) -> str:
     with pytest.raises(InputError) as caught:
-        algorithm_config(TrainConfig.from_plain(config_of(f"fixed={{hen: {path}}}")))
+        rllib_config(config_of(f"fixed={{hen: {path}}}"))
     message = str(caught.value)
     assert message.startswith("fixed.hen: ")
     assert "\n" not in message
@@ -222,9 +212,7 @@ def test_a_frozen_policy_must_fit_its_group(tmp_path):
     assert "3" in refusal(tmp_path / "flat")
     # What an invariant head was trained on may have had another number of tokens.
     save_policy(token_policy("hen", spec=few), tmp_path / "few")
-    algorithm_config(
-        TrainConfig.from_plain(config_of(f"fixed={{hen: {tmp_path / 'few'}}}"))
-    )
+    rllib_config(config_of(f"fixed={{hen: {tmp_path / 'few'}}}"))
 
 
 def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
@@ -237,7 +225,7 @@ def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
         "plugins=['helpers.plug_in:SumPooling']",
         f"fixed={{hen: {tmp_path / 'hen'}}}",
     ]
-    algorithm_config(TrainConfig.from_plain(config_of(*allowed)))
+    rllib_config(config_of(*allowed))
 
 
 def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
@@ -248,9 +236,7 @@ def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     )
     right = {"cat": token_policy("fox"), "dog": token_policy("hen", seed=7)}
     save_policies(right, {"fox": "cat", "hen": "dog"}, tmp_path / "farm")
-    made = algorithm_config(
-        TrainConfig.from_plain(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
-    )
+    made = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
     found = made.env_config[RUNNER].fixed["hen"].state_dict()
     assert all(torch.equal(found[k], v) for k, v in right["dog"].state_dict().items())
 
@@ -267,19 +253,15 @@ def test_a_module_cannot_take_the_name_of_a_frozen_policy(tmp_path):
     save_policy(token_policy("hen"), tmp_path / "hen")
     overrides = [f"fixed={{hen: {tmp_path / 'hen'}}}", "modules={fox: frozen-hen}"]
     with pytest.raises(InputError, match="the name 'frozen-hen' is reserved for the"):
-        algorithm_config(TrainConfig.from_plain(config_of(*overrides)))
+        rllib_config(config_of(*overrides))
 
 
 def test_a_batch_counts_the_agents_that_learn():
     for fixed, steps in (("null", 3), ("{hen: random}", 12), ("{fox: random}", 4)):
-        made = algorithm_config(TrainConfig.from_plain(config_of(f"fixed={fixed}")))
+        made = rllib_config(config_of(f"fixed={fixed}"))
         assert made.rollout_fragment_length == steps
     with pytest.raises(InputError, match="a multiple of 12 .* × agents that learn"):
-        algorithm_config(
-            TrainConfig.from_plain(
-                config_of("ppo.batch_size=40", "fixed={fox: random}")
-            )
-        )
+        rllib_config(config_of("ppo.batch_size=40", "fixed={fox: random}"))
 
 
 # Training
@@ -302,9 +284,7 @@ def test_a_batch_counts_the_agents_that_learn():
 def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
     cluster, overrides, expected
 ):
-    algo = algorithm_config(
-        TrainConfig.from_plain(config_of("ppo.num_epochs=3", *overrides))
-    ).build_algo()
+    algo = rllib_config(config_of("ppo.num_epochs=3", *overrides)).build_algo()
     learner = algo.learner_group._learner
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
     loss = learner.compute_loss_for_module
@@ -342,8 +322,7 @@ def test_the_metrics_name_every_group_and_module(both, tmp_path):
     # The fox's gain is the hens' loss: the newest of several modules counts as best.
     newest = both.checkpoints()[-1]
     assert both.best.iteration == 12
-    best, last = weights_of(both.policy_dir), weights_of(newest / "policy")
-    assert all(torch.equal(best[name], last[name]) for name in last)
+    assert_same_weights(both.policy_dir, newest / "policy")
 
 
 @slow
@@ -408,12 +387,7 @@ def test_a_run_goes_on_bit_for_bit_when_its_frozen_source_has_moved(both, tmp_pa
     whole = trained(tmp_path / "whole", f"fixed={{hen: {source}}}")
     half = trained(tmp_path / "half", f"fixed={{hen: {source}}}", "total_steps=96")
     source.rename(tmp_path / "moved")
-    again = Run.open(half.path)
-    train(again, {**again.config, "total_steps": 144})
-    again.close()
-    assert untimed(again) == untimed(whole)
-    first, second = (weights_of(run.policy_path("last")) for run in (whole, again))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same(resumed(half.path, 144), whole)
     # A run that has no checkpoint yet does need the source.
     with pytest.raises(InputError, match=r"fixed.hen: expected .* got .*source"):
         trained(tmp_path / "late", f"fixed={{hen: {source}}}")

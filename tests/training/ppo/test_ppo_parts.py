@@ -1,6 +1,7 @@
 """The parts of PPO that need no running algorithm."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.ppo.advantages import estimate_advantages
-from marl_pool.training.ppo.batch import VALUE_SCALE, EpochIterator, TrainBatch
+from marl_pool.training.ppo.batch import VALUE_SCALE, TrainBatch, minibatches
 from marl_pool.training.ppo.episodes import to_episodes
 
 
@@ -86,9 +87,7 @@ def test_a_truncation_bootstraps_and_a_termination_does_not():
     part = parts["fox"]
     values = {"next_values": torch.full_like(part.next_values, 100.0)}
     flags = torch.tensor([[True, False, False]])
-    changed = Trajectory(
-        **{**part.__dict__, **values, "terminated": flags, "truncated": flags.roll(1)}
-    )
+    changed = replace(part, **values, terminated=flags, truncated=flags.roll(1))
     advantages, _ = estimate_advantages(changed, 0.9, 0.95)
     plain = (part.rewards - part.values)[0, :, 0]
     expected = plain + torch.tensor([0.0, 90.0, 90.0])
@@ -101,14 +100,7 @@ def test_a_dead_agent_gets_nothing_from_after_its_death():
     off = torch.zeros_like(part.terminated)
     lives = torch.ones_like(part.next_active)
     lives[0, 0, 0] = False
-    changed = Trajectory(
-        **{
-            **part.__dict__,
-            "terminated": off,
-            "truncated": off,
-            "next_active": lives,
-        }
-    )
+    changed = replace(part, terminated=off, truncated=off, next_active=lives)
     advantages, _ = estimate_advantages(changed, 0.9, 0.95)
     expected = (part.rewards - part.values)[0, 0, 0]
     torch.testing.assert_close(advantages[0, 0, 0], expected)
@@ -162,27 +154,29 @@ def test_dead_agents_leave_no_rows():
     part = parts["hen"]
     active = torch.ones_like(part.active)
     active[1:3, 0, 2] = False
-    changed = Trajectory(**{**part.__dict__, "active": active})
-    episodes = episodes_of({"hen": changed})
+    episodes = episodes_of({"hen": replace(part, active=active)})
     dead = [e for e in episodes if e.agent_id == "hen_2" and "-0-hen" in e.id_]
     assert sum(map(len, dead)) == 2
     assert sum(map(len, episodes)) == part.rewards.numel() - 2
 
 
-def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
-    rows = {"few": 2, "many": 9}
-    batch = MultiAgentBatch(
+def multi_batch(counts):
+    return MultiAgentBatch(
         {
             name: SampleBatch({Columns.ACTIONS: torch.arange(count)})
-            for name, count in rows.items()
+            for name, count in counts.items()
         },
-        env_steps=9,
+        env_steps=max(counts.values()),
     )
+
+
+def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
+    batch = multi_batch({"few": 2, "many": 9})
     generator = torch.Generator().manual_seed(0)
     settings = {"num_epochs": 2, "num_minibatches": 4, "generator": generator}
-    minibatches = list(EpochIterator(batch, in_step=True, **settings))
-    assert len(minibatches) == 2 * 4
-    seen = [part.policy_batches for part in minibatches]
+    parts = list(minibatches(batch, in_step=True, **settings))
+    assert len(parts) == 2 * 4
+    seen = [part.policy_batches for part in parts]
     assert all(set(part) == {"few", "many"} for part in seen)
     many = torch.cat([part["many"][Columns.ACTIONS] for part in seen])
     assert torch.equal(many.bincount(), torch.full((9,), 2))
@@ -210,16 +204,6 @@ def test_train_batch_concatenates_by_module_and_standardises():
         torch.testing.assert_close(again, rows[Columns.ACTION_LOGP])
 
 
-def multi_batch(counts):
-    return MultiAgentBatch(
-        {
-            name: SampleBatch({Columns.ACTIONS: torch.arange(count)})
-            for name, count in counts.items()
-        },
-        env_steps=max(counts.values()),
-    )
-
-
 @given(
     counts=st.dictionaries(st.sampled_from("abc"), st.integers(1, 60), min_size=1),
     epochs=st.integers(1, 4),
@@ -230,7 +214,7 @@ def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
     counts, epochs, number, shuffle
 ):
     generator = torch.Generator().manual_seed(0) if shuffle else None
-    iterator = EpochIterator(
+    iterator = minibatches(
         multi_batch(counts),
         num_epochs=epochs,
         num_minibatches=number,
@@ -251,7 +235,7 @@ def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
 
 def test_a_shuffle_changes_the_order_and_its_seed_fixes_it():
     def order(seed):
-        iterator = EpochIterator(
+        iterator = minibatches(
             multi_batch({"a": 40}),
             num_epochs=2,
             num_minibatches=2,
@@ -279,9 +263,8 @@ def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():
     def scaled_errors(unit):
         parts, rollout = trajectory()
         part = parts["hen"]
-        fields = {name: unit * getattr(part, name) for name in ("rewards", "values")}
-        fields["next_values"] = unit * part.next_values
-        part = Trajectory(**{**part.__dict__, **fields})
+        names = ("rewards", "values", "next_values")
+        part = replace(part, **{name: unit * getattr(part, name) for name in names})
         modules = {"module_hen": rollout.policies["hen"]}
         batch = TrainBatch(normalize_value_loss=True)(
             rl_module=modules, episodes=episodes_of({"hen": part})

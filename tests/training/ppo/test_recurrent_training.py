@@ -6,17 +6,13 @@ import torch
 ray = pytest.importorskip("ray")
 
 from ray.rllib.core.columns import Columns
-from safetensors.torch import load_file
 
+from helpers.ppo import assert_same, resumed, run_of
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.policies.storage import load_policies
-from marl_pool.runs import Run
 from marl_pool.training.ppo import learner as learner_module
-from marl_pool.training.ppo import train
-from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.batch import num_steps
-from marl_pool.training.settings import TrainConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
@@ -38,48 +34,22 @@ MEMORIES = ["lstm", "none"]
 each_memory = pytest.mark.parametrize("memory", MEMORIES)
 
 
-def trained(path, *overrides: str) -> Run:
-    run = Run.create(path, compose("train", [*SMALL, *overrides]))
-    train(run, run.config)
-    run.close()
-    return run
-
-
-@pytest.fixture
-def build():
-    """Build algorithms and stop them."""
-    built = []
-
-    def make(*overrides: str):
-        config = compose("train", [*SMALL, *overrides])
-        built.append(algorithm_config(TrainConfig.from_plain(config)).build_algo())
-        torch.set_num_threads(1)
-        return built[-1]
-
-    yield make
-    for algo in built:
-        algo.stop()
+def config_of(*overrides: str) -> dict:
+    return compose("train", [*SMALL, *overrides])
 
 
 @each_memory
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, memory):
     """Its memories too: the checkpoint falls into the middle of episodes."""
     extra = f"pooling.memory={memory}"
-    whole = trained(tmp_path / "whole", extra)
-    half = trained(tmp_path / "half", extra, "total_steps=96")
-    train(half, {**half.config, "total_steps": 192})
-    half.close()
-    first, second = (
-        load_file(run.policy_path("last") / "model.safetensors")
-        for run in (whole, half)
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    whole = run_of(tmp_path / "whole", config_of(extra))
+    half = run_of(tmp_path / "half", config_of(extra, "total_steps=96"))
+    assert_same(resumed(half.path, 192), whole)
 
 
 @each_memory
 def test_remote_runners_and_learners_share_sequences(tmp_path, memory):
-    run = trained(
-        tmp_path / "run",
+    config = config_of(
         f"pooling.memory={memory}",
         "policy.trunk=separate",
         "resources.num_env_runners=2",
@@ -87,6 +57,7 @@ def test_remote_runners_and_learners_share_sequences(tmp_path, memory):
         "ppo.batch_size=384",
         "total_steps=384",
     )
+    run = run_of(tmp_path / "run", config)
     for row in run.rows():
         assert row["fox/first_ratio_error"] < 1e-5
         assert row["hen/first_ratio_error"] < 1e-5
@@ -95,7 +66,7 @@ def test_remote_runners_and_learners_share_sequences(tmp_path, memory):
 
 
 def test_every_step_is_passed_as_often_as_asked(build):
-    algo = build()
+    algo = build(config_of())
     learner = algo.learner_group._learner
     steps: dict[str, list[int]] = {"fox": [], "hen": []}
     rows: dict[str, list[int]] = {"fox": [], "hen": []}
@@ -119,7 +90,7 @@ def test_every_step_is_passed_as_often_as_asked(build):
 def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch):
     def gradients(piece):
         monkeypatch.setattr(learner_module, "MICROBATCH_STEPS", piece)
-        algo = build("ppo.minibatch_size=null", "ppo.num_epochs=1")
+        algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
         algo.train()
         learner = algo.learner_group._learner
         return [parameter.grad.clone() for parameter in learner._params.values()]
