@@ -41,7 +41,7 @@ from marl_pool.utils.atomic import (
     new_file,
     new_folder,
     recover,
-    refuse_link_out,
+    validate_inside,
     standing,
 )
 from marl_pool.utils.errors import InputError
@@ -246,7 +246,7 @@ class Run:
         refusal = f"{self.path}: another process is training this run"
         for folder in (self.path, self._checkpoints):
             for item in folder.iterdir() if folder.is_dir() else ():
-                refuse_link_out(item, self.path)
+                validate_inside(item, self.path)
         with locked(self.path / LOCK, refusal):
             try:
                 recover(self.policy_dir)
@@ -575,7 +575,7 @@ class Run:
     def _writable(self, name: str) -> Path:
         """Create a folder, and fail before any work if it is not writable."""
         folder = self.path / name
-        refuse_link_out(folder, self.path)
+        validate_inside(folder, self.path)
         try:
             make_folder(folder)
             with tempfile.TemporaryFile(dir=folder):

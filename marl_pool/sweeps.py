@@ -24,7 +24,7 @@ from marl_pool.utils.atomic import (
     locked,
     make_folder,
     new_file,
-    refuse_link_out,
+    validate_inside,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import is_intact_text, sealed_text
@@ -157,7 +157,7 @@ class Sweep:
         trials = self.path / "trials"
         for folder in (self.path, trials):
             for item in folder.iterdir() if folder.is_dir() else ():
-                refuse_link_out(item, self.path)
+                validate_inside(item, self.path)
         try:
             make_folder(trials)
         except OSError as error:

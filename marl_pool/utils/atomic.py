@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -29,22 +29,19 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.new")
 @contextmanager
 def new_file(file: Path) -> Iterator[TextIO]:
     """Yield an open text file that replaces ``file`` on exit."""
-    with (
-        _beside(file) as beside,
-        beside.open("x", newline="", encoding="utf-8") as out,
-    ):
-        yield out
-        out.flush()
-        os.fsync(out.fileno())
+    with _beside(file) as beside:
+        with beside.open("x", newline="", encoding="utf-8") as out:
+            yield out
+        _replace(beside, file)
 
 
 @contextmanager
 def new_binary_file(file: Path) -> Iterator[BinaryIO]:
     """Yield an open binary file that replaces ``file`` on exit."""
-    with _beside(file) as beside, beside.open("xb") as out:
-        yield out
-        out.flush()
-        os.fsync(out.fileno())
+    with _beside(file) as beside:
+        with beside.open("xb") as out:
+            yield out
+        _replace(beside, file)
 
 
 @contextmanager
@@ -54,16 +51,11 @@ def new_path(file: Path) -> Iterator[Path]:
     The path is in a private folder with a random name. Its file, if one was written,
     replaces ``file`` on exit.
     """
-    folder = _temporary(file)
-    folder.mkdir(0o700)
-    try:
+    with _beside(file) as folder:
+        folder.mkdir(0o700)
         yield folder / file.name
         if (folder / file.name).is_file():
-            _sync(folder / file.name)
-            (folder / file.name).replace(file)
-            _sync(file.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            _replace(folder / file.name, file)
 
 
 @contextmanager
@@ -85,23 +77,19 @@ def sync_file(file: Path) -> None:
 
 
 @contextmanager
-def _beside(file: Path) -> Iterator[Path]:
-    """Yield a temporary path whose file replaces ``file`` unless the block raises.
-
-    Open it with mode "x", which is exclusive and follows no link.
-    """
-    beside = _temporary(file)
+def _beside(path: Path) -> Iterator[Path]:
+    """Yield an unpredictable path in the same folder; remove what is left there."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         yield beside
-        beside.replace(file)
-        _sync(file.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        discard(beside)
 
 
-def _temporary(path: Path) -> Path:
-    """Return an unpredictable path in the same folder; see `LEFTOVER`."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+def _replace(new: Path, file: Path) -> None:
+    _sync(new)
+    new.replace(file)
+    _sync(file.parent)
 
 
 # Folders
@@ -131,19 +119,21 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """
     make_folder(folder.parent)
     recover(folder)
-    beside, old = _temporary(folder), _aside(folder)
-    beside.mkdir()
-    try:
+    old = _aside(folder)
+    with _beside(folder) as beside:
+        beside.mkdir()
         yield beside
-        _sync_tree(beside)
+        # The new content has to be on the disk before the old one moves.
+        for path, _, names in os.walk(beside, topdown=False):
+            for name in names:
+                _sync(Path(path, name))
+            _sync(Path(path))
         if os.path.lexists(folder):
             discard(old)
             folder.rename(old)
         beside.rename(folder)
         _sync(folder.parent)
         discard(old)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def recover(folder: Path) -> None:
@@ -181,12 +171,8 @@ def discard_leftovers(folder: Path, of: str = "") -> None:
                 discard(folder / name)
 
 
-def refuse_link_out(path: Path, root: Path) -> None:
-    """Reject a path that a link leads out of its folder.
-
-    Args:
-        path: path below ``root``.
-        root: the folder, which may itself be a link.
+def validate_inside(path: Path, root: Path) -> None:
+    """Reject a path below ``root`` that a link leads out of it.
 
     Raises:
         InputError: ``path`` resolves to a place outside ``root``.
@@ -204,14 +190,6 @@ def refuse_link_out(path: Path, root: Path) -> None:
 
 def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
-
-
-def _sync_tree(folder: Path) -> None:
-    """Sync all files below a folder, and each folder after its content."""
-    for path, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            _sync(Path(path, name))
-        _sync(Path(path))
 
 
 def _sync(path: Path) -> None:
@@ -246,17 +224,14 @@ def locked(file: Path, refusal: str | None) -> Iterator[None]:
     """
     import fcntl  # POSIX only; everything else here runs anywhere
 
-    try:
-        opened = os.open(file, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
-    except OSError as error:
-        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
-        raise InputError(f"{file} cannot be locked: {reason}") from error
-    with os.fdopen(opened, "r+b") as held:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+            opened = os.open(file, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
+            stack.callback(os.close, opened)
+            fcntl.flock(opened, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
         except BlockingIOError as error:
             raise InputError(str(refusal)) from error
         except OSError as error:
-            reason = f"{file} cannot be locked: {error.strerror}"
-            raise InputError(reason) from error
+            reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+            raise InputError(f"{file} cannot be locked: {reason}") from error
         yield

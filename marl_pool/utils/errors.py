@@ -1,4 +1,4 @@
-"""The one exception for input that a user can mend.
+"""The exceptions for input that a user can mend.
 
 It imports nothing, so that the command line can catch it without loading torch.
 """
@@ -7,7 +7,7 @@ It imports nothing, so that the command line can catch it without loading torch.
 class InputError(ValueError):
     """A name, option, shape or file that does not fit.
 
-    The message is one line: what was expected, what came, and where. The command
+    The message is one line: what was expected, what was passed, and where. The command
     line prints it without a traceback and exits with status 2.
     """
 
@@ -15,9 +15,9 @@ class InputError(ValueError):
 class UnfitTokensError(InputError):
     """Tokens whose number or types a head or a perturbation cannot work with.
 
-    An evaluation reports it as a gap where only a perturbed case has such tokens.
+    Where only a perturbed case has such tokens, an evaluation has a missing value.
     """
 
 
 class StoppedError(InputError):
-    """A run that cannot go on: what was seen, in one line. It can be resumed."""
+    """A run that cannot continue. The message is one line; the run can be resumed."""

@@ -41,13 +41,13 @@ def explain_missing_modules() -> Iterator[None]:
         raise InputError(install_hint(module)) from error
 
 
-def require_ray_for(verb: str, config: Mapping[str, Any]) -> None:
+def validate_ray_for(verb: str, config: Mapping[str, Any]) -> None:
     """Reject a run that needs ray if ray is not installed."""
     if verb == "train" or config.get("resources", {}).get("num_workers"):
-        require_ray()
+        validate_ray()
 
 
-def require_ray() -> None:
+def validate_ray() -> None:
     """Raise an `InputError` if ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise InputError(install_hint("ray"))

@@ -85,12 +85,9 @@ class Metrics:
         Returns:
             A message about unreadable lines and their copy; empty without any.
         """
-        content = self.path.read_bytes() if self.path.is_file() else b""
-        header, *lines = _parsed(content) or [[]]
-        header = list(map(uncell, header)) if columns is None else columns
-        read = [(line, _row(header, line)) for line in lines]
-        kept = [line for line, row in read if row and row[ITERATION] <= iteration]
-        bad = sum(row is None for _, row in read)
+        header, lines = self._parsed(columns, errors="replace")
+        kept = [line for line, row in lines if row and row[ITERATION] <= iteration]
+        bad = sum(row is None for _, row in lines)
         if header and ITERATION not in header:
             bad, kept, header = len(lines) + 1, [], []
         message = ""
@@ -98,7 +95,7 @@ class Metrics:
             copied = free(self.path.with_suffix(".damaged.csv"))
             message = f"{bad} lines that cannot be read are kept in {copied.name} only"
             with new_binary_file(copied) as copy:
-                copy.write(content)
+                copy.write(self.path.read_bytes())
         if not header:
             self.path.unlink(missing_ok=True)
             return message
@@ -116,25 +113,22 @@ class Metrics:
             InputError: a damaged file, with bytes that are no text or cells that are no
                 numbers.
         """
-        header, *lines = self._lines() or [[]]
-        found = []
-        for number, line in enumerate(lines, 2):
-            row = _row(header, line)
+        try:
+            header, lines = self._parsed()
+        except (UnicodeDecodeError, OSError) as error:
+            raise InputError(f"{self.path} cannot be read: {error}") from error
+        for number, (line, row) in enumerate(lines, 2):
             if row is None:
                 raise InputError(
                     f"{self.path} is damaged: line {number}: expected {len(header)} "
                     f"numbers, got {','.join(line)[:80]!r}"
                 )
-            found.append(row)
-        return found
+        return [row for _, row in lines if row is not None]
 
     def readable_rows(self) -> list[Row]:
         """Read the intact rows of a file that may be damaged."""
-        if not self.path.is_file():
-            return []
-        header, *lines = _parsed(self.path.read_bytes()) or [[]]
-        rows = (_row(list(map(uncell, header)), line) for line in lines)
-        return [row for row in rows if row is not None]
+        _, lines = self._parsed(errors="replace")
+        return [row for _, row in lines if row is not None]
 
     def problem(self, logged: Mapping[str, Any], until: int) -> str:
         """Compare the start of the file with a fingerprint.
@@ -165,20 +159,27 @@ class Metrics:
             return None
         with self.path.open(newline="", encoding="utf-8") as lines:
             first = lines.readline()
-        whole = first.endswith("\n")
-        return list(map(uncell, next(csv.reader([first])))) if whole else None
+        if not first.endswith("\n"):
+            return None
+        return list(map(uncell, next(csv.reader([first]))))
 
-    def _lines(self) -> list[list[str]]:
+    def _parsed(
+        self, columns: list[str] | None = None, errors: str = "strict"
+    ) -> tuple[list[str], list[tuple[list[str], Row | None]]]:
+        """Parse the header, and each complete line: its cells and its row."""
         if not self.path.is_file():
-            return []
+            return columns or [], []
+        content = self.path.read_bytes()
+        # A crash may have cut off the last line.
+        text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors)
+        lines = text.split("\n")[:-1]
         try:
-            with self.path.open(newline="", encoding="utf-8") as lines:
-                # A crash may have cut off the last line.
-                whole = [line for line in lines if line.endswith("\n")]
-            header, *others = list(csv.reader(whole)) or [[]]
-        except (UnicodeDecodeError, OSError, csv.Error) as error:
-            raise InputError(f"{self.path} cannot be read: {error}") from error
-        return [list(map(uncell, header)), *others]
+            found = list(csv.reader(lines))
+        except csv.Error:  # a NUL or an unclosed quote
+            found = [line.split(",") for line in lines]
+        header, *rest = found or [[]]
+        header = list(map(uncell, header)) if columns is None else columns
+        return header, [(line, _row(header, line)) for line in rest]
 
 
 def free(path: Path) -> Path:
@@ -203,16 +204,6 @@ def _row(header: list[str], line: list[str]) -> Row | None:
     except ValueError:
         return None
     return row if isinstance(row.get(ITERATION), int) else None
-
-
-def _parsed(content: bytes) -> list[list[str]]:
-    """Parse the complete lines of a CSV file that may be damaged."""
-    text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-    lines = text.split("\n")[:-1]
-    try:
-        return list(csv.reader(lines))
-    except csv.Error:  # a NUL or an unclosed quote
-        return [line.split(",") for line in lines]
 
 
 def _number(text: str) -> float:

@@ -24,8 +24,6 @@ from marl_pool.utils.errors import InputError
 VARIABLE = "MARL_POOL_TRUSTED"
 """Environment variable that hands the restriction to child processes. It can only
 restrict: without it a process imports what its user names."""
-FILE = "a file"
-"""Name of the source in messages where no path is known."""
 
 
 class UntrustedError(InputError):
@@ -33,21 +31,14 @@ class UntrustedError(InputError):
 
 
 class _Trust(NamedTuple):
-    """Allowed plug-ins, and the context of messages about the others.
+    """Allowed plug-ins, and the arguments of `trust` for messages about the others."""
 
-    Attributes:
-        plugins: names that the user allows.
-        source: file or folder being read.
-        command: command to repeat with ``--plugin``, or empty.
-    """
-
-    plugins: frozenset[str]
-    source: str
-    command: str
+    plugins: frozenset[str] = frozenset()
+    source: str = "a file"
+    command: str = ""
 
 
 def _inherited() -> _Trust | None:
-    """Read the restriction that the parent process set."""
     told = os.environ.get(VARIABLE)
     if told is None:
         return None
@@ -55,7 +46,7 @@ def _inherited() -> _Trust | None:
         plugins, source, command = json.loads(told)
         return _Trust(frozenset(plugins), str(source), str(command))
     except (ValueError, TypeError):
-        return _Trust(frozenset(), FILE, "")
+        return _Trust()
 
 
 _restriction: ContextVar[_Trust | None] = ContextVar(
@@ -83,10 +74,9 @@ def trust(
     outer, allowed = _restriction.get(), frozenset(plugins)
     if outer is not None:
         allowed &= outer.plugins
-        source = outer.source if source is None else source
-        command = command or outer.command
-    told = FILE if source is None else str(source)
-    token = _restriction.set(_Trust(allowed, told, command))
+    known = outer or _Trust()
+    told = known.source if source is None else str(source)
+    token = _restriction.set(_Trust(allowed, told, command or known.command))
     try:
         yield
     finally:
@@ -100,8 +90,7 @@ def is_restricted() -> bool:
 
 def allowed() -> frozenset[str]:
     """Return the plug-ins of the active `trust`; empty without one."""
-    restriction = _restriction.get()
-    return frozenset() if restriction is None else restriction.plugins
+    return (_restriction.get() or _Trust()).plugins
 
 
 def inheritance() -> dict[str, str]:
@@ -109,16 +98,11 @@ def inheritance() -> dict[str, str]:
     restriction = _restriction.get()
     if restriction is None:
         return {}
-    plugins, source, command = restriction
-    return {VARIABLE: json.dumps([sorted(plugins), source, command])}
+    return {VARIABLE: json.dumps([sorted(restriction.plugins), *restriction[1:]])}
 
 
-def require_trusted(name: str, kind: str) -> None:
-    """Reject a class named in a file unless the caller lists it in ``plugins``.
-
-    Args:
-        name: name of a class or module that is not registered.
-        kind: "pooling", "env", …, for messages.
+def validate_trusted(name: str, kind: str) -> None:
+    """Reject a class or module named in a file unless the caller allowed it.
 
     Raises:
         UntrustedError: a `trust` is active and does not list ``name``.
@@ -137,10 +121,8 @@ def require_trusted(name: str, kind: str) -> None:
 
 def is_plug_in(name: str) -> bool:
     """Return whether ``name`` has the form ``package.module:Class``."""
-    module, colon, attribute = name.partition(":")
-    return bool(colon) and all(
-        part.isidentifier() for part in (*module.split("."), attribute)
-    )
+    module, _, attribute = name.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
 
 
 def texts_in(value: object) -> set[str]:
@@ -174,8 +156,7 @@ def target(name: str, registry: Mapping[str, str], kind: str) -> str:
         raise InputError(f"{kind}: expected a name, got {name!r:.80}")
     if name in registry:
         return registry[name]
-    module, _, attribute = str(name).partition(":")
-    if all(part.isidentifier() for part in (*module.split("."), attribute)):
+    if is_plug_in(name):
         return name
     raise unknown(kind, name, registry)
 
@@ -195,7 +176,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     """
     module_name, _, attribute = target(name, registry, kind).partition(":")
     if name not in registry:
-        require_trusted(name, kind)
+        validate_trusted(name, kind)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
