@@ -54,7 +54,7 @@ def print_table(
         title: line above the table.
         caption: line below the table.
         width: characters a line where there is no terminal.
-        num_names: number of leading columns that hold text, aligned to the left.
+        num_names: number of leading columns of text, aligned to the left.
     """
     from rich.console import Console
     from rich.table import Table

@@ -25,8 +25,7 @@ def printable(text: object) -> str:
 def quoted(path: object) -> str:
     """Quote a path for a shell command that users may copy.
 
-    Dollar signs, backquotes, spaces and semicolons are put into single quotes. The
-    package itself never runs a shell.
+    The package itself never runs a shell.
     """
     return shlex.quote(printable(path))
 
