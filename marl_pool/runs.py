@@ -41,8 +41,8 @@ from marl_pool.utils.atomic import (
     new_file,
     new_folder,
     recover,
-    validate_inside,
     standing,
+    validate_inside,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import (
