@@ -23,13 +23,12 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-import yaml
 
 from marl_pool.utils.atomic import (
     LEFTOVER,
@@ -47,14 +46,14 @@ from marl_pool.utils.atomic import (
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import (
     add_to_manifest,
-    is_intact_text,
     problem_of,
     read_manifest,
-    sealed_text,
+    read_sealed_yaml,
     write_manifest,
+    write_sealed_yaml,
 )
 from marl_pool.utils.metrics import ITERATION, Metrics, free
-from marl_pool.utils.reading import read_json, read_yaml
+from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
 
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
@@ -98,6 +97,7 @@ class Best(NamedTuple):
     score: float
 
 
+@dataclass(eq=False)
 class Run:
     """The folder of one run; see the module's docstring for its layout.
 
@@ -111,14 +111,16 @@ class Run:
         metrics: ``metrics.csv``.
     """
 
-    def __init__(
-        self, path: Path, config: dict[str, Any], version: str, verb: str = TRAIN
-    ) -> None:
-        self.path, self.config, self.version, self.verb = path, config, version, verb
-        self._first_event = 0
-        self._events: Any = None
+    path: Path
+    config: dict[str, Any]
+    version: str
+    verb: str = TRAIN
+    _first_event: int = field(default=0, init=False)
+    _events: Any = field(default=None, init=False)
+    _damage: dict[Path, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
         self.metrics = Metrics(self.path / METRICS)
-        self._damage: dict[Path, str] = {}
 
     @classmethod
     def create(
@@ -157,20 +159,9 @@ class Run:
         path = Path(path)
         if not path.is_dir():
             raise InputError(f"{path}: no such run folder")
-        file = path / CONFIG
-        if not file.is_file():
+        if not (path / CONFIG).is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
-        config = read_yaml(file)
-        # The version is the last key, so a truncated file lacks it.
-        if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
-            raise InputError(
-                f"{file} is truncated, or not written by marl_pool: no {VERSION}"
-            )
-        if not is_intact_text(file.read_text(encoding="utf-8")):
-            raise InputError(
-                f"{file} has changed since it was written: its checksum differs "
-                "(if you changed it on purpose, remove its last line)"
-            )
+        config = read_sealed_yaml(path / CONFIG, last=VERSION)
         verb = str(config.pop(VERB, TRAIN))
         return cls(path, config, config.pop(VERSION), verb)
 
@@ -184,13 +175,7 @@ class Run:
         # `train` is the default verb and not written.
         verb = {} if self.verb == TRAIN else {VERB: self.verb}
         content = {**self.config, **verb, VERSION: self.version}
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        try:
-            with new_file(self.path / CONFIG) as out:
-                out.write(sealed_text(text))
-        except OSError as error:
-            file = self.path / CONFIG
-            raise InputError(f"{file} cannot be written: {error.strerror}") from error
+        write_sealed_yaml(self.path / CONFIG, content)
 
     @property
     def env(self) -> dict[str, Any]:
@@ -243,6 +228,7 @@ class Run:
             InputError: another process holds the lock, the folder contains a link that
                 leads out of it, or it is not writable.
         """
+        # Nothing may be written through a link to another place.
         refusal = f"{self.path}: another process is training this run"
         for folder in (self.path, self._checkpoints):
             for item in folder.iterdir() if folder.is_dir() else ():
@@ -250,17 +236,14 @@ class Run:
         with locked(self.path / LOCK, refusal):
             try:
                 recover(self.policy_dir)
-                self._discard_leftovers()
+                discard_leftovers(self.path)
+                for folder in self.path.iterdir():
+                    if folder.name not in OUTPUTS:
+                        discard_leftovers(folder)
             except OSError as error:
                 reason = f"{self.path} cannot be written to: {error.strerror}"
                 raise InputError(reason) from error
             yield
-
-    def _discard_leftovers(self) -> None:
-        folders = (item for item in self.path.iterdir() if item.name not in OUTPUTS)
-        for folder in (self.path, *folders):
-            if folder.is_dir():
-                discard_leftovers(folder)
 
     # Metrics
 
@@ -277,27 +260,20 @@ class Run:
                 the columns; later rows may omit some.
         """
         self.metrics.log(row)
-        events = self._writer()
-        if events is None:
-            return
-        for name, value in row.items():
-            if name != ITERATION and math.isfinite(value):
-                events.add_scalar(name, value, int(row[ITERATION]))
-        events.flush()
+        if (events := self._writer()) is not None:
+            for name, value in row.items():
+                if name != ITERATION and math.isfinite(value):
+                    events.add_scalar(name, value, int(row[ITERATION]))
+            events.flush()
 
     def rows(self) -> list[dict[str, float]]:
-        """Return all logged rows, with NaN for omitted columns.
-
-        Raises:
-            InputError: ``metrics.csv`` is damaged.
-        """
+        """Return all logged rows; see `Metrics.rows`."""
         return self.metrics.rows()
 
     def metrics_problem(self) -> str:
         """Describe how ``metrics.csv`` differs from the record in the checkpoints.
 
-        Returns:
-            One line; empty if it does not differ or no checkpoint has a record.
+        Empty if it does not differ or no checkpoint has a record.
         """
         for checkpoint in reversed(self.checkpoints()):
             if logged := self._about(checkpoint).get("metrics"):
@@ -316,14 +292,12 @@ class Run:
         self.close()
         self._first_event = iteration + 1
         logged = self._about(self._checkpoint_path(iteration)).get("metrics")
-        problem, columns = "", None
-        if logged is not None:
-            columns = logged["columns"]
-            problem = self.metrics.problem(logged, iteration)
-            if not problem:
-                self.metrics.cut(logged["bytes"])
-                return ""
-        aside = self.metrics.keep(iteration, columns)
+        # The rows of an intact file need not be parsed.
+        problem = self.metrics.problem(logged, iteration) if logged else ""
+        if logged and not problem:
+            self.metrics.cut(logged["bytes"])
+            return ""
+        aside = self.metrics.keep(iteration, logged and logged["columns"])
         told = "; ".join(filter(None, (problem, aside)))
         return told and f"{self.path}: {told}"
 
@@ -336,7 +310,6 @@ class Run:
             self._events = None
 
     def _writer(self) -> Any:
-        """Return the open event file, or None without tensorboardX."""
         if self._events is None and find_spec("tensorboardX"):
             from tensorboardX import SummaryWriter
 
@@ -393,18 +366,16 @@ class Run:
 
         A checkpoint without a manifest must have all files of `PARTS`.
         """
-        if checkpoint not in self._damage:
-            self._damage[checkpoint] = self._found_damage(checkpoint)
-        return self._damage[checkpoint]
-
-    def _found_damage(self, checkpoint: Path) -> str:
-        if checkpoint.is_symlink():
-            return "it is a link"
+        if checkpoint in self._damage:
+            return self._damage[checkpoint]
         try:
-            return problem_of(checkpoint, links=False) or ""
+            linked = checkpoint.is_symlink()
+            problem = "it is a link" if linked else problem_of(checkpoint, links=False)
         except FileNotFoundError:
             missing = _missing(checkpoint, PARTS.get(self.verb, ()))
-            return f"{missing} is missing" if missing else ""
+            problem = f"{missing} is missing" if missing else None
+        self._damage[checkpoint] = problem or ""
+        return self._damage[checkpoint]
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest intact checkpoint, or None."""
@@ -440,15 +411,13 @@ class Run:
         if row:
             return row
         last = iteration_of(newest)
-        rows = [row for row in self.rows() if row[ITERATION] <= last]
-        return rows[-1] if rows else None
+        return next((r for r in reversed(self.rows()) if r[ITERATION] <= last), None)
 
     def _about(self, checkpoint: Path) -> dict[str, Any]:
         """Return the manifest of a checkpoint, or {} if it is missing or damaged."""
-        try:
+        with suppress(FileNotFoundError, InputError):
             return read_manifest(checkpoint)
-        except (FileNotFoundError, InputError):
-            return {}
+        return {}
 
     @property
     def best(self) -> Best | None:
@@ -468,11 +437,15 @@ class Run:
         """
         best = self.best
         whole = [path for path in self.checkpoints() if not self.damage_of(path)]
-        kept = {*whole[-keep:], *(p for p in whole if best and _is_of(p, best))}
-        newest = whole[-1:] and iteration_of(whole[-1])
+        kept = {*whole[-keep:]}
+        kept |= {
+            path for path in whole if best and iteration_of(path) == best.iteration
+        }
+        newest = iteration_of(whole[-1]) if whole else 0
         for folder in self.checkpoints():
-            if folder not in kept and iteration_of(folder) <= (newest or 0):
+            if folder not in kept and iteration_of(folder) <= newest:
                 discard(folder)
+        # A killed process may have left unfinished ones.
         for unfinished in self._checkpoints.glob(".iter_*"):
             discard(unfinished)
 
@@ -527,23 +500,21 @@ class Run:
         Raises:
             InputError: no such policy, or its checkpoint is damaged.
         """
-        saved = {iteration_of(folder): folder for folder in self.checkpoints()}
+        saved = self.checkpoints()
         if which == "best":
             found = standing(self.policy_dir)
         elif which == "last":
-            newest = saved[max(saved)] if saved else self.path / "none"
+            newest = saved[-1] if saved else self.path / "none"
             if saved and (damage := self.damage_of(newest)):
                 raise InputError(
                     f"checkpoint: expected the last to be intact, {newest}: {damage}"
                 )
             found = newest / "policy"
         else:
-            found = saved.get(which, self.path / "none") / "policy"
+            found = self._checkpoint_path(which) / "policy"
         if not found.is_dir():
-            whole = (
-                str(n) for n, folder in saved.items() if (folder / "policy").is_dir()
-            )
-            known = ", ".join(whole) or "none yet"
+            whole = (iteration_of(each) for each in saved if (each / "policy").is_dir())
+            known = ", ".join(map(str, whole)) or "none yet"
             raise InputError(
                 f"{self.path} has no policy {which!r}; checkpoints: {known}"
             )
@@ -557,15 +528,11 @@ class Run:
         return self.path / "evaluation"
 
     def make_evaluation_dir(self) -> Path:
-        """Create `evaluation_dir` if it does not exist.
-
-        Raises:
-            InputError: the folder is not writable.
-        """
+        """Create `evaluation_dir`, or raise `InputError` if it is not writable."""
         return self._writable("evaluation")
 
     def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
-        """Return an unused path in ``videos/``, with the suffix ``-2`` and so on.
+        """Return an unused path in ``videos/``, with ``-2`` and so on after the stem.
 
         Raises:
             InputError: the folder is not writable.
@@ -573,7 +540,7 @@ class Run:
         return free(self._writable("videos") / f"{stem}{suffix}")
 
     def _writable(self, name: str) -> Path:
-        """Create a folder, and fail before any work if it is not writable."""
+        """Create a folder; raise an error before any work if it is not writable."""
         folder = self.path / name
         validate_inside(folder, self.path)
         try:
@@ -601,17 +568,12 @@ def default_path(config: Mapping[str, Any]) -> Path:
     named = [part for part in given if part and part.get("name", "none") != "none"]
     chosen = [config.get("env") or config["task"], *named[:1]]
     label = "-".join(part["name"].rpartition(":")[2] for part in chosen)
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{now}-{label}-s{config['seed']}"
+    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}-s{config['seed']}"
 
 
 def iteration_of(checkpoint: Path) -> int:
     """Return the iteration in the name of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix("iter_"))
-
-
-def _is_of(checkpoint: Path, best: Best) -> bool:
-    return iteration_of(checkpoint) == best.iteration
 
 
 def _missing(folder: Path, parts: Iterable[str]) -> str:

@@ -10,25 +10,24 @@ Files are replaced atomically: a crash leaves the old content or the new.
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
-import yaml
+from pydantic import Field
 
 from marl_pool.runs import TRAIN, Run
 from marl_pool.utils.atomic import (
     discard_leftovers,
     locked,
     make_folder,
-    new_file,
     validate_inside,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import is_intact_text, sealed_text
-from marl_pool.utils.reading import read_yaml
+from marl_pool.utils.manifest import read_sealed_yaml, write_sealed_yaml
+from marl_pool.utils.signatures import check_options, options_of
 from marl_pool.utils.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
@@ -37,9 +36,10 @@ LOCK, VERSION = ".lock", "package_version"
 STUDIED = (TRAIN, "fit")
 """Verbs whose runs can be trials."""
 LONGEST_NAME = 200
-"""Characters of a trial name; most file systems allow 255 bytes."""
+"""Characters of a trial name."""
 
-Grid = dict[str, list[Any]]
+Studied = Annotated[str, Field(pattern=f"^({'|'.join(STUDIED)})$")]
+Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
 """Key → values, in the order of the keys in a trial's name."""
 
 
@@ -74,7 +74,7 @@ class Sweep:
         grid: Grid,
         overrides: Sequence[str],
         config_dir: str | Path | None = None,
-        verb: str = TRAIN,
+        verb: Studied = TRAIN,
     ) -> None:
         self.path, self.grid, self.overrides = Path(path), grid, list(overrides)
         self.config_dir = config_dir and str(Path(config_dir).resolve())
@@ -89,43 +89,14 @@ class Sweep:
         """
         file = Path(path) / CONTENT
         try:
-            content = read_yaml(file)
-            # The version comes last, so a truncated file lacks it.
-            del content[VERSION]
-            if not is_intact_text(file.read_text(encoding="utf-8")):
-                raise ValueError(
-                    "it has changed since it was written: its checksum differs "
-                    "(if you changed it on purpose, remove its last line)"
-                )
-            found = cls(path, **content)
+            content = read_sealed_yaml(file, last=VERSION)
         except FileNotFoundError as error:
             raise InputError(f"{path} is no sweep: it has no {CONTENT}") from error
-        except InputError:
-            raise
-        except (TypeError, KeyError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"{file} cannot be read: {reason}") from error
-        found._check(file)
-        return found
-
-    def _check(self, file: Path) -> None:
-        """Reject contents that `write` does not produce."""
-        grid, overrides, folder = self.grid, self.overrides, self.config_dir
-        fitting = {
-            "grid: expected lists by key": isinstance(grid, dict)
-            and all(isinstance(key, str) for key in grid)
-            and all(isinstance(own, list) and own for own in grid.values()),
-            "overrides: expected a list of texts": all(
-                isinstance(t, str) for t in overrides
-            ),
-            "config_dir: expected a folder": isinstance(folder, str | None),
-            f"verb: expected one of {', '.join(STUDIED)}": self.verb in STUDIED,
-        }
-        for expected, fits in fitting.items():
-            if not fits:
-                key = expected.partition(":")[0]
-                got = getattr(self, key)
-                raise InputError(f"{file}: {expected}, got {got!r:.80}")
+        del content[VERSION]
+        try:
+            return cls(path, **check_options("", content, options_of(cls, {"path"})))
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from error
 
     @staticmethod
     def is_at(path: str | Path) -> bool:
@@ -142,17 +113,15 @@ class Sweep:
             **({} if self.verb == TRAIN else {"verb": self.verb}),
             VERSION: __version__,
         }
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        with new_file(self.path / CONTENT) as out:
-            out.write(sealed_text(text))
+        write_sealed_yaml(self.path / CONTENT, content)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Create the folder and lock it against other processes.
 
         Raises:
-            InputError: it cannot be created, a part of it is a link that leads out of
-                it, or another process holds the lock.
+            InputError: it cannot be created, a link leads out of it, or another process
+                holds the lock.
         """
         trials = self.path / "trials"
         for folder in (self.path, trials):
@@ -183,9 +152,9 @@ class Sweep:
     def write_table(self, trials: Sequence[Trial], status: Mapping[str, str]) -> None:
         """Rewrite the table: one row for each logged iteration of each trial.
 
-        Its columns are ``trial``, ``status``, the swept keys, and every metric that
-        any trial has; a missing metric is an empty cell, which `read_table` returns as
-        NaN. Of a damaged ``metrics.csv`` the readable rows are used.
+        Its columns are ``trial``, ``status``, the swept keys, and the metrics of all
+        trials; a missing metric is an empty cell, which `read_table` returns as NaN. Of
+        a damaged ``metrics.csv`` the readable rows are used.
 
         Args:
             trials: trials in the order of the rows.
@@ -223,6 +192,15 @@ def read_table(path: str | Path) -> list[dict[str, Any]]:
     return [{key: _value(text) for key, text in row.items()} for row in read_csv(file)]
 
 
+@contextmanager
+def naming(trial: str) -> Iterator[None]:
+    """Add the name of a trial to the message of an `InputError`."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error} (trial {trial})") from error
+
+
 def trial_name(values: Mapping[str, Any]) -> str:
     """Name the folder of a trial after its swept values: ``pooling=ada,seed=0``.
 
@@ -231,6 +209,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
     """
     texts = (f"{key}={_label(value)}" for key, value in values.items())
     name = quote(",".join(texts), safe="=,+:[]")
+    # A file name has at most 255 bytes.
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[:LONGEST_NAME]}-{zlib.crc32(name.encode()):08x}"
@@ -257,8 +236,6 @@ def _value(text: str) -> Any:
     if text in ("null", "true", "false"):
         return json.loads(text)
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text or "nan")
-        except ValueError:
-            continue
     return text

@@ -20,7 +20,7 @@ from marl_pool.config.compose import (
 )
 from marl_pool.config.sections import VERBS
 from marl_pool.envs.options import expand_counts
-from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
+from marl_pool.sweeps import Grid, Sweep, Trial, naming, trial_name
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
@@ -103,15 +103,13 @@ def plan_grid(
         name = trial_name(values)
         groups = [key for key in values if key in VERBS[verb].config_groups]
         keys = {key: values[key] for key in values if key not in groups}
-        try:
+        with naming(name):
             chosen = composition(*(_choice(key, values[key]) for key in groups))
             config = resolve(study, chosen, keys)
             for key in OWN:
                 config.pop(key, None)
             config["threads"] = settings["cpus_per_trial"]
             trial = Trial(name, values, _with_absolute_folders(check(verb, config)))
-        except InputError as error:
-            raise InputError(f"{error} (trial {name})") from error
         # Two spellings of one configuration are the same run.
         content = json.dumps(canonical(trial.config), sort_keys=True)
         other = names.setdefault(content, name)

@@ -3,18 +3,18 @@
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ray import tune
+from typing_extensions import override
 
 from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.settings import SweepSettings, TrainConfig
+from marl_pool.training.signals import Interruptible
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.progress import (
     FAILED,
@@ -23,12 +23,7 @@ from marl_pool.training.sweep.progress import (
     STOPPED,
     TrialTable,
 )
-from marl_pool.training.sweep.trial import (
-    REASON,
-    TRIAL,
-    TrialSettings,
-    run_trial,
-)
+from marl_pool.training.sweep.trial import REASON, TRIAL, TrialSettings, run_trial
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
@@ -37,7 +32,7 @@ NOT_SHARED = "its folder is not on this machine: nodes of a cluster must share t
 POLL_SECONDS = 1.0
 """Interval at which the metrics of the running trials are read."""
 DRIVER_ENV = {
-    # `_TrialMonitor` handles Ctrl-C.
+    # `Interruptible` handles Ctrl-C.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # Runs log their own metrics.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -92,7 +87,7 @@ def run_trials(
     try:
         # Let Tune run the trials, each as soon as its CPUs and GPUs are free. A trial
         # whose process died starts again, and resumes from its last checkpoint.
-        with _environment(DRIVER_ENV), monitor.interruptible():
+        with _environment(DRIVER_ENV), monitor.interrupt:
             tune.Tuner(
                 tune.with_resources(
                     run_trial, lambda given: _placement(given, settings)
@@ -114,7 +109,7 @@ def run_trials(
             ).fit()
     finally:
         _clear(stop, scratch)
-    if monitor.awaited is not None:
+    if monitor.interrupt.requested:
         raise KeyboardInterrupt
 
 
@@ -128,7 +123,7 @@ def bundles(
         settings: CPUs and GPUs of the main process.
 
     Returns:
-        Numbers of CPUs and GPUs, by ``CPU`` and ``GPU``, of each process.
+        ``CPU`` and ``GPU`` of each process.
     """
     gpus = settings.gpus_per_trial
     if isinstance(config, FitConfig):
@@ -167,6 +162,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     """Update the progress display, and end the experiment after Ctrl-C.
 
     Attributes:
+        interrupt: handler of Ctrl-C.
         awaited: trials that were running at Ctrl-C and have not ended since; None
             before Ctrl-C.
     """
@@ -181,6 +177,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     ) -> None:
         self.sweep, self.by_text, self.table = sweep, by_text, table
         self.on_end, self.stop = on_end, stop
+        self.interrupt = Interruptible()
         self.awaited: set[str] | None = None
         self.job = JOBS[sweep.verb]
         self._last_poll = 0.0
@@ -189,66 +186,49 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         # Tune pickles its callbacks to restore experiments, a feature not used here.
         return {}
 
+    @override
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Return False: no result ends a trial."""
-        return False
+        return False  # no result ends a trial
 
+    @override
     def stop_all(self) -> bool:
-        """Return True once all trials have ended after Ctrl-C."""
         return self.awaited is not None and not self.awaited
 
-    @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Let trials finish their iteration at Ctrl-C; stop at once at the second."""
-
-        def press(number: int, frame: FrameType | None) -> None:
-            if self.awaited is not None:
-                raise KeyboardInterrupt
-            self.awaited = set(self.table.named(RUNNING))
-            self.stop.touch()
-
-        try:
-            previous = signal.signal(signal.SIGINT, press)
-        except ValueError:  # only the main thread may handle signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
-
+    @override
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-        """Mark the trial as running."""
         if self.awaited is None:
             self.table.change(self._trial_of(trial).name, RUNNING)
 
+    @override
     def on_trial_complete(
         self, iteration: int, trials: Any, trial: Any, **_: Any
     ) -> None:
-        """Record the end of a trial."""
         reason = (trial.last_result or {}).get(REASON, "")
         self._end(self._trial_of(trial), reason)
 
+    @override
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-        """Record a trial whose process died too often."""
         self._end(
             self._trial_of(trial),
             f"its process died {MAX_DEATHS + 1} times, perhaps for lack of memory",
         )
 
+    @override
     def on_step_end(self, iteration: int, trials: Any, **_: Any) -> None:
-        """Read the progress of the running trials every `POLL_SECONDS`."""
-        if self.table.clock() - self._last_poll < POLL_SECONDS:
-            return
-        self._last_poll = self.table.clock()
         running = set(self.table.named(RUNNING))
-        self.table.advance(
-            {
-                trial.name: self.job.logged(self.sweep.run(trial))
-                for trial in self.by_text.values()
-                if trial.name in running
-            }
-        )
+        # Let the running trials finish their iteration after Ctrl-C.
+        if self.interrupt.requested and self.awaited is None:
+            self.awaited = running
+            self.stop.touch()
+        if self.table.clock() - self._last_poll >= POLL_SECONDS:
+            self._last_poll = self.table.clock()
+            self.table.advance(
+                {
+                    trial.name: self.job.logged(self.sweep.run(trial))
+                    for trial in self.by_text.values()
+                    if trial.name in running
+                }
+            )
 
     def _end(self, trial: Trial, reason: str) -> None:
         run = self.sweep.run(trial)
@@ -289,13 +269,11 @@ def _clear(stop: Path, scratch: Path) -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    previous = {name: os.environ.get(name) for name in variables}
+    previous = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in previous.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(previous)
