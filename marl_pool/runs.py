@@ -66,22 +66,14 @@ BEST = "best.json"
 CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,})")
 POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
 LEARNER = "algorithm/learner_group/learner"
+BEST_PARTS = ("best/config.json", "best/model.safetensors")
 PARTS = {
     "train": (
-        "algorithm/algorithm_state.pkl",
-        "algorithm/env_runner/state.pkl",
-        f"{LEARNER}/state.pkl",
-        f"{LEARNER}/rl_module/*/module_state.pkl",
-        "progress.json",
-        *POLICY_PARTS,
+        *("algorithm/algorithm_state.pkl", "algorithm/env_runner/state.pkl"),
+        *(f"{LEARNER}/state.pkl", f"{LEARNER}/rl_module/*/module_state.pkl"),
+        *("progress.json", *POLICY_PARTS),
     ),
-    "evolve": (
-        "strategy.npz",
-        "state.json",
-        "best/config.json",
-        "best/model.safetensors",
-        *POLICY_PARTS,
-    ),
+    "evolve": ("strategy.npz", "state.json", *BEST_PARTS, *POLICY_PARTS),
     "clone": ("learner.safetensors", "progress.json", *POLICY_PARTS),
     "fit": ("learner.safetensors", "learner.json", "progress.json"),
 }
@@ -126,12 +118,7 @@ class Run:
     def create(
         cls, path: str | Path, config: Mapping[str, Any], verb: str = TRAIN
     ) -> "Run":
-        """Create the folder of a new run.
-
-        Args:
-            path: path of the folder, which must be new or empty.
-            config: the checked configuration.
-            verb: command that makes the run.
+        """Create the folder of a new run with a checked configuration.
 
         Raises:
             InputError: the folder is not empty or cannot be created.
@@ -151,7 +138,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open the folder of an existing run.
+        """Open an existing run.
 
         Raises:
             InputError: the folder or its ``config.yaml`` is missing or damaged.
@@ -166,11 +153,7 @@ class Run:
         return cls(path, config, config.pop(VERSION), verb)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Replace ``config.yaml``.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Replace ``config.yaml``."""
         self.config, self.version = dict(config), __version__
         # `train` is the default verb and not written.
         verb = {} if self.verb == TRAIN else {VERB: self.verb}
@@ -225,14 +208,12 @@ class Run:
         """Lock the run against other processes and clean up after a crash.
 
         Raises:
-            InputError: another process holds the lock, the folder contains a link that
-                leads out of it, or it is not writable.
+            InputError: another process holds the lock, a link leads out of the folder,
+                or it is not writable.
         """
-        # Nothing may be written through a link to another place.
+        inside = (*self.path.glob("*"), *self._checkpoints.glob("*"))
+        validate_inside(self.path, *inside)
         refusal = f"{self.path}: another process is training this run"
-        for folder in (self.path, self._checkpoints):
-            for item in folder.iterdir() if folder.is_dir() else ():
-                validate_inside(item, self.path)
         with locked(self.path / LOCK, refusal):
             try:
                 recover(self.policy_dir)
@@ -255,9 +236,8 @@ class Run:
     def log(self, row: Mapping[str, float]) -> None:
         """Append a row to ``metrics.csv`` and to the TensorBoard events.
 
-        Args:
-            row: numbers by name, including ``iteration``. The first row determines
-                the columns; later rows may omit some.
+        It has an ``iteration``. The first row determines the columns; later rows may
+        omit some.
         """
         self.metrics.log(row)
         if (events := self._writer()) is not None:
@@ -271,10 +251,7 @@ class Run:
         return self.metrics.rows()
 
     def metrics_problem(self) -> str:
-        """Describe how ``metrics.csv`` differs from the record in the checkpoints.
-
-        Empty if it does not differ or no checkpoint has a record.
-        """
+        """Describe how ``metrics.csv`` differs from its record in the checkpoints."""
         for checkpoint in reversed(self.checkpoints()):
             if logged := self._about(checkpoint).get("metrics"):
                 return self.metrics.problem(logged, iteration_of(checkpoint))
@@ -283,8 +260,8 @@ class Run:
     def resume_at(self, iteration: int) -> str:
         """Remove rows logged after ``iteration``, from which training resumes.
 
-        Call it before the first `log` of a resumed run. A damaged ``metrics.csv`` keeps
-        its readable rows; a copy of the damaged file is kept beside it.
+        A damaged ``metrics.csv`` keeps its readable rows; a copy of the damaged file is
+        kept beside it.
 
         Returns:
             One line about lost or damaged rows; empty if there are none.
@@ -331,11 +308,10 @@ class Run:
     def checkpoint(self, iteration: int, parts: Iterable[str] = ()) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
-        Its manifest also records the state of ``metrics.csv``. If the block raises, the
-        folder is removed.
+        Its manifest also records the state of ``metrics.csv``.
 
         Args:
-            iteration: number of the last completed iteration.
+            iteration: the last completed iteration.
             parts: required files, as in `PARTS`.
 
         Raises:
@@ -352,14 +328,9 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """Return all checkpoints, oldest first, including damaged ones."""
-        if not self._checkpoints.is_dir():
-            return []
-        found = (
-            path
-            for path in self._checkpoints.iterdir()
-            if CHECKPOINT.fullmatch(path.name) and path.is_dir()
-        )
-        return sorted(found, key=iteration_of)
+        found = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
+        named = (path for path in found if CHECKPOINT.fullmatch(path.name))
+        return sorted((path for path in named if path.is_dir()), key=iteration_of)
 
     def damage_of(self, checkpoint: Path) -> str:
         """Describe the damage of a checkpoint; empty if it is intact.
@@ -379,8 +350,8 @@ class Run:
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest intact checkpoint, or None."""
-        found = reversed(self.checkpoints())
-        return next((path for path in found if not self.damage_of(path)), None)
+        newest = reversed(self.checkpoints())
+        return next((path for path in newest if not self.damage_of(path)), None)
 
     def trace_of_checkpoints(self) -> str:
         """Return evidence of lost checkpoints in a run that has none, or ``""``."""
@@ -477,11 +448,7 @@ class Run:
 
     @contextmanager
     def save_policy_dir(self, best: Best | None = None) -> Iterator[Path]:
-        """Yield a folder that replaces `policy_dir` on exit.
-
-        Args:
-            best: iteration and score, which change together with the policy.
-        """
+        """Yield a folder that replaces `policy_dir`, and `best`, on exit."""
         with new_folder(self.policy_dir) as folder:
             yield folder
             if best is None:
@@ -491,14 +458,13 @@ class Run:
             add_to_manifest(folder, BEST)
 
     def policy_path(self, which: Literal["best", "last"] | int = "best") -> Path:
-        """Return the folder of a saved policy.
+        """Return the folder of the best policy, or of that of a checkpoint.
 
         Args:
-            which: ``"best"``, ``"last"`` (the policy of the last checkpoint), or the
-                iteration of a checkpoint.
+            which: ``"last"`` or an iteration for the policy of a checkpoint.
 
         Raises:
-            InputError: no such policy, or its checkpoint is damaged.
+            InputError: no such policy, or the last checkpoint is damaged.
         """
         saved = self.checkpoints()
         if which == "best":
@@ -532,17 +498,13 @@ class Run:
         return self._writable("evaluation")
 
     def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
-        """Return an unused path in ``videos/``, with ``-2`` and so on after the stem.
-
-        Raises:
-            InputError: the folder is not writable.
-        """
+        """Return an unused path in ``videos/``; see `make_evaluation_dir`."""
         return free(self._writable("videos") / f"{stem}{suffix}")
 
     def _writable(self, name: str) -> Path:
         """Create a folder; raise an error before any work if it is not writable."""
         folder = self.path / name
-        validate_inside(folder, self.path)
+        validate_inside(self.path, folder)
         try:
             make_folder(folder)
             with tempfile.TemporaryFile(dir=folder):
@@ -553,16 +515,15 @@ class Run:
 
 
 def is_unused(folder: Path) -> bool:
-    """Return whether a folder has only files that precede a run's configuration."""
+    """Return True for a folder whose files precede a run's configuration."""
     names = {item.name for item in folder.iterdir()}
     return all(name == LOCK or LEFTOVER.fullmatch(name) for name in names)
 
 
 def default_path(config: Mapping[str, Any]) -> Path:
-    """Return ``runs/<date-time>-<env>-<pooling>-s<seed>`` for a new run.
+    """Return ``runs/<date-time>-<env or task>-<pooling>-s<seed>`` for a new run.
 
-    A supervised task replaces the environment. Without pooling, the policy or the
-    encoder is named.
+    Without pooling, the policy or the encoder is named.
     """
     given = (config.get(part) for part in ("pooling", "policy", "encoder"))
     named = [part for part in given if part and part.get("name", "none") != "none"]

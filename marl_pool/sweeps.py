@@ -1,10 +1,8 @@
 """Sweep folders and the table of their results.
 
-    SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
-    SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs`
-    SWEEP/table.csv         a row for each logged iteration of each trial
-
-Files are replaced atomically: a crash leaves the old content or the new.
+SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
+SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs`
+SWEEP/table.csv         a row for each logged iteration of each trial
 """
 
 import json
@@ -82,11 +80,7 @@ class Sweep:
 
     @classmethod
     def open(cls, path: str | Path) -> "Sweep":
-        """Read the ``sweep.yaml`` of an earlier `write`.
-
-        Raises:
-            InputError: ``sweep.yaml`` is missing or broken.
-        """
+        """Read ``sweep.yaml``; raise `InputError` if it is missing or broken."""
         file = Path(path) / CONTENT
         try:
             content = read_sealed_yaml(file, last=VERSION)
@@ -117,16 +111,9 @@ class Sweep:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Create the folder and lock it against other processes.
-
-        Raises:
-            InputError: it cannot be created, a link leads out of it, or another process
-                holds the lock.
-        """
+        """Create the folder and lock it, or raise `InputError` if that fails."""
         trials = self.path / "trials"
-        for folder in (self.path, trials):
-            for item in folder.iterdir() if folder.is_dir() else ():
-                validate_inside(item, self.path)
+        validate_inside(self.path, *self.path.glob("*"), *trials.glob("*"))
         try:
             make_folder(trials)
         except OSError as error:
@@ -153,12 +140,7 @@ class Sweep:
         """Rewrite the table: one row for each logged iteration of each trial.
 
         Its columns are ``trial``, ``status``, the swept keys, and the metrics of all
-        trials; a missing metric is an empty cell, which `read_table` returns as NaN. Of
-        a damaged ``metrics.csv`` the readable rows are used.
-
-        Args:
-            trials: trials in the order of the rows.
-            status: state of each trial, by name.
+        trials. Of a damaged ``metrics.csv`` the readable rows are used.
         """
         rows = []
         for trial in trials:
@@ -173,17 +155,10 @@ class Sweep:
 
 
 def read_table(path: str | Path) -> list[dict[str, Any]]:
-    """Read the table of a sweep.
+    """Read the rows of a ``table.csv``, or of that in the folder of a sweep.
 
-    Args:
-        path: a ``table.csv``, or the folder of a sweep.
-
-    Returns:
-        One dict for each row. A metric is a number, NaN where it is missing. The value
-        of a swept key is a number, a bool, None, or text; a list is its JSON text.
-
-    Raises:
-        InputError: there is no such table.
+    A metric is a number, NaN where it is missing. The value of a swept key is a number,
+    a bool, None, or text; a list is its JSON text.
     """
     path = Path(path)
     file = path / TABLE if path.is_dir() else path

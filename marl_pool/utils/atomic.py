@@ -1,9 +1,8 @@
 """Durable writing: a crash or a power cut leaves the old content or the new.
 
-Everything that the package writes goes through this module. A file or folder is
-written under a random name in the same folder, synced, and renamed, and then its parent
-is synced. Temporary files are opened exclusively and without following links, so that
-links in a folder from someone else cannot redirect a write.
+A file or folder is written under a random name in the same folder, synced, and renamed,
+and then its parent is synced. Temporary files are opened exclusively and without
+following links, so that links in a folder from someone else cannot redirect a write.
 """
 
 import errno
@@ -46,10 +45,9 @@ def new_binary_file(file: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_path(file: Path) -> Iterator[Path]:
-    """Yield a path for libraries that open files themselves, such as video encoders.
+    """Yield a path, whose file replaces ``file``, for libraries that open files.
 
-    The path is in a private folder with a random name. Its file, if one was written,
-    replaces ``file`` on exit.
+    It is in a private folder, so that it keeps the name and its suffix.
     """
     with _beside(file) as folder:
         folder.mkdir(0o700)
@@ -60,11 +58,7 @@ def new_path(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def appended(file: Path) -> Iterator[TextIO]:
-    """Yield a text file open for appending; create it if it is missing.
-
-    Raises:
-        OSError: the file is a link or not writable.
-    """
+    """Yield a text file open for appending; raise OSError if it is a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW
     with os.fdopen(os.open(file, flags, 0o666), "a", newline="", encoding="utf-8") as o:
         yield o
@@ -159,11 +153,9 @@ def discard(path: Path) -> None:
 
 
 def discard_leftovers(folder: Path, of: str = "") -> None:
-    """Remove unfinished files and folders of killed processes.
+    """Remove what killed processes left unfinished: all of it, or that ``of`` a name.
 
-    Args:
-        folder: folder in which no other process writes such files.
-        of: name of the file or folder whose leftovers are removed; empty for all.
+    No other process may write such files in the folder.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(folder):
@@ -171,21 +163,18 @@ def discard_leftovers(folder: Path, of: str = "") -> None:
                 discard(folder / name)
 
 
-def validate_inside(path: Path, root: Path) -> None:
-    """Reject a path below ``root`` that a link leads out of it.
-
-    Raises:
-        InputError: ``path`` resolves to a place outside ``root``.
-    """
-    try:
-        real, top = path.resolve(), root.resolve()
-    except (OSError, RuntimeError) as error:  # a link to itself
-        raise InputError(f"{path}: expected no link in a circle") from error
-    if not real.is_relative_to(top):
-        raise InputError(
-            f"{path}: expected a path inside {root}, got a link to {real}; nothing is "
-            "written through it"
-        )
+def validate_inside(root: Path, *paths: Path) -> None:
+    """Reject paths below ``root`` that a link leads out of it."""
+    for path in paths:
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError) as error:  # a link to itself
+            raise InputError(f"{path}: expected no link in a circle") from error
+        if not real.is_relative_to(root.resolve()):
+            raise InputError(
+                f"{path}: expected a path inside {root}, got a link to {real}; nothing "
+                "is written through it"
+            )
 
 
 def _aside(folder: Path) -> Path:
@@ -219,8 +208,7 @@ def locked(file: Path, refusal: str | None) -> Iterator[None]:
         refusal: message if another process holds the lock; None: wait for it.
 
     Raises:
-        InputError: another process holds the lock, or the file is a link or cannot be
-            opened.
+        InputError: it is held, or the file is a link or cannot be opened.
     """
     import fcntl  # POSIX only; everything else here runs anywhere
 

@@ -1,10 +1,8 @@
-"""Checksums of files and folders, written with them and checked when they are read.
+"""Checksums that detect truncated files and flipped bits, but no forgery.
 
-A folder such as a checkpoint or a policy has a ``manifest.json`` with the size and
-SHA-256 of each of its files. A single file contains its own checksum: a YAML file as a
-comment in its last line, a JSON file under ``"sha256"``. Checksums detect truncated
-files and flipped bits. They do not detect forgery, since a forger can write a checksum
-as well. Files without a checksum, for example handwritten ones, are read unchecked.
+A folder has a ``manifest.json`` with the size and SHA-256 of each of its files. A YAML
+file has its checksum in its last line, a JSON file under ``"sha256"``. Files without a
+checksum, for example handwritten ones, are read unchecked.
 """
 
 import hashlib
@@ -31,13 +29,7 @@ CHANGED = "has changed since it was written: its checksum differs"
 
 
 def write_manifest(folder: Path, files: Iterable[str] = (), **about: Any) -> None:
-    """Write the manifest of a folder.
-
-    Args:
-        folder: folder with complete files.
-        files: relative paths of the files to list; all files by default.
-        about: further content of the manifest.
-    """
+    """Write the manifest of a folder: its ``files``, by default all, and ``about``."""
     found = (path for path in sorted(folder.rglob("*")) if path.is_file())
     paths = [folder / name for name in files] or found
     listed = {
@@ -49,7 +41,7 @@ def write_manifest(folder: Path, files: Iterable[str] = (), **about: Any) -> Non
 
 
 def add_to_manifest(folder: Path, file: str) -> None:
-    """Add or update one file in a manifest; create the manifest if it is missing."""
+    """Add or update one file in the manifest, which is created if it is missing."""
     try:
         content = read_manifest(folder)
     except FileNotFoundError:
@@ -69,7 +61,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: it has none.
-        InputError: it is damaged, or lists files outside of its folder.
+        InputError: it is damaged, or lists files outside of the folder.
     """
     try:
         content = read_json(folder / MANIFEST)
@@ -102,15 +94,12 @@ def _lists_files(content: Mapping[str, Any]) -> bool:
 def problem_of(
     folder: Path, *, links: bool = True, only: str | None = None
 ) -> str | None:
-    """Compare a folder with its manifest.
+    """Return the first difference between a folder and its manifest.
 
     Args:
         folder: folder with a manifest.
         links: whether its files may be links.
         only: compare this file alone, if it is listed.
-
-    Returns:
-        The first difference, or None if every listed file is unchanged.
 
     Raises:
         FileNotFoundError: the folder has no manifest.
@@ -141,13 +130,7 @@ def problem_of(
 
 
 def validate_undamaged(folder: Path, only: str | None = None) -> None:
-    """Reject a folder, or one file in it, that differs from its manifest.
-
-    A folder without a manifest is accepted.
-
-    Raises:
-        InputError: a file is missing or has changed.
-    """
+    """Reject a folder, or one file in it, that differs from its manifest, if any."""
     try:
         problem = problem_of(folder, only=only)
     except FileNotFoundError:
@@ -201,11 +184,7 @@ def is_intact_text(text: str) -> bool:
 
 
 def write_sealed_yaml(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a YAML file with its checksum.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write a YAML file with its checksum, or raise `InputError`."""
     text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
     try:
         with new_file(file) as out:
@@ -215,11 +194,7 @@ def write_sealed_yaml(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_sealed_yaml(file: Path, last: str) -> dict[str, Any]:
-    """Read a file of `write_sealed_yaml`.
-
-    Args:
-        file: path of the file.
-        last: its last key, whose value is text; a truncated file lacks it.
+    """Read a file of `write_sealed_yaml`, whose ``last`` key has a text.
 
     Raises:
         FileNotFoundError: there is none.

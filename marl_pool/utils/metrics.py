@@ -4,6 +4,7 @@ import csv
 import math
 import os
 from collections.abc import Iterable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,13 +18,10 @@ Row = dict[str, float]
 
 
 class Metrics:
-    """A CSV file of numbers with one row per iteration.
+    """A CSV file of numbers with one row per iteration, created by the first one.
 
     The file survives crashes: an incomplete last line is ignored, checkpoints record a
     checksum of the rows so far, and unreadable rows are moved to a file of their own.
-
-    Args:
-        path: of the file, which the first row creates.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,11 +31,7 @@ class Metrics:
     # Writing
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Append a row. The first row sets the columns; later ones may omit some.
-
-        Raises:
-            ValueError: a name that is no column.
-        """
+        """Append a row. The first row sets the columns; later ones may omit some."""
         header = self._header() or list(row)
         with appended(self.path) as out:
             writer = csv.DictWriter(out, header, lineterminator="\n")
@@ -49,12 +43,9 @@ class Metrics:
     def fix(self, iteration: int) -> dict[str, Any]:
         """Write the file to disk and return its fingerprint for `problem`.
 
-        Args:
-            iteration: the last logged iteration.
-
         Returns:
             ``metrics``: size, checksum and columns; ``row``: the last row. Empty if
-            nothing was logged, or a later iteration was.
+            nothing was logged, or an iteration after ``iteration``.
         """
         if not self.path.is_file():
             return {}
@@ -83,7 +74,7 @@ class Metrics:
             columns: expected columns; None for those of the file.
 
         Returns:
-            A message about unreadable lines and their copy; empty without any.
+            A message about unreadable lines, of which a copy is kept, or ``""``.
         """
         header, lines = self._parsed(columns, errors="replace")
         kept = [line for line, row in lines if row and row[ITERATION] <= iteration]
@@ -110,8 +101,7 @@ class Metrics:
         """Read all rows; omitted values are NaN.
 
         Raises:
-            InputError: a damaged file, with bytes that are no text or cells that are no
-                numbers.
+            InputError: bytes that are no text or cells that are no numbers.
         """
         try:
             header, lines = self._parsed()
@@ -131,15 +121,7 @@ class Metrics:
         return [row for _, row in lines if row is not None]
 
     def problem(self, logged: Mapping[str, Any], until: int) -> str:
-        """Compare the start of the file with a fingerprint.
-
-        Args:
-            logged: ``metrics`` as returned by `fix`.
-            until: iteration of the fingerprint.
-
-        Returns:
-            A message about the difference; empty if there is none.
-        """
+        """Describe the difference to the ``metrics`` of `fix` at an iteration."""
         name = self.path.name
         if not self.path.is_file():
             return f"{name} is missing: its rows up to iteration {until} are lost"
@@ -154,7 +136,6 @@ class Metrics:
         return ""
 
     def _header(self) -> list[str] | None:
-        """The columns; None without a complete header."""
         if not self.path.is_file():
             return None
         with self.path.open(newline="", encoding="utf-8") as lines:
@@ -183,12 +164,9 @@ class Metrics:
 
 
 def free(path: Path) -> Path:
-    """The path itself, or ``STEM-2``, ``STEM-3``, … if it exists."""
-    found, number = path, 1
-    while os.path.lexists(found):
-        number += 1
-        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return found
+    """Return the path itself, or ``STEM-2``, ``STEM-3``, … if it exists."""
+    others = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in count(2))
+    return next(each for each in chain([path], others) if not os.path.lexists(each))
 
 
 def _write_header(out: TextIO, header: Iterable[str]) -> None:

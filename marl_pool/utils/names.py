@@ -1,9 +1,5 @@
 """Registries: from a short name or ``package.module:Class`` to a class.
 
-A registry maps a short name to ``"package.module:Class"``, so that a listing loads
-nothing heavy. Wherever a registered name is accepted, ``package.module:Class`` of
-the user's own is too.
-
 Importing a module runs its code. A name typed by the user, or passed in Python, may be
 imported. A name in a file may not: files are read inside `trust`, where nothing outside
 the package is imported unless the caller lists it.
@@ -67,9 +63,9 @@ def trust(
 
     Args:
         plugins: ``package.module:Class`` or module names, exactly as the file has them.
-        source: the file or folder, for messages; None keeps that of the outer `trust`.
-        command: the command to repeat with ``--plugin``, for messages; empty keeps
-            that of the outer `trust`.
+        source: the file or folder, for messages; None: that of the outer `trust`.
+        command: the command to repeat with ``--plugin``, for messages; empty: that of
+            the outer `trust`.
     """
     outer, allowed = _restriction.get(), frozenset(plugins)
     if outer is not None:
@@ -102,11 +98,7 @@ def inheritance() -> dict[str, str]:
 
 
 def validate_trusted(name: str, kind: str) -> None:
-    """Reject a class or module named in a file unless the caller allowed it.
-
-    Raises:
-        UntrustedError: a `trust` is active and does not list ``name``.
-    """
+    """Raise `UntrustedError` for a name that an active `trust` does not list."""
     restriction = _restriction.get()
     if restriction is None or name in restriction.plugins:
         return
@@ -126,7 +118,7 @@ def is_plug_in(name: str) -> bool:
 
 
 def texts_in(value: object) -> set[str]:
-    """Return all strings in nested lists and mappings."""
+    """Return all strings in nested lists and values of mappings."""
     if isinstance(value, str):
         return {str(value)}
     if isinstance(value, Mapping):
@@ -147,11 +139,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
 
 
 def target(name: str, registry: Mapping[str, str], kind: str) -> str:
-    """Return the ``package.module:Class`` of ``name``.
-
-    Raises:
-        InputError: ``name`` is neither registered nor of that form.
-    """
+    """Return the ``package.module:Class`` of a name, which may have that form."""
     if not isinstance(name, str):
         raise InputError(f"{kind}: expected a name, got {name!r:.80}")
     if name in registry:
@@ -168,7 +156,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
         name: a key of ``registry`` or ``package.module:Class``.
         registry: short name to ``package.module:Class``.
         kind: "pooling", "env", …, for messages.
-        base: class that the result must derive from.
+        base: base class.
 
     Raises:
         InputError: no such class, not a subclass of ``base``, or abstract.
