@@ -30,28 +30,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from marl_pool.utils.atomic import (
-    LEFTOVER,
-    appended,
-    discard,
-    discard_leftovers,
-    locked,
-    make_folder,
-    new_file,
-    new_folder,
-    recover,
-    standing,
-    validate_inside,
-)
+from marl_pool.utils import atomic, manifest
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import (
-    add_to_manifest,
-    problem_of,
-    read_manifest,
-    read_sealed_yaml,
-    write_manifest,
-    write_sealed_yaml,
-)
 from marl_pool.utils.metrics import ITERATION, Metrics, free
 from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
@@ -129,7 +109,7 @@ class Run:
                 f"{path} exists; choose another --run-dir or `marl-pool resume {path}`"
             )
         try:
-            make_folder(path)
+            atomic.make_folder(path)
         except OSError as error:
             raise InputError(f"{path} cannot be made: {error.strerror}") from error
         run = cls(path, {}, __version__, verb)
@@ -148,7 +128,7 @@ class Run:
             raise InputError(f"{path}: no such run folder")
         if not (path / CONFIG).is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
-        config = read_sealed_yaml(path / CONFIG, last=VERSION)
+        config = manifest.read_sealed_yaml(path / CONFIG, last=VERSION)
         verb = str(config.pop(VERB, TRAIN))
         return cls(path, config, config.pop(VERSION), verb)
 
@@ -158,7 +138,7 @@ class Run:
         # `train` is the default verb and not written.
         verb = {} if self.verb == TRAIN else {VERB: self.verb}
         content = {**self.config, **verb, VERSION: self.version}
-        write_sealed_yaml(self.path / CONFIG, content)
+        manifest.write_sealed_yaml(self.path / CONFIG, content)
 
     @property
     def env(self) -> dict[str, Any]:
@@ -194,7 +174,7 @@ class Run:
     def write_error(self, text: str) -> Path:
         """Append to ``error.txt`` and return its path."""
         # The caller reports the error itself, even on a full disk.
-        with suppress(OSError), appended(self.error_path) as out:
+        with suppress(OSError), atomic.appended(self.error_path) as out:
             out.write(text.rstrip("\n") + "\n")
         return self.error_path
 
@@ -212,15 +192,15 @@ class Run:
                 or it is not writable.
         """
         inside = (*self.path.glob("*"), *self._checkpoints.glob("*"))
-        validate_inside(self.path, *inside)
+        atomic.validate_inside(self.path, *inside)
         refusal = f"{self.path}: another process is training this run"
-        with locked(self.path / LOCK, refusal):
+        with atomic.locked(self.path / LOCK, refusal):
             try:
-                recover(self.policy_dir)
-                discard_leftovers(self.path)
+                atomic.recover(self.policy_dir)
+                atomic.discard_leftovers(self.path)
                 for folder in self.path.iterdir():
                     if folder.name not in OUTPUTS:
-                        discard_leftovers(folder)
+                        atomic.discard_leftovers(folder)
             except OSError as error:
                 reason = f"{self.path} cannot be written to: {error.strerror}"
                 raise InputError(reason) from error
@@ -319,11 +299,11 @@ class Run:
         """
         final = self._checkpoint_path(iteration)
         self._damage.pop(final, None)
-        with new_folder(final) as folder:
+        with atomic.new_folder(final) as folder:
             yield folder
             if missing := _missing(folder, parts):
                 raise OSError(f"{missing} was not written")
-            write_manifest(folder, **self.metrics.fix(iteration))
+            manifest.write_manifest(folder, **self.metrics.fix(iteration))
         self._damage[final] = ""
 
     def checkpoints(self) -> list[Path]:
@@ -340,13 +320,12 @@ class Run:
         if checkpoint in self._damage:
             return self._damage[checkpoint]
         try:
-            linked = checkpoint.is_symlink()
-            problem = "it is a link" if linked else problem_of(checkpoint, links=False)
+            problem = manifest.problem_of(checkpoint, links=False)
         except FileNotFoundError:
             missing = _missing(checkpoint, PARTS.get(self.verb, ()))
-            problem = f"{missing} is missing" if missing else None
-        self._damage[checkpoint] = problem or ""
-        return self._damage[checkpoint]
+            problem = missing and f"{missing} is missing"
+        self._damage[checkpoint] = problem
+        return problem
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest intact checkpoint, or None."""
@@ -358,7 +337,7 @@ class Run:
         if self.checkpoints():
             return ""
         # Evolution writes its best policy before the first checkpoint.
-        if self.verb != "evolve" and (standing(self.policy_dir) / BEST).is_file():
+        if self.verb != "evolve" and self._best_file.is_file():
             return f"{self.policy_dir} is the policy of one"
         every = (self.config.get("checkpoint") or {}).get("every")
         logged = max((int(row[ITERATION]) for row in self.rows()), default=0)
@@ -387,19 +366,22 @@ class Run:
     def _about(self, checkpoint: Path) -> dict[str, Any]:
         """Return the manifest of a checkpoint, or {} if it is missing or damaged."""
         with suppress(FileNotFoundError, InputError):
-            return read_manifest(checkpoint)
+            return manifest.read_manifest(checkpoint)
         return {}
 
     @property
     def best(self) -> Best | None:
         """Iteration and score of the policy in `policy_dir`, or None."""
-        file = standing(self.policy_dir) / BEST
-        if not file.is_file():
+        if not self._best_file.is_file():
             return None
         try:
-            return Best(**read_json(file))
+            return Best(**read_json(self._best_file))
         except (ValueError, TypeError, OSError, RecursionError) as error:
-            raise InputError(f"{file} cannot be read: {error}") from error
+            raise InputError(f"{self._best_file} cannot be read: {error}") from error
+
+    @property
+    def _best_file(self) -> Path:
+        return atomic.standing(self.policy_dir) / BEST
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the newest ``keep`` intact ones and the best.
@@ -415,10 +397,10 @@ class Run:
         newest = iteration_of(whole[-1]) if whole else 0
         for folder in self.checkpoints():
             if folder not in kept and iteration_of(folder) <= newest:
-                discard(folder)
+                atomic.discard(folder)
         # A killed process may have left unfinished ones.
         for unfinished in self._checkpoints.glob(".iter_*"):
-            discard(unfinished)
+            atomic.discard(unfinished)
 
     @property
     def _checkpoints(self) -> Path:
@@ -436,26 +418,24 @@ class Run:
 
     def policy_damage(self) -> str:
         """Describe the damage of the best policy; empty if it is intact."""
-        folder = standing(self.policy_dir)
-        if self.verb not in PARTS or POLICY_PARTS[0] not in PARTS[self.verb]:
+        if POLICY_PARTS[0] not in PARTS.get(self.verb, ()):
             return ""
-        if not (folder / BEST).is_file():
+        if not self._best_file.is_file():
             return f"{BEST} is missing; the next checkpoint becomes the best"
-        try:
-            return problem_of(folder) or ""
-        except FileNotFoundError:  # without a manifest there is nothing to compare
-            return ""
+        with suppress(FileNotFoundError):  # without a manifest nothing is compared
+            return manifest.problem_of(self._best_file.parent)
+        return ""
 
     @contextmanager
     def save_policy_dir(self, best: Best | None = None) -> Iterator[Path]:
         """Yield a folder that replaces `policy_dir`, and `best`, on exit."""
-        with new_folder(self.policy_dir) as folder:
+        with atomic.new_folder(self.policy_dir) as folder:
             yield folder
             if best is None:
                 return
-            with new_file(folder / BEST) as out:
+            with atomic.new_file(folder / BEST) as out:
                 json.dump(best._asdict(), out)
-            add_to_manifest(folder, BEST)
+            manifest.add_to_manifest(folder, BEST)
 
     def policy_path(self, which: Literal["best", "last"] | int = "best") -> Path:
         """Return the folder of the best policy, or of that of a checkpoint.
@@ -468,7 +448,7 @@ class Run:
         """
         saved = self.checkpoints()
         if which == "best":
-            found = standing(self.policy_dir)
+            found = atomic.standing(self.policy_dir)
         elif which == "last":
             newest = saved[-1] if saved else self.path / "none"
             if saved and (damage := self.damage_of(newest)):
@@ -504,9 +484,9 @@ class Run:
     def _writable(self, name: str) -> Path:
         """Create a folder; raise an error before any work if it is not writable."""
         folder = self.path / name
-        validate_inside(self.path, folder)
+        atomic.validate_inside(self.path, folder)
         try:
-            make_folder(folder)
+            atomic.make_folder(folder)
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError as error:
@@ -517,7 +497,7 @@ class Run:
 def is_unused(folder: Path) -> bool:
     """Return True for a folder whose files precede a run's configuration."""
     names = {item.name for item in folder.iterdir()}
-    return all(name == LOCK or LEFTOVER.fullmatch(name) for name in names)
+    return all(name == LOCK or atomic.LEFTOVER.fullmatch(name) for name in names)
 
 
 def default_path(config: Mapping[str, Any]) -> Path:

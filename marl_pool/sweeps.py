@@ -17,12 +17,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from marl_pool.runs import TRAIN, Run
-from marl_pool.utils.atomic import (
-    discard_leftovers,
-    locked,
-    make_folder,
-    validate_inside,
-)
+from marl_pool.utils import atomic
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import read_sealed_yaml, write_sealed_yaml
 from marl_pool.utils.signatures import check_options, options_of
@@ -113,13 +108,14 @@ class Sweep:
     def lock(self) -> Iterator[None]:
         """Create the folder and lock it, or raise `InputError` if that fails."""
         trials = self.path / "trials"
-        validate_inside(self.path, *self.path.glob("*"), *trials.glob("*"))
+        atomic.validate_inside(self.path, *self.path.glob("*"), *trials.glob("*"))
         try:
-            make_folder(trials)
+            atomic.make_folder(trials)
         except OSError as error:
             raise InputError(f"{self.path} cannot be made: {error.strerror}") from error
-        with locked(self.path / LOCK, f"{self.path}: another process is running it"):
-            discard_leftovers(self.path)
+        refusal = f"{self.path}: another process is running it"
+        with atomic.locked(self.path / LOCK, refusal):
+            atomic.discard_leftovers(self.path)
             yield
 
     def run_path(self, trial: Trial) -> Path:

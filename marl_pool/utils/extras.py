@@ -27,11 +27,7 @@ EXTRAS = {
 
 @contextmanager
 def explain_missing_modules() -> Iterator[None]:
-    """Turn the failed import of an optional module into the command that installs it.
-
-    Raises:
-        InputError: a module of `EXTRAS` is not installed.
-    """
+    """Turn the failed import of a module of `EXTRAS` into an `InputError`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -54,5 +50,5 @@ def validate_ray() -> None:
 
 
 def install_hint(module: str) -> str:
-    """Name the command that installs a module of `EXTRAS`."""
+    """Return the command that installs a module of `EXTRAS`."""
     return f'this needs {module}: pip install "marl-pool[{EXTRAS[module]}]"'

@@ -91,19 +91,19 @@ def _lists_files(content: Mapping[str, Any]) -> bool:
     )
 
 
-def problem_of(
-    folder: Path, *, links: bool = True, only: str | None = None
-) -> str | None:
-    """Return the first difference between a folder and its manifest.
+def problem_of(folder: Path, *, links: bool = True, only: str | None = None) -> str:
+    """Return the first difference between a folder and its manifest, or ``""``.
 
     Args:
         folder: folder with a manifest.
-        links: whether its files may be links.
+        links: whether the folder and its files may be links.
         only: compare this file alone, if it is listed.
 
     Raises:
         FileNotFoundError: the folder has no manifest.
     """
+    if not links and folder.is_symlink():
+        return "it is a link"
     try:
         files = read_manifest(folder)["files"]
     except InputError as error:
@@ -126,7 +126,7 @@ def problem_of(
             return f"{name} cannot be read: {error.strerror}"
         if found != expected:
             return f"{name} {CHANGED}"
-    return None
+    return ""
 
 
 def validate_undamaged(folder: Path, only: str | None = None) -> None:

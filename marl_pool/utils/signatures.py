@@ -110,7 +110,7 @@ def check_options(
     Args:
         where: the section's key, for messages; empty at the top level.
         given: the composed section; None counts as an empty mapping.
-        options: the keys that there are.
+        options: the allowed keys.
 
     Raises:
         InputError: an unknown or missing key, a wrong type or range.
@@ -236,7 +236,7 @@ def join(where: str, key: object) -> str:
 
 
 def unknown_key(key: str, choices: Collection[str]) -> InputError:
-    """Build the error for a dotted key that does not exist."""
+    """Build the error for an unknown dotted key."""
     section, _, short = key.rpartition(".")
     if not choices:
         return InputError(f"{key}: this {section} takes no options")
@@ -283,9 +283,7 @@ def _alternatives(annotation: Any) -> list[str]:
         return [f"a mapping (each {describe(arguments[-1])})"]
     if isinstance(origin, type) and issubclass(origin, Iterable):
         return [f"a list (each {describe(arguments[0])})"]
-    if annotation in WORDS:
-        return [WORDS[annotation]]
-    return [str(getattr(annotation, "__name__", annotation))]
+    return [WORDS.get(annotation, str(getattr(annotation, "__name__", annotation)))]
 
 
 def _annotated(annotation: Any, metadata: Iterable[Any]) -> str:
