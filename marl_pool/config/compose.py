@@ -108,18 +108,18 @@ def _compose(verb: str, lines: list[str]) -> tuple[DictConfig, dict[str, Any]]:
         initialize_config_dir(str(CONFIGS), version_base="1.3"),
     ):
         composed = hydra_compose(verb, lines, return_hydra_config=True)
-    chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
+    chosen: Any = OmegaConf.to_container(composed.hydra.runtime.choices)
     del composed._content["hydra"]  # type: ignore[union-attr]
-    return composed, _keyed(chosen)
+    return composed, dict(chosen)
 
 
 def resolve(
     verb: str, composed: DictConfig, values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Turn what was composed into plain data.
+    """Resolve the interpolations of a composed configuration to plain data.
 
     Args:
-        verb: for messages.
+        verb: name in messages.
         composed: is not changed.
         values: by dotted key, set before interpolations are resolved.
 
@@ -141,9 +141,10 @@ def resolve(
                     raise InputError(
                         f"{text!r:.80}: expected plain values in a file, got a resolver"
                     )
-        return _keyed(
-            OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        plain: Any = OmegaConf.to_container(
+            composed, resolve=True, throw_on_missing=True
         )
+        return {str(key): value for key, value in plain.items()}
 
 
 @contextmanager
@@ -158,11 +159,7 @@ def _one_line_errors(verb: str) -> Iterator[None]:
 
 
 def parse(text: str) -> Override:
-    """Parse one ``key=value``.
-
-    Raises:
-        InputError: another form, such as a sweep or a deletion.
-    """
+    """Parse one ``key=value``; raise `InputError` for a sweep or a deletion."""
     override = parse_any(text)
     if override.is_sweep_override():
         raise InputError(
@@ -173,11 +170,7 @@ def parse(text: str) -> Override:
 
 
 def parse_any(text: str) -> Override:
-    """Parse one ``key=value``, or a sweep such as ``key=value,value``.
-
-    Raises:
-        InputError: another form, such as a deletion.
-    """
+    """Parse one ``key=value``, or a sweep such as ``key=value,value``."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -266,10 +259,6 @@ def _folder(config_dir: str | Path | None) -> Path | None:
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
         read_yaml(file)  # checks the bounds, which Hydra's own reader lacks
     return folder
-
-
-def _keyed(container: Any) -> dict[str, Any]:
-    return {str(key): value for key, value in container.items()}
 
 
 def _one_line(error: Exception) -> str:

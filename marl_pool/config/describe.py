@@ -40,12 +40,12 @@ def commented(
     chosen: Mapping[str, str | None],
     config_dir: Path | None = None,
 ) -> str:
-    """Write a checked configuration as YAML with comments.
+    """Write a configuration of `check` as YAML with comments.
 
     Args:
-        verb: verb of the configuration.
+        verb: a key of `VERBS`.
         config: from `check`.
-        chosen: the option that each config group took.
+        chosen: the option of each config group.
         config_dir: the user's own YAML files.
     """
     kind = VERBS[verb]
@@ -156,7 +156,7 @@ def _lines(
 
 
 def _flow(value: Any) -> str:
-    text: str = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, width=10_000
+    text = str(
+        yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1e4)
     )
     return text.removesuffix("...\n").rstrip()

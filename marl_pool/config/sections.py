@@ -84,11 +84,7 @@ TASK_CONTEXT = frozenset(
     {"encoder", "pooling", "dropout", "init_std", "data_dir", "download"}
 )
 GROUPS = {
-    "env": Group(
-        "marl_pool.envs:ENVS",
-        "marl_pool.envs.base:BatchedEnv",
-        ENV_CONTEXT,
-    ),
+    "env": Group("marl_pool.envs:ENVS", "marl_pool.envs.base:BatchedEnv", ENV_CONTEXT),
     "encoder": Group(
         "marl_pool.encoders:ENCODERS",
         "marl_pool.encoders.base:Encoder",
@@ -261,12 +257,10 @@ def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[s
     the groups and options that it chooses, and all the keys that it sets.
     """
     files = files_of(group, config_dir)
-    suits = _preset_suits if group in VERBS[verb].presets else _option_suits
-    return [
-        option
-        for option in sorted({*built_in(group), *files})
-        if suits(verb, group, option, files, config_dir)
-    ]
+    options = sorted({*built_in(group), *files})
+    if group in VERBS[verb].presets:
+        return [o for o in options if _preset_suits(verb, o, files, config_dir)]
+    return [o for o in options if _option_suits(verb, group, o, files)]
 
 
 def unsuited(
@@ -296,31 +290,27 @@ def typed(verb: str) -> str:
 
 
 def _preset_suits(
-    verb: str,
-    group: str,
-    option: str,
-    files: Mapping[str, Path],
-    config_dir: Path | None,
+    verb: str, option: str, files: Mapping[str, Path], config_dir: Path | None
 ) -> bool:
     kind = VERBS[verb]
     # A preset with a key that no verb has is listed; its use reports the misspelt key.
     foreign = set().union(*(each.keys for each in VERBS.values())) - kind.keys
-    for _, content in with_bases(option, files):
-        if not foreign.isdisjoint(content):
-            return False
-        for default in content.get("defaults", ()):
-            choices = default.items() if isinstance(default, Mapping) else ()
-            for key, chosen in choices:
-                other = str(key).removeprefix("override ").lstrip("/")
-                if other not in kind.config_groups or str(chosen) not in options_for(
-                    verb, other, config_dir
-                ):
-                    return False
-    return True
+    contents = [content for _, content in with_bases(option, files)]
+    choices = [
+        (str(key).removeprefix("override ").lstrip("/"), str(value))
+        for content in contents
+        for default in content.get("defaults", ())
+        if isinstance(default, Mapping)
+        for key, value in default.items()
+    ]
+    return all(foreign.isdisjoint(content) for content in contents) and all(
+        group in kind.config_groups and value in options_for(verb, group, config_dir)
+        for group, value in choices
+    )
 
 
 def _option_suits(
-    verb: str, group: str, option: str, files: Mapping[str, Path], _: Path | None
+    verb: str, group: str, option: str, files: Mapping[str, Path]
 ) -> bool:
     section = VERBS[verb].section(group)
     if option == NONE:

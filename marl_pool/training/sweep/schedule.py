@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ def run_trials(
     table: TrialTable,
     on_end: Callable[[], None],
 ) -> None:
-    """Start or resume trials, until each has finished or failed.
+    """Start or resume unfinished trials, until each has finished or failed.
 
     Args:
-        sweep: whose folder holds the runs.
+        sweep: sweep whose folder holds the runs.
         trials: unfinished trials.
         settings: CPUs and GPUs of each trial.
         concurrency: simultaneous trials.
@@ -116,15 +117,7 @@ def run_trials(
 def bundles(
     config: TrainConfig | FitConfig, settings: SweepSettings
 ) -> list[dict[str, float]]:
-    """List the resources of a trial: its main process, its runners, its learners.
-
-    Args:
-        config: typed configuration of the trial.
-        settings: CPUs and GPUs of the main process.
-
-    Returns:
-        ``CPU`` and ``GPU`` of each process.
-    """
+    """Return ``CPU`` and ``GPU`` of each process: main, runners, learners."""
     gpus = settings.gpus_per_trial
     if isinstance(config, FitConfig):
         # Ray hides the GPUs from a process that requests none.
@@ -158,6 +151,7 @@ def _placement(
     )
 
 
+@dataclass(eq=False)
 class _TrialMonitor(tune.Callback, tune.Stopper):
     """Update the progress display, and end the experiment after Ctrl-C.
 
@@ -167,20 +161,17 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
             before Ctrl-C.
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        by_text: Mapping[str, Trial],
-        table: TrialTable,
-        on_end: Callable[[], None],
-        stop: Path,
-    ) -> None:
-        self.sweep, self.by_text, self.table = sweep, by_text, table
-        self.on_end, self.stop = on_end, stop
-        self.interrupt = Interruptible()
-        self.awaited: set[str] | None = None
-        self.job = JOBS[sweep.verb]
-        self._last_poll = 0.0
+    sweep: Sweep
+    by_text: Mapping[str, Trial]
+    table: TrialTable
+    on_end: Callable[[], None]
+    stop: Path
+    interrupt: Interruptible = field(default_factory=Interruptible, init=False)
+    awaited: set[str] | None = field(default=None, init=False)
+    _last_poll: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.job = JOBS[self.sweep.verb]
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks to restore experiments, a feature not used here.
@@ -249,14 +240,10 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
 
 
 def saved(job: Job, run: Run | None) -> int:
-    """Return the amount of training up to the checkpoint that a run resumes from.
-
-    A run that was killed between its last iteration and its last checkpoint is not
-    finished. For a run with a policy and without checkpoints, which a user may delete
-    to free disk space, it is the amount in its metrics.
-    """
+    """Return the amount of training up to the checkpoint that a run resumes from."""
     if run is None:
         return 0
+    # A user may delete the checkpoints of a finished run to free disk space.
     if not job.result and not run.checkpoints():
         return job.logged(run) if run.policy_dir.is_dir() else 0
     return job.saved(run)
