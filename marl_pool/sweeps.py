@@ -54,7 +54,7 @@ class Sweep:
     """Folder of a sweep.
 
     Args:
-        path: path of the folder, which need not exist.
+        path: folder, which need not exist.
         grid: key → values.
         overrides: overrides of all trials, as typed.
         config_dir: folder of the user's YAML files; None for none.

@@ -4,6 +4,7 @@ The signature is the schema: a key is right if the constructor has such a parame
 and its value if it fits the annotation.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from marl_pool.utils.signatures import (
     check_options,
     check_settings,
     check_value,
-    is_misspelt,
     join,
     options_of,
     show,
@@ -102,7 +102,7 @@ def _check_transfer(where: str, entry: Any) -> dict[str, Any]:
             )
         # Other unknown keys may be those of a plug-in; an env that lacks one gives a
         # row without numbers.
-        if is_misspelt(key, known):
+        if key not in known and difflib.get_close_matches(key, known, n=1):
             raise unknown_key(f"{where}.env.{key}", known)
     return checked
 
@@ -116,10 +116,7 @@ def check_change(
         name: key of the section.
         given: a whole section, with a name; or keys to change in ``base``; or None.
         base: the section that is changed; None while it is unknown, and then keys
-            without a name are not checked.
-
-    Returns:
-        The whole section, the keys without a name, or None.
+            without a name are returned unchecked.
     """
     if given is None or (isinstance(given, Mapping) and not given):
         return None
@@ -143,14 +140,7 @@ def check_section(name: str, given: Any, section: AnySection) -> dict[str, Any]:
 def check_group(
     where: str, given: Any, group: Group, kind: str | None = None
 ) -> dict[str, Any]:
-    """Check ``{"name": …, **options}``.
-
-    Args:
-        where: the key, for messages.
-        given: the composed section.
-        group: has the registry of names.
-        kind: the config group, for messages; ``where`` if None.
-    """
+    """Check ``{"name": …, **options}``; messages name the key and the config group."""
     kind = kind or where
     registry = group.names()
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):

@@ -116,12 +116,7 @@ def _compose(verb: str, lines: list[str]) -> tuple[DictConfig, dict[str, Any]]:
 def resolve(
     verb: str, composed: DictConfig, values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Resolve the interpolations of a composed configuration to plain data.
-
-    Args:
-        verb: name in messages.
-        composed: is not changed.
-        values: by dotted key, set before interpolations are resolved.
+    """Set ``values`` by dotted key, then resolve interpolations to plain data.
 
     Raises:
         InputError: an interpolation of a missing key; or a resolver, such as

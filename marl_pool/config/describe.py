@@ -40,13 +40,9 @@ def commented(
     chosen: Mapping[str, str | None],
     config_dir: Path | None = None,
 ) -> str:
-    """Write a configuration of `check` as YAML with comments.
+    """Write a checked ``config`` as YAML with comments.
 
-    Args:
-        verb: a key of `VERBS`.
-        config: from `check`.
-        chosen: the option of each config group.
-        config_dir: the user's own YAML files.
+    ``chosen`` has the option of each config group.
     """
     kind = VERBS[verb]
     notes: Notes = {}

@@ -111,7 +111,9 @@ def plan_grid(
             config["threads"] = settings["cpus_per_trial"]
             trial = Trial(name, values, _with_absolute_folders(check(verb, config)))
         # Two spellings of one configuration are the same run.
-        content = json.dumps(canonical(trial.config), sort_keys=True)
+        env = trial.config.get("env")
+        expanded = {**trial.config, "env": env and expand_counts(env)}
+        content = json.dumps(expanded, sort_keys=True)
         other = names.setdefault(content, name)
         if other != name:
             raise InputError(f"the trials {other} and {name} are the same run")
@@ -142,25 +144,13 @@ def validate_runs(sweep: Sweep, plan: Plan) -> None:
 def differences(
     wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Container[str]
 ) -> list[str]:
-    """List the settings in which a trial and its run differ.
-
-    Args:
-        wanted: configuration of the trial.
-        found: stored configuration of the run.
-        ignored: top-level keys that may differ.
-    """
+    """List the settings, without ``ignored`` top-level keys, in which two differ."""
     left, right = dict(_flat(wanted)), dict(_flat(found))
     return [
         f"{key}: expected {show(left.get(key))}, got {show(right.get(key))}"
         for key in left | right
         if key.split(".")[0] not in ignored and left.get(key) != right.get(key)
     ]
-
-
-def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checked configuration in a form that is the same for all spellings."""
-    expanded = {"env": expand_counts(config["env"])} if "env" in config else {}
-    return {**config, **expanded}
 
 
 def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
@@ -191,7 +181,7 @@ def _whole_grid(
     grid = composed["grid"]
     if not isinstance(grid, Mapping):
         raise InputError(f"grid: expected a mapping of keys to lists, got {show(grid)}")
-    single = {parse(text).key_or_group: [parse(text).value()] for text in fixed}
+    single: Grid = {parse(text).key_or_group: [parse(text).value()] for text in fixed}
     whole: Grid = {key: single.get(key, values) for key, values in grid.items()} | swept
     for key, values in whole.items():
         if not isinstance(values, list) or not values:

@@ -64,12 +64,6 @@ def appended(file: Path) -> Iterator[TextIO]:
         yield o
 
 
-def sync_file(file: Path) -> None:
-    """Sync a file to the disk if it exists."""
-    with suppress(FileNotFoundError):
-        _sync(file)
-
-
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """Yield an unpredictable path in the same folder; remove what is left there."""
@@ -81,9 +75,9 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 def _replace(new: Path, file: Path) -> None:
-    _sync(new)
+    sync(new)
     new.replace(file)
-    _sync(file.parent)
+    sync(file.parent)
 
 
 # Folders
@@ -101,7 +95,7 @@ def make_folder(folder: Path) -> None:
         folder = folder.parent
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
-        _sync(each.parent)
+        sync(each.parent)
 
 
 @contextmanager
@@ -120,13 +114,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
         # The new content has to be on the disk before the old one moves.
         for path, _, names in os.walk(beside, topdown=False):
             for name in names:
-                _sync(Path(path, name))
-            _sync(Path(path))
+                sync(Path(path, name))
+            sync(Path(path))
         if os.path.lexists(folder):
             discard(old)
             folder.rename(old)
         beside.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
         discard(old)
 
 
@@ -134,7 +128,7 @@ def recover(folder: Path) -> None:
     """Restore a folder after a crash between the renames of `new_folder`."""
     if standing(folder) != folder:
         _aside(folder).rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
 
 
 def standing(folder: Path) -> Path:
@@ -181,7 +175,7 @@ def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Sync a file's content or a folder's entries to the disk."""
     if path.is_dir() and os.name != "posix":
         return  # Windows cannot sync folders

@@ -40,13 +40,8 @@ LONGEST = 16_384
 
 
 def check_sizes(where: str, options: Mapping[str, Any]) -> None:
-    """Check each keyword argument with `check_size`.
-
-    Args:
-        where: prefix of the keys, for messages.
-        options: keyword arguments. The options in a mapping among them are checked
-            where that is built.
-    """
+    """Check each keyword argument with `check_size`."""
+    # Options in a mapping among them are checked where that is built.
     for key, value in options.items():
         check_size(f"{where}.{key}" if where else key, value)
 

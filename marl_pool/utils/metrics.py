@@ -8,7 +8,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
-from marl_pool.utils.atomic import appended, new_binary_file, new_file, sync_file
+from marl_pool.utils.atomic import appended, new_binary_file, new_file, sync
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import fingerprint
 from marl_pool.utils.text import cell, uncell
@@ -49,7 +49,7 @@ class Metrics:
         """
         if not self.path.is_file():
             return {}
-        sync_file(self.path)
+        sync(self.path)
         columns = self._header() or []
         row = self._last or next(reversed(self.rows()), {})
         if row.get(ITERATION, 0) > iteration:
@@ -68,10 +68,6 @@ class Metrics:
 
     def keep(self, iteration: int, columns: list[str] | None) -> str:
         """Keep only the readable rows up to an iteration.
-
-        Args:
-            iteration: the last one to keep.
-            columns: expected columns; None for those of the file.
 
         Returns:
             A message about unreadable lines, of which a copy is kept, or ``""``.

@@ -35,11 +35,11 @@ class _Trust(NamedTuple):
 
 
 def _inherited() -> _Trust | None:
-    told = os.environ.get(VARIABLE)
-    if told is None:
+    inherited = os.environ.get(VARIABLE)
+    if inherited is None:
         return None
     try:
-        plugins, source, command = json.loads(told)
+        plugins, source, command = json.loads(inherited)
         return _Trust(frozenset(plugins), str(source), str(command))
     except (ValueError, TypeError):
         return _Trust()
@@ -71,8 +71,8 @@ def trust(
     if outer is not None:
         allowed &= outer.plugins
     known = outer or _Trust()
-    told = known.source if source is None else str(source)
-    token = _restriction.set(_Trust(allowed, told, command or known.command))
+    origin = known.source if source is None else str(source)
+    token = _restriction.set(_Trust(allowed, origin, command or known.command))
     try:
         yield
     finally:
@@ -151,12 +151,6 @@ def target(name: str, registry: Mapping[str, str], kind: str) -> str:
 
 def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> type:
     """Import the class behind ``name`` and check that it is a ``base``.
-
-    Args:
-        name: a key of ``registry`` or ``package.module:Class``.
-        registry: short name to ``package.module:Class``.
-        kind: "pooling", "env", …, for messages.
-        base: base class.
 
     Raises:
         InputError: no such class, not a subclass of ``base``, or abstract.

@@ -243,11 +243,6 @@ def unknown_key(key: str, choices: Collection[str]) -> InputError:
     return InputError(f"{key}: {unknown('key', short, choices)}")
 
 
-def is_misspelt(key: str, known: Collection[str]) -> bool:
-    """Return True for a key that is not known and nearly one that is."""
-    return key not in known and bool(difflib.get_close_matches(key, known, n=1))
-
-
 # Words
 
 

@@ -18,21 +18,16 @@ WAITING, RUNNING, FINISHED, STOPPED, FAILED = STATES
 
 @dataclass
 class TrialProgress:
-    """One row of a `TrialTable`.
-
-    Attributes:
-        total: steps of the finished trial.
-        steps: steps done.
-        state: one of `STATES`.
-        note: reason of a failure.
-        started: clock and steps when this process started the trial.
-    """
+    """One row of a `TrialTable`."""
 
     total: int
+    """Steps of the finished trial."""
     steps: int
     state: str
     note: str = ""
+    """Reason of a failure."""
     started: tuple[float, int] = (0.0, 0)
+    """Clock and steps when this process started the trial."""
 
 
 class TrialTable(Progress):

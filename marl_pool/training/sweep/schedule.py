@@ -58,7 +58,7 @@ def run_trials(
     """Start or resume unfinished trials, until each has finished or failed.
 
     Args:
-        sweep: sweep whose folder holds the runs.
+        sweep: sweep whose folder has the runs.
         trials: unfinished trials.
         settings: CPUs and GPUs of each trial.
         concurrency: simultaneous trials.
@@ -155,10 +155,7 @@ def _placement(
 class _TrialMonitor(tune.Callback, tune.Stopper):
     """Update the progress display, and end the experiment after Ctrl-C.
 
-    Attributes:
-        interrupt: handler of Ctrl-C.
-        awaited: trials that were running at Ctrl-C and have not ended since; None
-            before Ctrl-C.
+    After Ctrl-C, ``awaited`` has the trials that are still running.
     """
 
     sweep: Sweep

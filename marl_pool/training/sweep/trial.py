@@ -51,13 +51,10 @@ class TrialSettings(NamedTuple):
 
 
 def run_trial(given: dict[str, Any]) -> None:
-    """Start or resume a run, and report how it ended.
+    """Start or resume the run of the `TrialSettings` in ``given``, and report its end.
 
     An exception is reported, not raised, because Tune would restart the trial. Only a
     trial whose process died is restarted; it resumes from its last checkpoint.
-
-    Args:
-        given: the text of `TrialSettings`, by `TRIAL`.
     """
     tune.report({REASON: _train(TrialSettings.from_text(given[TRIAL]))})
 
