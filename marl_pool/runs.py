@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from marl_pool.utils import atomic, manifest
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.metrics import ITERATION, Metrics, free
 from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
@@ -108,10 +108,8 @@ class Run:
             raise InputError(
                 f"{path} exists; choose another --run-dir or `marl-pool resume {path}`"
             )
-        try:
+        with explain_os_errors(f"{path} cannot be made"):
             atomic.make_folder(path)
-        except OSError as error:
-            raise InputError(f"{path} cannot be made: {error.strerror}") from error
         run = cls(path, {}, __version__, verb)
         run.write_config(config)
         return run
@@ -128,6 +126,7 @@ class Run:
             raise InputError(f"{path}: no such run folder")
         if not (path / CONFIG).is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
+        # The version is the last key.
         config = manifest.read_sealed_yaml(path / CONFIG, last=VERSION)
         verb = str(config.pop(VERB, TRAIN))
         return cls(path, config, config.pop(VERSION), verb)
@@ -191,19 +190,18 @@ class Run:
             InputError: another process holds the lock, a link leads out of the folder,
                 or it is not writable.
         """
+        # Reject links to other places, then lock.
         inside = (*self.path.glob("*"), *self._checkpoints.glob("*"))
         atomic.validate_inside(self.path, *inside)
         refusal = f"{self.path}: another process is training this run"
         with atomic.locked(self.path / LOCK, refusal):
-            try:
+            # Clean up what a killed process left.
+            with explain_os_errors(f"{self.path} cannot be written to"):
                 atomic.recover(self.policy_dir)
                 atomic.discard_leftovers(self.path)
                 for folder in self.path.iterdir():
                     if folder.name not in OUTPUTS:
                         atomic.discard_leftovers(folder)
-            except OSError as error:
-                reason = f"{self.path} cannot be written to: {error.strerror}"
-                raise InputError(reason) from error
             yield
 
     # Metrics
@@ -220,6 +218,7 @@ class Run:
         omit some.
         """
         self.metrics.log(row)
+        # TensorBoard shows no NaN.
         if (events := self._writer()) is not None:
             for name, value in row.items():
                 if name != ITERATION and math.isfinite(value):
@@ -254,6 +253,7 @@ class Run:
         if logged and not problem:
             self.metrics.cut(logged["bytes"])
             return ""
+        # Keep what can be read, and report the rest.
         aside = self.metrics.keep(iteration, logged and logged["columns"])
         told = "; ".join(filter(None, (problem, aside)))
         return told and f"{self.path}: {told}"
@@ -297,6 +297,7 @@ class Run:
         Raises:
             OSError: a part is missing, or the folder cannot be written.
         """
+        # Its integrity is unknown until it is complete.
         final = self._checkpoint_path(iteration)
         self._damage.pop(final, None)
         with atomic.new_folder(final) as folder:
@@ -388,12 +389,14 @@ class Run:
 
         Damaged checkpoints are removed once a newer intact one exists.
         """
+        # Damaged checkpoints do not count.
         best = self.best
         whole = [path for path in self.checkpoints() if not self.damage_of(path)]
         kept = {*whole[-keep:]}
         kept |= {
             path for path in whole if best and iteration_of(path) == best.iteration
         }
+        # Remove the others, but none newer than the newest intact one.
         newest = iteration_of(whole[-1]) if whole else 0
         for folder in self.checkpoints():
             if folder not in kept and iteration_of(folder) <= newest:
@@ -458,6 +461,7 @@ class Run:
             found = newest / "policy"
         else:
             found = self._checkpoint_path(which) / "policy"
+        # Name the checkpoints that have a policy.
         if not found.is_dir():
             whole = (iteration_of(each) for each in saved if (each / "policy").is_dir())
             known = ", ".join(map(str, whole)) or "none yet"
@@ -485,13 +489,10 @@ class Run:
         """Create a folder; raise an error before any work if it is not writable."""
         folder = self.path / name
         atomic.validate_inside(self.path, folder)
-        try:
+        with explain_os_errors(f"{folder} cannot be written to"):
             atomic.make_folder(folder)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-        except OSError as error:
-            reason = f"{folder} cannot be written to: {error.strerror}"
-            raise InputError(reason) from error
+            tempfile.TemporaryFile(dir=folder).close()
+        return folder
 
 
 def is_unused(folder: Path) -> bool:

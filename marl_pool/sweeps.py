@@ -18,7 +18,7 @@ from pydantic import Field
 
 from marl_pool.runs import TRAIN, Run
 from marl_pool.utils import atomic
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.manifest import read_sealed_yaml, write_sealed_yaml
 from marl_pool.utils.signatures import check_options, options_of
 from marl_pool.utils.tables import read_csv, write_csv
@@ -107,12 +107,11 @@ class Sweep:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Create the folder and lock it, or raise `InputError` if that fails."""
+        # Nothing may be written through a link to another place.
         trials = self.path / "trials"
         atomic.validate_inside(self.path, *self.path.glob("*"), *trials.glob("*"))
-        try:
+        with explain_os_errors(f"{self.path} cannot be made"):
             atomic.make_folder(trials)
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be made: {error.strerror}") from error
         refusal = f"{self.path}: another process is running it"
         with atomic.locked(self.path / LOCK, refusal):
             atomic.discard_leftovers(self.path)
@@ -138,12 +137,14 @@ class Sweep:
         Its columns are ``trial``, ``status``, the swept keys, and the metrics of all
         trials. Of a damaged ``metrics.csv`` the readable rows are used.
         """
+        # The rows of each trial, after its name, status and swept values.
         rows = []
         for trial in trials:
             own = {"trial": trial.name, "status": status[trial.name]}
             own |= {key: _cell(value) for key, value in trial.values.items()}
             run = self.run(trial)
             rows += [own | row for row in run.metrics.readable_rows()] if run else []
+        # All columns, each once, in the order in which they appear.
         keys = dict.fromkeys(key for trial in trials for key in trial.values)
         metrics = dict.fromkeys(key for row in rows for key in row)
         columns = list(dict.fromkeys(("trial", "status", *keys, *metrics)))

@@ -95,6 +95,7 @@ class TokenSpec:
     num_frames: int = 1
 
     def __post_init__(self) -> None:
+        # JSON has lists for tuples.
         for name in ("type_names", "signal_types", "positions"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, tuple(getattr(self, name)))

@@ -120,6 +120,7 @@ def check_change(
     """
     if given is None or (isinstance(given, Mapping) and not given):
         return None
+    # Without a name, the keys change the base.
     if isinstance(given, Mapping) and "name" not in given:
         if base is None:
             return dict(given)
@@ -148,6 +149,7 @@ def check_group(
             f"{where}: expected one of {', '.join(sorted(registry))} or "
             f"package.module:Class, got {show(given)}"
         )
+    # The class determines the options; "none" has no class.
     rest = dict(given)
     name = rest.pop("name")
     options = {}
@@ -158,6 +160,7 @@ def check_group(
         raise InputError(
             f"{join(where, min(rest))}: expected no options with {where}={name}"
         )
+    # Check the options that are groups themselves.
     checked = check_options(where, rest, options)
     for part, own in group.parts.items():
         if checked.get(part) is not None:  # some classes do without, by null
@@ -180,6 +183,7 @@ def _check_severities(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"{where}.severities: expected a list of numbers, got {show(severities)}"
         )
+    # Check the perturbation with each of the severities.
     each = []
     for severity in severities:
         check_value(f"{where}.severity", severity, UnitInterval)

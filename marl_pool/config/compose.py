@@ -204,6 +204,7 @@ def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
     if key not in kind.config_groups:
         _validate_group(verb, key)
         return [f"++{text.lstrip('+')}"]
+    # A group takes the name of an option.
     options = options_for(verb, key, folder)
     if not isinstance(value, str):
         raise InputError(
@@ -211,6 +212,7 @@ def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
         )
     if value in options:
         return [text.lstrip("+")]
+    # Or the name of a class, where a registry has such names.
     section = None if key in kind.presets else kind.section(key)
     known = {*built_in(key), *files_of(key, folder)}
     if value in known or not isinstance(section, Group):

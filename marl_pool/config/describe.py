@@ -75,6 +75,7 @@ def comments(file: Path) -> Iterator[tuple[str, list[str]]]:
         if line.lstrip().startswith("#"):
             above.append(line.strip())
             continue
+        # A key belongs to the last one with a smaller indent.
         if found := KEY.match(line):
             depth = len(found["indent"])
             parents = [parent for parent in parents if parent[0] < depth]
@@ -128,6 +129,7 @@ def _comment(text: str) -> list[str]:
     """Turn a docstring's text into lines of a comment, in YAML's words."""
     plain = re.sub(r"`{1,2}([^`]*)`{1,2}", r"\1", text).strip()
     plain = re.sub(r"\b(None|True|False)\b", lambda m: YAML_WORDS[m[0]], plain)
+    # Capitalise sentences, but no symbols or file names.
     if re.match(r"[a-z]{2,}\b(?![.:]\w)", plain) or plain.startswith("a "):
         plain = plain[0].upper() + plain[1:]
     lines = textwrap.wrap(plain, 84, break_long_words=False)

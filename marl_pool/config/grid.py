@@ -73,6 +73,7 @@ def plan_sweep(
     fixed, swept = _split(overrides)
     composed, _ = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
+    # Reject keys that the sweep itself sets.
     for key in (*grid, *(parse(text).key_or_group for text in fixed)):
         if key in SET_BY:
             raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
@@ -97,6 +98,7 @@ def plan_grid(
     settings = check_settings(
         SweepSettings, resolve(study, composition())["sweep"], "sweep"
     )
+    # Compose and check each combination.
     trials, names = [], dict[str, str]()
     for combination in product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
@@ -182,7 +184,9 @@ def _whole_grid(
     if not isinstance(grid, Mapping):
         raise InputError(f"grid: expected a mapping of keys to lists, got {show(grid)}")
     single: Grid = {parse(text).key_or_group: [parse(text).value()] for text in fixed}
-    whole: Grid = {key: single.get(key, values) for key, values in grid.items()} | swept
+    chosen: Grid = {key: single[key] for key in grid if key in single}
+    whole: Grid = {**grid, **chosen, **swept}
+    # Reject what is no list of distinct values.
     for key, values in whole.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"grid.{key}: expected a list, got {show(values)}")

@@ -32,6 +32,7 @@ def build(
         InputError: an unknown name, an unknown option, a missing one, a value that
             does not fit its annotation, or a size above `marl_pool.utils.limits`.
     """
+    # Check the user's options against the signature.
     cls = resolve(name, registry, kind, base)
     known = options_of(cls)
     for key, value in options.items():
@@ -39,6 +40,7 @@ def build(
         if option is None:
             raise unknown(f"option of {kind} {name!r}:", key, known)
         check_argument(f"{kind}.{key}", value, option.annotation)
+    # Add what the program knows.
     arguments = {k: v for k, v in (context or {}).items() if k in known} | {**options}
     if name in registry:  # a class of the user's own has sizes of its own
         check_sizes(kind, arguments)
@@ -48,6 +50,7 @@ def build(
                 f"{kind} {name!r} needs the option {key!r}: "
                 f"expected {describe(option.annotation)}"
             )
+    # A class of the user's own may raise a TypeError of its own.
     try:
         return cls(**arguments)
     except TypeError as error:

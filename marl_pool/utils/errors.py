@@ -1,7 +1,10 @@
 """The exceptions for input that a user can mend.
 
-It imports nothing, so that the command line can catch it without loading torch.
+It imports no torch, so that the command line can catch them at once.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -21,3 +24,12 @@ class UnfitTokensError(InputError):
 
 class StoppedError(InputError):
     """A run that cannot continue. The message is one line; the run can be resumed."""
+
+
+@contextmanager
+def explain_os_errors(prefix: str) -> Iterator[None]:
+    """Turn an `OSError` into an `InputError` with its reason after ``prefix``."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{prefix}: {error.strerror}") from error

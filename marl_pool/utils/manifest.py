@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from marl_pool.utils.atomic import new_file
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.reading import read_json, read_yaml
 
 MANIFEST, FORMAT = "manifest.json", 1
@@ -117,6 +117,7 @@ def problem_of(folder: Path, *, links: bool = True, only: str | None = None) -> 
             return f"{name} is a link"
         if not path.is_file():
             return f"{name} is missing"
+        # Compare the sizes first: reading a large file takes long.
         try:
             size = path.stat().st_size
             if size != expected["bytes"]:
@@ -148,6 +149,7 @@ def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
         if size is None:
             digest = hashlib.file_digest(content, "sha256")
             return {"bytes": content.tell(), KEY: digest.hexdigest()}
+        # A log may have grown since.
         head = content.read(size)
         return {"bytes": len(head), KEY: hashlib.sha256(head).hexdigest()}
 
@@ -186,11 +188,8 @@ def is_intact_text(text: str) -> bool:
 def write_sealed_yaml(file: Path, content: Mapping[str, Any]) -> None:
     """Write a YAML file with its checksum, or raise `InputError`."""
     text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
-    try:
-        with new_file(file) as out:
-            out.write(sealed_text(text))
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror}") from error
+    with explain_os_errors(f"{file} cannot be written"), new_file(file) as out:
+        out.write(sealed_text(text))
 
 
 def read_sealed_yaml(file: Path, last: str) -> dict[str, Any]:

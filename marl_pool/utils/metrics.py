@@ -49,6 +49,7 @@ class Metrics:
         """
         if not self.path.is_file():
             return {}
+        # A checkpoint may refer only to rows that a power cut leaves.
         sync(self.path)
         columns = self._header() or []
         row = self._last or next(reversed(self.rows()), {})
@@ -72,11 +73,13 @@ class Metrics:
         Returns:
             A message about unreadable lines, of which a copy is kept, or ``""``.
         """
+        # Separate the readable rows.
         header, lines = self._parsed(columns, errors="replace")
         kept = [line for line, row in lines if row and row[ITERATION] <= iteration]
         bad = sum(row is None for _, row in lines)
         if header and ITERATION not in header:
             bad, kept, header = len(lines) + 1, [], []
+        # Copy a damaged file before it is replaced.
         message = ""
         if bad:
             copied = free(self.path.with_suffix(".damaged.csv"))

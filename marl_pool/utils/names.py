@@ -67,6 +67,7 @@ def trust(
         command: the command to repeat with ``--plugin``, for messages; empty: that of
             the outer `trust`.
     """
+    # Inside another restriction, both apply.
     outer, allowed = _restriction.get(), frozenset(plugins)
     if outer is not None:
         allowed &= outer.plugins
@@ -102,6 +103,7 @@ def validate_trusted(name: str, kind: str) -> None:
     restriction = _restriction.get()
     if restriction is None or name in restriction.plugins:
         return
+    # Python and the command line allow names in different ways.
     remedy = f"plugins=[{name!r}] or --plugin {name}"
     if restriction.command:
         remedy = f"{restriction.command} --plugin {name}"
@@ -157,6 +159,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
         UntrustedError: the name is in a file and not allowed; see `trust`.
     """
     module_name, _, attribute = target(name, registry, kind).partition(":")
+    # The import runs code, so the name has to be trusted first.
     if name not in registry:
         validate_trusted(name, kind)
     try:
@@ -166,6 +169,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     if not hasattr(module, attribute):
         raise InputError(f"{kind} {name!r}: {module_name} has no {attribute!r}")
     found = getattr(module, attribute)
+    # Check that it is a class of this kind that can be constructed.
     if not (isinstance(found, type) and issubclass(found, base)):
         raise InputError(
             f"{kind} {name!r} must be a subclass of "

@@ -89,6 +89,7 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the total or the time limit is reached; None if unknown."""
+        # The total or the time limit ends the work, whichever is reached first.
         limits = []
         if self.rate > 0:
             limits.append((self.total - self.done) / self.rate)

@@ -142,6 +142,7 @@ class Stream:
         """
         if self.size == 0:
             return  # no numbers, no need of keys
+        # Without `where`, the next block is sampled from scratch.
         keys = self._keys(episodes)
         if where is None:
             self.keys, self.steps = keys, torch.zeros_like(self.steps)
@@ -150,6 +151,7 @@ class Stream:
         self.keys = torch.where(where, keys, self.keys)
         # A restarted environment's step 0 is served next, so its block began earlier.
         self.steps = torch.where(where, -self._next, self.steps)
+        # Replace the rest of the block of the restarted environments.
         if self._buffer is not None and self._next < self._buffer.shape[0]:
             rows = where.nonzero()[:, 0]
             self._buffer[:, rows] = self._sample(rows)

@@ -69,6 +69,7 @@ def _options_of(cls: type) -> dict[str, Option]:
         signature = inspect.signature(cls, eval_str=True)
     except NameError:  # an annotation that only type checkers import
         signature = inspect.signature(cls)
+    # Without an annotation that can be evaluated, any value fits.
     options: dict[str, Option] = {}
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
@@ -80,6 +81,7 @@ def _options_of(cls: type) -> dict[str, Option]:
             options[ANY_OTHER] = Option(annotation, None)
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             options[parameter.name] = Option(annotation, parameter.default)
+    # A signature has no value for a default factory.
     if is_dataclass(cls):
         hints = get_type_hints(cls, include_extras=True)
         for item in fields(cls):
@@ -92,6 +94,7 @@ def _options_of(cls: type) -> dict[str, Option]:
 def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
     """Return the options of a typed ``**common``, with the defaults of a base class."""
     hints = get_type_hints(shared, include_extras=True)
+    # The nearest base that has the parameter determines its default.
     bases = [options_of(base) for base in cls.__mro__[1:] if base is not object]
     return {
         name: Option(annotation, next(each[name] for each in bases if name in each)[1])
@@ -118,6 +121,7 @@ def check_options(
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise InputError(f"{where}: expected a mapping of keys, got {show(given)}")
+    # Keys without a parameter of their own go to ``**options``, if any.
     named = {**options}
     other = named.pop(ANY_OTHER, None)
     for key in given:
@@ -179,6 +183,7 @@ def check_argument(key: str, value: Any, annotation: Any) -> None:
         adapter = _adapter(annotation)
     except PydanticSchemaGenerationError:  # a type that pydantic cannot check
         return
+    # Arrays, modules and the like have no JSON; their type is checked.
     try:
         try:
             text = json.dumps(value, default=_to_plain)
@@ -321,6 +326,7 @@ def meanings(cls: type) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for base in cls.__mro__:
+        # The entries between "Args:" and the next section.
         docstring = inspect.cleandoc(base.__doc__ or "")
         _, *rest = re.split(r"^Args:$", docstring, maxsplit=1, flags=re.M)
         entries = ENTRY.findall(SECTION.split(rest[0])[0]) if rest else []

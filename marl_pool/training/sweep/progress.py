@@ -100,6 +100,7 @@ class TrialTable(Progress):
         row = self.rows[name]
         seconds = self.clock() - row.started[0]
         steps = row.steps - row.started[1]
+        # The rate since this process started the trial.
         rate = ""
         if steps and seconds > 0:
             speed = steps / seconds

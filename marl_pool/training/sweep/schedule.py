@@ -220,10 +220,12 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
 
     def _end(self, trial: Trial, reason: str) -> None:
         run = self.sweep.run(trial)
+        # A run may have ended well on a disk that this machine cannot see.
         if run is None:
             reason = reason or NOT_SHARED
         steps = self.job.logged(run)
         self.table.advance({trial.name: steps})
+        # Without a reason, a trial that is not finished was stopped.
         state = FAILED if reason else STOPPED
         if not reason and steps >= self.job.total(trial.config):
             state = FINISHED

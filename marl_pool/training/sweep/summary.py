@@ -16,6 +16,7 @@ def size_of(
 ) -> str:
     """Describe the number of runs and steps, in total and remaining."""
     axes = " x ".join(f"{key} ({len(values)})" for key, values in grid.items())
+    # Sort the trials by what is left of them.
     left = {t.name: job.total(t.config) - done[t.name] for t in trials}
     finished = sum(steps <= 0 for steps in left.values())
     started = sum(done[name] > 0 and steps > 0 for name, steps in left.items())
