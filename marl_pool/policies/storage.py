@@ -26,7 +26,7 @@ from marl_pool.tokens import TokenSpec
 from marl_pool.utils.atomic import make_folder, new_binary_file, new_file
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.limits import check_sizes
-from marl_pool.utils.manifest import validate_undamaged, write_manifest
+from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.names import UntrustedError, name_of, resolve, trust
 from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
@@ -89,7 +89,7 @@ def copy_policy(source: Path, folder: Path) -> None:
     Raises:
         InputError: a file is missing or damaged.
     """
-    validate_undamaged(source)
+    validate_intact(source)
     for name in (CONFIG, WEIGHTS):
         try:
             with (
@@ -156,7 +156,7 @@ def load_modules(
         with trust(plugins, folder):
             modules[name] = _build(folder, options, own)
     # Checksums last, since the errors above are more specific.
-    validate_undamaged(folder)
+    validate_intact(folder)
     return modules, config["groups"]
 
 
@@ -267,7 +267,7 @@ def _build(
         raise InputError(f"{folder}: {error}") from None
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         # With a manifest, a damaged file has a more specific message.
-        validate_undamaged(folder)
+        validate_intact(folder)
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} is damaged or foreign: {reason}") from None
     return policy.eval()

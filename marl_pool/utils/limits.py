@@ -47,7 +47,7 @@ def check_sizes(where: str, options: Mapping[str, Any]) -> None:
 
 
 def check_size(key: str, value: Any) -> None:
-    """Reject an option that would take more memory than anybody means to spend.
+    """Reject a value that would allocate too much memory.
 
     Args:
         key: dotted; its last part is looked up in `LIMITS`.

@@ -130,7 +130,7 @@ def problem_of(folder: Path, *, links: bool = True, only: str | None = None) -> 
     return ""
 
 
-def validate_undamaged(folder: Path, only: str | None = None) -> None:
+def validate_intact(folder: Path, only: str | None = None) -> None:
     """Reject a folder, or one file in it, that differs from its manifest, if any."""
     try:
         problem = problem_of(folder, only=only)
