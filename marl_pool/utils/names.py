@@ -121,13 +121,11 @@ def is_plug_in(name: str) -> bool:
 
 def texts_in(value: object) -> set[str]:
     """Return all strings in nested lists and values of mappings."""
-    if isinstance(value, str):
-        return {str(value)}
     if isinstance(value, Mapping):
-        return set().union(*map(texts_in, value.values()))
+        value = list(value.values())
     if isinstance(value, list | tuple | set):
         return set().union(*map(texts_in, value))
-    return set()
+    return {str(value)} if isinstance(value, str) else set()
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
