@@ -23,38 +23,17 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
-from marl_pool.utils.atomic import (
-    LEFTOVER,
-    appended,
-    discard,
-    discard_leftovers,
-    locked,
-    make_folder,
-    new_file,
-    new_folder,
-    recover,
-    refuse_link_out,
-    standing,
-)
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import (
-    add_to_manifest,
-    is_intact_text,
-    problem_of,
-    read_manifest,
-    sealed_text,
-    write_manifest,
-)
+from marl_pool.utils import atomic, manifest
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.metrics import ITERATION, Metrics, free
-from marl_pool.utils.reading import read_json, read_yaml
+from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
 
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
@@ -67,22 +46,14 @@ BEST = "best.json"
 CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,})")
 POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
 LEARNER = "algorithm/learner_group/learner"
+BEST_PARTS = ("best/config.json", "best/model.safetensors")
 PARTS = {
     "train": (
-        "algorithm/algorithm_state.pkl",
-        "algorithm/env_runner/state.pkl",
-        f"{LEARNER}/state.pkl",
-        f"{LEARNER}/rl_module/*/module_state.pkl",
-        "progress.json",
-        *POLICY_PARTS,
+        *("algorithm/algorithm_state.pkl", "algorithm/env_runner/state.pkl"),
+        *(f"{LEARNER}/state.pkl", f"{LEARNER}/rl_module/*/module_state.pkl"),
+        *("progress.json", *POLICY_PARTS),
     ),
-    "evolve": (
-        "strategy.npz",
-        "state.json",
-        "best/config.json",
-        "best/model.safetensors",
-        *POLICY_PARTS,
-    ),
+    "evolve": ("strategy.npz", "state.json", *BEST_PARTS, *POLICY_PARTS),
     "clone": ("learner.safetensors", "progress.json", *POLICY_PARTS),
     "fit": ("learner.safetensors", "learner.json", "progress.json"),
 }
@@ -98,6 +69,7 @@ class Best(NamedTuple):
     score: float
 
 
+@dataclass(eq=False)
 class Run:
     """The folder of one run; see the module's docstring for its layout.
 
@@ -111,25 +83,22 @@ class Run:
         metrics: ``metrics.csv``.
     """
 
-    def __init__(
-        self, path: Path, config: dict[str, Any], version: str, verb: str = TRAIN
-    ) -> None:
-        self.path, self.config, self.version, self.verb = path, config, version, verb
-        self._first_event = 0
-        self._events: Any = None
+    path: Path
+    config: dict[str, Any]
+    version: str
+    verb: str = TRAIN
+    _first_event: int = field(default=0, init=False)
+    _events: Any = field(default=None, init=False)
+    _damage: dict[Path, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
         self.metrics = Metrics(self.path / METRICS)
-        self._damage: dict[Path, str] = {}
 
     @classmethod
     def create(
         cls, path: str | Path, config: Mapping[str, Any], verb: str = TRAIN
     ) -> "Run":
-        """Create the folder of a new run.
-
-        Args:
-            path: path of the folder, which must be new or empty.
-            config: the checked configuration.
-            verb: command that makes the run.
+        """Create the folder of a new run with a checked configuration.
 
         Raises:
             InputError: the folder is not empty or cannot be created.
@@ -139,17 +108,15 @@ class Run:
             raise InputError(
                 f"{path} exists; choose another --run-dir or `marl-pool resume {path}`"
             )
-        try:
-            make_folder(path)
-        except OSError as error:
-            raise InputError(f"{path} cannot be made: {error.strerror}") from error
+        with explain_os_errors(f"{path} cannot be made"):
+            atomic.make_folder(path)
         run = cls(path, {}, __version__, verb)
         run.write_config(config)
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open the folder of an existing run.
+        """Open an existing run.
 
         Raises:
             InputError: the folder or its ``config.yaml`` is missing or damaged.
@@ -157,40 +124,20 @@ class Run:
         path = Path(path)
         if not path.is_dir():
             raise InputError(f"{path}: no such run folder")
-        file = path / CONFIG
-        if not file.is_file():
+        if not (path / CONFIG).is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
-        config = read_yaml(file)
-        # The version is the last key, so a truncated file lacks it.
-        if not isinstance(config, dict) or not isinstance(config.get(VERSION), str):
-            raise InputError(
-                f"{file} is truncated, or not written by marl_pool: no {VERSION}"
-            )
-        if not is_intact_text(file.read_text(encoding="utf-8")):
-            raise InputError(
-                f"{file} has changed since it was written: its checksum differs "
-                "(if you changed it on purpose, remove its last line)"
-            )
+        # The version is the last key.
+        config = manifest.read_sealed_yaml(path / CONFIG, last=VERSION)
         verb = str(config.pop(VERB, TRAIN))
         return cls(path, config, config.pop(VERSION), verb)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Replace ``config.yaml``.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Replace ``config.yaml``."""
         self.config, self.version = dict(config), __version__
         # `train` is the default verb and not written.
         verb = {} if self.verb == TRAIN else {VERB: self.verb}
         content = {**self.config, **verb, VERSION: self.version}
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        try:
-            with new_file(self.path / CONFIG) as out:
-                out.write(sealed_text(text))
-        except OSError as error:
-            file = self.path / CONFIG
-            raise InputError(f"{file} cannot be written: {error.strerror}") from error
+        manifest.write_sealed_yaml(self.path / CONFIG, content)
 
     @property
     def env(self) -> dict[str, Any]:
@@ -226,7 +173,7 @@ class Run:
     def write_error(self, text: str) -> Path:
         """Append to ``error.txt`` and return its path."""
         # The caller reports the error itself, even on a full disk.
-        with suppress(OSError), appended(self.error_path) as out:
+        with suppress(OSError), atomic.appended(self.error_path) as out:
             out.write(text.rstrip("\n") + "\n")
         return self.error_path
 
@@ -240,27 +187,22 @@ class Run:
         """Lock the run against other processes and clean up after a crash.
 
         Raises:
-            InputError: another process holds the lock, the folder contains a link that
-                leads out of it, or it is not writable.
+            InputError: another process holds the lock, a link leads out of the folder,
+                or it is not writable.
         """
+        # Reject links to other places, then lock.
+        inside = (*self.path.glob("*"), *self._checkpoints.glob("*"))
+        atomic.validate_inside(self.path, *inside)
         refusal = f"{self.path}: another process is training this run"
-        for folder in (self.path, self._checkpoints):
-            for item in folder.iterdir() if folder.is_dir() else ():
-                refuse_link_out(item, self.path)
-        with locked(self.path / LOCK, refusal):
-            try:
-                recover(self.policy_dir)
-                self._discard_leftovers()
-            except OSError as error:
-                reason = f"{self.path} cannot be written to: {error.strerror}"
-                raise InputError(reason) from error
+        with atomic.locked(self.path / LOCK, refusal):
+            # Clean up what a killed process left.
+            with explain_os_errors(f"{self.path} cannot be written to"):
+                atomic.recover(self.policy_dir)
+                atomic.discard_leftovers(self.path)
+                for folder in self.path.iterdir():
+                    if folder.name not in OUTPUTS:
+                        atomic.discard_leftovers(folder)
             yield
-
-    def _discard_leftovers(self) -> None:
-        folders = (item for item in self.path.iterdir() if item.name not in OUTPUTS)
-        for folder in (self.path, *folders):
-            if folder.is_dir():
-                discard_leftovers(folder)
 
     # Metrics
 
@@ -272,33 +214,23 @@ class Run:
     def log(self, row: Mapping[str, float]) -> None:
         """Append a row to ``metrics.csv`` and to the TensorBoard events.
 
-        Args:
-            row: numbers by name, including ``iteration``. The first row determines
-                the columns; later rows may omit some.
+        It has an ``iteration``. The first row determines the columns; later rows may
+        omit some.
         """
         self.metrics.log(row)
-        events = self._writer()
-        if events is None:
-            return
-        for name, value in row.items():
-            if name != ITERATION and math.isfinite(value):
-                events.add_scalar(name, value, int(row[ITERATION]))
-        events.flush()
+        # TensorBoard shows no NaN.
+        if (events := self._writer()) is not None:
+            for name, value in row.items():
+                if name != ITERATION and math.isfinite(value):
+                    events.add_scalar(name, value, int(row[ITERATION]))
+            events.flush()
 
     def rows(self) -> list[dict[str, float]]:
-        """Return all logged rows, with NaN for omitted columns.
-
-        Raises:
-            InputError: ``metrics.csv`` is damaged.
-        """
+        """Return all logged rows; see `Metrics.rows`."""
         return self.metrics.rows()
 
     def metrics_problem(self) -> str:
-        """Describe how ``metrics.csv`` differs from the record in the checkpoints.
-
-        Returns:
-            One line; empty if it does not differ or no checkpoint has a record.
-        """
+        """Describe how ``metrics.csv`` differs from its record in the checkpoints."""
         for checkpoint in reversed(self.checkpoints()):
             if logged := self._about(checkpoint).get("metrics"):
                 return self.metrics.problem(logged, iteration_of(checkpoint))
@@ -307,8 +239,8 @@ class Run:
     def resume_at(self, iteration: int) -> str:
         """Remove rows logged after ``iteration``, from which training resumes.
 
-        Call it before the first `log` of a resumed run. A damaged ``metrics.csv`` keeps
-        its readable rows; a copy of the damaged file is kept beside it.
+        A damaged ``metrics.csv`` keeps its readable rows; a copy of the damaged file is
+        kept beside it.
 
         Returns:
             One line about lost or damaged rows; empty if there are none.
@@ -316,14 +248,13 @@ class Run:
         self.close()
         self._first_event = iteration + 1
         logged = self._about(self._checkpoint_path(iteration)).get("metrics")
-        problem, columns = "", None
-        if logged is not None:
-            columns = logged["columns"]
-            problem = self.metrics.problem(logged, iteration)
-            if not problem:
-                self.metrics.cut(logged["bytes"])
-                return ""
-        aside = self.metrics.keep(iteration, columns)
+        # The rows of an intact file need not be parsed.
+        problem = self.metrics.problem(logged, iteration) if logged else ""
+        if logged and not problem:
+            self.metrics.cut(logged["bytes"])
+            return ""
+        # Keep what can be read, and report the rest.
+        aside = self.metrics.keep(iteration, logged and logged["columns"])
         told = "; ".join(filter(None, (problem, aside)))
         return told and f"{self.path}: {told}"
 
@@ -336,7 +267,6 @@ class Run:
             self._events = None
 
     def _writer(self) -> Any:
-        """Return the open event file, or None without tensorboardX."""
         if self._events is None and find_spec("tensorboardX"):
             from tensorboardX import SummaryWriter
 
@@ -358,65 +288,57 @@ class Run:
     def checkpoint(self, iteration: int, parts: Iterable[str] = ()) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
-        Its manifest also records the state of ``metrics.csv``. If the block raises, the
-        folder is removed.
+        Its manifest also records the state of ``metrics.csv``.
 
         Args:
-            iteration: number of the last completed iteration.
+            iteration: the last completed iteration.
             parts: required files, as in `PARTS`.
 
         Raises:
             OSError: a part is missing, or the folder cannot be written.
         """
+        # Its integrity is unknown until it is complete.
         final = self._checkpoint_path(iteration)
         self._damage.pop(final, None)
-        with new_folder(final) as folder:
+        with atomic.new_folder(final) as folder:
             yield folder
             if missing := _missing(folder, parts):
                 raise OSError(f"{missing} was not written")
-            write_manifest(folder, **self.metrics.fix(iteration))
+            manifest.write_manifest(folder, **self.metrics.fix(iteration))
         self._damage[final] = ""
 
     def checkpoints(self) -> list[Path]:
         """Return all checkpoints, oldest first, including damaged ones."""
-        if not self._checkpoints.is_dir():
-            return []
-        found = (
-            path
-            for path in self._checkpoints.iterdir()
-            if CHECKPOINT.fullmatch(path.name) and path.is_dir()
-        )
-        return sorted(found, key=iteration_of)
+        found = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
+        named = (path for path in found if CHECKPOINT.fullmatch(path.name))
+        return sorted((path for path in named if path.is_dir()), key=iteration_of)
 
     def damage_of(self, checkpoint: Path) -> str:
         """Describe the damage of a checkpoint; empty if it is intact.
 
         A checkpoint without a manifest must have all files of `PARTS`.
         """
-        if checkpoint not in self._damage:
-            self._damage[checkpoint] = self._found_damage(checkpoint)
-        return self._damage[checkpoint]
-
-    def _found_damage(self, checkpoint: Path) -> str:
-        if checkpoint.is_symlink():
-            return "it is a link"
+        if checkpoint in self._damage:
+            return self._damage[checkpoint]
         try:
-            return problem_of(checkpoint, links=False) or ""
+            problem = manifest.problem_of(checkpoint, links=False)
         except FileNotFoundError:
             missing = _missing(checkpoint, PARTS.get(self.verb, ()))
-            return f"{missing} is missing" if missing else ""
+            problem = missing and f"{missing} is missing"
+        self._damage[checkpoint] = problem
+        return problem
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest intact checkpoint, or None."""
-        found = reversed(self.checkpoints())
-        return next((path for path in found if not self.damage_of(path)), None)
+        newest = reversed(self.checkpoints())
+        return next((path for path in newest if not self.damage_of(path)), None)
 
     def trace_of_checkpoints(self) -> str:
         """Return evidence of lost checkpoints in a run that has none, or ``""``."""
         if self.checkpoints():
             return ""
         # Evolution writes its best policy before the first checkpoint.
-        if self.verb != "evolve" and (standing(self.policy_dir) / BEST).is_file():
+        if self.verb != "evolve" and self._best_file.is_file():
             return f"{self.policy_dir} is the policy of one"
         every = (self.config.get("checkpoint") or {}).get("every")
         logged = max((int(row[ITERATION]) for row in self.rows()), default=0)
@@ -440,41 +362,48 @@ class Run:
         if row:
             return row
         last = iteration_of(newest)
-        rows = [row for row in self.rows() if row[ITERATION] <= last]
-        return rows[-1] if rows else None
+        return next((r for r in reversed(self.rows()) if r[ITERATION] <= last), None)
 
     def _about(self, checkpoint: Path) -> dict[str, Any]:
         """Return the manifest of a checkpoint, or {} if it is missing or damaged."""
-        try:
-            return read_manifest(checkpoint)
-        except (FileNotFoundError, InputError):
-            return {}
+        with suppress(FileNotFoundError, InputError):
+            return manifest.read_manifest(checkpoint)
+        return {}
 
     @property
     def best(self) -> Best | None:
         """Iteration and score of the policy in `policy_dir`, or None."""
-        file = standing(self.policy_dir) / BEST
-        if not file.is_file():
+        if not self._best_file.is_file():
             return None
         try:
-            return Best(**read_json(file))
+            return Best(**read_json(self._best_file))
         except (ValueError, TypeError, OSError, RecursionError) as error:
-            raise InputError(f"{file} cannot be read: {error}") from error
+            raise InputError(f"{self._best_file} cannot be read: {error}") from error
+
+    @property
+    def _best_file(self) -> Path:
+        return atomic.standing(self.policy_dir) / BEST
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the newest ``keep`` intact ones and the best.
 
         Damaged checkpoints are removed once a newer intact one exists.
         """
+        # Damaged checkpoints do not count.
         best = self.best
         whole = [path for path in self.checkpoints() if not self.damage_of(path)]
-        kept = {*whole[-keep:], *(p for p in whole if best and _is_of(p, best))}
-        newest = whole[-1:] and iteration_of(whole[-1])
+        kept = {*whole[-keep:]}
+        kept |= {
+            path for path in whole if best and iteration_of(path) == best.iteration
+        }
+        # Remove the others, but none newer than the newest intact one.
+        newest = iteration_of(whole[-1]) if whole else 0
         for folder in self.checkpoints():
-            if folder not in kept and iteration_of(folder) <= (newest or 0):
-                discard(folder)
+            if folder not in kept and iteration_of(folder) <= newest:
+                atomic.discard(folder)
+        # A killed process may have left unfinished ones.
         for unfinished in self._checkpoints.glob(".iter_*"):
-            discard(unfinished)
+            atomic.discard(unfinished)
 
     @property
     def _checkpoints(self) -> Path:
@@ -492,58 +421,50 @@ class Run:
 
     def policy_damage(self) -> str:
         """Describe the damage of the best policy; empty if it is intact."""
-        folder = standing(self.policy_dir)
-        if self.verb not in PARTS or POLICY_PARTS[0] not in PARTS[self.verb]:
+        if POLICY_PARTS[0] not in PARTS.get(self.verb, ()):
             return ""
-        if not (folder / BEST).is_file():
+        if not self._best_file.is_file():
             return f"{BEST} is missing; the next checkpoint becomes the best"
-        try:
-            return problem_of(folder) or ""
-        except FileNotFoundError:  # without a manifest there is nothing to compare
-            return ""
+        with suppress(FileNotFoundError):  # without a manifest nothing is compared
+            return manifest.problem_of(self._best_file.parent)
+        return ""
 
     @contextmanager
     def save_policy_dir(self, best: Best | None = None) -> Iterator[Path]:
-        """Yield a folder that replaces `policy_dir` on exit.
-
-        Args:
-            best: iteration and score, which change together with the policy.
-        """
-        with new_folder(self.policy_dir) as folder:
+        """Yield a folder that replaces `policy_dir`, and `best`, on exit."""
+        with atomic.new_folder(self.policy_dir) as folder:
             yield folder
             if best is None:
                 return
-            with new_file(folder / BEST) as out:
+            with atomic.new_file(folder / BEST) as out:
                 json.dump(best._asdict(), out)
-            add_to_manifest(folder, BEST)
+            manifest.add_to_manifest(folder, BEST)
 
     def policy_path(self, which: Literal["best", "last"] | int = "best") -> Path:
-        """Return the folder of a saved policy.
+        """Return the folder of the best policy, or of that of a checkpoint.
 
         Args:
-            which: ``"best"``, ``"last"`` (the policy of the last checkpoint), or the
-                iteration of a checkpoint.
+            which: ``"last"`` or an iteration for the policy of a checkpoint.
 
         Raises:
-            InputError: no such policy, or its checkpoint is damaged.
+            InputError: no such policy, or the last checkpoint is damaged.
         """
-        saved = {iteration_of(folder): folder for folder in self.checkpoints()}
+        saved = self.checkpoints()
         if which == "best":
-            found = standing(self.policy_dir)
+            found = atomic.standing(self.policy_dir)
         elif which == "last":
-            newest = saved[max(saved)] if saved else self.path / "none"
+            newest = saved[-1] if saved else self.path / "none"
             if saved and (damage := self.damage_of(newest)):
                 raise InputError(
                     f"checkpoint: expected the last to be intact, {newest}: {damage}"
                 )
             found = newest / "policy"
         else:
-            found = saved.get(which, self.path / "none") / "policy"
+            found = self._checkpoint_path(which) / "policy"
+        # Name the checkpoints that have a policy.
         if not found.is_dir():
-            whole = (
-                str(n) for n, folder in saved.items() if (folder / "policy").is_dir()
-            )
-            known = ", ".join(whole) or "none yet"
+            whole = (iteration_of(each) for each in saved if (each / "policy").is_dir())
+            known = ", ".join(map(str, whole)) or "none yet"
             raise InputError(
                 f"{self.path} has no policy {which!r}; checkpoints: {known}"
             )
@@ -557,61 +478,44 @@ class Run:
         return self.path / "evaluation"
 
     def make_evaluation_dir(self) -> Path:
-        """Create `evaluation_dir` if it does not exist.
-
-        Raises:
-            InputError: the folder is not writable.
-        """
+        """Create `evaluation_dir`, or raise `InputError` if it is not writable."""
         return self._writable("evaluation")
 
     def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
-        """Return an unused path in ``videos/``, with the suffix ``-2`` and so on.
-
-        Raises:
-            InputError: the folder is not writable.
-        """
+        """Return an unused path in ``videos/``; see `make_evaluation_dir`."""
         return free(self._writable("videos") / f"{stem}{suffix}")
 
     def _writable(self, name: str) -> Path:
-        """Create a folder, and fail before any work if it is not writable."""
+        """Create a folder; raise an error before any work if it is not writable."""
         folder = self.path / name
-        refuse_link_out(folder, self.path)
-        try:
-            make_folder(folder)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-        except OSError as error:
-            reason = f"{folder} cannot be written to: {error.strerror}"
-            raise InputError(reason) from error
+        atomic.validate_inside(self.path, folder)
+        with explain_os_errors(f"{folder} cannot be written to"):
+            atomic.make_folder(folder)
+            tempfile.TemporaryFile(dir=folder).close()
+        return folder
 
 
 def is_unused(folder: Path) -> bool:
-    """Return whether a folder has only files that precede a run's configuration."""
+    """Return True for a folder whose files precede a run's configuration."""
     names = {item.name for item in folder.iterdir()}
-    return all(name == LOCK or LEFTOVER.fullmatch(name) for name in names)
+    return all(name == LOCK or atomic.LEFTOVER.fullmatch(name) for name in names)
 
 
 def default_path(config: Mapping[str, Any]) -> Path:
-    """Return ``runs/<date-time>-<env>-<pooling>-s<seed>`` for a new run.
+    """Return ``runs/<date-time>-<env or task>-<pooling>-s<seed>`` for a new run.
 
-    A supervised task replaces the environment. Without pooling, the policy or the
-    encoder is named.
+    Without pooling, the policy or the encoder is named.
     """
     given = (config.get(part) for part in ("pooling", "policy", "encoder"))
     named = [part for part in given if part and part.get("name", "none") != "none"]
     chosen = [config.get("env") or config["task"], *named[:1]]
     label = "-".join(part["name"].rpartition(":")[2] for part in chosen)
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{now}-{label}-s{config['seed']}"
+    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}-s{config['seed']}"
 
 
 def iteration_of(checkpoint: Path) -> int:
     """Return the iteration in the name of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix("iter_"))
-
-
-def _is_of(checkpoint: Path, best: Best) -> bool:
-    return iteration_of(checkpoint) == best.iteration
 
 
 def _missing(folder: Path, parts: Iterable[str]) -> str:

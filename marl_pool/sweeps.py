@@ -1,34 +1,26 @@
 """Sweep folders and the table of their results.
 
-    SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
-    SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs`
-    SWEEP/table.csv         a row for each logged iteration of each trial
-
-Files are replaced atomically: a crash leaves the old content or the new.
+SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
+SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs`
+SWEEP/table.csv         a row for each logged iteration of each trial
 """
 
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
-import yaml
+from pydantic import Field
 
 from marl_pool.runs import TRAIN, Run
-from marl_pool.utils.atomic import (
-    discard_leftovers,
-    locked,
-    make_folder,
-    new_file,
-    refuse_link_out,
-)
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import is_intact_text, sealed_text
-from marl_pool.utils.reading import read_yaml
+from marl_pool.utils import atomic
+from marl_pool.utils.errors import InputError, explain_os_errors
+from marl_pool.utils.manifest import read_sealed_yaml, write_sealed_yaml
+from marl_pool.utils.signatures import check_options, options_of
 from marl_pool.utils.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
@@ -37,9 +29,10 @@ LOCK, VERSION = ".lock", "package_version"
 STUDIED = (TRAIN, "fit")
 """Verbs whose runs can be trials."""
 LONGEST_NAME = 200
-"""Characters of a trial name; most file systems allow 255 bytes."""
+"""Characters of a trial name."""
 
-Grid = dict[str, list[Any]]
+Studied = Annotated[str, Field(pattern=f"^({'|'.join(STUDIED)})$")]
+Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
 """Key → values, in the order of the keys in a trial's name."""
 
 
@@ -61,7 +54,7 @@ class Sweep:
     """Folder of a sweep.
 
     Args:
-        path: path of the folder, which need not exist.
+        path: folder, which need not exist.
         grid: key → values.
         overrides: overrides of all trials, as typed.
         config_dir: folder of the user's YAML files; None for none.
@@ -74,7 +67,7 @@ class Sweep:
         grid: Grid,
         overrides: Sequence[str],
         config_dir: str | Path | None = None,
-        verb: str = TRAIN,
+        verb: Studied = TRAIN,
     ) -> None:
         self.path, self.grid, self.overrides = Path(path), grid, list(overrides)
         self.config_dir = config_dir and str(Path(config_dir).resolve())
@@ -82,50 +75,17 @@ class Sweep:
 
     @classmethod
     def open(cls, path: str | Path) -> "Sweep":
-        """Read the ``sweep.yaml`` of an earlier `write`.
-
-        Raises:
-            InputError: ``sweep.yaml`` is missing or broken.
-        """
+        """Read ``sweep.yaml``; raise `InputError` if it is missing or broken."""
         file = Path(path) / CONTENT
         try:
-            content = read_yaml(file)
-            # The version comes last, so a truncated file lacks it.
-            del content[VERSION]
-            if not is_intact_text(file.read_text(encoding="utf-8")):
-                raise ValueError(
-                    "it has changed since it was written: its checksum differs "
-                    "(if you changed it on purpose, remove its last line)"
-                )
-            found = cls(path, **content)
+            content = read_sealed_yaml(file, last=VERSION)
         except FileNotFoundError as error:
             raise InputError(f"{path} is no sweep: it has no {CONTENT}") from error
-        except InputError:
-            raise
-        except (TypeError, KeyError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"{file} cannot be read: {reason}") from error
-        found._check(file)
-        return found
-
-    def _check(self, file: Path) -> None:
-        """Reject contents that `write` does not produce."""
-        grid, overrides, folder = self.grid, self.overrides, self.config_dir
-        fitting = {
-            "grid: expected lists by key": isinstance(grid, dict)
-            and all(isinstance(key, str) for key in grid)
-            and all(isinstance(own, list) and own for own in grid.values()),
-            "overrides: expected a list of texts": all(
-                isinstance(t, str) for t in overrides
-            ),
-            "config_dir: expected a folder": isinstance(folder, str | None),
-            f"verb: expected one of {', '.join(STUDIED)}": self.verb in STUDIED,
-        }
-        for expected, fits in fitting.items():
-            if not fits:
-                key = expected.partition(":")[0]
-                got = getattr(self, key)
-                raise InputError(f"{file}: {expected}, got {got!r:.80}")
+        del content[VERSION]
+        try:
+            return cls(path, **check_options("", content, options_of(cls, {"path"})))
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from error
 
     @staticmethod
     def is_at(path: str | Path) -> bool:
@@ -142,28 +102,19 @@ class Sweep:
             **({} if self.verb == TRAIN else {"verb": self.verb}),
             VERSION: __version__,
         }
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        with new_file(self.path / CONTENT) as out:
-            out.write(sealed_text(text))
+        write_sealed_yaml(self.path / CONTENT, content)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Create the folder and lock it against other processes.
-
-        Raises:
-            InputError: it cannot be created, a part of it is a link that leads out of
-                it, or another process holds the lock.
-        """
+        """Create the folder and lock it, or raise `InputError` if that fails."""
+        # Nothing may be written through a link to another place.
         trials = self.path / "trials"
-        for folder in (self.path, trials):
-            for item in folder.iterdir() if folder.is_dir() else ():
-                refuse_link_out(item, self.path)
-        try:
-            make_folder(trials)
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be made: {error.strerror}") from error
-        with locked(self.path / LOCK, f"{self.path}: another process is running it"):
-            discard_leftovers(self.path)
+        atomic.validate_inside(self.path, *self.path.glob("*"), *trials.glob("*"))
+        with explain_os_errors(f"{self.path} cannot be made"):
+            atomic.make_folder(trials)
+        refusal = f"{self.path}: another process is running it"
+        with atomic.locked(self.path / LOCK, refusal):
+            atomic.discard_leftovers(self.path)
             yield
 
     def run_path(self, trial: Trial) -> Path:
@@ -183,20 +134,17 @@ class Sweep:
     def write_table(self, trials: Sequence[Trial], status: Mapping[str, str]) -> None:
         """Rewrite the table: one row for each logged iteration of each trial.
 
-        Its columns are ``trial``, ``status``, the swept keys, and every metric that
-        any trial has; a missing metric is an empty cell, which `read_table` returns as
-        NaN. Of a damaged ``metrics.csv`` the readable rows are used.
-
-        Args:
-            trials: trials in the order of the rows.
-            status: state of each trial, by name.
+        Its columns are ``trial``, ``status``, the swept keys, and the metrics of all
+        trials. Of a damaged ``metrics.csv`` the readable rows are used.
         """
+        # The rows of each trial, after its name, status and swept values.
         rows = []
         for trial in trials:
             own = {"trial": trial.name, "status": status[trial.name]}
             own |= {key: _cell(value) for key, value in trial.values.items()}
             run = self.run(trial)
             rows += [own | row for row in run.metrics.readable_rows()] if run else []
+        # All columns, each once, in the order in which they appear.
         keys = dict.fromkeys(key for trial in trials for key in trial.values)
         metrics = dict.fromkeys(key for row in rows for key in row)
         columns = list(dict.fromkeys(("trial", "status", *keys, *metrics)))
@@ -204,23 +152,25 @@ class Sweep:
 
 
 def read_table(path: str | Path) -> list[dict[str, Any]]:
-    """Read the table of a sweep.
+    """Read the rows of a ``table.csv``, or of that in the folder of a sweep.
 
-    Args:
-        path: a ``table.csv``, or the folder of a sweep.
-
-    Returns:
-        One dict for each row. A metric is a number, NaN where it is missing. The value
-        of a swept key is a number, a bool, None, or text; a list is its JSON text.
-
-    Raises:
-        InputError: there is no such table.
+    A metric is a number, NaN where it is missing. The value of a swept key is a number,
+    a bool, None, or text; a list is its JSON text.
     """
     path = Path(path)
     file = path / TABLE if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"{file}: no such table")
     return [{key: _value(text) for key, text in row.items()} for row in read_csv(file)]
+
+
+@contextmanager
+def naming(trial: str) -> Iterator[None]:
+    """Add the name of a trial to the message of an `InputError`."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error} (trial {trial})") from error
 
 
 def trial_name(values: Mapping[str, Any]) -> str:
@@ -231,6 +181,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
     """
     texts = (f"{key}={_label(value)}" for key, value in values.items())
     name = quote(",".join(texts), safe="=,+:[]")
+    # A file name has at most 255 bytes.
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[:LONGEST_NAME]}-{zlib.crc32(name.encode()):08x}"
@@ -257,8 +208,6 @@ def _value(text: str) -> Any:
     if text in ("null", "true", "false"):
         return json.loads(text)
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text or "nan")
-        except ValueError:
-            continue
     return text

@@ -23,9 +23,8 @@ Types = Tensor | None
 class Tokens(NamedTuple):
     """A batch of sets of tokens; a pytree of tensors, batch dimensions first.
 
-    ``padding`` means the same as torch's ``key_padding_mask`` everywhere in the
-    package: True marks a slot without a token, which is to be ignored. Features and
-    types of such a slot are arbitrary, NaN included.
+    ``padding`` is torch's ``key_padding_mask``: True marks a slot without a token. Its
+    features and types are arbitrary, NaN included.
 
     Example:
         >>> tokens = Tokens(
@@ -65,9 +64,7 @@ class Tokens(NamedTuple):
     def flatten_batch(self) -> "Tokens":
         """Merge all batch dimensions into one."""
         dims = len(self.batch_shape)
-        if dims == 1:
-            return self
-        return self.map(lambda tensor: tensor.flatten(0, dims - 1))
+        return self if dims == 1 else self.map(lambda t: t.flatten(0, dims - 1))
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,6 @@ class TokenSpec:
             observer's own.
         has_self: True if a token of type 0 is the observer's own. Sets of sensor
             channels and of image patches have none.
-        dtype: dtype of the features.
         signal_types: names of the types that matter for the task, the observer's own
             included; the others are noise. Empty if the type does not determine this.
         positions: indices of the features that hold the token's position; () for
@@ -104,32 +100,33 @@ class TokenSpec:
     num_frames: int = 1
 
     def __post_init__(self) -> None:
+        # JSON has lists for tuples.
+        for name in ("type_names", "signal_types", "positions"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("num_tokens", "num_features", "num_frames"):
-            if getattr(self, name) < 1:
-                raise InputError(
-                    f"TokenSpec.{name}: expected at least 1, got {getattr(self, name)}"
-                )
-        if not self.type_names:
-            raise InputError("TokenSpec.type_names: expected at least one name, got ()")
-        for name in ("type_names", "signal_types"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if not set(self.signal_types) <= set(self.type_names):
-            raise InputError(
-                f"TokenSpec.signal_types: expected some of {', '.join(self.type_names)}"
-                f", got {', '.join(self.signal_types)}"
-            )
-        if self.num_features % self.num_frames:
-            raise InputError(
-                f"TokenSpec.num_frames: expected a divisor of num_features = "
-                f"{self.num_features}, got {self.num_frames}"
-            )
-        if self.positions is not None:
-            object.__setattr__(self, "positions", tuple(self.positions))
-            if not set(self.positions) <= set(range(self.num_features)):
-                raise InputError(
-                    f"TokenSpec.positions: expected indices of features below "
-                    f"{self.num_features}, got {list(self.positions)}"
-                )
+            self._validate(name, getattr(self, name) >= 1, "at least 1")
+        self._validate("type_names", bool(self.type_names), "at least one name")
+        self._validate(
+            "signal_types",
+            {*self.signal_types} <= {*self.type_names},
+            f"some of {', '.join(self.type_names)}",
+        )
+        self._validate(
+            "num_frames",
+            self.num_features % self.num_frames == 0,
+            f"a divisor of num_features = {self.num_features}",
+        )
+        self._validate(
+            "positions",
+            all(0 <= index < self.num_features for index in self.positions or ()),
+            f"indices of features below {self.num_features}",
+        )
+
+    def _validate(self, name: str, fits: bool, expected: str) -> None:
+        if not fits:
+            got = getattr(self, name)
+            raise InputError(f"TokenSpec.{name}: expected {expected}, got {got}")
 
     @property
     def num_types(self) -> int:
@@ -138,14 +135,10 @@ class TokenSpec:
 
     def space(self) -> spaces.Dict:
         """Return the observation space of one agent."""
-        shape = (self.num_tokens, self.num_features)
-        if self.dtype == "uint8":
-            features = spaces.Box(0, 255, shape, np.uint8)
-        else:
-            features = spaces.Box(-np.inf, np.inf, shape, np.float32)
-        count = (self.num_tokens,)
+        low, high = (0, 255) if self.dtype == "uint8" else (-np.inf, np.inf)
+        shape, count = (self.num_tokens, self.num_features), (self.num_tokens,)
         return spaces.Dict(
-            features=features,
+            features=spaces.Box(low, high, shape, np.dtype(self.dtype).type),
             types=spaces.Box(0, self.num_types - 1, count, np.int64),
             padding=spaces.Box(0, 1, count, np.bool_),  # type: ignore[arg-type]
         )

@@ -9,27 +9,18 @@ __version__ = "0.1.0"
 
 @cache
 def commit() -> str | None:
-    """The commit of the source that runs, ``+`` if it was changed; None if unknown.
-
-    It is known where the package runs from a git checkout of its own.
-    """
+    """Return the commit of the git checkout, ``+`` if changed; None without one."""
     source = Path(__file__).parent
     if not (source.parent / ".git").exists():
         return None
-    git = ["git", "-C", str(source)]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(source), *arguments]
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)
+
     try:
-        head = subprocess.run(
-            [*git, "rev-parse", "--short=12", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        changes = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no", "."],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        head = git("rev-parse", "--short=12", "HEAD").strip()
+        changes = git("status", "--porcelain", "--untracked-files=no", ".")
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + "+" * bool(changes)

@@ -13,7 +13,7 @@ from marl_pool.evaluation.run import evaluate_target, write_results
 from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.policies.base import Policy
 from marl_pool.utils.atomic import make_folder
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.names import texts_in, trust, unknown
 
 SUITE_KEYS = ("perturbations", "transfer")
@@ -126,8 +126,6 @@ def _env(env: str | Mapping[str, Any]) -> dict[str, Any]:
 def _make_folder(out: str | Path) -> Path:
     """Make the folder before the episodes are played, which may take hours."""
     folder = Path(out)
-    try:
+    with explain_os_errors(f"out: {folder} cannot be made"):
         make_folder(folder)
-    except OSError as error:
-        raise InputError(f"out: {folder} cannot be made: {error.strerror}") from error
     return folder

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.extras import explain_missing_modules, require_ray_for
+from marl_pool.utils.extras import explain_missing_modules, validate_ray_for
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -93,7 +93,7 @@ def new_run(
         config: composed and checked.
         path: of the folder; None chooses a new one in ``runs/``.
     """
-    require_ray_for(verb, config)
+    validate_ray_for(verb, config)
     from marl_pool.runs import Run, default_path
 
     run = Run.create(path or default_path(config), config, verb)

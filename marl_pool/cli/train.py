@@ -20,7 +20,7 @@ from marl_pool.cli.common import (
     stopped,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.extras import require_ray, require_ray_for
+from marl_pool.utils.extras import validate_ray, validate_ray_for
 from marl_pool.utils.names import UntrustedError, allowed, trust
 from marl_pool.utils.text import printable
 
@@ -115,7 +115,7 @@ def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
     from marl_pool.config.grid import validate_runs
 
     validate_runs(sweep, plan)
-    require_ray()
+    validate_ray()
     from marl_pool.training.settings import SweepSettings
     from marl_pool.training.sweep.run import run_sweep
 
@@ -172,7 +172,7 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
             told = f"{done:,} of {wanted:,} {job.unit}"
             print(f"{run.path}: {told} are done; nothing to do")
             return 0
-        require_ray_for(run.verb, config)
+        validate_ray_for(run.verb, config)
         return _run_training(run, config)
 
 

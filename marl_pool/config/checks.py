@@ -1,21 +1,15 @@
-"""Hold a composed configuration to the signatures of what it configures.
+"""Check a composed configuration against the signatures of what it configures.
 
 The signature is the schema: a key is right if the constructor has such a parameter,
 and its value if it fits the annotation.
 """
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
-from marl_pool.config.sections import (
-    GROUPS,
-    SECTIONS,
-    VERBS,
-    AnySection,
-    Group,
-    Section,
-    load,
-)
+from marl_pool.config.sections import GROUPS, SECTIONS, VERBS, AnySection, Group, load
 from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
@@ -23,7 +17,6 @@ from marl_pool.utils.signatures import (
     check_options,
     check_settings,
     check_value,
-    is_misspelt,
     join,
     options_of,
     show,
@@ -33,7 +26,7 @@ from marl_pool.utils.types import UnitInterval
 
 
 def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Check what was composed for ``verb`` and fill in the defaults.
+    """Check a composed configuration and fill in the defaults.
 
     Args:
         verb: a key of `VERBS`.
@@ -47,6 +40,7 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             with the full key.
     """
     kind, given = VERBS[verb], dict(config)
+    # Check the sections, each against its class.
     checked: dict[str, Any] = {
         name: check_section(name, given.pop(name, None), kind.section(name))
         for name in kind.sections
@@ -54,41 +48,36 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
     checked |= {
         name: check_change(name, given.pop(name, None)) for name in kind.changes
     }
+    # Check the other top-level keys against the settings of the verb.
     choices = {*kind.config_groups, *options_of(kind.settings)}
     for key in given:
         if key not in choices:
             raise unknown_key(key, choices)
     checked |= check_settings(kind.settings, given)
+    # Check the values that are sections themselves.
     if "perturbations" in checked:
         checked["perturbations"] = [
-            _check_sweep(f"perturbations[{i}]", entry)
+            _check_severities(f"perturbations[{i}]", entry)
             for i, entry in enumerate(checked["perturbations"])
         ]
     if "transfer" in checked:
         checked["transfer"] = [
-            check_settings(TransferSettings, entry, f"transfer[{i}]")
+            _check_transfer(f"transfer[{i}]", entry)
             for i, entry in enumerate(checked["transfer"])
         ]
-        for i, entry in enumerate(checked["transfer"]):
-            _refuse_context(f"transfer[{i}].env", entry["env"])
-            _refuse_misspelt(f"transfer[{i}].env", entry["env"])
-    if change := checked.get("clone", {}).get("rollout_env"):
-        changed = _check_env_change("clone.rollout_env", checked["env"], change)
-        checked["clone"]["rollout_env"] = changed
-    if change := checked.get("fitness_env"):
-        changed = _check_env_change("fitness_env", checked["env"], change)
-        checked["fitness_env"] = changed
+    for holder, key, where in (
+        (checked.get("clone", {}), "rollout_env", "clone.rollout_env"),
+        (checked, "fitness_env", "fitness_env"),
+    ):
+        if holder.get(key):
+            holder[key] = _check_env_change(where, checked["env"], holder[key])
     return checked
 
 
 def _check_env_change(
     where: str, env: Mapping[str, Any], change: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Check options of the env that differ for one purpose.
-
-    Raises:
-        InputError: another env, an unknown option, or a value that it cannot take.
-    """
+    """Check options of the env that differ for one purpose."""
     if "name" in change:
         raise InputError(
             f"{where}.name: expected options of the env {env['name']}, got "
@@ -98,30 +87,24 @@ def _check_env_change(
     return {key: whole[key] for key in change}
 
 
-def _refuse_context(where: str, change: Mapping[str, Any]) -> None:
-    """Reject arguments that the program fills, such as the seed."""
-    for key in change:
-        if key in GROUPS["env"].context:
-            raise InputError(
-                f"{where}.{key}: expected an option of the env's own, got {key!r}"
-            )
-
-
-def _refuse_misspelt(where: str, change: Mapping[str, Any]) -> None:
-    """Refuse a key that no env has and that is nearly one that some env has.
-
-    Other unknown keys may be those of a plug-in; an env that lacks one gives a row
-    without numbers.
-    """
+def _check_transfer(where: str, entry: Any) -> dict[str, Any]:
+    checked = check_settings(TransferSettings, entry, where)
     group = GROUPS["env"]
     known = {
         key
         for target in group.names().values()
         for key in options_of(load(target), group.context)
     }
-    for key in change:
-        if is_misspelt(key, known):
-            raise unknown_key(f"{where}.{key}", known)
+    for key in checked["env"]:
+        if key in group.context:
+            raise InputError(
+                f"{where}.env.{key}: expected an option of the env's own, got {key!r}"
+            )
+        # Other unknown keys may be those of a plug-in; an env that lacks one gives a
+        # row without numbers.
+        if key not in known and difflib.get_close_matches(key, known, n=1):
+            raise unknown_key(f"{where}.env.{key}", known)
+    return checked
 
 
 def check_change(
@@ -130,44 +113,35 @@ def check_change(
     """Check a section that may change some keys of another one.
 
     Args:
-        name: of the section.
-        given: all of it, with a name; or keys to change in ``base``; or None.
-        base: what it changes; None while that is not known, and then keys without a
-            name are taken as they are.
-
-    Returns:
-        The whole section, the keys without a name, or None.
+        name: key of the section.
+        given: a whole section, with a name; or keys to change in ``base``; or None.
+        base: the section that is changed; None while it is unknown, and then keys
+            without a name are returned unchecked.
     """
     if given is None or (isinstance(given, Mapping) and not given):
         return None
-    if not isinstance(given, Mapping) or "name" in given:
-        return check_section(name, given, SECTIONS[name])
-    if base is None:
-        return dict(given)
-    return check_section(name, {**base, **given}, SECTIONS[name])
+    # Without a name, the keys change the base.
+    if isinstance(given, Mapping) and "name" not in given:
+        if base is None:
+            return dict(given)
+        given = {**base, **given}
+    return check_section(name, given, SECTIONS[name])
 
 
 def check_section(name: str, given: Any, section: AnySection) -> dict[str, Any]:
     """Check one section, such as ``pooling``, against its class."""
     if isinstance(section, Group):
         return check_group(name, given, section)
-    if isinstance(section, Section):
-        options = options_of(load(section.target), section.context)
-        return check_options(name, given, options)
-    return check_settings(section, given, name)
+    cls = section.cls()
+    if is_dataclass(cls):
+        return check_settings(cls, given, name)
+    return check_options(name, given, options_of(cls, section.context))
 
 
 def check_group(
     where: str, given: Any, group: Group, kind: str | None = None
 ) -> dict[str, Any]:
-    """Check ``{"name": …, **options}``.
-
-    Args:
-        where: the key, for messages.
-        given: what was composed.
-        group: says which names there are.
-        kind: what it is, for messages; ``where`` if None.
-    """
+    """Check ``{"name": …, **options}``; messages name the key and the config group."""
     kind = kind or where
     registry = group.names()
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
@@ -175,6 +149,7 @@ def check_group(
             f"{where}: expected one of {', '.join(sorted(registry))} or "
             f"package.module:Class, got {show(given)}"
         )
+    # The class determines the options; "none" has no class.
     rest = dict(given)
     name = rest.pop("name")
     options = {}
@@ -185,6 +160,7 @@ def check_group(
         raise InputError(
             f"{join(where, min(rest))}: expected no options with {where}={name}"
         )
+    # Check the options that are groups themselves.
     checked = check_options(where, rest, options)
     for part, own in group.parts.items():
         if checked.get(part) is not None:  # some classes do without, by null
@@ -194,7 +170,7 @@ def check_group(
     return {"name": name, **checked}
 
 
-def _check_sweep(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _check_severities(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Check a perturbation with a list of ``severities`` in place of one."""
     rest = dict(entry)
     if "severity" in rest:
@@ -203,14 +179,11 @@ def _check_sweep(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
             f"{show(rest['severity'])}"
         )
     severities = rest.pop("severities", None)
-    if (
-        not isinstance(severities, Sequence)
-        or isinstance(severities, str)
-        or (not severities)
-    ):
+    if not isinstance(severities, list | tuple) or not severities:
         raise InputError(
             f"{where}.severities: expected a list of numbers, got {show(severities)}"
         )
+    # Check the perturbation with each of the severities.
     each = []
     for severity in severities:
         check_value(f"{where}.severity", severity, UnitInterval)

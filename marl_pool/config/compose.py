@@ -1,8 +1,7 @@
 """Compose a configuration from signatures, YAML files and a user's overrides.
 
-Hydra composes and nothing else. It would refuse a misspelt key before it could be
-compared with a signature, and look for a YAML file named like a plug-in; so every
-override of a key may add it, and the check that follows knows which keys there are.
+Hydra only composes. It would reject a misspelt key before it could be compared with a
+signature, so every override of a key may add it, and the check that follows rejects it.
 """
 
 import copy
@@ -31,8 +30,8 @@ from marl_pool.config.sections import (
     built_in,
     files_of,
     options_for,
-    refuse_option,
     typed,
+    unsuited,
 )
 from marl_pool.config.source import SignatureSource
 from marl_pool.utils import names
@@ -42,10 +41,8 @@ from marl_pool.utils.signatures import options_of, show
 
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
 """OmegaConf's ``${function:arguments}``; ``oc.select`` sees the configuration only."""
-
-
 SOURCE = f"'{SignatureSource.scheme()}://marl_pool'"
-"""Where Hydra finds the options that have no YAML file."""
+"""Search path of the options without a YAML file."""
 
 
 def compose(
@@ -72,7 +69,7 @@ def compose(
 def compose_only(
     verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compose without the check; return also which option each group took."""
+    """Compose without the check; return also the chosen option of each group."""
     composed, chosen = compose_unresolved(verb, overrides, config_dir)
     return resolve(verb, composed), chosen
 
@@ -80,12 +77,14 @@ def compose_only(
 def compose_unresolved(
     verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
 ) -> tuple[DictConfig, dict[str, Any]]:
-    """Compose, and leave interpolations as they stand; see `resolve`."""
+    """Compose, and keep interpolations for `resolve`."""
     folder = _folder(config_dir)
+    # Translate the overrides, so that Hydra accepts new keys and plug-ins.
     lines = [line for text in overrides for line in _translate(verb, text, folder)]
     own = [f"'file://{folder}'"] if folder else []
     lines.append(f"hydra.searchpath=[{','.join([SOURCE, *own])}]")
     composed, chosen = _compose(verb, lines)
+    # Choose the sizes that belong to task and scale.
     if SIZES not in VERBS[verb].presets:
         return composed, chosen
     task, sizes = chosen.get("task"), chosen[SIZES]
@@ -109,24 +108,19 @@ def _compose(verb: str, lines: list[str]) -> tuple[DictConfig, dict[str, Any]]:
         initialize_config_dir(str(CONFIGS), version_base="1.3"),
     ):
         composed = hydra_compose(verb, lines, return_hydra_config=True)
-    chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
+    chosen: Any = OmegaConf.to_container(composed.hydra.runtime.choices)
     del composed._content["hydra"]  # type: ignore[union-attr]
-    return composed, _keyed(chosen)
+    return composed, dict(chosen)
 
 
 def resolve(
     verb: str, composed: DictConfig, values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Turn what was composed into plain data.
-
-    Args:
-        verb: for messages.
-        composed: stays as it is.
-        values: by dotted key, set before interpolations are resolved.
+    """Set ``values`` by dotted key, then resolve interpolations to plain data.
 
     Raises:
-        InputError: an interpolation of a key that is not there; or a resolver, such as
-            ``${oc.env:NAME}``, in a file, where files may be another person's.
+        InputError: an interpolation of a missing key; or a resolver, such as
+            ``${oc.env:NAME}``, in a file that may be another person's.
     """
     with _one_line_errors(verb):
         if values:
@@ -134,21 +128,18 @@ def resolve(
             OmegaConf.set_struct(composed, False)
         for key, value in (values or {}).items():
             OmegaConf.update(composed, key, value, force_add=True)
-        _refuse_resolvers(OmegaConf.to_container(composed))
-        return _keyed(
-            OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        # A resolver reads environment variables.
+        if names.is_restricted():
+            texts = names.texts_in(OmegaConf.to_container(composed))
+            for text in sorted(texts - names.allowed()):
+                if RESOLVER.search(text):
+                    raise InputError(
+                        f"{text!r:.80}: expected plain values in a file, got a resolver"
+                    )
+        plain: Any = OmegaConf.to_container(
+            composed, resolve=True, throw_on_missing=True
         )
-
-
-def _refuse_resolvers(container: Any) -> None:
-    """Refuse functions in a file that a verb reads: they see the environment."""
-    if not names.is_restricted():
-        return
-    for text in sorted(names.texts_in(container) - names.allowed()):
-        if RESOLVER.search(text):
-            raise InputError(
-                f"{text!r:.80}: expected plain values in a file, got a resolver"
-            )
+        return {str(key): value for key, value in plain.items()}
 
 
 @contextmanager
@@ -163,11 +154,7 @@ def _one_line_errors(verb: str) -> Iterator[None]:
 
 
 def parse(text: str) -> Override:
-    """Read one ``key=value``.
-
-    Raises:
-        InputError: it is none, or asks for a sweep or a deletion.
-    """
+    """Parse one ``key=value``; raise `InputError` for a sweep or a deletion."""
     override = parse_any(text)
     if override.is_sweep_override():
         raise InputError(
@@ -178,11 +165,7 @@ def parse(text: str) -> Override:
 
 
 def parse_any(text: str) -> Override:
-    """Read one ``key=value``, or ``key=value,value`` and the like.
-
-    Raises:
-        InputError: it is none, or asks for a deletion.
-    """
+    """Parse one ``key=value``, or a sweep such as ``key=value,value``."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -198,7 +181,7 @@ def parse_any(text: str) -> Override:
 def assign(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return ``config``, composed earlier, with some keys replaced, unchecked.
 
-    No interpolation is resolved, in neither: a stored text may hold ``${``.
+    Interpolations are not resolved: a stored text may contain ``${``.
     """
     changed = copy.deepcopy(dict(config))
     for override in map(parse, overrides):
@@ -213,37 +196,38 @@ def assign(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any
 
 
 def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
-    override = parse(text)
+    """Translate an override into those that Hydra accepts."""
+    kind, override = VERBS[verb], parse(text)
     key, value = override.key_or_group, override.value()
     if key.split(".")[0] == "hydra":
         raise InputError(f"{key}: Hydra's own settings have no effect here")
-    if key not in VERBS[verb].config_groups:
-        _refuse_foreign(verb, key)
+    if key not in kind.config_groups:
+        _validate_group(verb, key)
         return [f"++{text.lstrip('+')}"]
+    # A group takes the name of an option.
     options = options_for(verb, key, folder)
-    if isinstance(value, str) and value in options:
-        return [text.lstrip("+")]
     if not isinstance(value, str):
         raise InputError(
             f"{key}: expected one of {', '.join(options)}, got {show(value)}"
         )
-    kind = VERBS[verb]
+    if value in options:
+        return [text.lstrip("+")]
+    # Or the name of a class, where a registry has such names.
     section = None if key in kind.presets else kind.section(key)
-    if value in {*built_in(key), *files_of(key, folder)} or not isinstance(
-        section, Group
-    ):
-        raise refuse_option(verb, key, value, folder)
+    known = {*built_in(key), *files_of(key, folder)}
+    if value in known or not isinstance(section, Group):
+        raise unsuited(verb, key, value, folder)
     names.target(value, {**section.names(), **dict.fromkeys(options, "")}, key)
-    # A class of the user's own: Hydra knows no such option, so write the name by hand.
+    # Hydra has no option for a class of the user's own, so set the name itself.
     return [f"~{key}", f"++{key}.name='{value}'"]
 
 
-def _refuse_foreign(verb: str, key: str) -> None:
-    """Refuse a group that other verbs have; Hydra would say it in riddles."""
+def _validate_group(verb: str, key: str) -> None:
+    """Reject a group that only other verbs have."""
     others = [
         name
         for name, kind in VERBS.items()
-        if key in kind.config_groups and "_" not in name  # a study is told by its flag
+        if key in kind.config_groups and "_" not in name  # typed as a flag
     ]
     if others and key not in options_of(VERBS[verb].settings):
         groups = ", ".join(VERBS[verb].config_groups)
@@ -260,22 +244,18 @@ def _folder(config_dir: str | Path | None) -> Path | None:
     if not folder.is_dir():
         raise InputError(f"--config-dir: no such folder: {config_dir}")
     if {"'", "\\", "$"} & {*str(folder)}:
-        # It stands in a text of Hydra's, which such a path could add folders to.
+        # Such a path could add folders to Hydra's search path.
         raise InputError(
             f"--config-dir: expected a path without ', $ and backslash, got {folder}"
         )
     for file in sorted(folder.rglob("*.yaml")):
-        # Hydra would take the package's own and say nothing.
+        # Hydra would silently use the package's own.
         own = file.relative_to(folder)
         known = own.stem in built_in(own.parent.as_posix())
         if known or (CONFIGS / own).exists():
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
-        read_yaml(file)  # within bounds, which Hydra's own reader has not
+        read_yaml(file)  # checks the bounds, which Hydra's own reader lacks
     return folder
-
-
-def _keyed(container: Any) -> dict[str, Any]:
-    return {str(key): value for key, value in container.items()}
 
 
 def _one_line(error: Exception) -> str:

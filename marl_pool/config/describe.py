@@ -1,7 +1,6 @@
 """Print a composed configuration as YAML, each key under its comment.
 
-The comments are those of the chosen YAML files and, for the keys that these leave
-alone, what the docstrings say of the options.
+The comments are those of the chosen YAML files, and for other keys the docstrings'.
 """
 
 import re
@@ -21,18 +20,17 @@ from marl_pool.config.sections import (
     VERBS,
     AnySection,
     Group,
-    Section,
     files_of,
+    load,
     options_for,
+    with_bases,
 )
-from marl_pool.config.source import class_of
 from marl_pool.utils.names import resolve
-from marl_pool.utils.reading import read_yaml
 from marl_pool.utils.signatures import describe, meanings, options_of
 
 KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[\w/ ]+):")
 Notes = dict[str, list[str]]
-"""By dotted key: the lines above it."""
+"""By dotted key: the comment lines above it."""
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
@@ -42,19 +40,16 @@ def commented(
     chosen: Mapping[str, str | None],
     config_dir: Path | None = None,
 ) -> str:
-    """Write a checked configuration as YAML with comments.
+    """Write a checked ``config`` as YAML with comments.
 
-    Args:
-        verb: whose configuration it is.
-        config: from `check`.
-        chosen: the option that each config group took.
-        config_dir: the user's own YAML files.
+    ``chosen`` has the option of each config group.
     """
     kind = VERBS[verb]
     notes: Notes = {}
     primary = {file.stem: file for file in CONFIGS.glob("*.yaml")}
-    for file in _with_bases(verb, primary):
+    for file, _ in with_bases(verb, primary):
         _add(notes, comments(file))
+    # The comments of files precede those of docstrings.
     for group in kind.config_groups:
         preset = group in kind.presets
         named = not preset and isinstance(kind.section(group), Group)
@@ -64,11 +59,10 @@ def commented(
         notes[group] = [*text, f"# {group}={options}{plugin}"]
         # A preset's keys stand at the top; other files' in their section.
         prefix = "" if preset else f"{group}."
-        for file in _with_bases(str(chosen.get(group)), files_of(group, config_dir)):
+        for file, _ in with_bases(str(chosen.get(group)), files_of(group, config_dir)):
             _add(notes, comments(file), prefix)
         if not preset and config.get(group):
-            section = _explained(kind.section(group), config[group], prefix)
-            _add(notes, section)
+            _add(notes, _explained(kind.section(group), config[group], prefix))
     _add(notes, explanations(kind.settings))
     return "\n".join(_lines(config, notes)) + "\n"
 
@@ -81,6 +75,7 @@ def comments(file: Path) -> Iterator[tuple[str, list[str]]]:
         if line.lstrip().startswith("#"):
             above.append(line.strip())
             continue
+        # A key belongs to the last one with a smaller indent.
         if found := KEY.match(line):
             depth = len(found["indent"])
             parents = [parent for parent in parents if parent[0] < depth]
@@ -106,14 +101,13 @@ def _explained(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the options of a checked section, its parts included."""
     if not isinstance(section, Group):
-        yield from explanations(class_of(section, ""), prefix)
+        yield from explanations(section.cls(), prefix)
         return
     name = config.get("name", NONE)
     if name == NONE:
         yield f"{prefix}name", ["# Nothing."]
         return
-    base = class_of(Section(section.base), "")
-    cls = resolve(name, section.names(), prefix.rstrip("."), base)
+    cls = resolve(name, section.names(), prefix.rstrip("."), load(section.base))
     summary = cleandoc(cls.__doc__ or "").partition("\n")[0]
     yield f"{prefix}name", _comment(summary)
     yield from explanations(cls, prefix)
@@ -135,19 +129,11 @@ def _comment(text: str) -> list[str]:
     """Turn a docstring's text into lines of a comment, in YAML's words."""
     plain = re.sub(r"`{1,2}([^`]*)`{1,2}", r"\1", text).strip()
     plain = re.sub(r"\b(None|True|False)\b", lambda m: YAML_WORDS[m[0]], plain)
+    # Capitalise sentences, but no symbols or file names.
     if re.match(r"[a-z]{2,}\b(?![.:]\w)", plain) or plain.startswith("a "):
         plain = plain[0].upper() + plain[1:]
     lines = textwrap.wrap(plain, 84, break_long_words=False)
     return [f"# {line}" for line in lines]
-
-
-def _with_bases(option: str, files: Mapping[str, Path]) -> Iterator[Path]:
-    """Yield the file of an option, then those of the options that it builds on."""
-    if option in files:
-        yield files[option]
-        content = read_yaml(files[option]) or {}
-        for base in content.get("defaults", ()):
-            yield from _with_bases(str(base), files)
 
 
 def _lines(
@@ -168,7 +154,7 @@ def _lines(
 
 
 def _flow(value: Any) -> str:
-    text: str = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, width=10_000
+    text = str(
+        yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1e4)
     )
     return text.removesuffix("...\n").rstrip()

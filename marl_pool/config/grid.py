@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from marl_pool.config.compose import (
 )
 from marl_pool.config.sections import VERBS
 from marl_pool.envs.options import expand_counts
-from marl_pool.sweeps import Grid, Sweep, Trial, trial_name
+from marl_pool.sweeps import Grid, Sweep, Trial, naming, trial_name
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
@@ -35,13 +36,13 @@ RUN_CONTROL = ("threads", "data_dir", "download")
 
 
 class Plan(NamedTuple):
-    """A sweep, checked.
+    """A checked sweep.
 
     Attributes:
         grid: key → values.
         overrides: common to all trials, as typed.
         trials: all combinations of the grid, the last key varying fastest.
-        settings: of the sweep, keyword arguments of `SweepSettings`.
+        settings: keyword arguments of `SweepSettings`.
     """
 
     grid: Grid
@@ -68,9 +69,11 @@ def plan_sweep(
         InputError: bad syntax, no grid, or a trial with an unknown key or a wrong
             value, or two equal trials. The message names key and trial.
     """
+    # Separate the grid from the overrides of all trials.
     fixed, swept = _split(overrides)
     composed, _ = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
+    # Reject keys that the sweep itself sets.
     for key in (*grid, *(parse(text).key_or_group for text in fixed)):
         if key in SET_BY:
             raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
@@ -85,27 +88,48 @@ def plan_grid(
     verb: str = "train",
 ) -> Plan:
     """Compose and check the trials of a grid; see `plan_sweep`."""
-    compositions = _Compositions(fixed, config_dir, verb)
+    study = STUDIES[verb]
+
+    # Hydra takes a tenth of a second, and a grid of a hundred trials has few choices.
+    @cache
+    def composition(*choices: str) -> DictConfig:
+        return compose_unresolved(study, [*fixed, *choices], config_dir)[0]
+
     settings = check_settings(
-        SweepSettings, resolve(STUDIES[verb], compositions[()])["sweep"], "sweep"
+        SweepSettings, resolve(study, composition())["sweep"], "sweep"
     )
-    trials = []
+    # Compose and check each combination.
+    trials, names = [], dict[str, str]()
     for combination in product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
-        trials.append(_trial(values, compositions, settings))
-    _validate_distinct(trials)
+        name = trial_name(values)
+        groups = [key for key in values if key in VERBS[verb].config_groups]
+        keys = {key: values[key] for key in values if key not in groups}
+        with naming(name):
+            chosen = composition(*(_choice(key, values[key]) for key in groups))
+            config = resolve(study, chosen, keys)
+            for key in OWN:
+                config.pop(key, None)
+            config["threads"] = settings["cpus_per_trial"]
+            trial = Trial(name, values, _with_absolute_folders(check(verb, config)))
+        # Two spellings of one configuration are the same run.
+        env = trial.config.get("env")
+        expanded = {**trial.config, "env": env and expand_counts(env)}
+        content = json.dumps(expanded, sort_keys=True)
+        other = names.setdefault(content, name)
+        if other != name:
+            raise InputError(f"the trials {other} and {name} are the same run")
+        trials.append(trial)
     return Plan(grid, list(fixed), trials, settings)
 
 
 def validate_runs(sweep: Sweep, plan: Plan) -> None:
-    """Reject a plan whose settings are not those of the runs that the sweep has made.
-
-    Defaults and presets may have changed since; a run must not be continued with
-    other settings.
+    """Reject a plan whose settings differ from those of the sweep's runs.
 
     Raises:
         InputError: a run was made by another verb, or with other settings.
     """
+    # Defaults and presets may have changed since the runs were made.
     ignored = {*RUN_CONTROL, *JOBS[sweep.verb].controls}
     for trial in plan.trials:
         run = sweep.run(trial)
@@ -122,45 +146,13 @@ def validate_runs(sweep: Sweep, plan: Plan) -> None:
 def differences(
     wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Container[str]
 ) -> list[str]:
-    """List the settings in which a trial and its run differ.
-
-    Args:
-        wanted: configuration of the trial.
-        found: configuration of the run, as stored.
-        ignored: top-level keys that may differ.
-    """
+    """List the settings, without ``ignored`` top-level keys, in which two differ."""
     left, right = dict(_flat(wanted)), dict(_flat(found))
     return [
         f"{key}: expected {show(left.get(key))}, got {show(right.get(key))}"
         for key in left | right
         if key.split(".")[0] not in ignored and left.get(key) != right.get(key)
     ]
-
-
-def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checked configuration in a form that is the same for all spellings."""
-    return (
-        {**config, "env": expand_counts(config["env"])}
-        if "env" in config
-        else {**config}
-    )
-
-
-class _Compositions(dict[tuple[str, ...], DictConfig]):
-    """Cache of compositions, by the chosen options of the swept groups.
-
-    Hydra takes a tenth of a second, and a grid of a hundred trials has few choices.
-    """
-
-    def __init__(self, overrides: Sequence[str], config_dir: Any, verb: str) -> None:
-        super().__init__()
-        self.overrides, self.config_dir, self.verb = overrides, config_dir, verb
-
-    def __missing__(self, chosen: tuple[str, ...]) -> DictConfig:
-        lines = [*self.overrides, *chosen]
-        study = STUDIES[self.verb]
-        self[chosen], _ = compose_unresolved(study, lines, self.config_dir)
-        return self[chosen]
 
 
 def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
@@ -187,14 +179,14 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
 def _whole_grid(
     composed: Mapping[str, Any], fixed: list[str], swept: Grid, verb: str
 ) -> Grid:
-    """Return the grid of the preset, updated by the overrides of the command."""
+    """Return the grid of the preset with the overrides of the command."""
     grid = composed["grid"]
     if not isinstance(grid, Mapping):
         raise InputError(f"grid: expected a mapping of keys to lists, got {show(grid)}")
     single: Grid = {parse(text).key_or_group: [parse(text).value()] for text in fixed}
-    whole: Grid = {**grid}
-    whole |= {key: single[key] for key in grid if key in single}
-    whole |= swept
+    chosen: Grid = {key: single[key] for key in grid if key in single}
+    whole: Grid = {**grid, **chosen, **swept}
+    # Reject what is no list of distinct values.
     for key, values in whole.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"grid.{key}: expected a list, got {show(values)}")
@@ -209,25 +201,7 @@ def _whole_grid(
     return whole
 
 
-def _trial(
-    values: Mapping[str, Any], compositions: _Compositions, settings: Mapping[str, Any]
-) -> Trial:
-    name = trial_name(values)
-    verb = compositions.verb
-    groups = [key for key in values if key in VERBS[verb].config_groups]
-    try:
-        chosen = compositions[tuple(_choice(key, values[key]) for key in groups)]
-        keys = {key: values[key] for key in values if key not in groups}
-        config = resolve(STUDIES[verb], chosen, keys)
-        for key in OWN:
-            config.pop(key, None)
-        config["threads"] = settings["cpus_per_trial"]
-        return Trial(name, dict(values), _resolved(check(verb, config)))
-    except InputError as error:
-        raise InputError(f"{error} (trial {name})") from error
-
-
-def _resolved(config: dict[str, Any]) -> dict[str, Any]:
+def _with_absolute_folders(config: dict[str, Any]) -> dict[str, Any]:
     """Make the folders of frozen policies absolute, as training stores them."""
     if config.get("fixed"):
         from marl_pool.training.fixed_policies import with_absolute_folders
@@ -240,17 +214,6 @@ def _choice(group: str, option: Any) -> str:
     if not isinstance(option, str):
         raise InputError(f"{group}: expected the name of an option, got {show(option)}")
     return f"{group}={option}"
-
-
-def _validate_distinct(trials: Sequence[Trial]) -> None:
-    seen: dict[str, str] = {}
-    for trial in trials:
-        content = json.dumps(canonical(trial.config), sort_keys=True)
-        if content in seen:
-            raise InputError(
-                f"the trials {seen[content]} and {trial.name} are the same run"
-            )
-        seen[content] = trial.name
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

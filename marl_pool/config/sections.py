@@ -15,37 +15,45 @@ from marl_pool.evaluation.settings import (
 )
 from marl_pool.perturbations import CONTEXT
 from marl_pool.runs import ENV_CONTEXT
-from marl_pool.training.cloning.settings import CloneRunSettings, CloneSettings
-from marl_pool.training.settings import (
-    EvolveSettings,
-    PPOSettings,
-    StudySettings,
-    TrainSettings,
-)
-from marl_pool.training.supervised.settings import (
-    FitRunSettings,
-    FitSettings,
-    FitStudySettings,
-)
+from marl_pool.training.cloning.settings import CloneRunSettings
+from marl_pool.training.settings import EvolveSettings, StudySettings, TrainSettings
+from marl_pool.training.supervised.settings import FitRunSettings, FitStudySettings
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.reading import read_yaml
 
 CONFIGS = Path(str(files("marl_pool"))) / "configs"
 """The YAML files inside the package: one for each verb, a folder for each group."""
-
 NONE = "none"
 
 
 @dataclass(frozen=True)
+class Section:
+    """A section without a name: its keys always construct the same class.
+
+    Attributes:
+        target: ``package.module:Class``.
+        context: constructor arguments that the program fills, not the configuration.
+    """
+
+    target: str
+    context: frozenset[str] = frozenset()
+
+    def cls(self, name: str = "") -> type[Any]:
+        """Return the class; a section has no name."""
+        cls: type[Any] = load(self.target)
+        return cls
+
+
+@dataclass(frozen=True)
 class Group:
-    """A section whose ``name`` says which class its other keys construct.
+    """A section whose ``name`` determines the class that its other keys construct.
 
     Attributes:
         registry: ``module:DICT``, short name to ``package.module:Class``.
         base: ``module:Class`` that a plug-in must derive from.
         context: constructor arguments that the program fills, not the configuration.
-        optional: whether the name `NONE` stands for doing without.
+        optional: whether the name `NONE` is allowed.
         parts: options that are a ``{"name": …, **options}`` of their own, each with
             the config group whose names it takes.
         follows: options that take their default from another section, each with the
@@ -60,30 +68,23 @@ class Group:
     follows: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> Mapping[str, str]:
-        """The registry itself."""
+        """Return the registry."""
         registered: Mapping[str, str] = load(self.registry)
         return {**registered, NONE: ""} if self.optional else registered
 
-
-@dataclass(frozen=True)
-class Section:
-    """A section without a name: its keys construct always the same class.
-
-    Attributes:
-        target: ``package.module:Class``.
-        context: constructor arguments that the program fills, not the configuration.
-    """
-
-    target: str
-    context: frozenset[str] = frozenset()
+    def cls(self, name: str) -> type[Any]:
+        """Return the class of a registered name."""
+        cls: type[Any] = load(self.names()[name])
+        return cls
 
 
+AnySection = Group | Section
+
+TASK_CONTEXT = frozenset(
+    {"encoder", "pooling", "dropout", "init_std", "data_dir", "download"}
+)
 GROUPS = {
-    "env": Group(
-        "marl_pool.envs:ENVS",
-        "marl_pool.envs.base:BatchedEnv",
-        ENV_CONTEXT,
-    ),
+    "env": Group("marl_pool.envs:ENVS", "marl_pool.envs.base:BatchedEnv", ENV_CONTEXT),
     "encoder": Group(
         "marl_pool.encoders:ENCODERS",
         "marl_pool.encoders.base:Encoder",
@@ -93,7 +94,7 @@ GROUPS = {
         "marl_pool.pooling:POOLING",
         "marl_pool.pooling.base:Pooling",
         frozenset({"dim", "num_tokens", "has_self", "action_dim", "attention_dropout"}),
-        # A library user's head does not know what encoder stands before it.
+        # Only a configuration has an encoder to follow.
         follows={"num_heads": "${oc.select:encoder.num_heads,1}"},
     ),
     "perturbation": Group(
@@ -116,12 +117,7 @@ GROUPS = {
     "task": Group(
         "marl_pool.training.supervised.tasks:TASKS",
         "marl_pool.training.supervised.task:Task",
-        frozenset(
-            {
-                *("encoder", "pooling", "dropout", "init_std"),
-                *("data_dir", "download"),
-            }
-        ),
+        TASK_CONTEXT,
     ),
 }
 
@@ -136,16 +132,12 @@ POLICY = Section(
     "marl_pool.policies.token_policy:TokenPolicy",
     frozenset({"spec", "action_space", "encoder", "pooling", "dropout", "seed"}),
 )
-
-AnySection = Group | Section | type[Any]
-"""A type is a dataclass of settings."""
-
-SECTIONS: dict[str, AnySection] = {
-    **GROUPS,
-    "ppo": PPOSettings,
-    "clone": CloneSettings,
-    "fit": FitSettings,
+SETTINGS = {
+    "ppo": Section("marl_pool.training.settings:PPOSettings"),
+    "clone": Section("marl_pool.training.cloning.settings:CloneSettings"),
+    "fit": Section("marl_pool.training.supervised.settings:FitSettings"),
 }
+SECTIONS: dict[str, AnySection] = {**GROUPS, **SETTINGS}
 """By config group, where a verb has none of its own."""
 DISPENSABLE = {
     part: replace(GROUPS[part], optional=True) for part in ("encoder", "pooling")
@@ -153,9 +145,9 @@ DISPENSABLE = {
 """Parts that some supervised tasks do without."""
 DEFAULTS: dict[tuple[str, str], AnySection] = {
     ("policy", "token"): POLICY,
-    ("ppo", "fast"): PPOSettings,
-    ("clone", "steps"): CloneSettings,
-    ("fit", "adam"): FitSettings,
+    ("ppo", "fast"): SETTINGS["ppo"],
+    ("clone", "steps"): SETTINGS["clone"],
+    ("fit", "adam"): SETTINGS["fit"],
 }
 """By group and option: the sections whose options are the defaults of one class."""
 SIZES = "sizes"
@@ -167,12 +159,12 @@ class Verb:
     """The composition of one verb.
 
     Attributes:
-        sections: the keys of `SECTIONS` that it has.
+        sections: its keys of `SECTIONS`.
         settings: its other top-level keys.
         presets: config groups that leave no section behind.
         own: sections that mean something else to this verb than in `SECTIONS`.
-        changes: sections that may be absent, or hold some keys only: they change
-            what a run's configuration says.
+        changes: sections that may be absent, or hold some keys only: they change the
+            configuration of a run.
     """
 
     sections: tuple[str, ...]
@@ -188,45 +180,37 @@ class Verb:
 
     @property
     def keys(self) -> set[str]:
-        """All top-level keys that it knows."""
+        """All top-level keys."""
         return {*self.config_groups, *(each.name for each in fields(self.settings))}
 
     def section(self, name: str) -> AnySection:
-        """Return the group, class or dataclass that the section ``name`` configures."""
+        """Return what the keys of the section ``name`` construct."""
         return self.own.get(name, SECTIONS[name])
 
 
+PPO = Verb(
+    ("env", "encoder", "pooling", "policy", "ppo", "perturbation"),
+    TrainSettings,
+    ("experiment",),
+    {"policy": POLICY},
+)
+FIT = Verb(
+    ("task", "encoder", "pooling", "fit"),
+    FitRunSettings,
+    ("scale", SIZES, "experiment"),
+    DISPENSABLE,
+)
 VERBS = {
-    "train": Verb(
-        ("env", "encoder", "pooling", "policy", "ppo", "perturbation"),
-        TrainSettings,
-        ("experiment",),
-        {"policy": POLICY},
-    ),
-    "sweep": Verb(
-        ("env", "encoder", "pooling", "policy", "ppo", "perturbation"),
-        StudySettings,
-        ("experiment",),
-        {"policy": POLICY},
-    ),
+    "train": PPO,
+    "sweep": replace(PPO, settings=StudySettings),
     "evolve": Verb(
         ("env", "policy", "evolution", "perturbation"), EvolveSettings, ("experiment",)
     ),
     "clone": Verb(
         ("env", "policy", "clone", "perturbation"), CloneRunSettings, ("experiment",)
     ),
-    "fit": Verb(
-        ("task", "encoder", "pooling", "fit"),
-        FitRunSettings,
-        ("scale", SIZES, "experiment"),
-        DISPENSABLE,
-    ),
-    "sweep_fit": Verb(
-        ("task", "encoder", "pooling", "fit"),
-        FitStudySettings,
-        ("scale", SIZES, "experiment"),
-        DISPENSABLE,
-    ),
+    "fit": FIT,
+    "sweep_fit": replace(FIT, settings=FitStudySettings),
     "evaluate": Verb((), EvaluateSettings, ("suite",), changes=("env",)),
     "diagnose": Verb((), DiagnoseSettings, changes=("env",)),
     "render": Verb(("perturbation",), RenderSettings, changes=("env",)),
@@ -236,8 +220,9 @@ VERBS = {
 
 def registry(kind: str) -> Mapping[str, str]:
     """Return the registry of "pooling", "envs", "tokenizers" and so on."""
-    own = LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry
-    registered: Mapping[str, str] = load(own)
+    registered: Mapping[str, str] = load(
+        LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry
+    )
     return registered
 
 
@@ -248,7 +233,7 @@ def load(target: str) -> Any:
 
 
 def files_of(group: str, config_dir: Path | None = None) -> dict[str, Path]:
-    """The YAML files of a config group, by option, the user's own included."""
+    """Return the YAML files of a config group, by option, the user's own included."""
     folders = [CONFIGS] if config_dir is None else [CONFIGS, config_dir]
     return {
         path.relative_to(folder / group).with_suffix("").as_posix(): path
@@ -272,17 +257,16 @@ def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[s
     the groups and options that it chooses, and all the keys that it sets.
     """
     files = files_of(group, config_dir)
-    return [
-        option
-        for option in sorted({*built_in(group), *files})
-        if _suits(verb, group, option, files, config_dir)
-    ]
+    options = sorted({*built_in(group), *files})
+    if group in VERBS[verb].presets:
+        return [o for o in options if _preset_suits(verb, o, files, config_dir)]
+    return [o for o in options if _option_suits(verb, group, o, files)]
 
 
-def refuse_option(
+def unsuited(
     verb: str, group: str, option: str, config_dir: Path | None = None
 ) -> InputError:
-    """Build the refusal of an option that is none, or is made for other verbs."""
+    """Build the error for an option that does not exist, or is for other verbs."""
     choices = options_for(verb, group, config_dir)
     suited = [
         other
@@ -305,53 +289,51 @@ def typed(verb: str) -> str:
     return f"{made} --verb {ran}" if ran else verb
 
 
-def _suits(
-    verb: str,
-    group: str,
-    option: str,
-    files: Mapping[str, Path],
-    config_dir: Path | None,
+def _preset_suits(
+    verb: str, option: str, files: Mapping[str, Path], config_dir: Path | None
 ) -> bool:
     kind = VERBS[verb]
-    if group in kind.presets:
-        # A key that no verb has is misspelt: to be told so, the preset is taken.
-        strange = set().union(*(v.keys for v in VERBS.values())) - kind.keys
-        return all(
-            chosen in kind.config_groups
-            and value in options_for(verb, chosen, config_dir)
-            for chosen, value in _choices(option, files)
-        ) and all(strange.isdisjoint(content) for content in contents(option, files))
-    section = kind.section(group)
+    # A preset with a key that no verb has is listed; its use reports the misspelt key.
+    foreign = set().union(*(each.keys for each in VERBS.values())) - kind.keys
+    contents = [content for _, content in with_bases(option, files)]
+    choices = [
+        (str(key).removeprefix("override ").lstrip("/"), str(value))
+        for content in contents
+        for default in content.get("defaults", ())
+        if isinstance(default, Mapping)
+        for key, value in default.items()
+    ]
+    return all(foreign.isdisjoint(content) for content in contents) and all(
+        group in kind.config_groups and value in options_for(verb, group, config_dir)
+        for group, value in choices
+    )
+
+
+def _option_suits(
+    verb: str, group: str, option: str, files: Mapping[str, Path]
+) -> bool:
+    section = VERBS[verb].section(group)
     if option == NONE:
         return isinstance(section, Group) and section.optional
+    # Where all verbs construct the group alike, all options suit.
     sections = (v.section(group) for v in VERBS.values() if group in v.sections)
     if len({isinstance(each, Group) for each in sections}) == 1:
         return True
-    return _has_name(group, option, files) == isinstance(section, Group)
+    # An option names a class by itself or by what it builds on.
+    registered = GROUPS[group].names().keys() if group in GROUPS else set()
+    named = option in registered or any(
+        "name" in content or {*map(str, content.get("defaults", ()))} & registered
+        for _, content in with_bases(option, files)
+    )
+    return named == isinstance(section, Group)
 
 
-def _has_name(group: str, option: str, files: Mapping[str, Path]) -> bool:
-    """Return True for an option that names a class, by itself or by its bases."""
-    if option not in files:
-        return group in GROUPS and option in GROUPS[group].names()
-    content = read_yaml(files[option]) or {}
-    bases = map(str, content.get("defaults", ()))
-    return "name" in content or any(_has_name(group, base, files) for base in bases)
-
-
-def _choices(option: str, files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
-    """Yield group and option for each choice of a preset and of its bases."""
-    for content in contents(option, files):
-        for default in content.get("defaults", ()):
-            if isinstance(default, Mapping):
-                for key, value in default.items():
-                    yield str(key).removeprefix("override ").lstrip("/"), str(value)
-
-
-def contents(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
-    """Yield the content of an option's file, then of the files it builds on."""
+def with_bases(
+    option: str, files: Mapping[str, Path]
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield file and content of an option, then those of the files it builds on."""
     if option in files:
         content = read_yaml(files[option]) or {}
-        yield content
+        yield files[option], content
         for base in content.get("defaults", ()):
-            yield from contents(str(base), files)
+            yield from with_bases(str(base), files)

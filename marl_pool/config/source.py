@@ -1,4 +1,4 @@
-"""Options of config groups that come from signatures, as a source of Hydra's.
+"""Options of config groups that come from signatures, as a config source of Hydra.
 
 A name of a registry is an option of its group, whose keys are the parameters of the
 class, with their defaults. Hydra asks for one option at a time, so only the classes
@@ -11,21 +11,12 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from pydantic_core import to_jsonable_python
+from typing_extensions import override
 
-from marl_pool.config.sections import (
-    DEFAULTS,
-    GROUPS,
-    NONE,
-    VERBS,
-    AnySection,
-    Group,
-    Section,
-    built_in,
-    load,
-)
-from marl_pool.utils.signatures import ANY_OTHER, options_of
+from marl_pool.config.sections import DEFAULTS, GROUPS, NONE, VERBS, Group, built_in
+from marl_pool.utils.signatures import ANY_OTHER, Option, options_of
 
-SETTINGS = "_settings"
+SUFFIX = "_settings"
 """Suffix of the options that hold a verb's own settings, such as ``train_settings``."""
 
 
@@ -33,78 +24,64 @@ class SignatureSource(ConfigSource):
     """The packaged options without a YAML file, ``signature://``."""
 
     @staticmethod
+    @override
     def scheme() -> str:
-        """Return the name that search paths begin with."""
         return "signature"
 
+    @override
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return an option's keys with their defaults."""
-        group, _, option = config_path.removesuffix(".yaml").rpartition("/")
         if not self.is_config(config_path):
             raise ConfigLoadError(f"no option {config_path}")
         return ConfigResult(
-            config=OmegaConf.create(_content(group, option)),
+            config=OmegaConf.create(_content(*_split(config_path))),
             path=f"{self.scheme()}://{self.path}",
             provider=self.provider,
             header={"package": None},
         )
 
+    @override
     def available(self) -> bool:
-        """Return True: signatures need no folder."""
         return True
 
+    @override
     def is_group(self, config_path: str) -> bool:
-        """Return True for a group with such options."""
         return bool(built_in(config_path.strip("/")))
 
+    @override
     def is_config(self, config_path: str) -> bool:
-        """Return True for such an option, or a verb's settings."""
-        group, _, option = config_path.removesuffix(".yaml").rpartition("/")
+        group, option = _split(config_path)
         if group:
             return option in built_in(group)
-        return option.endswith(SETTINGS) and option.removesuffix(SETTINGS) in VERBS
+        return option.endswith(SUFFIX) and option.removesuffix(SUFFIX) in VERBS
 
+    @override
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """List the options of a group."""
         group = config_path.strip("/")
         return [] if results_filter is ObjectType.GROUP else built_in(group)
+
+
+def _split(config_path: str) -> tuple[str, str]:
+    group, _, option = config_path.removesuffix(".yaml").rpartition("/")
+    return group, option
 
 
 def _content(group: str, option: str) -> dict[str, Any]:
     """Return the keys of an option: a name, if it is registered, and defaults."""
     if not group:
-        return _defaults(VERBS[option.removesuffix(SETTINGS)].settings)
+        return _defaults(options_of(VERBS[option.removesuffix(SUFFIX)].settings))
     if option == NONE:
         return {"name": NONE}
     named = group in GROUPS and option in GROUPS[group].names()
     section = GROUPS[group] if named else DEFAULTS[group, option]
-    name = {"name": option} if named else {}
-    return {**name, **_defaults(section, option)}
-
-
-def _defaults(section: AnySection, option: str = "") -> dict[str, Any]:
+    defaults = _defaults(options_of(section.cls(option), section.context))
     follows = section.follows if isinstance(section, Group) else {}
+    changed = {key: follows[key] for key in defaults if key in follows}
+    return {**({"name": option} if named else {}), **defaults, **changed}
+
+
+def _defaults(options: dict[str, Option]) -> dict[str, Any]:
     return {
-        key: follows.get(key, "???" if each.required else to_jsonable_python(each[1]))
-        for key, each in options_of(class_of(section, option), context(section)).items()
+        key: "???" if option.required else to_jsonable_python(option.default)
+        for key, option in options.items()
         if key != ANY_OTHER
     }
-
-
-def class_of(section: AnySection, name: str) -> type[Any]:
-    """Return the class that a section constructs.
-
-    Args:
-        section: of a verb.
-        name: a key of its registry, if it has one.
-    """
-    if isinstance(section, Group | Section):
-        target = section.names()[name] if isinstance(section, Group) else section.target
-        cls: type[Any] = load(target)
-        return cls
-    return section
-
-
-def context(section: AnySection) -> frozenset[str]:
-    """Return the parameters of a section's class that are no options."""
-    return section.context if isinstance(section, Group | Section) else frozenset()

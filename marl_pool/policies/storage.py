@@ -26,7 +26,7 @@ from marl_pool.utils.atomic import make_folder, new_binary_file, new_file
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.limits import check_sizes
-from marl_pool.utils.manifest import refuse_damaged, write_manifest
+from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.names import UntrustedError, name_of, trust
 from marl_pool.utils.reading import read_json
 from marl_pool.utils.signatures import check_options, options_of
@@ -86,7 +86,7 @@ def save_policies(
 
 def copy_policy(source: Path, folder: Path) -> None:
     """Copy the policy files of ``source``, and no others, into an existing folder."""
-    refuse_damaged(source)
+    validate_intact(source)
     for name in (CONFIG, WEIGHTS):
         try:
             content = (source / name).read_bytes()
@@ -151,7 +151,7 @@ def load_modules(
         with trust(plugins, folder):
             modules[name] = _build(folder, options, own)
     # Checksums last, since the errors above are more specific.
-    refuse_damaged(folder)
+    validate_intact(folder)
     return modules, config.groups
 
 
@@ -266,7 +266,7 @@ def _build(
         raise InputError(f"{folder}: {error}") from None
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         # With a manifest, a damaged file has a more specific message.
-        refuse_damaged(folder)
+        validate_intact(folder)
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} is damaged or foreign: {reason}") from None
     return policy.eval()

@@ -1,9 +1,8 @@
 """Durable writing: a crash or a power cut leaves the old content or the new.
 
-Everything that the package writes goes through this module. A file or folder is
-written under a random name in the same folder, synced, and renamed, and then its parent
-is synced. Temporary files are opened exclusively and without following links, so that
-links in a folder from someone else cannot redirect a write.
+A file or folder is written under a random name in the same folder, synced, and renamed,
+and then its parent is synced. Temporary files are opened exclusively and without
+following links, so that links in a folder from someone else cannot redirect a write.
 """
 
 import errno
@@ -12,7 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -29,79 +28,56 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.new")
 @contextmanager
 def new_file(file: Path) -> Iterator[TextIO]:
     """Yield an open text file that replaces ``file`` on exit."""
-    with (
-        _beside(file) as beside,
-        beside.open("x", newline="", encoding="utf-8") as out,
-    ):
-        yield out
-        out.flush()
-        os.fsync(out.fileno())
+    with _beside(file) as beside:
+        with beside.open("x", newline="", encoding="utf-8") as out:
+            yield out
+        _replace(beside, file)
 
 
 @contextmanager
 def new_binary_file(file: Path) -> Iterator[BinaryIO]:
     """Yield an open binary file that replaces ``file`` on exit."""
-    with _beside(file) as beside, beside.open("xb") as out:
-        yield out
-        out.flush()
-        os.fsync(out.fileno())
+    with _beside(file) as beside:
+        with beside.open("xb") as out:
+            yield out
+        _replace(beside, file)
 
 
 @contextmanager
 def new_path(file: Path) -> Iterator[Path]:
-    """Yield a path for libraries that open files themselves, such as video encoders.
+    """Yield a path, whose file replaces ``file``, for libraries that open files.
 
-    The path is in a private folder with a random name. Its file, if one was written,
-    replaces ``file`` on exit.
+    It is in a private folder, so that it keeps the name and its suffix.
     """
-    folder = _temporary(file)
-    folder.mkdir(0o700)
-    try:
+    with _beside(file) as folder:
+        folder.mkdir(0o700)
         yield folder / file.name
         if (folder / file.name).is_file():
-            _sync(folder / file.name)
-            (folder / file.name).replace(file)
-            _sync(file.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            _replace(folder / file.name, file)
 
 
 @contextmanager
 def appended(file: Path) -> Iterator[TextIO]:
-    """Yield a text file open for appending; create it if it is missing.
-
-    Raises:
-        OSError: the file is a link or not writable.
-    """
+    """Yield a text file open for appending; raise OSError if it is a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW
     with os.fdopen(os.open(file, flags, 0o666), "a", newline="", encoding="utf-8") as o:
         yield o
 
 
-def sync_file(file: Path) -> None:
-    """Sync a file to the disk if it exists."""
-    with suppress(FileNotFoundError):
-        _sync(file)
-
-
 @contextmanager
-def _beside(file: Path) -> Iterator[Path]:
-    """Yield a temporary path whose file replaces ``file`` unless the block raises.
-
-    Open it with mode "x", which is exclusive and follows no link.
-    """
-    beside = _temporary(file)
+def _beside(path: Path) -> Iterator[Path]:
+    """Yield an unpredictable path in the same folder; remove what is left there."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         yield beside
-        beside.replace(file)
-        _sync(file.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        discard(beside)
 
 
-def _temporary(path: Path) -> Path:
-    """Return an unpredictable path in the same folder; see `LEFTOVER`."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+def _replace(new: Path, file: Path) -> None:
+    sync(new)
+    new.replace(file)
+    sync(file.parent)
 
 
 # Folders
@@ -119,7 +95,7 @@ def make_folder(folder: Path) -> None:
         folder = folder.parent
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
-        _sync(each.parent)
+        sync(each.parent)
 
 
 @contextmanager
@@ -131,26 +107,28 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """
     make_folder(folder.parent)
     recover(folder)
-    beside, old = _temporary(folder), _aside(folder)
-    beside.mkdir()
-    try:
+    old = _aside(folder)
+    with _beside(folder) as beside:
+        beside.mkdir()
         yield beside
-        _sync_tree(beside)
+        # The new content has to be on the disk before the old one moves.
+        for path, _, names in os.walk(beside, topdown=False):
+            for name in names:
+                sync(Path(path, name))
+            sync(Path(path))
         if os.path.lexists(folder):
             discard(old)
             folder.rename(old)
         beside.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
         discard(old)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def recover(folder: Path) -> None:
     """Restore a folder after a crash between the renames of `new_folder`."""
     if standing(folder) != folder:
         _aside(folder).rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
 
 
 def standing(folder: Path) -> Path:
@@ -169,11 +147,9 @@ def discard(path: Path) -> None:
 
 
 def discard_leftovers(folder: Path, of: str = "") -> None:
-    """Remove unfinished files and folders of killed processes.
+    """Remove what killed processes left unfinished: all of it, or that ``of`` a name.
 
-    Args:
-        folder: folder in which no other process writes such files.
-        of: name of the file or folder whose leftovers are removed; empty for all.
+    No other process may write such files in the folder.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(folder):
@@ -181,40 +157,25 @@ def discard_leftovers(folder: Path, of: str = "") -> None:
                 discard(folder / name)
 
 
-def refuse_link_out(path: Path, root: Path) -> None:
-    """Reject a path that a link leads out of its folder.
-
-    Args:
-        path: path below ``root``.
-        root: the folder, which may itself be a link.
-
-    Raises:
-        InputError: ``path`` resolves to a place outside ``root``.
-    """
-    try:
-        real, top = path.resolve(), root.resolve()
-    except (OSError, RuntimeError) as error:  # a link to itself
-        raise InputError(f"{path}: expected no link in a circle") from error
-    if not real.is_relative_to(top):
-        raise InputError(
-            f"{path}: expected a path inside {root}, got a link to {real}; nothing is "
-            "written through it"
-        )
+def validate_inside(root: Path, *paths: Path) -> None:
+    """Reject paths below ``root`` that a link leads out of it."""
+    for path in paths:
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError) as error:  # a link to itself
+            raise InputError(f"{path}: expected no link in a circle") from error
+        if not real.is_relative_to(root.resolve()):
+            raise InputError(
+                f"{path}: expected a path inside {root}, got a link to {real}; nothing "
+                "is written through it"
+            )
 
 
 def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
-def _sync_tree(folder: Path) -> None:
-    """Sync all files below a folder, and each folder after its content."""
-    for path, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            _sync(Path(path, name))
-        _sync(Path(path))
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Sync a file's content or a folder's entries to the disk."""
     if path.is_dir() and os.name != "posix":
         return  # Windows cannot sync folders
@@ -241,22 +202,18 @@ def locked(file: Path, refusal: str | None) -> Iterator[None]:
         refusal: message if another process holds the lock; None: wait for it.
 
     Raises:
-        InputError: another process holds the lock, or the file is a link or cannot be
-            opened.
+        InputError: it is held, or the file is a link or cannot be opened.
     """
     import fcntl  # POSIX only; everything else here runs anywhere
 
-    try:
-        opened = os.open(file, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
-    except OSError as error:
-        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
-        raise InputError(f"{file} cannot be locked: {reason}") from error
-    with os.fdopen(opened, "r+b") as held:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+            opened = os.open(file, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
+            stack.callback(os.close, opened)
+            fcntl.flock(opened, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
         except BlockingIOError as error:
             raise InputError(str(refusal)) from error
         except OSError as error:
-            reason = f"{file} cannot be locked: {error.strerror}"
-            raise InputError(reason) from error
+            reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+            raise InputError(f"{file} cannot be locked: {reason}") from error
         yield

@@ -32,24 +32,25 @@ def build(
         InputError: an unknown name, an unknown option, a missing one, a value that
             does not fit its annotation, or a size above `marl_pool.utils.limits`.
     """
+    # Check the user's options against the signature.
     cls = resolve(name, registry, kind, base)
     known = options_of(cls)
-    for option, value in options.items():
-        if option not in known and ANY_OTHER not in known:
-            raise unknown(f"option of {kind} {name!r}:", option, known)
-        annotation = known.get(option, known.get(ANY_OTHER))
-        assert annotation is not None
-        check_argument(f"{kind}.{option}", value, annotation.annotation)
-    arguments = {k: v for k, v in (context or {}).items() if k in known}
-    arguments |= options
+    for key, value in options.items():
+        option = known.get(key, known.get(ANY_OTHER))
+        if option is None:
+            raise unknown(f"option of {kind} {name!r}:", key, known)
+        check_argument(f"{kind}.{key}", value, option.annotation)
+    # Add what the program knows.
+    arguments = {k: v for k, v in (context or {}).items() if k in known} | {**options}
     if name in registry:  # a class of the user's own has sizes of its own
         check_sizes(kind, arguments)
-    for option, each in known.items():
-        if each.required and option not in arguments:
+    for key, option in known.items():
+        if option.required and key not in arguments:
             raise InputError(
-                f"{kind} {name!r} needs the option {option!r}: "
-                f"expected {describe(each.annotation)}"
+                f"{kind} {name!r} needs the option {key!r}: "
+                f"expected {describe(option.annotation)}"
             )
+    # A class of the user's own may raise a TypeError of its own.
     try:
         return cls(**arguments)
     except TypeError as error:

@@ -27,11 +27,7 @@ EXTRAS = {
 
 @contextmanager
 def explain_missing_modules() -> Iterator[None]:
-    """Turn the failed import of an optional module into the command that installs it.
-
-    Raises:
-        InputError: a module of `EXTRAS` is not installed.
-    """
+    """Turn the failed import of a module of `EXTRAS` into an `InputError`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -41,18 +37,18 @@ def explain_missing_modules() -> Iterator[None]:
         raise InputError(install_hint(module)) from error
 
 
-def require_ray_for(verb: str, config: Mapping[str, Any]) -> None:
+def validate_ray_for(verb: str, config: Mapping[str, Any]) -> None:
     """Reject a run that needs ray if ray is not installed."""
     if verb == "train" or config.get("resources", {}).get("num_workers"):
-        require_ray()
+        validate_ray()
 
 
-def require_ray() -> None:
+def validate_ray() -> None:
     """Raise an `InputError` if ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise InputError(install_hint("ray"))
 
 
 def install_hint(module: str) -> str:
-    """Name the command that installs a module of `EXTRAS`."""
+    """Return the command that installs a module of `EXTRAS`."""
     return f'this needs {module}: pip install "marl-pool[{EXTRAS[module]}]"'

@@ -15,10 +15,6 @@ def lazy_exports(
     torch, ``import marl_pool.pooling`` does not. Import the same names under
     ``TYPE_CHECKING`` as well, where type checkers and editors look for them.
 
-    Example::
-
-        __getattr__, __dir__ = lazy_exports(__name__, POOLING.values())
-
     Args:
         package: ``__name__`` of the package.
         targets: ``package.module:Name`` of each export.
@@ -29,7 +25,7 @@ def lazy_exports(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(homes[name]), name)
-        setattr(sys.modules[package], name, value)  # found without us from now on
+        setattr(sys.modules[package], name, value)  # found without `load` from now on
         return value
 
     def names() -> list[str]:

@@ -1,7 +1,7 @@
 """Upper bounds of sizes, checked before anything of that size is allocated.
 
 A configuration may come from somebody else. The bounds are far above what any study
-needs, so that they refuse mistakes and malice, not experiments.
+needs: they reject mistakes and malice, not experiments.
 """
 
 from collections.abc import Mapping
@@ -9,85 +9,52 @@ from typing import Any
 
 from marl_pool.utils.errors import InputError
 
-WIDTH = 16_384
-"""Numbers in a vector, hidden units, channels."""
-DEPTH = 1024
-"""Layers, heads, stacked frames, threads, repeated updates."""
-TOKENS = 16_384
-"""Tokens, entities, sensor channels; pixels along an edge."""
-WORLDS = 1 << 20
-"""Environments stepped together, members of a population."""
-SAMPLES = 100_000_000
-"""Examples of a data set."""
+SIZES = (
+    *("action_dim", "channels", "clusters", "convolutions", "count", "counts"),
+    *("crop_padding", "dim", "dim_ff", "dim_out", "distractor_length", "duplicates"),
+    *("entities", "expected_tokens", "features", "fourier_bands", "goal_length"),
+    *("head_hidden", "hidden", "k", "key_units", "memory", "message_dim", "n"),
+    *("noise_channels", "num_agents", "num_codes", "num_distractors", "num_features"),
+    *("num_inducing", "num_levels", "num_noise", "num_obstacles", "num_outputs"),
+    *("num_predators", "num_prey", "num_seeds", "num_signal", "num_tokens"),
+    *("num_vectors", "patch", "patch_convolutions", "patch_dim", "picture_grid"),
+    *("position_dim", "position_features", "positions", "query", "query_dim"),
+    *("readout", "schedule", "size", "steps", "stride", "token_type", "top_k"),
+    *("type_embedding", "units", "value_dim", "width", "zero_rows", "zero_rows_bottom"),
+)
+"""Options that count tokens, entities, pixels along an edge or numbers in a vector."""
+REPEATS = (
+    *("feedforward_layers", "frames", "iterations", "num_components", "num_frames"),
+    *("num_heads", "num_layers", "num_updates", "policy_heads", "threads"),
+)
+"""Options that count layers, heads, stacked frames, threads or repeated updates."""
+LIMITS: dict[str, int] = {
+    **dict.fromkeys(SIZES, 16_384),
+    **dict.fromkeys(REPEATS, 1024),
+    **dict.fromkeys(("num_envs", "population", "episodes"), 1 << 20),
+    **dict.fromkeys(("num_samples", "num_test"), 100_000_000),
+}
+"""By option: the largest number that it may be, or that a list in it may hold."""
 LONGEST = 16_384
 """Entries of a list."""
 
-LIMITS: dict[str, int] = {
-    **dict.fromkeys(
-        (
-            *("channels", "convolutions", "dim", "dim_ff", "dim_out", "fourier_bands"),
-            *("head_hidden", "hidden", "key_units", "memory", "message_dim"),
-            *("num_codes", "num_features", "num_levels", "num_outputs", "patch_dim"),
-            *("patch_convolutions", "position_dim", "query_dim", "readout"),
-            *("type_embedding", "units", "value_dim", "width", "action_dim"),
-        ),
-        WIDTH,
-    ),
-    **dict.fromkeys(
-        (
-            *("feedforward_layers", "frames", "iterations", "num_components"),
-            *("num_frames", "num_heads", "num_layers", "num_updates", "policy_heads"),
-            "threads",
-        ),
-        DEPTH,
-    ),
-    **dict.fromkeys(
-        (
-            *("clusters", "count", "counts", "crop_padding", "distractor_length"),
-            *(
-                "duplicates",
-                "entities",
-                "expected_tokens",
-                "features",
-                "goal_length",
-                "k",
-                "n",
-            ),
-            *("noise_channels", "num_agents", "num_distractors", "num_inducing"),
-            *("num_noise", "num_obstacles", "num_predators", "num_prey", "num_seeds"),
-            *("num_signal", "num_tokens", "num_vectors", "patch", "picture_grid"),
-            *("position_features", "positions", "query", "schedule", "size", "steps"),
-            *("stride", "token_type", "top_k", "zero_rows", "zero_rows_bottom"),
-        ),
-        TOKENS,
-    ),
-    **dict.fromkeys(("num_envs", "population", "episodes"), WORLDS),
-    **dict.fromkeys(("num_samples", "num_test"), SAMPLES),
-}
-"""By option: the largest number that it may be, or that a list in it may hold."""
-
 
 def check_sizes(where: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that would take more memory than anybody means to spend.
-
-    Args:
-        where: prefix of the keys, for messages.
-        options: keyword arguments. What a mapping in them names is checked where that
-            is built.
-
-    Raises:
-        InputError: a number above its bound in `LIMITS`, or a list that is too long.
-    """
+    """Check each keyword argument with `check_size`."""
+    # Options in a mapping among them are checked where that is built.
     for key, value in options.items():
         check_size(f"{where}.{key}" if where else key, value)
 
 
 def check_size(key: str, value: Any) -> None:
-    """Refuse one option's value; see `check_sizes`.
+    """Reject a value that would allocate too much memory.
 
     Args:
-        key: dotted; its last part is looked up.
+        key: dotted; its last part is looked up in `LIMITS`.
         value: a number, text such as ``"1-3-28"``, or a list of these.
+
+    Raises:
+        InputError: a number above its bound, or a list that is too long.
     """
     limit = LIMITS.get(key.rpartition(".")[2])
     if isinstance(value, list | tuple):
@@ -105,6 +72,7 @@ def check_size(key: str, value: Any) -> None:
         raise InputError(f"{key}: expected at most {limit:,}, got {value:,}")
     elif isinstance(value, str):
         for part in value.split("-"):
+            # int() of thousands of digits raises.
             if part.isdecimal() and (len(part) > 9 or int(part) > limit):
                 raise InputError(
                     f"{key}: expected numbers of at most {limit:,}, got {value!r:.80}"

@@ -1,10 +1,8 @@
-"""Checksums of files and folders, written with them and checked when they are read.
+"""Checksums that detect truncated files and flipped bits, but no forgery.
 
-A folder such as a checkpoint or a policy has a ``manifest.json`` with the size and
-SHA-256 of each of its files. A single file contains its own checksum: a YAML file as a
-comment in its last line, a JSON file under ``"sha256"``. Checksums detect truncated
-files and flipped bits. They do not detect forgery, since a forger can write a checksum
-as well. Files without a checksum, for example handwritten ones, are read unchecked.
+A folder has a ``manifest.json`` with the size and SHA-256 of each of its files. A YAML
+file has its checksum in its last line, a JSON file under ``"sha256"``. Files without a
+checksum, for example handwritten ones, are read unchecked.
 """
 
 import hashlib
@@ -14,30 +12,26 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from marl_pool.utils.atomic import new_file
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.reading import read_json
+from marl_pool.utils.errors import InputError, explain_os_errors
+from marl_pool.utils.reading import read_json, read_yaml
 
 MANIFEST, FORMAT = "manifest.json", 1
 KEY = "sha256"
 MARK = "# sha256 of the lines above: "
 HEX = re.compile(r"[0-9a-f]{64}\s*\Z")
+CHANGED = "has changed since it was written: its checksum differs"
 
 
 # Folders
 
 
 def write_manifest(folder: Path, files: Iterable[str] = (), **about: Any) -> None:
-    """Write the manifest of a folder.
-
-    Args:
-        folder: folder with complete files.
-        files: relative paths of the files to list; all files by default.
-        about: further content of the manifest.
-    """
-    paths = [folder / name for name in files] or [
-        path for path in sorted(folder.rglob("*")) if path.is_file()
-    ]
+    """Write the manifest of a folder: its ``files``, by default all, and ``about``."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    paths = [folder / name for name in files] or found
     listed = {
         path.relative_to(folder).as_posix(): fingerprint(path)
         for path in paths
@@ -47,7 +41,7 @@ def write_manifest(folder: Path, files: Iterable[str] = (), **about: Any) -> Non
 
 
 def add_to_manifest(folder: Path, file: str) -> None:
-    """Add or update one file in a manifest; create the manifest if it is missing."""
+    """Add or update one file in the manifest, which is created if it is missing."""
     try:
         content = read_manifest(folder)
     except FileNotFoundError:
@@ -67,13 +61,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: it has none.
-        InputError: it is damaged.
+        InputError: it is damaged, or lists files outside of the folder.
     """
-    file = folder / MANIFEST
     try:
-        content = read_json(file)
-        intact = isinstance(content, dict) and KEY in content
-        if not (intact and is_intact_json(content) and _lists_files(content)):
+        content = read_json(folder / MANIFEST)
+        sealed = isinstance(content, dict) and KEY in content
+        if not (sealed and is_intact_json(content) and _lists_files(content)):
             raise ValueError("it has changed since it was written")
     except FileNotFoundError:
         raise
@@ -83,35 +76,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _lists_files(content: Mapping[str, Any]) -> bool:
-    """Return whether a manifest lists sizes and checksums of files in its folder."""
+    """Return True if a manifest, perhaps a forged one, lists files in its folder."""
     files = content.get("files")
-    if not (isinstance(files, dict) and files):
-        return False
-    return all(
-        isinstance(about, dict)
-        and about.keys() == {"bytes", KEY}
-        and not Path(name).is_absolute()
-        and ".." not in Path(name).parts
-        for name, about in files.items()
+    return (
+        isinstance(files, dict)
+        and any(files)
+        and all(
+            isinstance(about, dict)
+            and about.keys() == {"bytes", KEY}
+            and not Path(name).is_absolute()
+            and ".." not in Path(name).parts
+            for name, about in files.items()
+        )
     )
 
 
-def problem_of(
-    folder: Path, *, links: bool = True, only: str | None = None
-) -> str | None:
-    """Compare a folder with its manifest.
+def problem_of(folder: Path, *, links: bool = True, only: str | None = None) -> str:
+    """Return the first difference between a folder and its manifest, or ``""``.
 
     Args:
         folder: folder with a manifest.
-        links: whether its files may be links.
+        links: whether the folder and its files may be links.
         only: compare this file alone, if it is listed.
-
-    Returns:
-        The first difference, or None if every listed file is unchanged.
 
     Raises:
         FileNotFoundError: the folder has no manifest.
     """
+    if not links and folder.is_symlink():
+        return "it is a link"
     try:
         files = read_manifest(folder)["files"]
     except InputError as error:
@@ -120,10 +112,12 @@ def problem_of(
         if only not in (None, name):
             continue
         path = folder / name
-        if not links and _is_linked(folder, path):
+        way = (path, *path.parents)[: len(Path(name).parts)]
+        if not links and any(each.is_symlink() for each in way):
             return f"{name} is a link"
         if not path.is_file():
             return f"{name} is missing"
+        # Compare the sizes first: reading a large file takes long.
         try:
             size = path.stat().st_size
             if size != expected["bytes"]:
@@ -132,24 +126,12 @@ def problem_of(
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
         if found != expected:
-            return f"{name} has changed since it was written: its checksum differs"
-    return None
+            return f"{name} {CHANGED}"
+    return ""
 
 
-def _is_linked(folder: Path, path: Path) -> bool:
-    """Return whether a path, or a folder between ``folder`` and it, is a link."""
-    way = [path, *path.parents]
-    return any(each.is_symlink() for each in way[: way.index(folder)])
-
-
-def refuse_damaged(folder: Path, only: str | None = None) -> None:
-    """Reject a folder, or one file in it, that differs from its manifest.
-
-    A folder without a manifest is accepted.
-
-    Raises:
-        InputError: a file is missing or has changed.
-    """
+def validate_intact(folder: Path, only: str | None = None) -> None:
+    """Reject a folder, or one file in it, that differs from its manifest, if any."""
     try:
         problem = problem_of(folder, only=only)
     except FileNotFoundError:
@@ -167,6 +149,7 @@ def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
         if size is None:
             digest = hashlib.file_digest(content, "sha256")
             return {"bytes": content.tell(), KEY: digest.hexdigest()}
+        # A log may have grown since.
         head = content.read(size)
         return {"bytes": len(head), KEY: hashlib.sha256(head).hexdigest()}
 
@@ -177,20 +160,15 @@ def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
 def sealed_json(content: Mapping[str, Any]) -> dict[str, Any]:
     """Add the checksum of the content to it."""
     rest = {name: value for name, value in content.items() if name != KEY}
-    return {**rest, KEY: _digest(rest)}
+    # Parse it once, so that tuples are lists and keys are text, as in the file.
+    parsed = json.loads(json.dumps(rest))
+    plain = json.dumps(parsed, sort_keys=True, separators=(",", ":"))
+    return {**rest, KEY: hashlib.sha256(plain.encode()).hexdigest()}
 
 
 def is_intact_json(content: Mapping[str, Any]) -> bool:
     """Return whether JSON content matches its checksum; True without one."""
-    rest = {name: value for name, value in content.items() if name != KEY}
-    return KEY not in content or content[KEY] == _digest(rest)
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    # Parse it again, so that tuples are lists and keys are text, as in the file.
-    plain = json.dumps(json.loads(plain), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(plain.encode()).hexdigest()
+    return KEY not in content or content[KEY] == sealed_json(content)[KEY]
 
 
 def sealed_text(text: str) -> str:
@@ -205,3 +183,30 @@ def is_intact_text(text: str) -> bool:
     if MARK not in text and not (last.startswith(MARK[:8]) or HEX.search(last)):
         return True
     return text == sealed_text(head + newline)
+
+
+def write_sealed_yaml(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a YAML file with its checksum, or raise `InputError`."""
+    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+    with explain_os_errors(f"{file} cannot be written"), new_file(file) as out:
+        out.write(sealed_text(text))
+
+
+def read_sealed_yaml(file: Path, last: str) -> dict[str, Any]:
+    """Read a file of `write_sealed_yaml`, whose ``last`` key has a text.
+
+    Raises:
+        FileNotFoundError: there is none.
+        InputError: it cannot be read, is truncated, or has changed.
+    """
+    content = read_yaml(file)
+    if not isinstance(content, dict) or not isinstance(content.get(last), str):
+        raise InputError(
+            f"{file} cannot be read: it is truncated, or not written by marl_pool: no "
+            f"{last}"
+        )
+    if not is_intact_text(file.read_text(encoding="utf-8")):
+        raise InputError(
+            f"{file} {CHANGED} (if you changed it on purpose, remove its last line)"
+        )
+    return content

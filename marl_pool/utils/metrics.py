@@ -4,10 +4,11 @@ import csv
 import math
 import os
 from collections.abc import Iterable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
-from marl_pool.utils.atomic import appended, new_binary_file, new_file, sync_file
+from marl_pool.utils.atomic import appended, new_binary_file, new_file, sync
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import fingerprint
 from marl_pool.utils.text import cell, uncell
@@ -17,13 +18,10 @@ Row = dict[str, float]
 
 
 class Metrics:
-    """A CSV file of numbers with one row per iteration.
+    """A CSV file of numbers with one row per iteration, created by the first one.
 
     The file survives crashes: an incomplete last line is ignored, checkpoints record a
     checksum of the rows so far, and unreadable rows are moved to a file of their own.
-
-    Args:
-        path: of the file, which the first row creates.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,11 +31,7 @@ class Metrics:
     # Writing
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Append a row. The first row sets the columns; later ones may omit some.
-
-        Raises:
-            ValueError: a name that is no column.
-        """
+        """Append a row. The first row sets the columns; later ones may omit some."""
         header = self._header() or list(row)
         with appended(self.path) as out:
             writer = csv.DictWriter(out, header, lineterminator="\n")
@@ -49,16 +43,14 @@ class Metrics:
     def fix(self, iteration: int) -> dict[str, Any]:
         """Write the file to disk and return its fingerprint for `problem`.
 
-        Args:
-            iteration: the last logged iteration.
-
         Returns:
             ``metrics``: size, checksum and columns; ``row``: the last row. Empty if
-            nothing was logged, or a later iteration was.
+            nothing was logged, or an iteration after ``iteration``.
         """
         if not self.path.is_file():
             return {}
-        sync_file(self.path)
+        # A checkpoint may refer only to rows that a power cut leaves.
+        sync(self.path)
         columns = self._header() or []
         row = self._last or next(reversed(self.rows()), {})
         if row.get(ITERATION, 0) > iteration:
@@ -78,27 +70,22 @@ class Metrics:
     def keep(self, iteration: int, columns: list[str] | None) -> str:
         """Keep only the readable rows up to an iteration.
 
-        Args:
-            iteration: the last one to keep.
-            columns: expected columns; None for those of the file.
-
         Returns:
-            A message about unreadable lines and their copy; empty without any.
+            A message about unreadable lines, of which a copy is kept, or ``""``.
         """
-        content = self.path.read_bytes() if self.path.is_file() else b""
-        header, *lines = _parsed(content) or [[]]
-        header = list(map(uncell, header)) if columns is None else columns
-        read = [(line, _row(header, line)) for line in lines]
-        kept = [line for line, row in read if row and row[ITERATION] <= iteration]
-        bad = sum(row is None for _, row in read)
+        # Separate the readable rows.
+        header, lines = self._parsed(columns, errors="replace")
+        kept = [line for line, row in lines if row and row[ITERATION] <= iteration]
+        bad = sum(row is None for _, row in lines)
         if header and ITERATION not in header:
             bad, kept, header = len(lines) + 1, [], []
+        # Copy a damaged file before it is replaced.
         message = ""
         if bad:
             copied = free(self.path.with_suffix(".damaged.csv"))
             message = f"{bad} lines that cannot be read are kept in {copied.name} only"
             with new_binary_file(copied) as copy:
-                copy.write(content)
+                copy.write(self.path.read_bytes())
         if not header:
             self.path.unlink(missing_ok=True)
             return message
@@ -113,39 +100,27 @@ class Metrics:
         """Read all rows; omitted values are NaN.
 
         Raises:
-            InputError: a damaged file, with bytes that are no text or cells that are no
-                numbers.
+            InputError: bytes that are no text or cells that are no numbers.
         """
-        header, *lines = self._lines() or [[]]
-        found = []
-        for number, line in enumerate(lines, 2):
-            row = _row(header, line)
+        try:
+            header, lines = self._parsed()
+        except (UnicodeDecodeError, OSError) as error:
+            raise InputError(f"{self.path} cannot be read: {error}") from error
+        for number, (line, row) in enumerate(lines, 2):
             if row is None:
                 raise InputError(
                     f"{self.path} is damaged: line {number}: expected {len(header)} "
                     f"numbers, got {','.join(line)[:80]!r}"
                 )
-            found.append(row)
-        return found
+        return [row for _, row in lines if row is not None]
 
     def readable_rows(self) -> list[Row]:
         """Read the intact rows of a file that may be damaged."""
-        if not self.path.is_file():
-            return []
-        header, *lines = _parsed(self.path.read_bytes()) or [[]]
-        rows = (_row(list(map(uncell, header)), line) for line in lines)
-        return [row for row in rows if row is not None]
+        _, lines = self._parsed(errors="replace")
+        return [row for _, row in lines if row is not None]
 
     def problem(self, logged: Mapping[str, Any], until: int) -> str:
-        """Compare the start of the file with a fingerprint.
-
-        Args:
-            logged: ``metrics`` as returned by `fix`.
-            until: iteration of the fingerprint.
-
-        Returns:
-            A message about the difference; empty if there is none.
-        """
+        """Describe the difference to the ``metrics`` of `fix` at an iteration."""
         name = self.path.name
         if not self.path.is_file():
             return f"{name} is missing: its rows up to iteration {until} are lost"
@@ -160,34 +135,37 @@ class Metrics:
         return ""
 
     def _header(self) -> list[str] | None:
-        """The columns; None without a complete header."""
         if not self.path.is_file():
             return None
         with self.path.open(newline="", encoding="utf-8") as lines:
             first = lines.readline()
-        whole = first.endswith("\n")
-        return list(map(uncell, next(csv.reader([first])))) if whole else None
+        if not first.endswith("\n"):
+            return None
+        return list(map(uncell, next(csv.reader([first]))))
 
-    def _lines(self) -> list[list[str]]:
+    def _parsed(
+        self, columns: list[str] | None = None, errors: str = "strict"
+    ) -> tuple[list[str], list[tuple[list[str], Row | None]]]:
+        """Parse the header, and each complete line: its cells and its row."""
         if not self.path.is_file():
-            return []
+            return columns or [], []
+        content = self.path.read_bytes()
+        # A crash may have cut off the last line.
+        text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors)
+        lines = text.split("\n")[:-1]
         try:
-            with self.path.open(newline="", encoding="utf-8") as lines:
-                # A crash may have cut off the last line.
-                whole = [line for line in lines if line.endswith("\n")]
-            header, *others = list(csv.reader(whole)) or [[]]
-        except (UnicodeDecodeError, OSError, csv.Error) as error:
-            raise InputError(f"{self.path} cannot be read: {error}") from error
-        return [list(map(uncell, header)), *others]
+            found = list(csv.reader(lines))
+        except csv.Error:  # a NUL or an unclosed quote
+            found = [line.split(",") for line in lines]
+        header, *rest = found or [[]]
+        header = list(map(uncell, header)) if columns is None else columns
+        return header, [(line, _row(header, line)) for line in rest]
 
 
 def free(path: Path) -> Path:
-    """The path itself, or ``STEM-2``, ``STEM-3``, … if it exists."""
-    found, number = path, 1
-    while os.path.lexists(found):
-        number += 1
-        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return found
+    """Return the path itself, or ``STEM-2``, ``STEM-3``, … if it exists."""
+    others = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in count(2))
+    return next(each for each in chain([path], others) if not os.path.lexists(each))
 
 
 def _write_header(out: TextIO, header: Iterable[str]) -> None:
@@ -203,16 +181,6 @@ def _row(header: list[str], line: list[str]) -> Row | None:
     except ValueError:
         return None
     return row if isinstance(row.get(ITERATION), int) else None
-
-
-def _parsed(content: bytes) -> list[list[str]]:
-    """Parse the complete lines of a CSV file that may be damaged."""
-    text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-    lines = text.split("\n")[:-1]
-    try:
-        return list(csv.reader(lines))
-    except csv.Error:  # a NUL or an unclosed quote
-        return [line.split(",") for line in lines]
 
 
 def _number(text: str) -> float:

@@ -1,9 +1,5 @@
 """Registries: from a short name or ``package.module:Class`` to a class.
 
-A registry maps a short name to ``"package.module:Class"``, so that a listing loads
-nothing heavy. Wherever a registered name is accepted, ``package.module:Class`` of
-the user's own is too.
-
 Importing a module runs its code. A name typed by the user, or passed in Python, may be
 imported. A name in a file may not: files are read inside `trust`, where nothing outside
 the package is imported unless the caller lists it.
@@ -24,8 +20,6 @@ from marl_pool.utils.errors import InputError
 VARIABLE = "MARL_POOL_TRUSTED"
 """Environment variable that hands the restriction to child processes. It can only
 restrict: without it a process imports what its user names."""
-FILE = "a file"
-"""Name of the source in messages where no path is known."""
 
 
 class UntrustedError(InputError):
@@ -33,29 +27,22 @@ class UntrustedError(InputError):
 
 
 class _Trust(NamedTuple):
-    """Allowed plug-ins, and the context of messages about the others.
+    """Allowed plug-ins, and the arguments of `trust` for messages about the others."""
 
-    Attributes:
-        plugins: names that the user allows.
-        source: file or folder being read.
-        command: command to repeat with ``--plugin``, or empty.
-    """
-
-    plugins: frozenset[str]
-    source: str
-    command: str
+    plugins: frozenset[str] = frozenset()
+    source: str = "a file"
+    command: str = ""
 
 
 def _inherited() -> _Trust | None:
-    """Read the restriction that the parent process set."""
-    told = os.environ.get(VARIABLE)
-    if told is None:
+    inherited = os.environ.get(VARIABLE)
+    if inherited is None:
         return None
     try:
-        plugins, source, command = json.loads(told)
+        plugins, source, command = json.loads(inherited)
         return _Trust(frozenset(plugins), str(source), str(command))
     except (ValueError, TypeError):
-        return _Trust(frozenset(), FILE, "")
+        return _Trust()
 
 
 _restriction: ContextVar[_Trust | None] = ContextVar(
@@ -76,17 +63,17 @@ def trust(
 
     Args:
         plugins: ``package.module:Class`` or module names, exactly as the file has them.
-        source: the file or folder, for messages; None keeps that of the outer `trust`.
-        command: the command to repeat with ``--plugin``, for messages; empty keeps
-            that of the outer `trust`.
+        source: the file or folder, for messages; None: that of the outer `trust`.
+        command: the command to repeat with ``--plugin``, for messages; empty: that of
+            the outer `trust`.
     """
+    # Inside another restriction, both apply.
     outer, allowed = _restriction.get(), frozenset(plugins)
     if outer is not None:
         allowed &= outer.plugins
-        source = outer.source if source is None else source
-        command = command or outer.command
-    told = FILE if source is None else str(source)
-    token = _restriction.set(_Trust(allowed, told, command))
+    known = outer or _Trust()
+    origin = known.source if source is None else str(source)
+    token = _restriction.set(_Trust(allowed, origin, command or known.command))
     try:
         yield
     finally:
@@ -100,8 +87,7 @@ def is_restricted() -> bool:
 
 def allowed() -> frozenset[str]:
     """Return the plug-ins of the active `trust`; empty without one."""
-    restriction = _restriction.get()
-    return frozenset() if restriction is None else restriction.plugins
+    return (_restriction.get() or _Trust()).plugins
 
 
 def inheritance() -> dict[str, str]:
@@ -109,23 +95,15 @@ def inheritance() -> dict[str, str]:
     restriction = _restriction.get()
     if restriction is None:
         return {}
-    plugins, source, command = restriction
-    return {VARIABLE: json.dumps([sorted(plugins), source, command])}
+    return {VARIABLE: json.dumps([sorted(restriction.plugins), *restriction[1:]])}
 
 
-def require_trusted(name: str, kind: str) -> None:
-    """Reject a class named in a file unless the caller lists it in ``plugins``.
-
-    Args:
-        name: name of a class or module that is not registered.
-        kind: "pooling", "env", …, for messages.
-
-    Raises:
-        UntrustedError: a `trust` is active and does not list ``name``.
-    """
+def validate_trusted(name: str, kind: str) -> None:
+    """Raise `UntrustedError` for a name that an active `trust` does not list."""
     restriction = _restriction.get()
     if restriction is None or name in restriction.plugins:
         return
+    # Python and the command line allow names in different ways.
     remedy = f"plugins=[{name!r}] or --plugin {name}"
     if restriction.command:
         remedy = f"{restriction.command} --plugin {name}"
@@ -137,21 +115,17 @@ def require_trusted(name: str, kind: str) -> None:
 
 def is_plug_in(name: str) -> bool:
     """Return whether ``name`` has the form ``package.module:Class``."""
-    module, colon, attribute = name.partition(":")
-    return bool(colon) and all(
-        part.isidentifier() for part in (*module.split("."), attribute)
-    )
+    module, _, attribute = name.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
 
 
 def texts_in(value: object) -> set[str]:
-    """Return all strings in nested lists and mappings."""
-    if isinstance(value, str):
-        return {str(value)}
+    """Return all strings in nested lists and values of mappings."""
     if isinstance(value, Mapping):
-        return set().union(*map(texts_in, value.values()))
+        value = list(value.values())
     if isinstance(value, list | tuple | set):
         return set().union(*map(texts_in, value))
-    return set()
+    return {str(value)} if isinstance(value, str) else set()
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
@@ -165,17 +139,12 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
 
 
 def target(name: str, registry: Mapping[str, str], kind: str) -> str:
-    """Return the ``package.module:Class`` of ``name``.
-
-    Raises:
-        InputError: ``name`` is neither registered nor of that form.
-    """
+    """Return the ``package.module:Class`` of a name, which may have that form."""
     if not isinstance(name, str):
         raise InputError(f"{kind}: expected a name, got {name!r:.80}")
     if name in registry:
         return registry[name]
-    module, _, attribute = str(name).partition(":")
-    if all(part.isidentifier() for part in (*module.split("."), attribute)):
+    if is_plug_in(name):
         return name
     raise unknown(kind, name, registry)
 
@@ -183,19 +152,14 @@ def target(name: str, registry: Mapping[str, str], kind: str) -> str:
 def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> type:
     """Import the class behind ``name`` and check that it is a ``base``.
 
-    Args:
-        name: a key of ``registry`` or ``package.module:Class``.
-        registry: short name to ``package.module:Class``.
-        kind: "pooling", "env", …, for messages.
-        base: class that the result must derive from.
-
     Raises:
         InputError: no such class, not a subclass of ``base``, or abstract.
         UntrustedError: the name is in a file and not allowed; see `trust`.
     """
     module_name, _, attribute = target(name, registry, kind).partition(":")
+    # The import runs code, so the name has to be trusted first.
     if name not in registry:
-        require_trusted(name, kind)
+        validate_trusted(name, kind)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -203,6 +167,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     if not hasattr(module, attribute):
         raise InputError(f"{kind} {name!r}: {module_name} has no {attribute!r}")
     found = getattr(module, attribute)
+    # Check that it is a class of this kind that can be constructed.
     if not (isinstance(found, type) and issubclass(found, base)):
         raise InputError(
             f"{kind} {name!r} must be a subclass of "

@@ -64,10 +64,7 @@ def has_matplotlib() -> bool:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Create and save figures in the package's style, not the user's.
-
-    Usable as a context manager and as a decorator.
-    """
+    """Create and save figures in the package's style; also a decorator."""
     import matplotlib as mpl
 
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE, "backend": "agg"}):

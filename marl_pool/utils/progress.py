@@ -4,15 +4,16 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import TextIO
+from dataclasses import KW_ONLY, dataclass
+from typing import Self, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 
+@dataclass(eq=False)
 class Progress:
     """A progress line: updated in place on a terminal, printed at intervals elsewhere.
 
@@ -21,48 +22,40 @@ class Progress:
     Args:
         total: units of work, including those of an earlier, resumed run.
         unit: name of the unit.
-        done: units finished by the earlier run.
+        done: units finished so far; at first, by the earlier run.
         time_limit: seconds after which the work ends in any case; None: no limit.
         interval: seconds between two lines without a terminal.
         stream: output stream; None: stderr.
         clock: returns seconds; for tests.
     """
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        unit: str = "steps",
-        done: int = 0,
-        time_limit: float | None = None,
-        interval: float = 10.0,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.total, self.unit, self.done = total, unit, done
-        self.time_limit, self.interval, self.clock = time_limit, interval, clock
-        self._first, self._began = done, clock()
-        self._last_line, self._numbers = -float("inf"), ""
-        self._printed: int | None = None
-        self._stream = sys.stderr if stream is None else stream
-        self._console = Console(file=self._stream)
+    total: int
+    _: KW_ONLY
+    unit: str = "steps"
+    done: int = 0
+    time_limit: float | None = None
+    interval: float = 10.0
+    stream: TextIO | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._first, self._began = self.done, self.clock()
+        self._last_line, self._numbers = -math.inf, ""
+        self._is_printed = False
+        self.stream = self.stream or sys.stderr
+        self._console = Console(file=self.stream)
         self._live: Live | None = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._live = Live(self._bar(), console=self._console, transient=True)
+            self._live = Live(self.display(), console=self._console, transient=True)
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live is not None:
             self._live.stop()
-        if self._printed != self.done:
+        if not self._is_printed:
             self._print()
 
     def update(self, done: int, **numbers: float) -> None:
@@ -78,8 +71,13 @@ class Progress:
             for name, value in numbers.items()
             if not math.isnan(value)
         )
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show the current state: at once on a terminal, elsewhere if it is time."""
+        self._is_printed = False
         if self._live is not None:
-            self._live.update(self._bar())
+            self._live.update(self.display())
         elif self.clock() - self._last_line >= self.interval:
             self._print()
 
@@ -91,6 +89,7 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the total or the time limit is reached; None if unknown."""
+        # The total or the time limit ends the work, whichever is reached first.
         limits = []
         if self.rate > 0:
             limits.append((self.total - self.done) / self.rate)
@@ -108,14 +107,19 @@ class Progress:
             f"  {rate} {self.unit}/s{until}{self._numbers}"
         )
 
-    def _print(self) -> None:
-        self._last_line, self._printed = self.clock(), self.done
-        print(self.line(), file=self._stream, flush=True)
-
-    def _bar(self) -> Table:
+    def display(self) -> RenderableType:
+        """Lay out what a terminal shows."""
         row = Table.grid(padding=(0, 1))
         row.add_row(ProgressBar(self.total, self.done, width=24), self.line())
         return row
+
+    def print_line(self, line: str) -> None:
+        """Print a line at once."""
+        print(line, file=self.stream, flush=True)
+
+    def _print(self) -> None:
+        self._last_line, self._is_printed = self.clock(), True
+        self.print_line(self.line())
 
 
 def duration(seconds: float) -> str:

@@ -1,12 +1,14 @@
-"""Counter-based random streams: one for each (seed, world, episode, purpose).
+"""Counter-based random streams: one for each (seed, environment, episode, purpose).
 
-A number of a stream depends on its key and its place in the stream alone. Hence one
-seed fixes everything, a world gives the same episode alone and among thousands, and
-a clean and a perturbed episode can share their dynamics. The bits come from two
-rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), written in torch
-so that whole blocks are drawn at once on any device.
+A number depends only on the key of its stream and its place there. Hence one seed fixes
+everything, an environment gives the same episode alone and among thousands, and a clean
+and a perturbed episode can share their dynamics. The bits come from two rounds of the
+finaliser of SplitMix64 (Steele, Lea and Flood, 2014,
+https://doi.org/10.1145/2660193.2660195), written in torch so that whole blocks are
+sampled at once on any device.
 """
 
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -27,9 +29,9 @@ class Purpose(IntEnum):
     LEARNING = 6
 
 
-VALIDATION_WORLDS = 1 << 40
+VALIDATION_ENVS = 1 << 40
 """First environment number of validation, by which a solution is chosen."""
-EVALUATION_WORLDS = 1 << 41
+EVALUATION_ENVS = 1 << 41
 """First environment number of evaluation, whose returns are reported."""
 
 
@@ -43,7 +45,7 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _mix(bits: Tensor) -> Tensor:
-    # Writes into its argument: fresh memory for each step would cost as much again.
+    # In place: fresh memory for each step would cost as much again.
     # int64 wraps like uint64; the masks make its arithmetic shifts logical.
     bits ^= (bits >> 30).bitwise_and_((1 << 34) - 1)
     bits *= _MIX_1
@@ -54,33 +56,33 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 def stream_keys(
-    seed: int, worlds: Tensor, episodes: Tensor, purpose: Purpose, part: int = 0
+    seed: int, env_ids: Tensor, episodes: Tensor, purpose: Purpose, part: int = 0
 ) -> Tensor:
     """Hash the parts of a stream's name into its key.
 
     Args:
-        seed: any integer of at most 63 bits, not negative.
-        worlds: ``(n,)`` int64 world numbers.
+        seed: integer in [0, 2**63).
+        env_ids: ``(n,)`` int64 environment numbers.
         episodes: ``(n,)`` int64 episode numbers.
-        purpose: what the numbers are for.
-        part: tells streams of one purpose apart (the groups of agents, say).
+        purpose: use of the numbers.
+        part: distinguishes streams of one purpose, such as those of groups of agents.
 
     Returns:
         ``(n,)`` int64 keys.
     """
-    key = _mix(torch.full_like(worlds, seed) + _GAMMA)
-    kind = torch.full_like(worlds, int(purpose) + (part << 8))
-    for name in (worlds, episodes, kind):
+    key = _mix(torch.full_like(env_ids, seed) + _GAMMA)
+    kind = torch.full_like(env_ids, int(purpose) + (part << 8))
+    for name in (env_ids, episodes, kind):
         key = _mix(key ^ (name * _GAMMA + _MIX_2))
     return key
 
 
 def uniform(keys: Tensor, count: int, start: int | Tensor = 0) -> Tensor:
-    """Draw ``count`` numbers of each stream.
+    """Sample ``count`` numbers of each stream.
 
     Args:
         keys: ``(n,)`` from `stream_keys`.
-        count: how many of each stream.
+        count: numbers of each stream.
         start: place of the first number in the stream, an integer or ``(n, 1)``.
 
     Returns:
@@ -94,105 +96,98 @@ def uniform(keys: Tensor, count: int, start: int | Tensor = 0) -> Tensor:
     return bits.double().add_(0.5).mul_(2.0**-52)
 
 
+@dataclass(eq=False, repr=False)
 class Stream:
-    """Uniform numbers for one purpose, ``size`` of them a step for each world.
+    """Uniform numbers for one purpose, ``size`` of them a step for each environment.
 
-    Hashing step by step would cost more than the worlds themselves, so a block of
-    steps is drawn ahead; what comes out does not depend on the block's length.
+    Hashing step by step would cost more than the environments themselves, so a block of
+    steps is sampled ahead; the numbers do not depend on its length.
 
     Args:
-        seed: the run's seed.
-        worlds: ``(num_envs,)`` int64 world numbers.
-        purpose: what the numbers decide.
-        size: numbers a step for each world.
-        part: tells streams of one purpose apart.
-        dtype: of the numbers.
-        block: steps drawn ahead.
+        seed: integer in [0, 2**63).
+        env_ids: ``(num_envs,)`` int64 environment numbers.
+        purpose: use of the numbers.
+        size: numbers a step for each environment.
+        part: distinguishes streams of one purpose.
+        dtype: dtype of the numbers.
+        block: steps sampled ahead.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        worlds: Tensor,
-        purpose: Purpose,
-        size: int,
-        *,
-        part: int = 0,
-        dtype: torch.dtype = torch.float32,
-        block: int = 64,
-    ) -> None:
-        if not 0 <= seed < 1 << 63:
-            raise InputError(f"seed: expected an integer in [0, 2**63), got {seed}")
-        self.seed, self.purpose, self.size, self.part = seed, purpose, size, part
-        self.dtype, self.block = dtype, block
-        self.worlds = worlds
-        self.keys = self._keys(torch.zeros_like(worlds))
-        self.steps = torch.zeros_like(worlds)  # of the episode, at the block's start
+    seed: int
+    env_ids: Tensor
+    purpose: Purpose
+    size: int
+    _: KW_ONLY
+    part: int = 0
+    dtype: torch.dtype = torch.float32
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(
+                f"seed: expected an integer in [0, 2**63), got {self.seed}"
+            )
+        self.keys = self._keys(torch.zeros_like(self.env_ids))
+        # Steps of the episode at the start of the block.
+        self.steps = torch.zeros_like(self.env_ids)
         self._buffer: Tensor | None = None
         self._next = 0
 
     def restart(self, episodes: Tensor, where: Tensor | None = None) -> None:
-        """Begin new episodes, numbered by ``episodes`` ``(num_envs,)``.
+        """Begin new episodes.
 
         Args:
-            episodes: the episode number of every world.
+            episodes: ``(num_envs,)`` episode number of every environment.
             where: ``(num_envs,)`` bool, environments whose episode starts; None: all.
         """
         if self.size == 0:
             return  # no numbers, no need of keys
+        # Without `where`, the next block is sampled from scratch.
         keys = self._keys(episodes)
         if where is None:
             self.keys, self.steps = keys, torch.zeros_like(self.steps)
             self._buffer, self._next = None, 0
             return
         self.keys = torch.where(where, keys, self.keys)
-        # A restarted world's step 0 is served next, so its block began earlier.
+        # A restarted environment's step 0 is served next, so its block began earlier.
         self.steps = torch.where(where, -self._next, self.steps)
+        # Replace the rest of the block of the restarted environments.
         if self._buffer is not None and self._next < self._buffer.shape[0]:
             rows = where.nonzero()[:, 0]
-            self._buffer[:, rows] = self._draw(rows)
+            self._buffer[:, rows] = self._sample(rows)
 
     def next(self) -> Tensor:
         """Return the next step's numbers, ``(num_envs, size)`` in (0, 1)."""
-        if self._buffer is None:
-            self._buffer, self._next = self._draw(slice(None)), 0
-        elif self._next == self._buffer.shape[0]:
+        if self._buffer is None or self._next == self._buffer.shape[0]:
+            # `_next` is 0 without a buffer.
             self.steps = self.steps + self._next
-            self._buffer, self._next = self._draw(slice(None)), 0
+            self._buffer, self._next = self._sample(slice(None)), 0
         self._next += 1
         return self._buffer[self._next - 1]
 
     def select(self, indices: Tensor) -> "Stream":
-        """Return the streams of the worlds at ``indices``, where they stand now."""
-        taken = Stream(
-            self.seed,
-            self.worlds[indices],
-            self.purpose,
-            self.size,
-            part=self.part,
-            dtype=self.dtype,
-            block=self.block,
-        )
-        taken.keys = self.keys[indices]
-        taken.steps = self.steps[indices] + self._next
-        return taken
+        """Return the streams of the environments at ``indices``, at the same places."""
+        selected = replace(self, env_ids=self.env_ids[indices])
+        selected.keys = self.keys[indices]
+        selected.steps = self.steps[indices] + self._next
+        return selected
 
     def state_dict(self) -> dict[str, Any]:
-        """The streams' places, enough to continue exactly."""
+        """Return the places in the streams, from which they continue exactly."""
         return {"keys": self.keys.clone(), "steps": self.steps + self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state`` was taken."""
-        self.keys = state["keys"].to(self.worlds.device)
-        self.steps = state["steps"].to(self.worlds.device)
+        """Continue from a `state_dict`."""
+        self.keys = state["keys"].to(self.env_ids.device)
+        self.steps = state["steps"].to(self.env_ids.device)
         self._buffer, self._next = None, 0
 
     def _keys(self, episodes: Tensor) -> Tensor:
-        return stream_keys(self.seed, self.worlds, episodes, self.purpose, self.part)
+        return stream_keys(self.seed, self.env_ids, episodes, self.purpose, self.part)
 
-    def _draw(self, rows: Tensor | slice) -> Tensor:
+    def _sample(self, rows: Tensor | slice) -> Tensor:
         keys, first = self.keys[rows], self.steps[rows]
-        drawn = uniform(keys, self.block * self.size, first[:, None] * self.size)
+        flat = uniform(keys, self.block * self.size, first[:, None] * self.size)
         # A float32 rounds the largest float64 below 1 up to 1; keep it below.
-        drawn = drawn.to(self.dtype).clamp(max=1 - torch.finfo(self.dtype).eps)
-        return drawn.view(len(keys), self.block, self.size).transpose(0, 1).contiguous()
+        flat = flat.to(self.dtype).clamp(max=1 - torch.finfo(self.dtype).eps)
+        return flat.view(len(keys), self.block, self.size).transpose(0, 1).contiguous()

@@ -8,41 +8,41 @@ import errno
 import json
 import stat
 import zipfile
-from collections.abc import Iterator
 from gzip import GzipFile
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import yaml
+from typing_extensions import override
 
 from marl_pool.utils.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
 
-YAML_BYTES = 1 << 20
-"""Of a configuration; the largest of ours has a few thousand."""
+# The largest files of the package have a few thousand bytes of YAML and a million of
+# JSON.
+YAML_BYTES, JSON_BYTES = 1 << 20, 1 << 24
 YAML_NODES = 50_000
 """Keys, values and list entries, each alias counted as all that it stands for."""
 YAML_DEPTH = 100
-"""Mappings and lists inside one another."""
-JSON_BYTES = 1 << 24
-"""Of a JSON file; the largest of ours, the results of an evaluation, have a million."""
+"""Nested mappings and lists."""
 ARRAY_BYTES = 1 << 30
-"""Of all arrays in a file, unpacked."""
+"""Bytes of all arrays in a file, unpacked."""
+TOO_DEEP = f"expected at most {YAML_DEPTH} levels of nesting, got more"
 PLAIN = frozenset(
     f"tag:yaml.org,2002:{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 )
-"""The types of YAML that are JSON's, too."""
+"""The types that YAML shares with JSON."""
 
 
 def read_json(file: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        OSError: it is missing, cannot be read, or is no plain file but a pipe or a
-            device, which might never end.
+        OSError: it is missing, cannot be read, or is no plain file.
         ValueError: it is too large, or no JSON.
         RecursionError: nested too deeply.
     """
@@ -50,6 +50,7 @@ def read_json(file: Path) -> Any:
 
 
 def _content(file: Path, most: int) -> bytes:
+    # A pipe or a device might never end.
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no plain file", str(file))
     with file.open("rb") as opened:
@@ -60,7 +61,7 @@ def _content(file: Path, most: int) -> bytes:
 
 
 def read_yaml(file: Path) -> Any:
-    """Read a YAML file of plain data: what JSON could hold, too.
+    """Read a YAML file of plain data, such as JSON can hold.
 
     Raises:
         FileNotFoundError: there is none.
@@ -72,16 +73,16 @@ def read_yaml(file: Path) -> Any:
     except FileNotFoundError:
         raise
     except RecursionError:
-        raise InputError(f"{file}: {_too_deep()}") from None
+        raise InputError(f"{file}: {TOO_DEEP}") from None
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValueError) as error:  # of which InputError is one
+    except (yaml.YAMLError, ValueError) as error:  # InputError is a ValueError
         reason = " ".join(str(error).split())
         raise InputError(f"{file} cannot be read: {reason}") from error
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML text; see `read_yaml` for what is refused.
+    """Parse YAML text.
 
     Raises:
         InputError: too many nodes, too deep, an alias inside itself, another type.
@@ -94,14 +95,14 @@ def parse_yaml(text: str) -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        _written_out(root, {}, 0)
+        _count_nodes(root, {}, 0)
         return loader.construct_document(root)
     finally:
         loader.dispose()
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts nodes while the file is parsed, before any is built; knows no dates."""
+    """Loader without dates; it bounds the number of nodes before any is built."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
         first: [(tag, form) for tag, form in resolvers if tag in PLAIN]
@@ -112,6 +113,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self.nodes = 0
 
+    @override
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.nodes += 1
         if self.nodes > YAML_NODES:
@@ -119,13 +121,10 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _written_out(node: Any, known: dict[int, int | None], depth: int) -> int:
+def _count_nodes(node: Any, known: dict[int, int | None], depth: int) -> int:
     """Count the nodes below ``node`` with every alias expanded.
 
-    Args:
-        node: root of the count.
-        known: counts so far by ``id``; None while a node is being counted.
-        depth: depth of ``node``.
+    ``known`` has the counts so far by ``id``, and None while a node is being counted.
     """
     if node.tag not in PLAIN:
         raise InputError(f"expected plain data, got a value of the type {node.tag!r}")
@@ -137,11 +136,13 @@ def _written_out(node: Any, known: dict[int, int | None], depth: int) -> int:
             raise InputError("expected plain data, got an alias inside of itself")
         return count
     if depth > YAML_DEPTH:
-        raise InputError(_too_deep())
+        raise InputError(TOO_DEEP)
     known[id(node)] = None
     total = 1
-    for child in _children(node):
-        total += _written_out(child, known, depth + 1)
+    # A mapping's value is a list of pairs.
+    pairs = isinstance(node, yaml.MappingNode)
+    for child in chain.from_iterable(node.value) if pairs else node.value:
+        total += _count_nodes(child, known, depth + 1)
         if total > YAML_NODES:
             raise InputError(
                 f"expected at most {YAML_NODES:,} values with aliases written out, got "
@@ -151,22 +152,13 @@ def _written_out(node: Any, known: dict[int, int | None], depth: int) -> int:
     return total
 
 
-def _children(node: Any) -> Iterator[Any]:
-    for item in node.value:
-        yield from item if isinstance(item, tuple) else (item,)
-
-
-def _too_deep() -> str:
-    return f"expected at most {YAML_DEPTH} levels of nesting, got more"
-
-
 def read_npz(file: Path, most: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
     """Read the arrays of an npz file; nothing is unpickled.
 
     Raises:
         OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error: it cannot be
             read, is damaged, or holds objects.
-        InputError: there is more in it than ``most`` bytes.
+        InputError: it has more than ``most`` bytes.
     """
     with file.open("rb") as opened:
         if opened.read(6) == b"\x93NUMPY":
@@ -203,12 +195,7 @@ def _array(opened: Any, member: zipfile.ZipInfo) -> "np.ndarray":
 
 
 class Bounded:
-    """An open binary file that refuses to be read beyond a bound.
-
-    Args:
-        opened: seekable.
-        most: bytes from its beginning, and of a single `read`.
-    """
+    """An open, seekable binary file that cannot be read beyond ``most`` bytes."""
 
     def __init__(self, opened: BinaryIO | GzipFile, most: int) -> None:
         self._opened, self._most = opened, most
@@ -216,23 +203,22 @@ class Bounded:
     def read(self, size: int = -1) -> bytes:
         """Read ``size`` bytes, or to the end."""
         left = self._most - self._opened.tell()
-        if size > left:
-            raise self._refusal
+        self._validate(size <= left)
         content = self._opened.read(size if size >= 0 else left + 1)
-        if len(content) > left:
-            raise self._refusal
+        self._validate(len(content) <= left)
         return content
 
     def seek(self, place: int, whence: int = 0) -> int:
-        """Move."""
-        if place > self._most:
-            raise self._refusal
+        """Move to a place within the bound."""
+        self._validate(place <= self._most)
         return self._opened.seek(place, whence)
 
-    @property
-    def _refusal(self) -> InputError:
-        return InputError(f"expected at most {self._most:,} bytes unpacked, got more")
-
     def tell(self) -> int:
-        """Say where it is."""
+        """Return the current place."""
         return self._opened.tell()
+
+    def _validate(self, fits: bool) -> None:
+        if not fits:
+            raise InputError(
+                f"expected at most {self._most:,} bytes unpacked, got more"
+            )

@@ -1,8 +1,4 @@
-"""Options of constructors: read from signatures, checked, explained by docstrings.
-
-A signature is the schema of what it constructs: its parameters are the options, its
-annotations say which values fit, and its docstring what they mean.
-"""
+"""Options of constructors: read from signatures, checked, explained by docstrings."""
 
 import ast
 import difflib
@@ -15,6 +11,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import (
     Annotated,
@@ -28,6 +25,7 @@ from typing import (
     get_type_hints,
 )
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
@@ -56,12 +54,11 @@ class Option(NamedTuple):
 def options_of(cls: type, omit: Set[str] = frozenset()) -> dict[str, Option]:
     """Return the named parameters of a class's constructor.
 
+    `ANY_OTHER` stands for a ``**options`` parameter.
+
     Args:
         cls: a dataclass of settings, or any class with a constructor.
         omit: parameters to leave out.
-
-    Returns:
-        By name; `ANY_OTHER` stands for a ``**options`` parameter.
     """
     return {name: each for name, each in _options_of(cls).items() if name not in omit}
 
@@ -72,17 +69,19 @@ def _options_of(cls: type) -> dict[str, Option]:
         signature = inspect.signature(cls, eval_str=True)
     except NameError:  # an annotation that only type checkers import
         signature = inspect.signature(cls)
+    # Without an annotation that can be evaluated, any value fits.
     options: dict[str, Option] = {}
     for parameter in signature.parameters.values():
-        written = parameter.annotation
-        untyped = written is parameter.empty or isinstance(written, str)
-        annotation = Any if untyped else written
+        annotation = parameter.annotation
+        if annotation is parameter.empty or isinstance(annotation, str):
+            annotation = Any
         if get_origin(annotation) is Unpack:
             options |= _passed_on(cls, *get_args(annotation))
         elif parameter.kind is parameter.VAR_KEYWORD:
             options[ANY_OTHER] = Option(annotation, None)
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             options[parameter.name] = Option(annotation, parameter.default)
+    # A signature has no value for a default factory.
     if is_dataclass(cls):
         hints = get_type_hints(cls, include_extras=True)
         for item in fields(cls):
@@ -95,6 +94,7 @@ def _options_of(cls: type) -> dict[str, Option]:
 def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
     """Return the options of a typed ``**common``, with the defaults of a base class."""
     hints = get_type_hints(shared, include_extras=True)
+    # The nearest base that has the parameter determines its default.
     bases = [options_of(base) for base in cls.__mro__[1:] if base is not object]
     return {
         name: Option(annotation, next(each[name] for each in bases if name in each)[1])
@@ -113,7 +113,7 @@ def check_options(
     Args:
         where: the section's key, for messages; empty at the top level.
         given: the composed section; None counts as an empty mapping.
-        options: the keys that there are.
+        options: the allowed keys.
 
     Raises:
         InputError: an unknown or missing key, a wrong type or range.
@@ -121,12 +121,15 @@ def check_options(
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise InputError(f"{where}: expected a mapping of keys, got {show(given)}")
-    named = {key: option for key, option in options.items() if key != ANY_OTHER}
+    # Keys without a parameter of their own go to ``**options``, if any.
+    named = {**options}
+    other = named.pop(ANY_OTHER, None)
     for key in given:
         if key not in named:
-            if ANY_OTHER not in options:
+            if other is None:
                 raise unknown_key(join(where, key), named)
-            named[key] = options[ANY_OTHER]
+            named[key] = other
+    # Take each option as given, or its default.
     checked = {}
     for key, option in named.items():
         full = join(where, key)
@@ -143,7 +146,7 @@ def check_options(
 
 
 def check_settings(settings: type[Any], given: Any, where: str = "") -> dict[str, Any]:
-    """Check the keys of a dataclass of settings, and that it can be made of them."""
+    """Check the keys of a dataclass of settings, and construct it to check it whole."""
     checked = check_options(where, given, options_of(settings))
     settings(**checked)
     return checked
@@ -158,14 +161,13 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
     if isinstance(annotation, type) and is_dataclass(annotation):
         return check_settings(annotation, value, key)
     try:
-        text = json.dumps(_whole(value))
+        text = json.dumps(_to_integers(value))
+        fitting = _adapter(annotation).validate_json(text, strict=True)
     except TypeError as error:
         raise InputError(
             f"{key}: expected plain numbers, text, lists and mappings, got "
             f"{show(value):.200}"
         ) from error
-    try:
-        fitting = _adapter(annotation).validate_json(text, strict=True)
     except ValidationError as error:
         raise _misfit(key, value, annotation) from error
     return to_jsonable_python(fitting)
@@ -181,12 +183,11 @@ def check_argument(key: str, value: Any, annotation: Any) -> None:
         adapter = _adapter(annotation)
     except PydanticSchemaGenerationError:  # a type that pydantic cannot check
         return
+    # Arrays, modules and the like have no JSON; their type is checked.
     try:
-        text = json.dumps(value, default=_plain)
-    except (TypeError, ValueError):
-        text = None
-    try:
-        if text is None:
+        try:
+            text = json.dumps(value, default=_to_plain)
+        except (TypeError, ValueError):
             adapter.validate_python(value, strict=True)
         else:
             adapter.validate_json(text, strict=True)
@@ -215,8 +216,7 @@ def _misfit(key: str, value: Any, annotation: Any) -> InputError:
     )
 
 
-def _plain(value: Any) -> Any:
-    """Turn mappings, sequences and NumPy's numbers into what JSON has."""
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, range):
@@ -226,38 +226,33 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"no plain data: {type(value).__name__}")
 
 
-def _whole(value: Any) -> Any:
-    """Turn 1e6, which YAML reads as a float, into the integer that it is."""
+def _to_integers(value: Any) -> Any:
+    """Convert whole floats such as 1e6, which YAML reads as a float."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
         return int(value)
     if isinstance(value, list):
-        return [_whole(item) for item in value]
+        return [_to_integers(item) for item in value]
     return value
 
 
 def join(where: str, key: object) -> str:
-    """Return the dotted key of ``key`` in the section ``where``."""
+    """Return the dotted key in a section; the key itself at the top level."""
     return f"{where}.{key}" if where else str(key)
 
 
 def unknown_key(key: str, choices: Collection[str]) -> InputError:
-    """Build the refusal of a dotted key that does not exist."""
+    """Build the error for an unknown dotted key."""
     section, _, short = key.rpartition(".")
     if not choices:
         return InputError(f"{key}: this {section} takes no options")
     return InputError(f"{key}: {unknown('key', short, choices)}")
 
 
-def is_misspelt(key: str, known: Collection[str]) -> bool:
-    """Return True for a key that is not known and nearly one that is."""
-    return key not in known and bool(difflib.get_close_matches(key, known, n=1))
-
-
 # Words
 
 
 def describe(annotation: Any) -> str:
-    """Say in words which values fit, such as ``an integer >= 0 or null``."""
+    """Describe the values that fit, such as ``an integer >= 0 or null``."""
     *most, last = dict.fromkeys(_alternatives(annotation))
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -288,31 +283,26 @@ def _alternatives(annotation: Any) -> list[str]:
         return [f"a mapping (each {describe(arguments[-1])})"]
     if isinstance(origin, type) and issubclass(origin, Iterable):
         return [f"a list (each {describe(arguments[0])})"]
-    if annotation in WORDS:
-        return [WORDS[annotation]]
-    return [str(getattr(annotation, "__name__", annotation))]
+    return [WORDS.get(annotation, str(getattr(annotation, "__name__", annotation)))]
 
 
 def _annotated(annotation: Any, metadata: Iterable[Any]) -> str:
-    bounds: dict[str, Any] = {}
+    low = high = start = end = ""
     for item in metadata:
         if isinstance(item, FieldInfo) and item.description:
             return item.description
         for constraint in item.metadata if isinstance(item, FieldInfo) else [item]:
-            for name in ("ge", "gt", "le", "lt"):
-                if hasattr(constraint, name):
-                    bounds[name] = getattr(constraint, name)
-    return describe(annotation) + _interval(**bounds)
-
-
-def _interval(ge: Any = None, gt: Any = None, le: Any = None, lt: Any = None) -> str:
-    low = f">= {ge}" if ge is not None else f"> {gt}" if gt is not None else ""
-    high = f"<= {le}" if le is not None else f"< {lt}" if lt is not None else ""
-    if low and high:
-        start = f"[{ge}" if gt is None else f"({gt}"
-        end = f"{le}]" if lt is None else f"{lt})"
-        return f" in {start}, {end}"
-    return f" {low}{high}" if low or high else ""
+            match constraint:
+                case Ge(bound):
+                    low, start = f" >= {bound}", f"[{bound}"
+                case Gt(bound):
+                    low, start = f" > {bound}", f"({bound}"
+                case Le(bound):
+                    high, end = f" <= {bound}", f"{bound}]"
+                case Lt(bound):
+                    high, end = f" < {bound}", f"{bound})"
+    interval = f" in {start}, {end}" if low and high else low + high
+    return describe(annotation) + interval
 
 
 def show(value: Any) -> str:
@@ -329,13 +319,14 @@ ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.M)
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """Return what docstrings say of each option, on one line.
+    """Return the meaning of each option, on one line.
 
-    It is read from the section ``Args`` of a class and of its bases, and from the
-    text below a field of a dataclass.
+    It is read from the section ``Args`` in the docstrings of a class and its bases, and
+    from the text below a field of a dataclass.
     """
     found: dict[str, str] = {}
     for base in cls.__mro__:
+        # The entries between "Args:" and the next section.
         docstring = inspect.cleandoc(base.__doc__ or "")
         _, *rest = re.split(r"^Args:$", docstring, maxsplit=1, flags=re.M)
         entries = ENTRY.findall(SECTION.split(rest[0])[0]) if rest else []
@@ -348,15 +339,15 @@ def meanings(cls: type) -> dict[str, str]:
 def _field_docstrings(cls: type) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(definition, ast.ClassDef)
-    return {
-        field.target.id: text.value.value
-        for field, text in zip(definition.body, definition.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
+    found = {}
+    for field, below in pairwise(definition.body):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = text
+    return found
 
 
 def summary(target: str) -> str:

@@ -14,13 +14,10 @@ from marl_pool.utils.text import cell, printable, uncell
 def write_csv(
     path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write a header line and a line for each row.
+    """Write a header line and a line for each row, whose keys are columns.
 
     Missing keys and None are empty cells, and mappings are JSON. Text that a
     spreadsheet would evaluate is quoted; see `marl_pool.utils.text.cell`.
-
-    Raises:
-        ValueError: a row has a key that is no column.
     """
     with new_file(path) as out:
         writer = csv.DictWriter(out, columns, lineterminator="\n")
@@ -54,7 +51,7 @@ def print_table(
         title: line above the table.
         caption: line below the table.
         width: characters a line where there is no terminal.
-        num_names: number of leading columns that hold text, aligned to the left.
+        num_names: leading columns of text, aligned to the left.
     """
     from rich.console import Console
     from rich.table import Table

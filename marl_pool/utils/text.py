@@ -3,6 +3,7 @@
 import re
 import shlex
 import unicodedata
+from contextlib import suppress
 from typing import Any
 
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
@@ -25,8 +26,7 @@ def printable(text: object) -> str:
 def quoted(path: object) -> str:
     """Quote a path for a shell command that users may copy.
 
-    Dollar signs, backquotes, spaces and semicolons are put into single quotes. The
-    package itself never runs a shell.
+    The package itself never runs a shell.
     """
     return shlex.quote(printable(path))
 
@@ -37,19 +37,15 @@ def cell(value: Any) -> Any:
     Text that starts with ``= + - @``, a tab or a line break is prefixed with a single
     quote unless it is a number. `uncell` is the inverse. Other values are unchanged.
     """
-    if not isinstance(value, str) or not FORMULA.match(value) or _is_number(value):
+    if not isinstance(value, str) or not FORMULA.match(value):
         return value
+    with suppress(ValueError):
+        float(value)
+        if value == value.strip():
+            return value
     return f"'{value}"
 
 
 def uncell(text: str) -> str:
     """Remove the escape of `cell`."""
     return text[1:] if text.startswith("'") and FORMULA.match(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text == text.strip()

@@ -1,7 +1,4 @@
-"""Annotated types of options: the signature that uses them is the schema.
-
-It imports no torch, so that a typing error in a configuration is answered at once.
-"""
+"""Annotated types of options; it imports no torch."""
 
 from typing import Annotated
 
@@ -12,21 +9,17 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
-"""A share, in [0, 1]."""
 Severity = Annotated[
     UnitInterval | tuple[UnitInterval, UnitInterval],
     Field(description="a number in [0, 1], or two: [low, high]"),
 ]
-"""Of a perturbation; between two, each world's episode draws its own."""
+"""Severity of a perturbation; of two, each episode samples its own between them."""
 Probability = Annotated[float, Field(ge=0, lt=1)]
-"""A dropout probability, in [0, 1)."""
 Seed = Annotated[int, Field(ge=0, lt=1 << 63, description="an integer in [0, 2**63)")]
-"""Of the random streams."""
 Device = Annotated[
     str,
     Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N"),
 ]
-"""Where tensors live, by torch's name."""
 Counts = Annotated[
     str,
     Field(
@@ -34,4 +27,4 @@ Counts = Annotated[
         description="three numbers such as 1-3-28",
     ),
 ]
-"""How many entities of each of three kinds a world has."""
+"""Numbers of entities of three kinds."""

@@ -24,12 +24,13 @@ from marl_pool.config.describe import KEY
 from marl_pool.config.sections import (
     GROUPS,
     POLICY,
+    Section,
     built_in,
     files_of,
     load,
     options_for,
 )
-from marl_pool.config.source import SignatureSource, class_of, context
+from marl_pool.config.source import SignatureSource
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.utils.signatures import (
     ANY_OTHER,
@@ -66,7 +67,7 @@ CHOICES = {
 
 def section_options(section: Any, name: str) -> dict[str, Option]:
     """The options of the class that a section constructs."""
-    return options_of(class_of(section, name), context(section))
+    return options_of(section.cls(name), section.context)
 
 
 def refusal(verb: str, *overrides: str) -> str:
@@ -104,7 +105,7 @@ def test_every_option_of_our_own_classes_is_named_typed_and_explained(target, co
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_setting_is_explained(verb):
     sections = [VERBS[verb].section(group) for group in VERBS[verb].sections]
-    settings = [each for each in sections if isinstance(each, type)]
+    settings = [each.cls() for each in sections if isinstance(each, Section)]
     for cls in (VERBS[verb].settings, *settings):
         assert set(options_of(cls)) <= set(meanings(cls))
 

@@ -163,11 +163,11 @@ def test_an_inner_trust_never_allows_more() -> None:
         with trust(["a:B", "c:D"], "inner"):
             assert names.allowed() == {"a:B"}
             with pytest.raises(UntrustedError, match=r"^inner .*'c:D'.*again --plugin"):
-                names.require_trusted("c:D", "policy")
+                names.validate_trusted("c:D", "policy")
         with pytest.raises(UntrustedError, match=r"^outer uses the policy 'c:D'"):
-            names.require_trusted("c:D", "policy")
-        names.require_trusted("a:B", "policy")
-    names.require_trusted("c:D", "policy")
+            names.validate_trusted("c:D", "policy")
+        names.validate_trusted("a:B", "policy")
+    names.validate_trusted("c:D", "policy")
 
 
 def test_threads_and_processes_are_as_restricted(payload: Path) -> None:

@@ -11,7 +11,7 @@ from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
 from marl_pool.envs.simulation.simulator import ActionLog
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import require_trusted
+from marl_pool.utils.names import validate_trusted
 
 Factory = Callable[..., Any]
 
@@ -26,7 +26,7 @@ def find_factory(module: str) -> Factory:
         InputError: the module cannot be imported, has no such callable, or is named in
             a file and not allowed by the user; see `marl_pool.utils.names.trust`.
     """
-    require_trusted(module, "env.module")
+    validate_trusted(module, "env.module")
     if "/" in module:
         return lambda **options: pettingzoo.make("parallel", module, **options)
     path, _, attribute = module.partition(":")

@@ -20,7 +20,7 @@ from marl_pool.studies.swarm.point_task import PointTask
 from marl_pool.studies.swarm.points import is_equivariant
 from marl_pool.training.supervised.task import Batch, validate_no_part
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.randomness import EVALUATION_WORLDS
+from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.utils.types import PositiveInt
 
 PICTURE_ENTITIES = 500
@@ -140,5 +140,5 @@ class Clustering(PointTask):
 
     def _test_sets(self, count: int, size: int) -> Mixtures:
         """Sample the first test sets, with ``size`` points each."""
-        rows = torch.arange(count) + EVALUATION_WORLDS
+        rows = torch.arange(count) + EVALUATION_ENVS
         return self.sample(rows, (size, size))

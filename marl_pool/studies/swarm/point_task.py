@@ -25,7 +25,7 @@ from marl_pool.training.supervised.task import (
     Task,
     require_part,
 )
-from marl_pool.utils.randomness import EVALUATION_WORLDS
+from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.utils.types import PositiveInt, Probability, Seed
 
 
@@ -80,7 +80,7 @@ class PointTask(Task):
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Sample the sets of the given rows; return the fields of `Mixtures`."""
         # Offset the rows of the test set, so that no training set is among them.
-        rows = rows + EVALUATION_WORLDS if split == "test" else rows
+        rows = rows + EVALUATION_ENVS if split == "test" else rows
         return self.sample(rows, self.entities)._asdict()
 
     @override

@@ -23,7 +23,7 @@ from marl_pool.training.cloning.recorder import RowTable
 from marl_pool.training.cloning.trajectories import STEP_PARTS, Trajectories
 from marl_pool.utils.atomic import new_binary_file, new_file, new_folder
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import refuse_damaged, write_manifest
+from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
 
@@ -92,7 +92,7 @@ def load_round(path: Path, rows: RowTable | None) -> Round:
     """
     about = read_about(path)
     try:
-        refuse_damaged(path)
+        validate_intact(path)
     except InputError as error:
         raise InputError(f"trajectories: {error}") from error
     try:

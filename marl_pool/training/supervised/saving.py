@@ -17,7 +17,7 @@ from marl_pool.training.tensor_io import (
 )
 from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import refuse_damaged
+from marl_pool.utils.manifest import validate_intact
 
 STATE, COUNTS = "learner.safetensors", "learner.json"
 NETWORK, BEST, OPTIMIZER, BEST_OPTIMIZER = "network", "best", "adam", "best_adam"
@@ -59,7 +59,7 @@ def load_network(network: nn.Module, file: Path) -> None:
     Raises:
         InputError: a missing or damaged file, or weights of another network.
     """
-    refuse_damaged(file.parent, only=file.name)
+    validate_intact(file.parent, only=file.name)
     try:
         network.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError) as error:

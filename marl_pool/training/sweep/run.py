@@ -7,39 +7,25 @@ from typing import Any
 
 import ray
 
-from marl_pool.sweeps import Sweep, Trial
+from marl_pool.sweeps import Sweep, Trial, naming
 from marl_pool.training.cluster import quiet, ray_session, validate_device
 from marl_pool.training.errors import checkpoint_to_resume, print_warning
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.supervised.fit import (
-    make_task,
-    validate_data,
-    validate_gpu,
-)
+from marl_pool.training.supervised.fit import make_task, validate_data, validate_gpu
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.progress import FAILED, WAITING, TrialTable
-from marl_pool.training.sweep.schedule import (
-    WORKER_ENV,
-    bundles,
-    run_trials,
-    saved,
-)
+from marl_pool.training.sweep.schedule import WORKER_ENV, bundles, run_trials, saved
 from marl_pool.training.sweep.summary import detectable, duration_of, size_of
 from marl_pool.training.sweep.timing import cell_of, measure
 from marl_pool.utils.errors import InputError, StoppedError
 
-ASSEMBLE: dict[str, Callable[[Any], object]] = {
-    "train": algorithm_config,
-    "fit": make_task,
+VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
+    "train": (validate_device, algorithm_config),
+    "fit": (validate_gpu, make_task),
 }
-"""By verb, the function that rejects parts which do not fit each other."""
-DEVICES: dict[str, Callable[[Any], None]] = {
-    "train": validate_device,
-    "fit": validate_gpu,
-}
-"""By verb, the function that rejects a device which this machine lacks."""
+"""By verb, the functions that reject a missing device, and parts that do not fit."""
 
 
 def run_sweep(
@@ -50,7 +36,7 @@ def run_sweep(
     Args:
         sweep: its folder is created here, except in a dry run.
         trials: composed and checked.
-        settings: of the sweep.
+        settings: CPUs, GPUs and concurrency.
         dry_run: stop after the summary.
 
     Returns:
@@ -130,45 +116,40 @@ def _validate_parts(
     verb: str, trials: Sequence[Trial], settings: SweepSettings
 ) -> None:
     """Reject parts that do not fit each other, once for each kind of trial."""
+    validate_device, assemble = VALIDATE[verb]
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
         config = JOBS[verb].config.from_plain(trial.config)
-        try:
+        with naming(trial.name):
             # The machines of a cluster may have devices that this one lacks.
             if settings.address is None:
-                DEVICES[verb](config)
-            ASSEMBLE[verb](config)
-        except InputError as error:
-            raise InputError(f"{error} (trial {trial.name})") from error
+                validate_device(config)
+            assemble(config)
 
 
 def _validate_data(trials: Sequence[Trial]) -> None:
     """Reject missing data, once for all trials that share them."""
-    configs = [FitConfig.from_plain(trial.config) for trial in trials]
-    readers = {
-        str((config.task, config.data_dir, config.download)): (trial, config)
-        for trial, config in zip(trials, configs, strict=True)
-    }
-    for trial, config in readers.values():
-        try:
+    readers = {}
+    for trial in trials:
+        config = FitConfig.from_plain(trial.config)
+        shared = str((config.task, config.data_dir, config.download))
+        readers[shared] = trial.name, config
+    for name, config in readers.values():
+        with naming(name):
             validate_data(config)
-        except InputError as error:
-            raise InputError(f"{error} (trial {trial.name})") from error
 
 
 def _duration(
     left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
-    kinds = {cell_of(trial.config): trial.config for trial in left}
     # Trials that differ only in seed and length are equally fast: time one of them.
-    measured = {
-        cell: measure(job.config.from_plain(plain)) for cell, plain in kinds.items()
-    }
-    known = [(t, speed) for t in left if (speed := measured[cell_of(t.config)])]
+    kinds = {cell_of(trial.config): trial.config for trial in left}
+    measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}
     seconds = [
         speed.seconds_for(job.total(trial.config) - done[trial.name])
-        for trial, speed in known
+        for trial in left
+        if (speed := measured[cell_of(trial.config)])
     ]
-    return duration_of(seconds, len(left) - len(known), concurrency)
+    return duration_of(seconds, len(left) - len(seconds), concurrency)
 
 
 @contextlib.contextmanager
@@ -183,6 +164,7 @@ def _resources(
     if not trials:
         yield 1
         return
+    # The largest trial determines how many run at a time.
     needed = [bundles(JOBS[verb].config.from_plain(t.config), settings) for t in trials]
     largest = {
         kind: max(sum(bundle[kind] for bundle in each) for each in needed)

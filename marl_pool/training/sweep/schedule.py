@@ -3,18 +3,19 @@
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ray import tune
+from typing_extensions import override
 
 from marl_pool.runs import Run
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.settings import SweepSettings, TrainConfig
+from marl_pool.training.signals import Interruptible
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.progress import (
     FAILED,
@@ -23,12 +24,7 @@ from marl_pool.training.sweep.progress import (
     STOPPED,
     TrialTable,
 )
-from marl_pool.training.sweep.trial import (
-    REASON,
-    TRIAL,
-    TrialSettings,
-    run_trial,
-)
+from marl_pool.training.sweep.trial import REASON, TRIAL, TrialSettings, run_trial
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
@@ -37,7 +33,7 @@ NOT_SHARED = "its folder is not on this machine: nodes of a cluster must share t
 POLL_SECONDS = 1.0
 """Interval at which the metrics of the running trials are read."""
 DRIVER_ENV = {
-    # `_TrialMonitor` handles Ctrl-C.
+    # `Interruptible` handles Ctrl-C.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # Runs log their own metrics.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -59,10 +55,10 @@ def run_trials(
     table: TrialTable,
     on_end: Callable[[], None],
 ) -> None:
-    """Start or resume trials, until each has finished or failed.
+    """Start or resume unfinished trials, until each has finished or failed.
 
     Args:
-        sweep: whose folder holds the runs.
+        sweep: sweep whose folder has the runs.
         trials: unfinished trials.
         settings: CPUs and GPUs of each trial.
         concurrency: simultaneous trials.
@@ -92,7 +88,7 @@ def run_trials(
     try:
         # Let Tune run the trials, each as soon as its CPUs and GPUs are free. A trial
         # whose process died starts again, and resumes from its last checkpoint.
-        with _environment(DRIVER_ENV), monitor.interruptible():
+        with _environment(DRIVER_ENV), monitor.interrupt:
             tune.Tuner(
                 tune.with_resources(
                     run_trial, lambda given: _placement(given, settings)
@@ -114,22 +110,14 @@ def run_trials(
             ).fit()
     finally:
         _clear(stop, scratch)
-    if monitor.awaited is not None:
+    if monitor.interrupt.requested:
         raise KeyboardInterrupt
 
 
 def bundles(
     config: TrainConfig | FitConfig, settings: SweepSettings
 ) -> list[dict[str, float]]:
-    """List the resources of a trial: its main process, its runners, its learners.
-
-    Args:
-        config: typed configuration of the trial.
-        settings: CPUs and GPUs of the main process.
-
-    Returns:
-        Numbers of CPUs and GPUs, by ``CPU`` and ``GPU``, of each process.
-    """
+    """Return ``CPU`` and ``GPU`` of each process: main, runners, learners."""
     gpus = settings.gpus_per_trial
     if isinstance(config, FitConfig):
         # Ray hides the GPUs from a process that requests none.
@@ -163,99 +151,81 @@ def _placement(
     )
 
 
+@dataclass(eq=False)
 class _TrialMonitor(tune.Callback, tune.Stopper):
     """Update the progress display, and end the experiment after Ctrl-C.
 
-    Attributes:
-        awaited: trials that were running at Ctrl-C and have not ended since; None
-            before Ctrl-C.
+    After Ctrl-C, ``awaited`` has the trials that are still running.
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        by_text: Mapping[str, Trial],
-        table: TrialTable,
-        on_end: Callable[[], None],
-        stop: Path,
-    ) -> None:
-        self.sweep, self.by_text, self.table = sweep, by_text, table
-        self.on_end, self.stop = on_end, stop
-        self.awaited: set[str] | None = None
-        self.job = JOBS[sweep.verb]
-        self._last_poll = 0.0
+    sweep: Sweep
+    by_text: Mapping[str, Trial]
+    table: TrialTable
+    on_end: Callable[[], None]
+    stop: Path
+    interrupt: Interruptible = field(default_factory=Interruptible, init=False)
+    awaited: set[str] | None = field(default=None, init=False)
+    _last_poll: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.job = JOBS[self.sweep.verb]
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks to restore experiments, a feature not used here.
         return {}
 
+    @override
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Return False: no result ends a trial."""
-        return False
+        return False  # no result ends a trial
 
+    @override
     def stop_all(self) -> bool:
-        """Return True once all trials have ended after Ctrl-C."""
         return self.awaited is not None and not self.awaited
 
-    @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Let trials finish their iteration at Ctrl-C; stop at once at the second."""
-
-        def press(number: int, frame: FrameType | None) -> None:
-            if self.awaited is not None:
-                raise KeyboardInterrupt
-            self.awaited = set(self.table.named(RUNNING))
-            self.stop.touch()
-
-        try:
-            previous = signal.signal(signal.SIGINT, press)
-        except ValueError:  # only the main thread may handle signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
-
+    @override
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-        """Mark the trial as running."""
         if self.awaited is None:
             self.table.change(self._trial_of(trial).name, RUNNING)
 
+    @override
     def on_trial_complete(
         self, iteration: int, trials: Any, trial: Any, **_: Any
     ) -> None:
-        """Record the end of a trial."""
         reason = (trial.last_result or {}).get(REASON, "")
         self._end(self._trial_of(trial), reason)
 
+    @override
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-        """Record a trial whose process died too often."""
         self._end(
             self._trial_of(trial),
             f"its process died {MAX_DEATHS + 1} times, perhaps for lack of memory",
         )
 
+    @override
     def on_step_end(self, iteration: int, trials: Any, **_: Any) -> None:
-        """Read the progress of the running trials every `POLL_SECONDS`."""
-        if self.table.clock() - self._last_poll < POLL_SECONDS:
-            return
-        self._last_poll = self.table.clock()
         running = set(self.table.named(RUNNING))
-        self.table.advance(
-            {
-                trial.name: self.job.logged(self.sweep.run(trial))
-                for trial in self.by_text.values()
-                if trial.name in running
-            }
-        )
+        # Let the running trials finish their iteration after Ctrl-C.
+        if self.interrupt.requested and self.awaited is None:
+            self.awaited = running
+            self.stop.touch()
+        if self.table.clock() - self._last_poll >= POLL_SECONDS:
+            self._last_poll = self.table.clock()
+            self.table.advance(
+                {
+                    trial.name: self.job.logged(self.sweep.run(trial))
+                    for trial in self.by_text.values()
+                    if trial.name in running
+                }
+            )
 
     def _end(self, trial: Trial, reason: str) -> None:
         run = self.sweep.run(trial)
+        # A run may have ended well on a disk that this machine cannot see.
         if run is None:
             reason = reason or NOT_SHARED
         steps = self.job.logged(run)
         self.table.advance({trial.name: steps})
+        # Without a reason, a trial that is not finished was stopped.
         state = FAILED if reason else STOPPED
         if not reason and steps >= self.job.total(trial.config):
             state = FINISHED
@@ -269,14 +239,10 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
 
 
 def saved(job: Job, run: Run | None) -> int:
-    """Return the amount of training up to the checkpoint that a run resumes from.
-
-    A run that was killed between its last iteration and its last checkpoint is not
-    finished. For a run with a policy and without checkpoints, which a user may delete
-    to free disk space, it is the amount in its metrics.
-    """
+    """Return the amount of training up to the checkpoint that a run resumes from."""
     if run is None:
         return 0
+    # A user may delete the checkpoints of a finished run to free disk space.
     if not job.result and not run.checkpoints():
         return job.logged(run) if run.policy_dir.is_dir() else 0
     return job.saved(run)
@@ -289,13 +255,11 @@ def _clear(stop: Path, scratch: Path) -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    previous = {name: os.environ.get(name) for name in variables}
+    previous = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in previous.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(previous)

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from marl_pool.sweeps import Grid, Trial
 from marl_pool.training.jobs import Job
-from marl_pool.training.sweep.power import smallest_difference
 
 SEED = "seed"
 """Key whose values are repetitions; a cell is a combination of the other values."""
@@ -17,6 +16,7 @@ def size_of(
 ) -> str:
     """Describe the number of runs and steps, in total and remaining."""
     axes = " x ".join(f"{key} ({len(values)})" for key, values in grid.items())
+    # Sort the trials by what is left of them.
     left = {t.name: job.total(t.config) - done[t.name] for t in trials}
     finished = sum(steps <= 0 for steps in left.values())
     started = sum(done[name] > 0 and steps > 0 for name, steps in left.items())
@@ -52,10 +52,7 @@ def detectable(grid: Grid, seed_sd: float | None) -> str:
 def duration_of(seconds: Sequence[float], unknown: int, concurrency: int) -> str:
     """Describe the estimated duration of the remaining runs.
 
-    Args:
-        seconds: of each remaining run, alone on its CPUs.
-        unknown: remaining runs whose duration could not be estimated.
-        concurrency: simultaneous runs.
+    ``seconds`` are those of each run alone; ``unknown`` runs have no estimate.
     """
     if not seconds:
         return "the duration could not be estimated" if unknown else "nothing to do"
@@ -73,3 +70,40 @@ def hours(seconds: float) -> str:
     if seconds < 5400:
         return f"{max(math.ceil(seconds / 60), 1)} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def smallest_difference(seeds: int, alpha: float = 0.05, power: float = 0.8) -> float:
+    """Return the smallest difference of two means that a two-sided t test detects.
+
+    The test is Student's for two samples of the same size and variance. Under a
+    difference d, in standard deviations, its statistic is noncentral t with
+    2 (n - 1) degrees of freedom and noncentrality d sqrt(n / 2).
+
+    Source: Cohen (1988), Statistical Power Analysis for the Behavioral Sciences,
+    section 2.
+
+    Args:
+        seeds: n, the size of each sample.
+        alpha: probability of a false detection, in (0, 1).
+        power: probability of detecting the difference, in (alpha, 1).
+
+    Returns:
+        d, in standard deviations between seeds; infinite below two seeds.
+    """
+    from scipy import optimize, stats
+
+    if seeds < 2:
+        return math.inf
+    freedom = 2 * (seeds - 1)
+    critical = stats.t.isf(alpha / 2, freedom)
+
+    def excess_power(noncentrality: float) -> float:
+        statistic = stats.nct(freedom, noncentrality)
+        return float(statistic.sf(critical) + statistic.cdf(-critical)) - power
+
+    # The power tends to 1 far above the critical value.
+    high = critical
+    while excess_power(high) < 0:
+        high *= 2
+    noncentrality: float = optimize.brentq(excess_power, 0.0, high, xtol=1e-9)
+    return noncentrality / math.sqrt(seeds / 2)

@@ -1,11 +1,10 @@
 """Timing: the duration of a trial, estimated from a short part of its training."""
 
-import contextlib
 import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +42,7 @@ class Throughput(NamedTuple):
 
 
 def cell_of(config: Mapping[str, Any]) -> str:
-    """Return a text that is equal for configurations of the same throughput."""
+    """Return a text that configurations of the same throughput share."""
     kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
     return json.dumps(kept, sort_keys=True)
 
@@ -51,25 +50,26 @@ def cell_of(config: Mapping[str, Any]) -> str:
 def measure(config: TrainConfig | FitConfig) -> Throughput | None:
     """Measure the throughput of a trial; None if it cannot be trained.
 
-    The trial itself reports the failure later, and the other trials continue.
-
-    Args:
-        config: configuration of the trial. Ray must be initialized.
+    Ray must be initialized.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
     try:
         if isinstance(config, FitConfig):
             return _time_fit(config)
         return _time_ppo(config)
     except Exception:
+        # The trial itself reports the failure later, and the other trials continue.
         return None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _time_fit(config: FitConfig) -> Throughput:
     """Estimate the duration of an epoch, including its part of the tests."""
-    with _threads(config.threads), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         cost = price(config, Path(folder))
-    epochs = cost.folds * cost.epochs
-    return Throughput(1, cost.seconds / epochs)
+    return Throughput(1, cost.seconds / (cost.folds * cost.epochs))
 
 
 def _time_ppo(config: TrainConfig) -> Throughput:
@@ -84,16 +84,15 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     batch = ppo.batch_size // length * part
     minibatch = None if ppo.minibatch_size is None else min(ppo.minibatch_size, batch)
     short = replace(ppo, num_epochs=1, batch_size=batch, minibatch_size=minibatch)
-    with _threads(config.threads):
-        algo = algorithm_config(replace(config, ppo=short)).build_algo()
-        try:
-            # Time the second iteration; the first one is slower.
-            algo.train()
-            start = time.perf_counter()
-            result = algo.train()
-            elapsed = time.perf_counter() - start
-        finally:
-            algo.stop()
+    algo = algorithm_config(replace(config, ppo=short)).build_algo()
+    try:
+        # Time the second iteration; the first one is slower.
+        algo.train()
+        start = time.perf_counter()
+        result = algo.train()
+        elapsed = time.perf_counter() - start
+    finally:
+        algo.stop()
     # Extrapolate to the steps and passes of a whole iteration.
     sampling = float(result[ENV_RUNNER_RESULTS][SAMPLE_SECONDS])
     learning = float(result[LEARNER_RESULTS][ALL_MODULES][LEARN_SECONDS])
@@ -101,13 +100,3 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     seconds = (sampling + learning * ppo.num_epochs) * length / part + rest
     runners = max(1, config.resources.num_env_runners)
     return Throughput(length * ppo.num_envs * runners, seconds)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    previous = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(previous)

@@ -1,11 +1,11 @@
 """One trial, in a process of Ray Tune."""
 
+import contextlib
 import json
 import shutil
 import traceback
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ray import tune
 
@@ -20,8 +20,7 @@ REASON = "reason"
 """Key of a trial's result: the reason of its failure, or an empty text."""
 
 
-@dataclass(frozen=True)
-class TrialSettings:
+class TrialSettings(NamedTuple):
     """Task of the process of a trial.
 
     Attributes:
@@ -38,27 +37,24 @@ class TrialSettings:
 
     def to_text(self) -> str:
         """Format as JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(self)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read the text of `to_text`."""
-        return cls(**json.loads(text))
+        """Parse the text of `to_text`."""
+        return cls(*json.loads(text))
 
     @property
     def typed_config(self) -> Any:
-        """The configuration as the dataclass of the verb."""
+        """Return the configuration as the dataclass of the verb."""
         return JOBS[self.verb].config.from_plain(self.config)
 
 
 def run_trial(given: dict[str, Any]) -> None:
-    """Start or resume a run, and report how it ended.
+    """Start or resume the run of the `TrialSettings` in ``given``, and report its end.
 
     An exception is reported, not raised, because Tune would restart the trial. Only a
     trial whose process died is restarted; it resumes from its last checkpoint.
-
-    Args:
-        given: the text of `TrialSettings`, by `TRIAL`.
     """
     tune.report({REASON: _train(TrialSettings.from_text(given[TRIAL]))})
 
@@ -67,25 +63,19 @@ def _train(trial: TrialSettings) -> str:
     """Train the run of a trial; return the reason of a failure, or an empty text."""
     try:
         run = _open_or_create(Path(trial.path), trial.config, trial.verb)
-        with run.lock():
-            return _train_run(run, trial)
+        with run.lock(), contextlib.closing(run):
+            try:
+                function = JOBS[run.verb].load()
+                function(run, trial.config, should_stop=Path(trial.stop).exists)
+            except InputError:
+                raise
+            except Exception as error:
+                # Report any failure, so that the other trials continue.
+                file = run.write_error(traceback.format_exc())
+                first = str(error).strip().partition("\n")[0]
+                return f"{type(error).__name__}: {first}; traceback in {file}"
     except InputError as error:
         return str(error)
-
-
-def _train_run(run: Run, trial: TrialSettings) -> str:
-    try:
-        function = JOBS[run.verb].load()
-        function(run, trial.config, should_stop=Path(trial.stop).exists)
-    except InputError:
-        raise
-    except Exception as error:
-        # Report any failure, so that the other trials continue.
-        file = run.write_error(traceback.format_exc())
-        first = str(error).strip().partition("\n")[0]
-        return f"{type(error).__name__}: {first}; traceback in {file}"
-    finally:
-        run.close()
     return ""
 
 

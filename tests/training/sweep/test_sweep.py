@@ -28,7 +28,6 @@ from marl_pool.training.settings import SweepSettings, TrainConfig
 pytest.importorskip("ray")
 
 from marl_pool.training.jobs import JOBS
-from marl_pool.training.sweep.power import smallest_difference
 from marl_pool.training.sweep.progress import FAILED, FINISHED, RUNNING, TrialTable
 from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import (
@@ -38,7 +37,12 @@ from marl_pool.training.sweep.schedule import (
     bundles,
     saved,
 )
-from marl_pool.training.sweep.summary import detectable, duration_of, size_of
+from marl_pool.training.sweep.summary import (
+    detectable,
+    duration_of,
+    size_of,
+    smallest_difference,
+)
 from marl_pool.training.sweep.timing import Throughput
 
 TRAIN = JOBS["train"]
