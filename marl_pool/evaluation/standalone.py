@@ -55,11 +55,7 @@ class StandalonePolicy:
         from marl_pool.policies.storage import copy_policy  # imports torch
         from marl_pool.runs import Run
 
-        path = new_folder_for(self.name) if out is None else Path(out)
-        if path.exists():
-            raise InputError(
-                f"{path} exists; choose another --out or `marl-pool {verb} {path}`"
-            )
+        path = results_folder(self.name, out, f" or `marl-pool {verb} {out}`")
         run = Run.create(path, {"env": dict(env), "policy_from": self.source}, verb)
         try:
             with run.save_policy_dir() as folder:
@@ -99,14 +95,31 @@ def find_standalone(
     if (folder / RUN).exists() or not (folder / POLICY).is_file():
         return None
     absolute = folder.absolute()
-    named = absolute if absolute.name != "policy" else absolute.parent
+    named = absolute.parent if absolute.name == "policy" else absolute
     return _standalone(named.name, folder, str(absolute))
 
 
 def _standalone(name: str, folder: Path, source: str) -> StandalonePolicy:
-    from marl_pool.policies.storage import load_env_config  # brings torch
+    from marl_pool.policies.storage import load_env_config  # imports torch
 
     return StandalonePolicy(name, folder, source, load_env_config(folder))
+
+
+def results_folder(name: str, out: str | None, instead: str = "") -> Path:
+    """Return the path of a new folder for results that belong to no run.
+
+    Args:
+        name: end of the folder's name where the user chose none.
+        out: the folder that the user chose.
+        instead: another remedy, for the message.
+
+    Raises:
+        InputError: the folder exists.
+    """
+    folder = new_folder_for(name) if out is None else Path(out)
+    if folder.exists():
+        raise InputError(f"{folder} exists; choose another --out{instead}")
+    return folder
 
 
 def new_folder_for(name: str) -> Path:

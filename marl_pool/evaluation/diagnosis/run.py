@@ -14,7 +14,6 @@ from marl_pool.evaluation.diagnosis.files import (
     from_plain,
     print_table,
     to_plain,
-    write_json,
 )
 from marl_pool.evaluation.diagnosis.measures import measure_head, network_of
 from marl_pool.evaluation.diagnosis.observations import (
@@ -23,13 +22,13 @@ from marl_pool.evaluation.diagnosis.observations import (
 )
 from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, summarize
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
-from marl_pool.evaluation.results import Files
+from marl_pool.evaluation.results import Files, write_sealed
 from marl_pool.evaluation.settings import DiagnoseSettings
-from marl_pool.evaluation.standalone import new_folder_for
+from marl_pool.evaluation.standalone import results_folder
 from marl_pool.policies.base import Policy
 from marl_pool.pooling import POOLING
 from marl_pool.utils.atomic import make_folder
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.names import name_of
 from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
 from marl_pool.utils.tables import write_csv
@@ -51,9 +50,9 @@ def diagnose_run(
 
     Args:
         run: an earlier run.
-        settings: of the diagnosis.
-        env: ``{"name": …, **options}``; None for the environment of the training.
-        plugins: ``package.module:Class`` names that files of the run may name.
+        settings: episodes, observations and so on.
+        env: options of the environments, complete; None for the run's own.
+        plugins: ``package.module:Class`` names that the run may use.
 
     Returns:
         The files written.
@@ -73,18 +72,21 @@ def diagnose_run(
             if group not in target.fixed
             for row in diagnose(group, target.policies[group], own, target.seed)
         ]
-    named = [(_name(row, rows), row) for row in rows if _is_shown(row)]
+    # Single heads of MaxPooling are features, too many to show.
+    shown = [row for row in rows if row.head == ALL or row.checked]
+    named = list(zip(_names(shown), shown, strict=True))
     title = (
         f"{run.path.name}: {target.env['name']}, {settings.episodes} episodes, "
         f"checkpoint {target.name}"
     )
     print_table(named, title)
     files = Files(run.make_evaluation_dir(), NAMES)
-    common = target.record(settings.episodes)
+    about = target.record(settings.episodes)
     lines = [to_plain(row) for row in rows]
-    columns = [*lines[0], *common]
-    write_csv(files.path(TABLE), columns, ({**line, **common} for line in lines))
-    write_json(files.path(DOCUMENT), lines, common)
+    write_csv(
+        files.path(TABLE), [*lines[0], *about], ({**line, **about} for line in lines)
+    )
+    write_sealed(files.path(DOCUMENT), {**about, "rows": lines})
     written = [files.path(TABLE), files.path(DOCUMENT)]
     return written + _plot(files.path(PLOT), named, title)
 
@@ -96,9 +98,9 @@ def diagnose(
 
     Args:
         group: name of the agents' group.
-        policy: a policy in eval mode; in float64 for exact relation scores.
-        observations: of the group's agents.
-        seed: of the bootstrap.
+        policy: in eval mode; in float64 for exact relation scores.
+        observations: observations of the group's agents.
+        seed: seed of the bootstrap.
 
     Returns:
         One record of all heads and, if there are several, one of each; for a policy
@@ -127,9 +129,7 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     Raises:
         InputError: the folder exists.
     """
-    folder = new_folder_for("diagnosis") if out is None else Path(out)
-    if folder.exists():
-        raise InputError(f"{folder} exists; choose another --out")
+    folder = results_folder("diagnosis", out)
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in documents]
     lines = [
         {"run": content["run"], **line}
@@ -148,23 +148,20 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     make_folder(folder)
     write_csv(folder / TABLE, list(lines[0]), lines)
     runs = [{k: v for k, v in c.items() if k != "rows"} for c in contents]
-    write_json(folder / DOCUMENT, lines, {"runs": runs})
+    write_sealed(folder / DOCUMENT, {"runs": runs, "rows": lines})
     written = [folder / TABLE, folder / DOCUMENT]
     return written + _plot(folder / PLOT, named, title)
 
 
-def _is_shown(row: Diagnosis) -> bool:
-    # Single heads of MaxPooling are features, too many to show.
-    return row.head == ALL or row.checked > 0
-
-
-def _name(row: Diagnosis, rows: Sequence[Diagnosis]) -> str:
-    several = len({other.group for other in rows}) > 1
-    which = "all heads" if row.head == ALL else f"head {row.head}"
-    if row.heads <= 1:
-        which = ""
-    parts = (f"{row.group}:" if several else "", row.pooling, which)
-    return " ".join(part for part in parts if part)
+def _names(rows: Sequence[Diagnosis]) -> list[str]:
+    """Return the parts that tell rows apart: group, pooling and attention head."""
+    several = len({row.group for row in rows}) > 1
+    names = []
+    for row in rows:
+        head = "all heads" if row.head == ALL else f"head {row.head}"
+        parts = [f"{row.group}:"] * several + [row.pooling] + [head] * (row.heads > 1)
+        names.append(" ".join(parts))
+    return names
 
 
 def _plot(path: Path, named: Named, title: str) -> list[Path]:
@@ -175,7 +172,7 @@ def _plot(path: Path, named: Named, title: str) -> list[Path]:
 
     try:
         plot_diagnoses(named, path, title)
-    except Exception as error:  # the numbers are written; a figure must not fail them
+    except Exception as error:  # a failed figure must not lose the numbers
         print(f"no plot: {type(error).__name__}: {' '.join(str(error).split())}")
         return []
     return [path]

@@ -21,6 +21,7 @@ from marl_pool.perturbations.base import PerturbationState
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens
+from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
 
@@ -55,7 +56,7 @@ def attention_of(
     Args:
         policy: the agent's policy.
         tokens: perturbed tokens of one environment.
-        state: of the perturbation; ``origin`` holds each token's index before it.
+        state: state of the perturbation; ``origin`` holds each token's index before it.
             Empty without a perturbation.
         num_tokens: N, number of unperturbed tokens.
         agent: index of the agent in its group.
@@ -72,9 +73,16 @@ def attention_of(
         heads = policy.attention_weights(tokens, memory)
     if heads is None:
         return None
-    weights = _choose_head(heads[0, agent], head)
+    own = heads[0, agent]
+    if isinstance(head, int) and 0 <= head < len(own):
+        weights = own[head]
+    elif head == "mean":
+        weights = own.mean(0)
+    else:
+        raise InputError(f"head: expected mean or 0 to {len(own) - 1}, got {head}")
     if "origin" not in state:
         return Attention(weights, 0.0)
+    # Move the weights to where the tokens come from; injected ones come from nowhere.
     origin = state["origin"][0, agent]
     known = origin >= 0
     original = weights.new_zeros(num_tokens)
@@ -86,17 +94,17 @@ class EpisodeDrawer:
     """Draw the frames of an episode; a hook of `Rollout.episodes`.
 
     Each frame shows the environment before a step and the policy's attention in that
-    step. A last frame shows the final state.
+    step. The last frame shows the final state.
 
     Args:
-        rollout: of one environment.
+        rollout: rollout of one environment.
         show: receives each frame, ``(height, width, 3)`` uint8 RGB.
-        about: a line of text in all frames.
+        about: line of text in all frames.
         head: attention head to draw; None for none.
         size: width of a frame in pixels; the caption adds to its height.
         top: number of most attended patches to outline; 0 draws tints instead.
-        group: group of the agent; None for the first.
-        agent: index in the group of the agent whose return and attention are shown.
+        group: group whose first agent's return and attention are shown; None for the
+            first.
     """
 
     def __init__(
@@ -109,10 +117,9 @@ class EpisodeDrawer:
         size: int = 512,
         top: int = 0,
         group: str | None = None,
-        agent: int = 0,
     ) -> None:
         self.rollout, self.show, self.about = rollout, show, about
-        self.head, self.size, self.top, self.agent = head, size, top, agent
+        self.head, self.size, self.top = head, size, top
         self.group = group or next(iter(rollout.env.groups))
         self.num_tokens = rollout.env.groups[self.group].tokens.num_tokens
         self.prev_env = _first(rollout.env)
@@ -121,7 +128,7 @@ class EpisodeDrawer:
     def __call__(self, transition: Transition) -> None:
         """Draw the state before a transition, and the state after the last one."""
         self._draw(self._attention(transition))
-        self.total += float(transition.step.rewards[self.group][0, self.agent])
+        self.total += float(transition.step.rewards[self.group][0, 0])
         self.steps += 1
         self.prev_env = _first(transition.env)
         if transition.step.terminated[0] | transition.step.truncated[0]:
@@ -135,7 +142,6 @@ class EpisodeDrawer:
             transition.tokens[self.group],
             self.rollout.perturbation_states.get(self.group, {}),
             self.num_tokens,
-            agent=self.agent,
             head=self.head,
             memory=transition.states[self.group],
         )
@@ -145,7 +151,6 @@ class EpisodeDrawer:
         image = self.prev_env.frame(
             attention=None if self.top else weights,
             group=self.group,
-            agent=self.agent,
             size=self.size,
         )
         if self.top and weights is not None:
@@ -187,10 +192,10 @@ def render_run(
 
     Args:
         run: an earlier run.
-        settings: of the video.
+        settings: settings of the video.
         perturbation: ``{"name": …, **options}``; None or the name "none" for none.
-        env: ``{"name": …, **options}``; None for the environment of the training.
-        plugins: ``package.module:Class`` names that files of the run may name.
+        env: options of the environments, complete; None for the run's own.
+        plugins: ``package.module:Class`` names that the run may use.
 
     Returns:
         The path of the video.
@@ -200,27 +205,41 @@ def render_run(
             head, tokens that are no patches to outline, an environment that cannot be
             drawn, or no OpenCV.
     """
-    with cpu_threads(settings.threads):
-        target = load_target(run, settings, env, plugins)
-        path = run.new_video_path(video_name(perturbation))
-        write_video(path, {"": target}, settings, perturbation)
+    target = load_target(run, settings, env=env, plugins=plugins)
+    path = run.new_video_path(video_name(perturbation))
+    write_video(path, {"": target}, settings, perturbation)
+    return path
+
+
+def render_side_by_side(
+    folder: Path,
+    targets: Mapping[str, EvaluationTarget],
+    settings: RenderSettings,
+    perturbation: Mapping[str, Any] | None,
+) -> Path:
+    """Write a video with a column for each target to a new folder, and return it."""
+    make_folder(folder)
+    path = folder / f"{video_name(perturbation)}.webm"
+    write_video(path, targets, settings, perturbation)
     return path
 
 
 def load_target(
     run: "Run",
     settings: RenderSettings,
+    *,
     env: Mapping[str, Any] | None,
     plugins: Collection[str],
 ) -> EvaluationTarget:
     """Load the policies of a run; arguments and errors as in `render_run`."""
-    target = EvaluationTarget.from_run(
-        run,
-        settings,
-        env=env,
-        rescale_codes=settings.rescale_codes,
-        plugins=plugins,
-    )
+    with cpu_threads(settings.threads):
+        target = EvaluationTarget.from_run(
+            run,
+            settings,
+            env=env,
+            rescale_codes=settings.rescale_codes,
+            plugins=plugins,
+        )
     if settings.top_patches and target.describe().patch_grid is None:
         raise InputError(
             f"top_patches: expected 0 for the env {target.env['name']}, whose "
@@ -230,7 +249,7 @@ def load_target(
 
 
 def video_name(perturbation: Mapping[str, Any] | None) -> str:
-    """The perturbation's name without its module, or "clean"."""
+    """Return the perturbation's name without its module, or "clean"."""
     options = _without_none(perturbation)
     return CLEAN if options is None else options["name"].rpartition(":")[2]
 
@@ -244,9 +263,9 @@ def write_video(
     """Write a video with a column for each target, and episodes as rows.
 
     Args:
-        path: of the video.
+        path: path of the video.
         targets: policies and environments, by the name in their frames.
-        settings: of the video.
+        settings: settings of the video.
         perturbation: as in `render_run`.
     """
     options, rows = _without_none(perturbation), settings.rows
@@ -256,17 +275,18 @@ def write_video(
     longest = max(target.describe().max_steps for target in targets.values())
     num_frames = settings.episodes * (longest + 1)
     with (
+        cpu_threads(settings.threads),
         VideoWriter(path, settings.fps) as writer,
         Progress(num_frames, unit="frames") as progress,
     ):
-        for episode in range(settings.episodes):
+        for first in range(0, settings.episodes * rows, rows):
             grid = [
                 [
-                    _tile(target, settings, episode * rows + row, condition, name)
+                    _tile(target, settings, episode, condition, name)
                     for name, target in targets.items()
                     for condition in conditions
                 ]
-                for row in range(rows)
+                for episode in range(first, first + rows)
             ]
             for image in grid_frames(grid):
                 writer.write(image)
@@ -280,7 +300,6 @@ def _tile(
     perturbation: Mapping[str, Any] | None,
     name: str,
 ) -> Tile:
-    """Start one episode."""
     env = target.make_env(1, first=episode)
     total = settings.episodes * settings.rows
     about = f"{name}   " if name else ""
@@ -315,15 +334,6 @@ def _condition(options: Mapping[str, Any] | None) -> str:
     severity = rest.pop("severity", None)
     at = "" if severity is None else f"   severity {severity:g}"
     return label(options["name"], rest) + at
-
-
-def _choose_head(weights: Tensor, head: Head) -> Tensor:
-    """Reduce ``(heads, N)`` to ``(N,)``."""
-    if head == "mean":
-        return weights.mean(0)
-    if not (isinstance(head, int) and 0 <= head < len(weights)):
-        raise InputError(f"head: expected mean or 0 to {len(weights) - 1}, got {head}")
-    return weights[head]
 
 
 def _first(env: BatchedEnv) -> BatchedEnv:

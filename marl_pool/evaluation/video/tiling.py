@@ -15,7 +15,7 @@ class Tile:
     """One episode, played as its frames are needed.
 
     Args:
-        transitions: of the episode.
+        transitions: transitions of the episode.
         draw: appends the frames of a transition to ``frames``.
         frames: queue of frames that are not shown yet.
     """
@@ -58,22 +58,17 @@ def grid_frames(grid: Sequence[Sequence[Tile]]) -> Iterator[np.ndarray]:
 
 
 def _join(grid: Sequence[Sequence[Tile]]) -> np.ndarray:
-    rows = []
-    for tiles in grid:
-        images = [tile.image for tile in tiles if tile.image is not None]
-        rows.append(_concatenate(images, axis=1))
+    rows = [
+        _concatenate([tile.image for tile in tiles if tile.image is not None], axis=1)
+        for tiles in grid
+    ]
     return _concatenate(rows, axis=0)
 
 
 def _concatenate(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
     """Concatenate images along an axis with white gaps."""
-    first, *others = images
-    if not others:
-        return first
-    shape = list(first.shape)
+    shape = list(images[0].shape)
     shape[axis] = GAP
     white = np.full(shape, 255, np.uint8)
-    parts = [first]
-    for image in others:
-        parts += [white, image]
-    return np.concatenate(parts, axis)
+    parts = [part for image in images for part in (white, image)]
+    return np.concatenate(parts[1:], axis)
