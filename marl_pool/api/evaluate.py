@@ -78,14 +78,22 @@ def evaluate(
             device=device,
             threads=threads,
         )
-    folder = None if out is None else _make_folder(out)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        # Make the folder before the episodes are played, which may take hours.
+        try:
+            make_folder(folder)
+        except OSError as error:
+            reason = error.strerror
+            raise InputError(f"out: {folder} cannot be made: {reason}") from error
     name = title or (folder.name if folder else "")
     # Transfer environments of a file may not import what the user did not name.
     allowed = {*plugins, *texts_in(env)} if from_file else None
     target = EvaluationTarget.from_policies(
         policy, _env(env), name=name, seed=seed, device=device, plugins=allowed
     )
-    transfers = target.transfer_envs(settings.transfer_settings, episodes)
+    others = settings.transfer_settings
+    transfers = [target.transfer_env(each, episodes) for each in others]
     results = evaluate_target(target, settings, transfers)
     if title is not None:
         results.show(title)
@@ -121,13 +129,3 @@ def _env(env: str | Mapping[str, Any]) -> dict[str, Any]:
 
     given = {"name": env} if isinstance(env, str) else env
     return check_section("env", given, GROUPS["env"])
-
-
-def _make_folder(out: str | Path) -> Path:
-    """Make the folder before the episodes are played, which may take hours."""
-    folder = Path(out)
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise InputError(f"out: {folder} cannot be made: {error.strerror}") from error
-    return folder

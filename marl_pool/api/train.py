@@ -1,5 +1,6 @@
 """Train a new run by PPO from Python, as ``marl-pool train`` does."""
 
+import json
 import numbers
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ def perform(run: "Run", config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _threads_restored() -> Iterator[None]:
-    """Give the caller the number of torch's threads back, which training sets."""
+    """Restore the number of torch's threads, which training sets."""
     import torch
 
     before = torch.get_num_threads()
@@ -143,45 +144,37 @@ def _overrides(key: str, value: Any) -> list[str]:
         raise InputError(f"expected a key such as ppo.lr, got {key!r:.80}")
     if not isinstance(value, Mapping) or not value:
         return [f"{key}={_literal(key, value)}"]
-    rest = dict(value)
-    texts = []
+    rest, texts = dict(value), []
     if "." not in key and "name" in rest:  # the option of a group comes first
         texts = _overrides(key, rest.pop("name"))
-    for inner, each in rest.items():
-        texts += _overrides(f"{key}.{inner}", each)
-    return texts
+    return texts + as_overrides({f"{key}.{inner}": rest[inner] for inner in rest})
 
 
 def _literal(key: str, value: Any) -> str:
     """Write a plain value as Hydra reads it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, str | Path):
         # Only the backslashes before a quote count as escapes.
-        escaped = re.sub(r"(\\*)('|\Z)", _escape, str(value))
+        escaped = re.sub(
+            r"(\\*)('|\Z)",
+            lambda match: match[1] * 2 + (r"\'" if match[2] else ""),
+            str(value),
+        )
         return f"'{escaped}'"
     if isinstance(value, numbers.Integral):
         return repr(int(value))
     if isinstance(value, numbers.Real):
         return repr(float(value))
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_literal(key, item) for item in value) + "]"
-    if isinstance(value, Mapping):
-        items = (f"{_name(key, k)}: {_literal(key, v)}" for k, v in value.items())
-        return "{" + ",".join(items) + "}"
-    raise InputError(
-        f"{key}: expected numbers, text, lists and mappings, got {type(value).__name__}"
-    )
-
-
-def _escape(match: re.Match[str]) -> str:
-    slashes, quote = match.groups()
-    return slashes * 2 + (r"\'" if quote else "")
-
-
-def _name(key: str, name: Any) -> str:
-    if not isinstance(name, str) or not name.isidentifier():
-        raise InputError(f"{key}: expected keys that are names, got {name!r:.80}")
-    return name
+        return f"[{','.join(_literal(key, item) for item in value)}]"
+    if not isinstance(value, Mapping):
+        got = type(value).__name__
+        raise InputError(
+            f"{key}: expected numbers, text, lists and mappings, got {got}"
+        )
+    for name in value:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InputError(f"{key}: expected keys that are names, got {name!r:.80}")
+    items = (f"{name}: {_literal(key, item)}" for name, item in value.items())
+    return f"{{{','.join(items)}}}"

@@ -1,6 +1,5 @@
 """Robustness evaluation of a run: measure, print, and write tables and a plot."""
 
-import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from marl_pool.evaluation.results import (
     write_returns,
 )
 from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
 from marl_pool.utils.progress import Progress
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def evaluate_run(
         rescale_codes=settings.rescale_codes,
         plugins=plugins,
     )
-    transfers = target.transfer_envs(settings.transfer_settings, settings.episodes)
+    others = settings.transfer_settings
+    transfers = [target.transfer_env(each, settings.episodes) for each in others]
     with Progress(0, unit="episodes") as progress:
 
         def on_progress(done: int, total: int) -> None:
@@ -112,9 +113,9 @@ def evaluate_target(
 
     Args:
         target: policies and environments.
-        settings: episodes, perturbations and so on; its checkpoint, seed and device
-            are those that ``target`` was made with.
-        transfers: other environments, from `EvaluationTarget.transfer_envs`.
+        settings: episodes, perturbations and so on. Its checkpoint, seed and device
+            are unused: ``target`` has its own.
+        transfers: other environments, from `EvaluationTarget.transfer_env`.
         on_progress: see `measure`.
 
     Raises:
@@ -156,15 +157,17 @@ def write_results(
     write_csv(table, rows, record)
     write_json(document, rows, record, results.aucs)
     write_returns(returns, results.returns)
-    if importlib.util.find_spec("matplotlib") is None:
-        print('no plot: pip install "marl-pool[plots]"')
+    if not has_matplotlib():
+        print(f"no plot: {INSTALL_PLOTS}")
         return paths
     from marl_pool.evaluation.plots.robustness import plot_robustness
     from marl_pool.evaluation.plots.rows import plot_rows
 
     # Curves over severity have no place for other environments.
     if any(row.perturbation == TRANSFER for row in rows):
-        plot_rows(rows, files.path(ROWS), title)
-        return [*paths, files.path(ROWS)]
-    plot_robustness(rows, files.path(CURVES), title)
-    return [*paths, files.path(CURVES)]
+        paths.append(files.path(ROWS))
+        plot_rows(rows, paths[-1], title)
+    else:
+        paths.append(files.path(CURVES))
+        plot_robustness(rows, paths[-1], title)
+    return paths

@@ -197,7 +197,7 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         (still, {"threads": 0}, "threads: expected an integer >= 1, got 0"),
         (still, {"stochastic": "no"}, "stochastic: expected true or false"),
         (still, {"device": "gpu0"}, "device: expected cpu, cuda or cuda:N"),
-        (still, {"device": "cuda:77"}, "device: expected one that is here"),
+        (still, {"device": "cuda:77"}, "device: expected one that is available"),
         (lambda observation: [[1.0], [1.0, 2.0]], {}, "expected an array of actions"),
         (
             lambda observation: np.full((len(observation["types"]), 5), np.nan),

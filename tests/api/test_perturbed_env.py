@@ -220,12 +220,12 @@ def test_someones_own_env_of_tokens() -> None:
         (
             lambda: make_env("simple_centroid"),
             {"severity": 0.2},
-            r"perturbation: expected {\"name\": …, .*got {'severity': 0.2}; choose",
+            r"perturbation: expected a Perturbation, .*got {'severity': 0.2}; choose",
         ),
         (
             lambda: make_env("simple_centroid"),
             {"name": None},
-            r"perturbation: expected {\"name\": …, .*got {'name': None}",
+            r"perturbation: expected a Perturbation, .*got {'name': None}",
         ),
         (
             lambda: make_env("simple_centroid"),

@@ -298,8 +298,6 @@ def test_policies_that_do_not_fit_are_no_gap() -> None:
         ({"name": "shuffle", "evry": 2}, "'every'"),
         ({"name": "shuffle", "severities": [2.0]}, "severity"),
         ({"name": "inject", "token_type": "noise", "count": 0}, "count"),
-        ({"name": "shuffle", "severities": None}, "expected severities, .* got None"),
-        ({"name": "shuffle", "severities": 0.5}, r"expected severities, .* got 0\.5"),
         ({"name": "shuffle", "severities": [[0.0, 0.5]]}, r"got \[0\.0, 0\.5\]"),
         ({"name": "shuffle", "ramp": 3}, "perturbation.ramp: expected null"),
     ],
@@ -540,7 +538,7 @@ def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
     [
         ({"checkpoint": 3}, "has no policy 3"),
         ({"checkpoint": "last"}, "has no policy 'last'"),
-        ({"device": "cuda:77"}, "device: expected one that is here"),
+        ({"device": "cuda:77"}, "device: expected one that is available"),
         (
             {"perturbations": [{"name": "rewrite", "severities": [1.0]}]},
             "unknown perturbation 'rewrite'.*'rewire'",
