@@ -60,8 +60,11 @@ def train(
     with explain_missing_modules():
         texts = [*overrides, *as_overrides(options)]
         config, _ = compose_run("train", texts, config_dir)
-        with new_run("train", config, run_dir) as run, _threads_restored():
-            perform(run, config)
+        with new_run("train", config, run_dir) as run:
+            from marl_pool.evaluation.loading import cpu_threads
+
+            with cpu_threads(None):  # restores the number that training sets
+                perform(run, config)
     return run
 
 
@@ -116,18 +119,6 @@ def perform(run: "Run", config: Mapping[str, Any]) -> None:
             JOBS[run.verb].load()(run, config)
     finally:
         run.close()
-
-
-@contextmanager
-def _threads_restored() -> Iterator[None]:
-    """Restore the number of torch's threads, which training sets."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def as_overrides(options: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ trials are checked before the first one starts. key=value and group=option are a
 
   {groups}
 
-Each trial is an ordinary run in DIR/trials. A sweep that was stopped goes on with
+Each trial is an ordinary run in DIR/trials. A stopped sweep continues with
 `marl-pool resume DIR`. With --address, DIR must be on a file system that all machines
 of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key.
 

@@ -106,9 +106,7 @@ def stopped(path: Path, *configs: Mapping[str, Any]) -> int:
 def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
     """Return the command that resumes a run or sweep.
 
-    Args:
-        path: folder of the run or sweep.
-        *configs: configurations of its runs, whose plug-ins the command must allow.
+    The plug-ins that ``configs`` name must be allowed by the command.
     """
     named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
     modules = ((config.get("env") or {}).get("module") for config in configs)

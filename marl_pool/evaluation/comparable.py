@@ -13,9 +13,6 @@ SHARED = ("name", "max_steps")
 def validate_comparable(runs: Sequence[Run]) -> None:
     """Reject runs of different tasks: their returns have no common scale.
 
-    Args:
-        runs: opened runs, without standalone policies.
-
     Raises:
         InputError: another env, horizon or reward, or one run given twice.
     """

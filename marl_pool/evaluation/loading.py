@@ -177,6 +177,11 @@ class EvaluationTarget:
             return str(self.checkpoint)
         return f"{self.checkpoint} (iteration {self.iteration})"
 
+    def title(self, episodes: int) -> str:
+        """Return the title of a table of ``episodes`` episodes."""
+        env = self.env["name"]
+        return f"{self.source}: {env}, {episodes} episodes, checkpoint {self.name}"
+
     def validate_fit(self, source: str) -> None:
         """Raise `InputError` if the policies cannot act in the environment."""
         if reason := misfit(self.policies, self.describe().groups):

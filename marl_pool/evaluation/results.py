@@ -145,12 +145,9 @@ class Files:
 
 
 def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -> None:
-    """Write a line for each result; missing values are empty.
+    """Write a line for each result, with ``about`` appended.
 
-    Args:
-        path: path of the file.
-        results: rows.
-        about: entries that hold for all rows, appended to each; mappings as JSON.
+    Missing values are empty, mappings are JSON.
     """
     rows = [tables.without_nan({**asdict(result), **about}) for result in results]
     tables.write_csv(path, list(rows[0]), rows)
@@ -178,10 +175,8 @@ def write_json(
 def write_returns(path: Path, returns: np.ndarray) -> None:
     """Write the episodes' returns as ``returns`` of an npz file.
 
-    Args:
-        path: path of the file.
-        returns: ``(rows, episodes)`` float64, in the order of the results; column j is
-            the same environment in every row. NaN where nothing was measured.
+    They are ``(rows, episodes)`` float64, in the order of the results; column j is the
+    same environment in every row. NaN where nothing was measured.
     """
     with new_binary_file(path) as out:
         np.savez_compressed(out, returns=returns)
@@ -205,7 +200,11 @@ def print_table(results: Sequence[Result], title: str) -> None:
             row.append(f"{result.self_query_lost or 0:.0%}")
         rows.append(row)
     print_rows(title, ["policy", "perturbation"], columns, rows)
-    for reason, labels in missing_reasons(results).items():
+    reasons: dict[str, dict[str, None]] = {}
+    for result in results:
+        if result.missing:
+            reasons.setdefault(result.missing, {})[result.label] = None
+    for reason, labels in reasons.items():
         print(printable(f"not measured: {', '.join(labels)}: {reason}"))
 
 
@@ -237,24 +236,11 @@ def print_rows(
 ) -> None:
     """Print a table whose intervals are over episodes.
 
-    Args:
-        title: line above the table.
-        left: names of the first columns, aligned to the left.
-        right: names of the other columns, aligned to the right.
-        rows: cells.
+    The columns ``left`` are aligned to the left, the columns ``right`` to the right.
     """
     caption = f"95 %: over episodes, so for {ONLY}"
     columns, count = [*left, *right], len(left)
     tables.print_table(columns, rows, title=title, caption=caption, num_names=count)
-
-
-def missing_reasons(results: Iterable[Result]) -> dict[str, list[str]]:
-    """Return the reasons of missing results, each with the labels it holds for."""
-    reasons: dict[str, dict[str, None]] = {}
-    for result in results:
-        if result.missing:
-            reasons.setdefault(result.missing, {})[result.label] = None
-    return {reason: list(labels) for reason, labels in reasons.items()}
 
 
 def _policies(rows: "Sequence[Result | SeverityAUC]") -> list[str]:

@@ -88,10 +88,7 @@ def evaluate_run(
             progress.update(done * settings.episodes)
 
         results = evaluate_target(target, settings, transfers, on_progress)
-    title = (
-        f"{run.path.name}: {target.env['name']}, {settings.episodes} episodes, "
-        f"checkpoint {target.name}"
-    )
+    title = target.title(settings.episodes)
     results.show(title)
     record = {
         **target.record(settings.episodes),
@@ -111,12 +108,8 @@ def evaluate_target(
 ) -> EvaluationResults:
     """Measure policies, without writing or printing anything.
 
-    Args:
-        target: policies and environments.
-        settings: episodes, perturbations and so on. Its checkpoint, seed and device
-            are unused: ``target`` has its own.
-        transfers: other environments, from `EvaluationTarget.transfer_env`.
-        on_progress: see `measure`.
+    The target has its own checkpoint, seed and device; those of ``settings`` are
+    unused. ``transfers`` come from `EvaluationTarget.transfer_env`.
 
     Raises:
         InputError: a wrong perturbation.
@@ -140,16 +133,9 @@ def evaluate_target(
 def write_results(
     files: Files, results: EvaluationResults, record: Mapping[str, Any], title: str
 ) -> list[Path]:
-    """Write CSV, JSON, each episode's return, and a plot.
+    """Write CSV, JSON, each episode's return and a plot, and return their paths.
 
-    Args:
-        files: paths.
-        results: measured numbers.
-        record: entries that hold for all rows; see `EvaluationTarget.record`.
-        title: title of the plot.
-
-    Returns:
-        The files written.
+    ``record`` holds the entries of all rows; see `EvaluationTarget.record`.
     """
     rows = results.results
     paths = [files.path(name) for name in (TABLE, DOCUMENT, RETURNS)]

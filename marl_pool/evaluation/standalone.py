@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from marl_pool.pretrained import pretrained_path
 from marl_pool.utils.atomic import discard
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.metrics import free
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -69,14 +70,10 @@ class StandalonePolicy:
 def find_standalone(
     path: str | None, pretrained: str | None
 ) -> StandalonePolicy | None:
-    """Find the policy that a user names, unless the path is that of a run.
-
-    Args:
-        path: folder of a run or of a policy.
-        pretrained: name of a policy that is shipped with the package.
+    """Find the policy in a folder, or the one shipped as ``pretrained``.
 
     Returns:
-        None for a path that is not a policy's.
+        None for a path that is not a policy's, such as that of a run.
 
     Raises:
         InputError: both or an unknown name, or a folder of another package.
@@ -108,13 +105,10 @@ def _standalone(name: str, folder: Path, source: str) -> StandalonePolicy:
 def results_folder(name: str, out: str | None, instead: str = "") -> Path:
     """Return the path of a new folder for results that belong to no run.
 
-    Args:
-        name: end of the folder's name where the user chose none.
-        out: the folder that the user chose.
-        instead: another remedy, for the message.
+    Without ``out`` it is in ``evaluations/`` and its name ends in ``name``.
 
     Raises:
-        InputError: the folder exists.
+        InputError: ``out`` exists; the message also recommends ``instead``.
     """
     folder = new_folder_for(name) if out is None else Path(out)
     if folder.exists():
@@ -124,9 +118,4 @@ def results_folder(name: str, out: str | None, instead: str = "") -> Path:
 
 def new_folder_for(name: str) -> Path:
     """Return ``evaluations/<date-time>-<name>``, numbered if that exists."""
-    dated = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    path, number = Path("evaluations") / dated, 1
-    while path.exists():
-        number += 1
-        path = path.with_name(f"{dated}-{number}")
-    return path
+    return free(Path("evaluations") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}")

@@ -23,7 +23,10 @@ def to_plain(diagnosis: Diagnosis) -> dict[str, Any]:
 def from_plain(values: Mapping[str, Any]) -> Diagnosis:
     """Invert `to_plain`; other keys are ignored."""
     names = [item.name for item in fields(Diagnosis)]
-    return Diagnosis(**{n: NAN if values[n] is None else values[n] for n in names})
+    known: dict[str, Any] = {
+        name: NAN if values[name] is None else values[name] for name in names
+    }
+    return Diagnosis(**known)
 
 
 COMMON = {

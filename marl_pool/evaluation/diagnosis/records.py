@@ -104,12 +104,8 @@ def summarize(
 ) -> list[Diagnosis]:
     """Summarize measures over all heads, and over each head if there are several.
 
-    Args:
-        group: name of the agents' group.
-        pooling: name of the pooling head.
-        observations: the measured observations.
-        measures: from `measure_head`.
-        seed: of the bootstrap.
+    ``group`` and ``pooling`` are the names in the records, ``seed`` that of the
+    bootstrap.
     """
     variance, within = theory.variance(measures.moments)
     known: dict[str, Any] = {
@@ -143,16 +139,11 @@ def _summary(
     made: dict[str, Any] = {
         key: _mean(value) for key, value in numbers.items() if key not in counts
     }
-    excess = numbers["excess"].mean(1)
-    made |= zip(
-        ("excess_low", "excess_high"),
-        _interval(excess, episodes, seed),
-        strict=True,
-    )
+    low, high = _interval(numbers["excess"].mean(1), episodes, seed)
+    made |= {"excess_low": low, "excess_high": high}
     if "margin" in numbers:
         margin = numbers["margin"]
-        known = margin[~margin.isnan()]
-        made["margin_positive"] = _mean((known > 0).double())
+        made["margin_positive"] = _mean((margin[~margin.isnan()] > 0).double())
         for kind in ("signal", "noise"):
             width = numbers[f"{kind}_high"] - numbers[f"{kind}_low"]
             made[f"{kind}_bound_width"] = _mean(width)

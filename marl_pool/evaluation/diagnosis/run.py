@@ -75,10 +75,7 @@ def diagnose_run(
     # Single heads of MaxPooling are features, too many to show.
     shown = [row for row in rows if row.head == ALL or row.checked]
     named = list(zip(_names(shown), shown, strict=True))
-    title = (
-        f"{run.path.name}: {target.env['name']}, {settings.episodes} episodes, "
-        f"checkpoint {target.name}"
-    )
+    title = target.title(settings.episodes)
     print_table(named, title)
     files = Files(run.make_evaluation_dir(), NAMES)
     about = target.record(settings.episodes)

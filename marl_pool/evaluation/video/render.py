@@ -1,7 +1,6 @@
 """Videos of trained policies, with their attention drawn into the frames."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +14,11 @@ from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.video.tiling import Tile, grid_frames
+from marl_pool.evaluation.video.tiling import grid_frames
 from marl_pool.evaluation.video.webm import VideoWriter, with_caption
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.policies.base import Policy, State
-from marl_pool.rollout import Rollout, Transition
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
@@ -90,81 +89,70 @@ def attention_of(
     return Attention(original, float(weights[~known].sum()))
 
 
-class EpisodeDrawer:
-    """Draw the frames of an episode; a hook of `Rollout.episodes`.
+def episode_frames(
+    rollout: Rollout,
+    *,
+    about: str = "",
+    head: Head | None = "mean",
+    size: int = 512,
+    top: int = 0,
+    group: str | None = None,
+) -> Iterator[np.ndarray]:
+    """Play an episode and draw its frames.
 
     Each frame shows the environment before a step and the policy's attention in that
     step. The last frame shows the final state.
 
     Args:
         rollout: rollout of one environment.
-        show: receives each frame, ``(height, width, 3)`` uint8 RGB.
-        about: line of text in all frames.
+        about: text in all frames.
         head: attention head to draw; None for none.
         size: width of a frame in pixels; the caption adds to its height.
         top: number of most attended patches to outline; 0 draws tints instead.
         group: group whose first agent's return and attention are shown; None for the
             first.
+
+    Yields:
+        ``(height, width, 3)`` uint8 RGB.
     """
+    group = group or next(iter(rollout.env.groups))
+    num_tokens = rollout.env.groups[group].tokens.num_tokens
+    prev_env, steps, total = _first(rollout.env), 0, 0.0
 
-    def __init__(
-        self,
-        rollout: Rollout,
-        show: Callable[[np.ndarray], None],
-        *,
-        about: str = "",
-        head: Head | None = "mean",
-        size: int = 512,
-        top: int = 0,
-        group: str | None = None,
-    ) -> None:
-        self.rollout, self.show, self.about = rollout, show, about
-        self.head, self.size, self.top = head, size, top
-        self.group = group or next(iter(rollout.env.groups))
-        self.num_tokens = rollout.env.groups[self.group].tokens.num_tokens
-        self.prev_env = _first(rollout.env)
-        self.total, self.steps = 0.0, 0
-
-    def __call__(self, transition: Transition) -> None:
-        """Draw the state before a transition, and the state after the last one."""
-        self._draw(self._attention(transition))
-        self.total += float(transition.step.rewards[self.group][0, 0])
-        self.steps += 1
-        self.prev_env = _first(transition.env)
-        if transition.step.terminated[0] | transition.step.truncated[0]:
-            self._draw(None)
-
-    def _attention(self, transition: Transition) -> Attention | None:
-        if self.head is None:
-            return None
-        return attention_of(
-            self.rollout.policies[self.group],
-            transition.tokens[self.group],
-            self.rollout.perturbation_states.get(self.group, {}),
-            self.num_tokens,
-            head=self.head,
-            memory=transition.states[self.group],
-        )
-
-    def _draw(self, attention: Attention | None) -> None:
+    def draw(attention: Attention | None) -> np.ndarray:
         weights = None if attention is None else attention.weights
-        image = self.prev_env.frame(
-            attention=None if self.top else weights,
-            group=self.group,
-            size=self.size,
+        image = prev_env.frame(
+            attention=None if top else weights, group=group, size=size
         )
-        if self.top and weights is not None:
-            image = outline_top(image, self.prev_env, weights, self.top)
-        state = f"step {self.steps}   return {self.total:.3f}"
+        if top and weights is not None:
+            image = outline_top(image, prev_env, weights, top)
+        state = f"step {steps}   return {total:.3f}"
         if attention is not None and attention.injected:
             state += f"   attention on injected {attention.injected:.0%}"
-        self.show(with_caption(image, (self.about, state)))
+        return with_caption(image, (about, state))
+
+    for transition in rollout.transitions():
+        attention = None
+        if head is not None:
+            attention = attention_of(
+                rollout.policies[group],
+                transition.tokens[group],
+                rollout.perturbation_states.get(group, {}),
+                num_tokens,
+                head=head,
+                memory=transition.states[group],
+            )
+        yield draw(attention)
+        # A transition holds the environment after its step.
+        prev_env, steps = _first(transition.env), steps + 1
+        total += float(transition.step.rewards[group][0, 0])
+    yield draw(None)
 
 
 def outline_top(
     image: np.ndarray, env: BatchedEnv, weights: Tensor, top: int
 ) -> np.ndarray:
-    """Outline the most attended patches.
+    """Outline the ``top`` most attended patches in a frame.
 
     Args:
         image: frame of the environment.
@@ -262,11 +250,7 @@ def write_video(
 ) -> None:
     """Write a video with a column for each target, and episodes as rows.
 
-    Args:
-        path: path of the video.
-        targets: policies and environments, by the name in their frames.
-        settings: settings of the video.
-        perturbation: as in `render_run`.
+    The names of the targets are shown in their frames.
     """
     options, rows = _without_none(perturbation), settings.rows
     conditions = [options]
@@ -282,7 +266,7 @@ def write_video(
         for first in range(0, settings.episodes * rows, rows):
             grid = [
                 [
-                    _tile(target, settings, episode, condition, name)
+                    _episode(target, settings, episode, condition, name)
                     for name, target in targets.items()
                     for condition in conditions
                 ]
@@ -293,13 +277,13 @@ def write_video(
                 progress.update(writer.written)
 
 
-def _tile(
+def _episode(
     target: EvaluationTarget,
     settings: RenderSettings,
     episode: int,
     perturbation: Mapping[str, Any] | None,
     name: str,
-) -> Tile:
+) -> Iterator[np.ndarray]:
     env = target.make_env(1, first=episode)
     total = settings.episodes * settings.rows
     about = f"{name}   " if name else ""
@@ -310,16 +294,13 @@ def _tile(
         perturbation=None if perturbation is None else perturb(perturbation, env),
         explore=settings.stochastic,
     )
-    frames: deque[np.ndarray] = deque()
-    drawer = EpisodeDrawer(
+    return episode_frames(
         rollout,
-        frames.append,
         about=about + _condition(perturbation),
         head=settings.head if settings.attention else None,
         size=settings.size,
         top=settings.top_patches,
     )
-    return Tile(rollout.transitions(), drawer, frames)
 
 
 def _without_none(options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -17,12 +17,7 @@ CODEC = "VP90"  # VP9: OpenCV's wheels write it, and browsers play it
 
 
 class VideoWriter:
-    """Context manager that writes frames to a WebM file and publishes it at the end.
-
-    Args:
-        path: of the file.
-        fps: frames per second.
-    """
+    """Context manager that writes frames to a WebM file and publishes it at the end."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self.path, self.fps, self.written = path, fps, 0

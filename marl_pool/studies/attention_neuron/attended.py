@@ -10,7 +10,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import opencv
 from marl_pool.evaluation.cases import TransferEnv, perturb
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.video.render import EpisodeDrawer
+from marl_pool.evaluation.video.render import episode_frames
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
 from marl_pool.studies.attention_neuron.recording import SHUFFLED, blank_tokens
@@ -73,9 +73,7 @@ def _row(
     env.max_steps = min(env.max_steps, STEPS)
     change = perturb(SHUFFLED, env) if shuffled else None
     rollout = Rollout(env, policies, perturbation=change)
-    frames: list[np.ndarray] = []
-    film = EpisodeDrawer(rollout, frames.append, about=about, size=SIZE, top=TOP)
-    rollout.episodes(on_step=film)
+    frames = list(episode_frames(rollout, about=about, size=SIZE, top=TOP))
     # The last frame shows the end of the episode, without attention.
     steps = np.linspace(0, len(frames) - 2, FRAMES).round().astype(int)
     return [frames[step] for step in steps]

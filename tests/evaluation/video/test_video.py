@@ -14,8 +14,8 @@ from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
 from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.render import (
     Attention,
-    EpisodeDrawer,
     attention_of,
+    episode_frames,
     render_run,
 )
 from marl_pool.evaluation.video.webm import VideoWriter, with_caption
@@ -122,10 +122,7 @@ def frames(
     rollout = Rollout(
         env, {"agent": policy_for(env, pooling)}, perturbation=perturbation
     )
-    shown: list[np.ndarray] = []
-    options = {"size": 96, **options}
-    rollout.episodes(on_step=EpisodeDrawer(rollout, shown.append, **options))
-    return shown
+    return list(episode_frames(rollout, **{"size": 96, **options}))
 
 
 def pictures(shown: list[np.ndarray]) -> list[np.ndarray]:
@@ -335,4 +332,4 @@ def test_a_world_that_cannot_be_drawn() -> None:
     }
     rollout = Rollout(env, random)
     with pytest.raises(InputError, match="FoxAndHens cannot be rendered"):
-        rollout.episodes(on_step=EpisodeDrawer(rollout, lambda image: None))
+        list(episode_frames(rollout))
