@@ -23,7 +23,7 @@ from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.runs import iteration_of
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve, trust
-from marl_pool.utils.randomness import EVALUATION_WORLDS
+from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.utils.signatures import options_of
 from marl_pool.version import __version__, commit
 
@@ -219,7 +219,7 @@ class EvaluationTarget:
             return make_batched_env(
                 num_envs=num_envs,
                 seed=self.seed,
-                first_env=EVALUATION_WORLDS + first,
+                first_env=EVALUATION_ENVS + first,
                 device=self.device,
                 **{**self.env, **changes},
             )

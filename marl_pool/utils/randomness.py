@@ -27,9 +27,9 @@ class Purpose(IntEnum):
     LEARNING = 6
 
 
-VALIDATION_WORLDS = 1 << 40
+VALIDATION_ENVS = 1 << 40
 """First environment number of validation, by which a solution is chosen."""
-EVALUATION_WORLDS = 1 << 41
+EVALUATION_ENVS = 1 << 41
 """First environment number of evaluation, whose returns are reported."""
 
 

@@ -14,7 +14,7 @@ from marl_pool.kernels.narrow_attention import narrow_attention
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.settings import TrainConfig
-from marl_pool.utils.randomness import EVALUATION_WORLDS
+from marl_pool.utils.randomness import EVALUATION_ENVS
 
 
 def attention(size: Size) -> Iterator[Row]:
@@ -55,7 +55,7 @@ def evaluation(size: Size) -> Iterator[Row]:
     def run() -> None:
         env = make_batched_env(
             num_envs=size.episodes,
-            first_env=EVALUATION_WORLDS,
+            first_env=EVALUATION_ENVS,
             device=size.device,
             **settings["env"],
         )

@@ -36,7 +36,7 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.randomness import EVALUATION_WORLDS
+from marl_pool.utils.randomness import EVALUATION_ENVS
 
 ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 12}
 EPISODES = 6
@@ -44,12 +44,12 @@ INVARIANT = ["ada", "avg", "cls", "max"]
 
 
 def centroid(count: int = EPISODES, **options: Any) -> BatchedEnv:
-    first = options.pop("first_env", EVALUATION_WORLDS)
+    first = options.pop("first_env", EVALUATION_ENVS)
     return make_batched_env(num_envs=count, first_env=first, **{**ENV, **options})
 
 
 def fox_and_hens() -> BatchedEnv:
-    return FoxAndHens(EPISODES, first_env=EVALUATION_WORLDS)
+    return FoxAndHens(EPISODES, first_env=EVALUATION_ENVS)
 
 
 def policies(
@@ -521,7 +521,7 @@ def test_the_seed_reaches_the_intervals(run: Run) -> None:
 
 def test_evaluation_worlds_are_none_that_training_meets(run: Run) -> None:
     env = EvaluationTarget.from_run(run, EvaluateSettings()).make_env(3, first=2)
-    assert env.env_ids.tolist() == [EVALUATION_WORLDS + i for i in (2, 3, 4)]
+    assert env.env_ids.tolist() == [EVALUATION_ENVS + i for i in (2, 3, 4)]
 
 
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:

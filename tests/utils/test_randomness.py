@@ -12,7 +12,7 @@ from torch import Tensor
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import (
     _GAMMA,
-    EVALUATION_WORLDS,
+    EVALUATION_ENVS,
     Purpose,
     Stream,
     _mix,
@@ -89,7 +89,7 @@ def test_neighbours_in_world_episode_place_and_purpose_are_independent() -> None
 
 def test_streams_of_different_names_share_no_number() -> None:
     names = [*product(range(3), range(3), range(3), (1, 2, 3, 4))]
-    names += [(0, EVALUATION_WORLDS, 0, 1)]
+    names += [(0, EVALUATION_ENVS, 0, 1)]
     numbers = torch.cat([uniform(key(*name), 50) for name in names])
     assert len(set(numbers.flatten().tolist())) == numbers.numel()
 

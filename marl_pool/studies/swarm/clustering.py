@@ -23,7 +23,7 @@ from marl_pool.training.supervised.task import (
     validate_no_part,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.randomness import EVALUATION_WORLDS
+from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.utils.types import PositiveInt, Probability, Seed
 
 PICTURE_ENTITIES = 500
@@ -169,5 +169,5 @@ class Clustering(PointTask):
 
     def _test_sets(self, count: int, size: int) -> Mixtures:
         """Sample the first test sets, with ``size`` points each."""
-        rows = torch.arange(count) + EVALUATION_WORLDS
+        rows = torch.arange(count) + EVALUATION_ENVS
         return self.sample(rows, (size, size))

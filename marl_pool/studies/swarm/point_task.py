@@ -10,7 +10,7 @@ from marl_pool.studies.swarm.data import Mixtures
 from marl_pool.studies.swarm.padded import by_length, in_new_order
 from marl_pool.studies.swarm.points import PointNetwork, is_equivariant
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, Part, Split, Task
-from marl_pool.utils.randomness import EVALUATION_WORLDS
+from marl_pool.utils.randomness import EVALUATION_ENVS
 
 
 class PointTask(Task):
@@ -60,7 +60,7 @@ class PointTask(Task):
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Sample the sets of the given rows; return the fields of `Mixtures`."""
         # Offset the rows of the test set, so that no training set is among them.
-        rows = rows + EVALUATION_WORLDS if split == "test" else rows
+        rows = rows + EVALUATION_ENVS if split == "test" else rows
         return self.sample(rows, self.entities)._asdict()
 
     def make_network(self, seed: int) -> nn.Module:

@@ -14,9 +14,9 @@ from marl_pool.training.cloning.recorder import RowTable, StepRecorder
 from marl_pool.training.cloning.teacher import Teacher
 from marl_pool.training.cloning.trajectories import Trajectories, cut, join
 from marl_pool.utils.progress import Progress
-from marl_pool.utils.randomness import VALIDATION_WORLDS
+from marl_pool.utils.randomness import VALIDATION_ENVS
 
-PLAY_ENV_IDS = VALIDATION_WORLDS + (1 << 39)
+PLAY_ENV_IDS = VALIDATION_ENVS + (1 << 39)
 """First environment number of measurements of the return during training."""
 
 MakeEnv = Callable[[int, int], BatchedEnv]

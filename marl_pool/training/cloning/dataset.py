@@ -31,7 +31,7 @@ from marl_pool.training.cloning.trajectories import Trajectories, join
 from marl_pool.training.cloning.validation import logits_option
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
-from marl_pool.utils.randomness import VALIDATION_WORLDS
+from marl_pool.utils.randomness import VALIDATION_ENVS
 
 FOLDER = "trajectories"
 IGNORED_OPTIONS = ("threads",)
@@ -231,7 +231,7 @@ class CloneDataset:
         played = {
             name: self._play(number, student, start, count, name)
             for name, start, count in (
-                ("validation", VALIDATION_WORLDS, settings.validation_episodes),
+                ("validation", VALIDATION_ENVS, settings.validation_episodes),
                 ("train", first, episodes),
             )
         }

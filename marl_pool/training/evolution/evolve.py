@@ -26,7 +26,7 @@ from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, nev
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.atomic import new_binary_file, new_file
 from marl_pool.utils.construction import build
-from marl_pool.utils.randomness import VALIDATION_WORLDS
+from marl_pool.utils.randomness import VALIDATION_ENVS
 from marl_pool.utils.reading import read_npz
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
@@ -185,7 +185,7 @@ class EvolutionMethod(TrainingMethod):
 
     def _validate(self, best_sample: Tensor) -> Validation:
         """Evaluate the favourite and the fittest member; save the best one so far."""
-        env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_WORLDS
+        env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_ENVS
         vectors = torch.stack((self.strategy.favourite, best_sample))
         played = self.runner.play(
             vectors, PopulationTask(env_ids, 0, dict(self.config.env))

@@ -55,7 +55,7 @@ from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.cloning.trajectories import Trajectories, join
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.manifest import MANIFEST
-from marl_pool.utils.randomness import EVALUATION_WORLDS, VALIDATION_WORLDS
+from marl_pool.utils.randomness import EVALUATION_ENVS, VALIDATION_ENVS
 
 CHANNELS = TokenSpec(5, 1, ("channel",), has_self=False)
 FORCE = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -258,7 +258,7 @@ def test_equal_trajectories_count_once_and_never_on_both_sides(tmp_path, capsys)
 
 
 def test_training_validation_and_evaluation_have_envs_of_their_own():
-    assert 1 << 32 < VALIDATION_WORLDS < PLAY_ENV_IDS < EVALUATION_WORLDS
+    assert 1 << 32 < VALIDATION_ENVS < PLAY_ENV_IDS < EVALUATION_ENVS
 
 
 def games(count: int, **options) -> ContinuedGames:

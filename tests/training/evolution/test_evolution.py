@@ -35,7 +35,7 @@ from marl_pool.training.evolution.pgpe import PGPE, centered_ranks
 from marl_pool.training.evolution.start import start_vector
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
-from marl_pool.utils.randomness import VALIDATION_WORLDS
+from marl_pool.utils.randomness import VALIDATION_ENVS
 
 cma_es = pytest.importorskip("cma") and pytest.importorskip(
     "marl_pool.training.evolution.cma_es"
@@ -451,7 +451,7 @@ def test_training_follows_the_curriculum_and_validation_does_not(tmp_path, monke
         for generation, width in enumerate((1, 1.25, 1.5, 1.75, 2, 2, 2), 1)
     ]
     validation = [entry for entry in played if entry[1]]
-    assert validation == [(0, VALIDATION_WORLDS, 3)] * 2
+    assert validation == [(0, VALIDATION_ENVS, 3)] * 2
 
 
 # Another env for fitness than for validation
@@ -463,7 +463,7 @@ def recorded(monkeypatch, *options):
 
     def record(self, vectors, task):
         found = tuple(task.env_config[option] for option in options)
-        played.append((int(task.env_ids[0]) >= VALIDATION_WORLDS, *found))
+        played.append((int(task.env_ids[0]) >= VALIDATION_ENVS, *found))
         return play(self, vectors, task)
 
     monkeypatch.setattr(Evaluator, "play", record)
@@ -578,7 +578,7 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
 def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
     run = finished(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
-    env = make_batched_env("helpers.valley:Valley", 4, first_env=VALIDATION_WORLDS)
+    env = make_batched_env("helpers.valley:Valley", 4, first_env=VALIDATION_ENVS)
     score = Rollout(env, {"agent": policy}).episodes().returns["agent"].mean()
     assert float(score) == pytest.approx(run.best.score, rel=1e-4)
     scores = [
