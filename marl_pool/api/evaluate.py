@@ -94,6 +94,7 @@ def evaluate(
     )
     others = settings.transfer_settings
     transfers = [target.transfer_env(each, episodes) for each in others]
+    # Play, then print and write as the command does.
     results = evaluate_target(target, settings, transfers)
     if title is not None:
         results.show(title)
@@ -115,6 +116,7 @@ def _settings(
     folder = None if config_dir is None else str(config_dir)
     named = suite if isinstance(suite, str) else "quick"
     config, _ = compose_only("evaluate", [f"suite={named}"], folder)
+    # A mapping replaces the rows of the named suite.
     if not isinstance(suite, str):
         for key in suite:
             if key not in SUITE_KEYS:

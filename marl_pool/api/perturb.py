@@ -148,11 +148,13 @@ class ObservationPerturber:
             name: _spec(agents[0], seen[agents[0]], specs.get(name))
             for name, agents in self.groups.items()
         }
+        # The options of a perturbation are checked against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
         self.dtypes = {
             agent: {part: space[part].dtype for part in PARTS}  # type: ignore[index]
             for agent, space in seen.items()
         }
+        # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
         self.states: dict[str, PerturbationState] = {}
         self.spaces = {
@@ -171,9 +173,7 @@ class ObservationPerturber:
     ) -> dict[Any, Observation]:
         """Begin an episode, and perturb its first observations.
 
-        Args:
-            observations: observations of the present agents.
-            seed: seed passed to ``reset``; it starts the count of episodes again.
+        A ``seed`` that was passed to ``reset`` starts the count of episodes again.
         """
         self.episode = 0 if seed is not None else self.episode + 1
         self.seed = self.seed if seed is None else seed
@@ -211,6 +211,7 @@ class ObservationPerturber:
             "padding": np.ones(spec.num_tokens, np.bool_),
         }
         seen = [observations.get(agent, blank) for agent in agents]
+        # Stack (1, agents, N, …), as a batch of one environment.
         stacked = {part: np.stack([one[part] for one in seen])[None] for part in PARTS}
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
         return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())

@@ -79,6 +79,7 @@ def compose_run(
     from marl_pool.config import STUDIES, check, compose_only
     from marl_pool.config.sections import typed
 
+    # A preset may turn out to be a grid.
     composed, chosen = compose_only(verb, overrides, config_dir)
     if verb in STUDIES and "grid" in composed:
         command = f"marl-pool {typed(STUDIES[verb])}"

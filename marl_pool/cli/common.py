@@ -47,6 +47,7 @@ def reading(
     """
     from marl_pool.config import parse
 
+    # Names that the user typed are allowed, wherever they stand in an override.
     parsed = [parse(text) for text in overrides]
     typed = names.texts_in([each.value() for each in parsed])
     modules = any(each.key_or_group == "env.module" for each in parsed)
@@ -108,6 +109,7 @@ def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
 
     The plug-ins that ``configs`` name must be allowed by the command.
     """
+    # Plug-ins are classes, or the module of a PettingZoo environment.
     named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
     modules = ((config.get("env") or {}).get("module") for config in configs)
     plugins = sorted(named.union(filter(None, modules)))

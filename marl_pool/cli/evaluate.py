@@ -90,18 +90,23 @@ class Reader:
         # A suite may choose an environment too: allow only names that the user typed.
         typed = names.texts_in(self.change) & names.allowed()
         plugins = [*self.arguments.plugin, *sorted(typed)]
+        # A run, which holds its own results.
         if policy is None:
             run = open_run(self.verb, path)
             if out is not None:
-                raise InputError(f"--out: results of {path} are written to that run")
+                raise InputError(
+                    f"--out: the results of {path} are written to that run"
+                )
             env = _env(self.change, run.env, run.path)
             yield run, {"env": env, "plugins": plugins}
             return
+        # A policy without a run: its environment is saved with it, or typed.
         if policy.env is None and "name" not in (self.change or {}):
             raise InputError(f"{policy.source} names no environment: expected env=NAME")
         trained = _env(policy.env, None, policy.source)
         env = _env(self.change, trained, policy.source) or trained
         assert env is not None
+        # The new run states the trained environment; a change is passed on as one.
         with policy.new_run(trained or env, out, self.verb) as run:
             yield run, {"env": None if env == run.env else env, "plugins": plugins}
 

@@ -67,12 +67,14 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
 
     verb = arguments.trained_by
     plan = plan_sweep(overrides, arguments.config_dir, verb)
+    # Print the study that the trials have in common.
     if arguments.cfg:
         study = STUDIES[verb]
         whole, chosen = compose_only(study, plan.overrides, arguments.config_dir)
         checked = check(study, {**whole, "grid": plan.grid})
         print(commented(study, checked, chosen, arguments.config_dir), end="")
         return 0
+    # Choose a folder without an earlier sweep.
     first = plan.trials[0].config
     label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
     path = arguments.sweep_dir or default_path(label)
@@ -150,6 +152,7 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
             raise  # its message names the run
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
+        # A raised limit adds training; otherwise the run may be complete.
         done, wanted = job.saved(run), job.total(config)
         if done >= wanted:
             told = f"{done:,} of {wanted:,} {job.unit}"
@@ -216,6 +219,7 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     if limit is not None and job.saved(run) < job.total(config):
         way = resume_command(run.path, config)
         print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
+    # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []
     written = (run.metrics_path, run.policy_dir, *results)
     print_paths([run.path, *filter(Path.exists, written)])

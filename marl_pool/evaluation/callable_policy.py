@@ -60,6 +60,7 @@ class CallablePolicy(Policy):
         shape, device = tokens.batch_shape, tokens.types.device
         with self._lock:
             found = self._call(tokens.flatten_batch())
+        # A function has neither log-probabilities nor values.
         action = torch.as_tensor(found, device=device)
         zeros = torch.zeros(shape, device=device)
         return Decision(
@@ -73,6 +74,7 @@ class CallablePolicy(Policy):
         try:
             actions = self._act(observation)
         except Exception as error:
+            # A function made for N tokens may fail on another number of them.
             expected = self.group.tokens.num_tokens
             if tokens.num_tokens == expected:
                 raise

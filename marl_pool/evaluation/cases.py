@@ -95,11 +95,13 @@ def cases_of(
     Raises:
         InputError: a wrong perturbation, or the same row twice.
     """
+    # Build every perturbation, which checks its options before anything is played.
     perturbed = [
         _perturbed(policies, levels, severity, env)
         for levels in perturbations
         for severity in levels.severities
     ]
+    # Rows are identified by label and severity in reports.
     rows = [
         f"{label(each.name, each.options)!r} at severity {each.severity}"
         for each in perturbed

@@ -53,6 +53,7 @@ def play(
             explore=explore,
         )
         parts.append(rollout.episodes(on_step=lost).returns)
+    # Average over the group's agents.
     returns = {
         name: torch.cat([part[name] for part in parts]).mean(1).cpu().numpy()
         for name in policies
@@ -80,6 +81,7 @@ class LostQueries:
         """Count the decisions of one step."""
         for name in self.lost:
             tokens = transition.tokens[name]
+            # Counts stay on the device, so that no step waits for it.
             own = (tokens.types == SELF_TYPE) & ~tokens.padding
             self.lost[name] = (~own.any(-1)).sum() + self.lost[name].to(own.device)
             self.decisions[name] += own[..., 0].numel()

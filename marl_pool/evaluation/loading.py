@@ -91,6 +91,7 @@ class EvaluationTarget:
         """
         validate_device(settings.device)
         env = dict(env or run.env)
+        # Names in the run's files may only be those that the user allows.
         with trust(plugins, run.path):
             groups = describe_env(env).groups
             fixed = _fixed_groups(run, groups)
@@ -158,6 +159,7 @@ class EvaluationTarget:
         validate_device(device)
         bare = cls({}, dict(env), name, dict(env), seed, device)
         groups = bare.describe().groups
+        # One policy plays all groups.
         given = policy if isinstance(policy, Mapping) else dict.fromkeys(groups, policy)
         if set(given) != set(groups):
             raise InputError(
@@ -241,6 +243,7 @@ class EvaluationTarget:
         Raises:
             InputError: a value that the env rejects.
         """
+        # Find a reason why there can be no numbers, before building baselines.
         changes, policies = settings.env, self.policies
         baselines: dict[str, Policies] = {}
         known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
@@ -278,6 +281,7 @@ class EvaluationTarget:
                 name: make_heuristic(env, group, role=name)
                 for name, group in groups.items()
             }
+        # Groups that were not trained play as they did in training.
         fixed = {name: self.policies[name] for name in self.fixed}
         return {
             name: to_float64({**policies, **fixed}, self.device)
@@ -345,11 +349,7 @@ def cpu_threads(count: int | None) -> Iterator[None]:
 
 
 def validate_device(device: str) -> None:
-    """Reject a device that is absent or cannot compute in float64.
-
-    Raises:
-        InputError: the device cannot be used.
-    """
+    """Raise `InputError` if a device is absent or cannot compute in float64."""
     try:
         torch.empty(1, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:

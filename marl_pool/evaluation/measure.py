@@ -105,6 +105,7 @@ def measure(
     # A simulator costs more memory than a second thread is worth.
     workers = 1 if env.simulated else workers
     del env
+    # Repeat them with sampled actions, and add the baselines in each environment.
     if stochastic:
         cases += [replace(case, explore=True) for case in cases]
     cases += [Case(name, own) for name, own in (baselines or {}).items()]
@@ -120,18 +121,18 @@ def measure(
     episodes = list(_play_all(cases, make_env, workers, on_progress))
     clean = {
         (case.explore, case.exact): played.returns
-        for case, (played, _) in zip(cases, episodes, strict=True)
-        if played is not None and case.name == CLEAN and case.policy == TRAINED
+        for case, played in zip(cases, episodes, strict=True)
+        if not isinstance(played, str) and (case.name, case.policy) == (CLEAN, TRAINED)
     }
 
     # Summarize each case in a row for each group; missing returns are NaN.
     results: list[Result] = []
     returns: list[np.ndarray] = []
-    for case, (played, missing) in zip(cases, episodes, strict=True):
+    for case, played in zip(cases, episodes, strict=True):
         if case.hidden:
             continue
-        if played is None:
-            results += [case.result(name, missing=missing) for name in policies]
+        if isinstance(played, str):
+            results += [case.result(name, missing=played) for name in policies]
             returns += [nothing] * len(policies)
             continue
         # A transfer environment is another task: a difference would be no drop.
@@ -151,6 +152,7 @@ def measure(
 
 def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list[Case]:
     """Move cases that need no float64 to float32, and append hidden clean ones."""
+    # Policies in float32 have nothing to gain.
     weights = [weight for policy in policies.values() for weight in policy.parameters()]
     if not any(weight.dtype == torch.float64 for weight in weights):
         return list(cases)
@@ -162,13 +164,10 @@ def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list
         else replace(case, policies=single, exact=False)
         for case in cases
     ]
+    # Pair their drops with clean episodes in the same precision.
     explored = dict.fromkeys(case.explore for case in result if not case.exact)
     clean = Case(TRAINED, single, exact=False, hidden=True)
     return [*result, *(replace(clean, explore=explore) for explore in explored)]
-
-
-CaseEpisodes = tuple[EpisodeReturns | None, str]
-"""The episodes of a case, or None and the reason why there are none."""
 
 
 def _play_all(
@@ -176,7 +175,8 @@ def _play_all(
     make_env: Callable[[], BatchedEnv],
     workers: int,
     on_progress: OnProgress,
-) -> Iterator[CaseEpisodes]:
+) -> Iterator[EpisodeReturns | str]:
+    """Yield the episodes of each case in order, or the reason why there are none."""
     on_progress(0, len(cases))
     # Threads, not processes: nearly all time is spent in torch, which releases the
     # interpreter's lock.
@@ -193,16 +193,17 @@ def _play_all(
             pool.shutdown(cancel_futures=True)
 
 
-def _play(case: Case, make_env: Callable[[], BatchedEnv]) -> CaseEpisodes:
+def _play(case: Case, make_env: Callable[[], BatchedEnv]) -> EpisodeReturns | str:
     if case.missing:
-        return None, case.missing
+        return case.missing
     make = case.transfer.make if case.transfer else make_env
     try:
-        return play(case.policies, make(), case.perturbation, explore=case.explore), ""
+        return play(case.policies, make(), case.perturbation, explore=case.explore)
     except UnfitTokensError as error:
+        # Policies must fit their own environment; other cases become missing rows.
         if case.name == CLEAN:
             raise
-        return None, str(error)
+        return str(error)
 
 
 def _numbers(

@@ -200,6 +200,7 @@ def print_table(results: Sequence[Result], title: str) -> None:
             row.append(f"{result.self_query_lost or 0:.0%}")
         rows.append(row)
     print_rows(title, ["policy", "perturbation"], columns, rows)
+    # Print each reason once, with all rows that it holds for.
     reasons: dict[str, dict[str, None]] = {}
     for result in results:
         if result.missing:
@@ -210,6 +211,7 @@ def print_table(results: Sequence[Result], title: str) -> None:
 
 def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
     """Print the AUC of each perturbation of several severities, if any is defined."""
+    # A single severity level has no curve.
     shown = [
         each for each in aucs if len(each.severities) > 2 and not math.isnan(each.auc)
     ]

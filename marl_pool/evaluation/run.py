@@ -31,21 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """Evaluation of a run, for analyses that follow it.
-
-    Attributes:
-        target: policies and environments.
-        transfers: other environments of the evaluation.
-        results: measured numbers.
-        files: paths of the evaluation.
-        paths: files written so far.
-    """
+    """Evaluation of a run, for analyses that follow it."""
 
     target: EvaluationTarget
     transfers: list[TransferEnv]
     results: EvaluationResults
     files: Files
+    """Paths of this evaluation's files."""
     paths: list[Path]
+    """Files written so far."""
 
 
 def evaluate_run(
@@ -57,17 +51,10 @@ def evaluate_run(
 ) -> EvaluatedRun:
     """Measure a run's policies; write table, CSV, JSON and plot to ``evaluation/``.
 
-    Files of earlier evaluations stay (`Files`).
-
-    Args:
-        run: an earlier run.
-        settings: episodes, perturbations, transfer environments and so on.
-        env: options of the environments, complete; None for the run's own.
-        plugins: ``package.module:Class`` names that the run may use.
-
-    Raises:
-        InputError: no policy in the run, a wrong perturbation, no such device.
+    Files of earlier evaluations stay (`Files`). Arguments and errors are those of
+    `EvaluationTarget.from_run`; a wrong perturbation is an `InputError` too.
     """
+    # Load, which finds most mistakes before any episode is played.
     target = EvaluationTarget.from_run(
         run,
         settings,
@@ -88,6 +75,8 @@ def evaluate_run(
             progress.update(done * settings.episodes)
 
         results = evaluate_target(target, settings, transfers, on_progress)
+
+    # Print and write the numbers.
     title = target.title(settings.episodes)
     results.show(title)
     record = {

@@ -56,6 +56,7 @@ class StandalonePolicy:
         from marl_pool.policies.storage import copy_policy  # imports torch
         from marl_pool.runs import Run
 
+        # The run states where its policy comes from, and holds a copy of it.
         path = results_folder(self.name, out, f" or `marl-pool {verb} {out}`")
         run = Run.create(path, {"env": dict(env), "policy_from": self.source}, verb)
         try:
@@ -91,6 +92,7 @@ def find_standalone(
     folder = Path(path)
     if (folder / RUN).exists() or not (folder / POLICY).is_file():
         return None
+    # The policy of a run is named after the run.
     absolute = folder.absolute()
     named = absolute.parent if absolute.name == "policy" else absolute
     return _standalone(named.name, folder, str(absolute))

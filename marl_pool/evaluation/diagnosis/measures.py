@@ -68,6 +68,7 @@ def pool_as_in_theory(
         UnfitTokensError: a head without weights, a recurrent one, or several heads in
             parallel.
     """
+    # Reject heads whose result is no weighted sum of this set's tokens.
     name, width = type(head).__name__, x.shape[-1]
     if isinstance(head, ClsPooling):
         return PooledSets(head(x, padding, types), 1, None, None)

@@ -49,9 +49,6 @@ def record_observations(
         episodes: number of episodes, one in each environment.
         limit: maximal number of observations of each group.
 
-    Returns:
-        Observations by group.
-
     Raises:
         UnfitTokensError: the environment defines no signal.
         InputError: ``limit`` is less than one step of all episodes.
@@ -81,11 +78,8 @@ def record_observations(
 class _ObservationRecorder:
     """Hook of `Rollout.episodes` that appends every n-th step to ``chunks``.
 
-    Args:
-        env: the environments in their initial state.
-        stride: n.
-        first: number of the first episode.
-        chunks: recorded observations by group.
+    It is made for the initial state of environments whose first episode has the number
+    ``first``; n is ``stride``.
     """
 
     def __init__(

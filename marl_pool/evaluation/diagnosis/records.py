@@ -108,6 +108,7 @@ def summarize(
     bootstrap.
     """
     variance, within = theory.variance(measures.moments)
+    # Numbers that all heads share.
     known: dict[str, Any] = {
         "group": group,
         "pooling": pooling,
@@ -120,6 +121,7 @@ def summarize(
         "variance": float(variance),
         "within": float(within),
     }
+    # One record of all heads, then one of each.
     rows = []
     for head in (None, *range(known["heads"] if known["heads"] > 1 else 0)):
         columns = slice(None) if head is None else slice(head, head + 1)
@@ -139,6 +141,7 @@ def _summary(
     made: dict[str, Any] = {
         key: _mean(value) for key, value in numbers.items() if key not in counts
     }
+    # The interval is of the mean over heads.
     low, high = _interval(numbers["excess"].mean(1), episodes, seed)
     made |= {"excess_low": low, "excess_high": high}
     if "margin" in numbers:

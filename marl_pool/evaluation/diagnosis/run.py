@@ -47,20 +47,13 @@ def diagnose_run(
     """Diagnose a run's trained policies in unperturbed episodes.
 
     The files are added to the run's ``evaluation/``; see `Diagnosis` for the numbers.
-
-    Args:
-        run: an earlier run.
-        settings: episodes, observations and so on.
-        env: options of the environments, complete; None for the run's own.
-        plugins: ``package.module:Class`` names that the run may use.
+    Arguments and errors are those of `EvaluationTarget.from_run`; an environment that
+    defines no signal is an `InputError` too.
 
     Returns:
         The files written.
-
-    Raises:
-        InputError: a run without such a policy, an unavailable device, or an
-            environment that defines no signal.
     """
+    # Play, and measure the trained groups.
     target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
     with cpu_threads(settings.threads):
         observations = record_observations(
@@ -77,15 +70,15 @@ def diagnose_run(
     named = list(zip(_names(shown), shown, strict=True))
     title = target.title(settings.episodes)
     print_table(named, title)
+
+    # Write all rows, including the heads that are not shown.
     files = Files(run.make_evaluation_dir(), NAMES)
+    table, document = files.path(TABLE), files.path(DOCUMENT)
     about = target.record(settings.episodes)
     lines = [to_plain(row) for row in rows]
-    write_csv(
-        files.path(TABLE), [*lines[0], *about], ({**line, **about} for line in lines)
-    )
-    write_sealed(files.path(DOCUMENT), {**about, "rows": lines})
-    written = [files.path(TABLE), files.path(DOCUMENT)]
-    return written + _plot(files.path(PLOT), named, title)
+    write_csv(table, [*lines[0], *about], ({**line, **about} for line in lines))
+    write_sealed(document, {**about, "rows": lines})
+    return [table, document, *_plot(files.path(PLOT), named, title)]
 
 
 def diagnose(
@@ -114,20 +107,18 @@ def diagnose(
 
 
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
-    """Print and write one table of several runs' diagnoses.
+    """Print and write one table of several runs' diagnoses, and return the files.
 
     Args:
         documents: the runs' ``diagnosis.json``.
         out: a new folder; None for one in ``evaluations/``.
-
-    Returns:
-        The files written.
 
     Raises:
         InputError: the folder exists.
     """
     folder = results_folder("diagnosis", out)
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in documents]
+    # Compare the rows of all heads together.
     lines = [
         {"run": content["run"], **line}
         for content in contents
@@ -143,11 +134,11 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     title = f"Diagnoses of {len(contents)} runs"
     print_table(named, title)
     make_folder(folder)
-    write_csv(folder / TABLE, list(lines[0]), lines)
+    table, document = folder / TABLE, folder / DOCUMENT
+    write_csv(table, list(lines[0]), lines)
     runs = [{k: v for k, v in c.items() if k != "rows"} for c in contents]
-    write_sealed(folder / DOCUMENT, {"runs": runs, "rows": lines})
-    written = [folder / TABLE, folder / DOCUMENT]
-    return written + _plot(folder / PLOT, named, title)
+    write_sealed(document, {"runs": runs, "rows": lines})
+    return [table, document, *_plot(folder / PLOT, named, title)]
 
 
 def _names(rows: Sequence[Diagnosis]) -> list[str]:

@@ -132,12 +132,14 @@ def outside(
     Returns:
         ``(*B, N)`` bool, False for padded tokens and True for NaN.
     """
+    # The optimal weight is 1/k for signal and 0 for noise.
     is_signal, is_noise = _split(weights, signal, padding)
     optimal = is_signal.double() / is_signal.sum(-1, keepdim=True).clamp(min=1)
     error = optimal - weights.double()
     signal_low, signal_high, noise_low, noise_high = (b[..., None] for b in bounds)
     low = torch.where(is_signal, signal_low, noise_low)
     high = torch.where(is_signal, signal_high, noise_high)
+    # NaN compares as False, and counts as outside.
     within = (low - TOLERANCE <= error) & (error <= high + TOLERANCE)
     return ~within & (is_signal | is_noise)
 
@@ -155,6 +157,7 @@ def pool(x: Tensor, weights: Tensor) -> Tensor:
     Returns:
         ``(B, D)``.
     """
+    # (B, heads, N, D / heads): head h sees the h-th part of the features.
     parts = x.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2)
     return (weights[:, :, None] @ parts).flatten(1)
 

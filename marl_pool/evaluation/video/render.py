@@ -173,7 +173,7 @@ def render_run(
     env: Mapping[str, Any] | None = None,
     plugins: Collection[str] = (),
 ) -> Path:
-    """Write a video of a run's policy to the run's ``videos/``.
+    """Write a video of a run's policy to the run's ``videos/``, and return its path.
 
     Its episodes are the first ones of `evaluate_run` at the same seed. The format is
     WebM with VP9, which browsers play.
@@ -184,9 +184,6 @@ def render_run(
         perturbation: ``{"name": …, **options}``; None or the name "none" for none.
         env: options of the environments, complete; None for the run's own.
         plugins: ``package.module:Class`` names that the run may use.
-
-    Returns:
-        The path of the video.
 
     Raises:
         InputError: a run without such a policy, a wrong perturbation or attention
@@ -253,6 +250,7 @@ def write_video(
     The names of the targets are shown in their frames.
     """
     options, rows = _without_none(perturbation), settings.rows
+    # Columns are targets times conditions.
     conditions = [options]
     if settings.beside_clean and options is not None:
         conditions.insert(0, None)
@@ -288,12 +286,9 @@ def _episode(
     total = settings.episodes * settings.rows
     about = f"{name}   " if name else ""
     about += f"episode {episode + 1} of {total}   " if total > 1 else ""
-    rollout = Rollout(
-        env,
-        target.policies,
-        perturbation=None if perturbation is None else perturb(perturbation, env),
-        explore=settings.stochastic,
-    )
+    change = None if perturbation is None else perturb(perturbation, env)
+    policies, explore = target.policies, settings.stochastic
+    rollout = Rollout(env, policies, perturbation=change, explore=explore)
     return episode_frames(
         rollout,
         about=about + _condition(perturbation),

@@ -24,6 +24,7 @@ def grid_frames(grid: Sequence[Sequence[Iterator[np.ndarray]]]) -> Iterator[np.n
     columns = len(grid[0])
     images: Sequence[np.ndarray] = ()
     for frames in zip_longest(*(episode for row in grid for episode in row)):
+        # Exhausted episodes yield None, and keep their last frame.
         images = [
             last if new is None else new
             for new, last in zip(frames, images or frames, strict=True)

@@ -33,6 +33,7 @@ class VideoWriter:
         Raises:
             InputError: OpenCV without VP9.
         """
+        # The first frame determines the size.
         if self._video is None:
             height, width = image.shape[:2]
             codec = self._cv2.VideoWriter_fourcc(*CODEC)

@@ -61,11 +61,11 @@ def test_tiles_go_on_together_and_wait_for_the_longest() -> None:
 
 
 def test_moments_are_those_of_whole_episodes() -> None:
-    world = centroid(3)
-    played = Rollout(world, {"agent": policy_for(world)})
+    env = centroid(3)
+    played = Rollout(env, {"agent": policy_for(env)})
     seen: list[torch.Tensor] = []
     whole = played.episodes(lambda m: seen.append(m.step.rewards["agent"]))
-    transitions = Rollout(centroid(3), {"agent": policy_for(world)}).transitions()
+    transitions = Rollout(centroid(3), {"agent": policy_for(env)}).transitions()
     rewards = [transition.step.rewards["agent"] for transition in transitions]
     for one, other in zip(rewards, seen, strict=True):
         assert torch.equal(one, other)
@@ -73,7 +73,7 @@ def test_moments_are_those_of_whole_episodes() -> None:
     assert torch.equal(total, whole.returns["agent"])
 
 
-def test_a_video_of_clean_and_perturbed_worlds(run: Run) -> None:
+def test_a_video_of_clean_and_perturbed_envs(run: Run) -> None:
     occlude = {"name": "occlude", "severity": 1.0}
     settings = replace(SETTINGS, beside_clean=True, rows=2)
     path = render_run(run, settings, perturbation=occlude)

@@ -138,7 +138,7 @@ def test_a_frame_for_each_decision_and_one_for_the_end() -> None:
     }
 
 
-def test_a_frame_shows_the_world_in_which_the_policy_decided() -> None:
+def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
     env = centroid()
     policy = policy_for(env)
     env.reset()
@@ -325,7 +325,7 @@ def test_bad_settings_leave_no_file(
     assert not list(run.path.glob("videos/*"))
 
 
-def test_a_world_that_cannot_be_drawn() -> None:
+def test_an_env_that_cannot_be_drawn() -> None:
     env = FoxAndHens(1)
     random = {
         name: RandomPolicy(group.action_space) for name, group in env.groups.items()
