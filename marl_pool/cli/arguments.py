@@ -43,8 +43,11 @@ KEYS = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
 
   {groups}
+
+For {classes} the option may be package.module:Class,
+a class of your own. `marl-pool {verb} --cfg` prints every key with its meaning.
 """
-"""First paragraph of the help of verbs with config groups."""
+"""First paragraphs of the help of verbs with config groups."""
 STUDIED = ("train", "fit")
 """Verbs whose runs a sweep can consist of."""
 WEIGHTS = ("attention-neuron",)
@@ -54,9 +57,6 @@ PUBLISHED = ("ant_mlp", "ant_pi", "carracing", "carracing_pi", "cartpole_pi")
 
 TRAIN = """\
 {keys}
-For env, encoder, pooling and perturbation the option may be package.module:Class,
-a class of your own. `marl-pool train --cfg` prints every key with its meaning.
-
 examples:
   marl-pool train
   marl-pool train experiment=simple_centroid pooling=max env.num_noise=16 seed=3
@@ -66,15 +66,11 @@ examples:
 SWEEP = """\
 key=a,b or key=range(0,3) gives a key several values; every combination is a trial. A
 preset such as experiment=figure5 may have a grid, whose keys can be overridden. All
-trials are checked before the first one starts. key=value and group=option are as for
-`marl-pool train`, with --verb fit as for `marl-pool fit`:
+trials are checked before the first one starts, and `--cfg` needs a grid too. Each trial
+is an ordinary run in DIR/trials. A stopped sweep continues with `marl-pool resume DIR`.
+With --address, DIR must be on a file system that all machines of the cluster share.
 
-  {groups}
-
-Each trial is an ordinary run in DIR/trials. A stopped sweep continues with
-`marl-pool resume DIR`. With --address, DIR must be on a file system that all machines
-of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key.
-
+{keys}
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
   marl-pool sweep experiment=figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
@@ -83,9 +79,7 @@ examples:
 """
 EVOLVE = """\
 {keys}
-For env, policy, evolution and perturbation the option may be package.module:Class, a
-class of your own. `marl-pool evolve --cfg` prints every key with its meaning. All
-members of a generation play the same episodes. Simulators are played by several
+All members of a generation play the same episodes. Simulators are played by several
 processes with --num-workers, of a cluster with --address.
 
 examples:
@@ -97,10 +91,8 @@ CLONE = """\
 {keys}
 teacher=… is the policy to clone: the folder of a run or policy, heuristic, value_table
 (for Pong, reads the console's memory), or package.module:Class of a policy. The teacher
-acts on unperturbed tokens, the student on perturbed ones. For env, policy and
-perturbation the option may be package.module:Class, a class of your own.
-clone=sequences is for students with a memory, clone=steps for those without.
-`marl-pool clone --cfg` prints every key.
+acts on unperturbed tokens, the student on perturbed ones. clone=sequences is for
+students with a memory, clone=steps for those without.
 
 examples:
   marl-pool clone teacher=heuristic perturbation=shuffle
@@ -111,10 +103,8 @@ examples:
 FIT = """\
 {keys}
 A supervised study of a pooling head or an encoder, without RL. scale= sets its size
-through keys that can be overridden. For task, encoder and pooling the option may be
-package.module:Class, a class of your own. The estimated cost is printed first, with
---dry-run nothing else. `marl-pool fit --cfg` prints every key. Grids of such runs:
-`marl-pool sweep --verb fit`.
+through keys that can be overridden. The estimated cost is printed first, with --dry-run
+nothing else. Grids of such runs: `marl-pool sweep --verb fit`.
 
 examples:
   marl-pool fit task=knn_centroid pooling=ada task.k=4
@@ -140,7 +130,6 @@ a run is named by its folder, with env=NAME if that names no environment, or by
 pretrained=NAME if it is shipped with the package. Its results are written to --out, by
 default a new folder in evaluations/. Several runs whose training or test hides tokens
 are compared in a heat map, which is also written to --out.
-`marl-pool evaluate --cfg` prints every key with its meaning.
 
 examples:
   marl-pool evaluate runs/my-run
@@ -156,7 +145,6 @@ The policy plays unperturbed in an environment that marks which tokens matter fo
 task. Signal loss, relation scores and the bounds of the AdaPool paper's Theorem 3.12
 are written to the run. A table of several runs is written to --out.
 Environments and policies without a run are named as for `marl-pool evaluate`.
-`marl-pool diagnose --cfg` prints every key with its meaning.
 
 examples:
   marl-pool diagnose runs/my-run
@@ -169,7 +157,6 @@ RENDER = """\
 env.KEY=… shows a run in another environment than it was trained in. Policies without a
 run are named as for `marl-pool evaluate`; their video is written to --out. Several runs
 are shown side by side in one video, which is also written to --out.
-`marl-pool render --cfg` prints every key with its meaning.
 
 examples:
   marl-pool render runs/my-run
@@ -274,10 +261,9 @@ def _parsers(
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (what, epilog) in VERBS.items():
-        epilog = epilog.replace("{keys}", KEYS)
         # Listing a verb's groups reads a folder and loads pydantic: only if asked.
-        if arguments[:1] == [verb] and "{groups}" in epilog:
-            epilog = epilog.replace("{groups}", _groups(verb, arguments))
+        if arguments[:1] == [verb] and "{keys}" in epilog:
+            epilog = epilog.replace("{keys}", _keys(verb, arguments))
         verbs.add_parser(
             verb,
             help=what,
@@ -347,15 +333,21 @@ def _parsers(
     return parser, dict(verbs.choices)
 
 
-def _groups(verb: str, arguments: list[str]) -> str:
-    from marl_pool.config.sections import VERBS, options_for
+def _keys(verb: str, arguments: list[str]) -> str:
+    from marl_pool.config.sections import VERBS, Group, options_for
 
     # Help is printed before the flags are parsed.
-    if verb == "sweep" and "--verb fit" in " ".join(arguments).replace("=", " "):
-        verb = "fit"
-    groups = VERBS[verb].config_groups
-    options = {group: "|".join(options_for(verb, group)) for group in groups}
-    return "\n  ".join(f"{name}={own}" for name, own in options.items() if own)
+    fits = verb == "sweep" and "--verb fit" in " ".join(arguments).replace("=", " ")
+    made_by = "fit" if fits else verb
+    kind = VERBS[made_by]
+    options = {
+        name: "|".join(options_for(made_by, name)) for name in kind.config_groups
+    }
+    groups = "\n  ".join(f"{name}={own}" for name, own in options.items() if own)
+    sections = (*kind.sections, *kind.changes)
+    *most, last = [one for one in sections if isinstance(kind.section(one), Group)]
+    classes = f"{', '.join(most)} and {last}" if most else last
+    return KEYS.format(groups=groups, classes=classes, verb=verb)
 
 
 def _is_path(text: str) -> bool:

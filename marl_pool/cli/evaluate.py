@@ -111,7 +111,7 @@ class Reader:
             yield run, {"env": None if env == run.env else env, "plugins": plugins}
 
     def open_all(self) -> "list[Run]":
-        """Open all runs, without standalone policies, before the work of hours."""
+        """Open all runs but standalone policies; the work on them may take hours."""
         from marl_pool.evaluation.standalone import find_standalone, results_folder
 
         if self.arguments.out is not None:
