@@ -19,7 +19,7 @@ from marl_pool.evaluation.report.table import UNPERTURBED, Condition
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.video.render import episode_frames
 from marl_pool.evaluation.video.tiling import grid_frames
-from marl_pool.evaluation.video.webm import VideoWriter
+from marl_pool.evaluation.video.webm import write_webm
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 
@@ -115,9 +115,7 @@ def side_by_side(
         tiles.append(_tile(subject, perturbation, about, group))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"
-        with VideoWriter(path, FPS) as writer:
-            for image in islice(grid_frames([tiles]), 0, None, EVERY):
-                writer.write(image)
+        write_webm(path, islice(grid_frames([tiles]), 0, None, EVERY), FPS)
         return base64.b64encode(path.read_bytes()).decode()
 
 

@@ -15,7 +15,7 @@ from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.tiling import grid_frames
-from marl_pool.evaluation.video.webm import VideoWriter, with_caption
+from marl_pool.evaluation.video.webm import with_caption, write_webm
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout
@@ -256,11 +256,9 @@ def write_video(
         conditions.insert(0, None)
     longest = max(target.describe().max_steps for target in targets.values())
     num_frames = settings.episodes * (longest + 1)
-    with (
-        cpu_threads(settings.threads),
-        VideoWriter(path, settings.fps) as writer,
-        Progress(num_frames, unit="frames") as progress,
-    ):
+
+    def frames(progress: Progress) -> Iterator[np.ndarray]:
+        done = 0
         for first in range(0, settings.episodes * rows, rows):
             grid = [
                 [
@@ -271,8 +269,12 @@ def write_video(
                 for episode in range(first, first + rows)
             ]
             for image in grid_frames(grid):
-                writer.write(image)
-                progress.update(writer.written)
+                yield image
+                done += 1
+                progress.update(done)
+
+    with cpu_threads(settings.threads), Progress(num_frames, unit="frames") as progress:
+        write_webm(path, frames(progress), settings.fps)
 
 
 def _episode(
