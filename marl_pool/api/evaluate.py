@@ -13,7 +13,7 @@ from marl_pool.evaluation.run import evaluate_target, write_results
 from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.policies.base import Policy
 from marl_pool.utils.atomic import make_folder
-from marl_pool.utils.errors import InputError, explain_os_errors
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import texts_in, trust, unknown
 
 SUITE_KEYS = ("perturbations", "transfer")
@@ -78,14 +78,23 @@ def evaluate(
             device=device,
             threads=threads,
         )
-    folder = None if out is None else _make_folder(out)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        # Make the folder before the episodes are played, which may take hours.
+        try:
+            make_folder(folder)
+        except OSError as error:
+            reason = error.strerror
+            raise InputError(f"out: {folder} cannot be made: {reason}") from error
     name = title or (folder.name if folder else "")
     # Transfer environments of a file may not import what the user did not name.
     allowed = {*plugins, *texts_in(env)} if from_file else None
     target = EvaluationTarget.from_policies(
         policy, _env(env), name=name, seed=seed, device=device, plugins=allowed
     )
-    transfers = target.transfer_envs(settings.transfer_settings, episodes)
+    others = settings.transfer_settings
+    transfers = [target.transfer_env(each, episodes) for each in others]
+    # Play, then print and write as the command does.
     results = evaluate_target(target, settings, transfers)
     if title is not None:
         results.show(title)
@@ -107,6 +116,7 @@ def _settings(
     folder = None if config_dir is None else str(config_dir)
     named = suite if isinstance(suite, str) else "quick"
     config, _ = compose_only("evaluate", [f"suite={named}"], folder)
+    # A mapping replaces the rows of the named suite.
     if not isinstance(suite, str):
         for key in suite:
             if key not in SUITE_KEYS:
@@ -121,11 +131,3 @@ def _env(env: str | Mapping[str, Any]) -> dict[str, Any]:
 
     given = {"name": env} if isinstance(env, str) else env
     return check_section("env", given, GROUPS["env"])
-
-
-def _make_folder(out: str | Path) -> Path:
-    """Make the folder before the episodes are played, which may take hours."""
-    folder = Path(out)
-    with explain_os_errors(f"out: {folder} cannot be made"):
-        make_folder(folder)
-    return folder

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
+from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.agents import PARTS, by_name, token_spec
@@ -66,15 +67,14 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         seed: int = 0,
     ) -> None:
         super().__init__(env)
-        agents = list(env.possible_agents)
-        seen = {agent: env.observation_space(agent) for agent in agents}
-        groups = by_name(env, agents)
+        seen = {agent: env.observation_space(agent) for agent in env.possible_agents}
+        groups = by_name(env, list(seen))
         self._observations = ObservationPerturber(
             perturbation, groups, seen, _specs(env), seed
         )
 
+    @override
     def observation_space(self, agent: Any) -> spaces.Dict:
-        """Return the space of perturbed observations; N may be larger than before."""
         return self._observations.spaces[agent]
 
     def reset(
@@ -84,12 +84,8 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         observations, infos = self.env.reset(seed=seed, options=options)
         return self._observations.begin(observations, seed), infos
 
+    @override
     def step(self, actions: dict[Any, Any]) -> Any:
-        """Advance by one step; see PettingZoo's ``ParallelEnv.step``.
-
-        Raises:
-            InputError: before the first `reset`.
-        """
         self._observations.validate_reset()
         observations, *rest = self.env.step(actions)
         return self._observations.observe(observations), *rest
@@ -118,12 +114,8 @@ class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
         observation, info = self.env.reset(seed=seed, options=options)
         return self._observations.begin({ALONE: observation}, seed)[ALONE], info
 
+    @override
     def step(self, action: Any) -> Any:
-        """Advance by one step.
-
-        Raises:
-            InputError: before the first `reset`.
-        """
         self._observations.validate_reset()
         observation, *rest = self.env.step(action)
         return self._observations.observe({ALONE: observation})[ALONE], *rest
@@ -156,15 +148,17 @@ class ObservationPerturber:
             name: _spec(agents[0], seen[agents[0]], specs.get(name))
             for name, agents in self.groups.items()
         }
-        self.perturbation = _made(perturbation, list(self.specs.values()))
+        # The options of a perturbation are checked against the tokens' specs.
+        self.perturbation = _perturbation(perturbation, list(self.specs.values()))
         self.dtypes = {
             agent: {part: space[part].dtype for part in PARTS}  # type: ignore[index]
             for agent, space in seen.items()
         }
+        # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
         self.states: dict[str, PerturbationState] = {}
         self.spaces = {
-            agent: self._space(agent, self._grown(spec))
+            agent: self._space(spec, self._num_perturbed(spec), self.dtypes[agent])
             for name, spec in self.specs.items()
             for agent in self.groups[name]
         }
@@ -179,16 +173,17 @@ class ObservationPerturber:
     ) -> dict[Any, Observation]:
         """Begin an episode, and perturb its first observations.
 
-        Args:
-            observations: observations of the present agents.
-            seed: seed passed to ``reset``; it starts the count of episodes again.
+        A ``seed`` that was passed to ``reset`` starts the count of episodes again.
         """
         self.episode = 0 if seed is not None else self.episode + 1
         self.seed = self.seed if seed is None else seed
         self.played += 1
+        numbers = torch.tensor([[0], [self.episode], [self.played]])
+        env_id, episode, played = numbers
         for part, name in enumerate(self.groups):
             tokens = self._tokens(name, observations)
-            self.states[name] = self._start(tokens, part)
+            keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, part)
+            self.states[name] = self.perturbation.start(tokens, keys, episodes=played)
         return self.observe(observations)
 
     def observe(
@@ -207,12 +202,6 @@ class ObservationPerturber:
                 }
         return {agent: seen[agent] for agent in observations}
 
-    def _start(self, tokens: Tokens, part: int) -> PerturbationState:
-        numbers = torch.tensor([[0], [self.episode], [self.played]])
-        env_id, episode, played = numbers
-        keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, part)
-        return self.perturbation.start(tokens, keys, episodes=played)
-
     def _tokens(self, name: str, observations: Mapping[Any, Observation]) -> Tokens:
         """Stack a group's tokens, ``(1, agents, …)``; absent agents are padding."""
         spec, agents = self.specs[name], self.groups[name]
@@ -222,11 +211,12 @@ class ObservationPerturber:
             "padding": np.ones(spec.num_tokens, np.bool_),
         }
         seen = [observations.get(agent, blank) for agent in agents]
+        # Stack (1, agents, N, …), as a batch of one environment.
         stacked = {part: np.stack([one[part] for one in seen])[None] for part in PARTS}
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
         return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())
 
-    def _grown(self, spec: TokenSpec) -> int:
+    def _num_perturbed(self, spec: TokenSpec) -> int:
         """Return the number of tokens after the perturbation."""
         features = torch.zeros(
             1, 1, spec.num_tokens, spec.num_features, dtype=getattr(torch, spec.dtype)
@@ -237,40 +227,33 @@ class ObservationPerturber:
         seen, _ = self.perturbation(tokens, self.perturbation.start(tokens, keys))
         return seen.num_tokens
 
-    def _space(self, agent: Any, num_tokens: int) -> spaces.Dict:
-        name = next(name for name, agents in self.groups.items() if agent in agents)
-        spec, dtypes = self.specs[name], self.dtypes[agent]
+    @staticmethod
+    def _space(
+        spec: TokenSpec, num_tokens: int, dtypes: Mapping[str, Any]
+    ) -> spaces.Dict:
         # Noise is unbounded, except that bytes stay bytes.
-        most = 255 if spec.dtype == "uint8" else np.inf
-        least = 0 if spec.dtype == "uint8" else -np.inf
+        low, high = (0, 255) if spec.dtype == "uint8" else (-np.inf, np.inf)
         shape = (num_tokens, spec.num_features)
         return spaces.Dict(
-            features=spaces.Box(least, most, shape, dtypes["features"]),
+            features=spaces.Box(low, high, shape, dtypes["features"]),
             types=spaces.Box(0, spec.num_types - 1, shape[:1], dtypes["types"]),
             padding=spaces.Box(0, 1, shape[:1], dtypes["padding"]),
         )
 
 
-def _made(
-    perturbation: Perturbation | Mapping[str, Any] | str, specs: Sequence[TokenSpec]
+def _perturbation(
+    given: Perturbation | Mapping[str, Any] | str, specs: Sequence[TokenSpec]
 ) -> Perturbation:
-    if isinstance(perturbation, str):
-        perturbation = {"name": perturbation}
-    if isinstance(perturbation, Mapping):
-        options = dict(perturbation)
-        name = options.pop("name", None)
-        if not isinstance(name, str):
-            raise InputError(
-                'perturbation: expected {"name": …, **options}, got '
-                f"{dict(perturbation)}; choose from {', '.join(perturbation_names())}"
-            )
-        perturbation = make_perturbation(name, specs=specs, **options)
-    if not isinstance(perturbation, Perturbation):
+    if isinstance(given, str):
+        given = {"name": given}
+    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
+        given = make_perturbation(specs=specs, **given)
+    if not isinstance(given, Perturbation):
         raise InputError(
-            'perturbation: expected a Perturbation, a name, or {"name": …, '
-            f"**options}}, got {perturbation!r}"
+            'perturbation: expected a Perturbation, a name, or {"name": …, **options}, '
+            f"got {given!r}; choose from {', '.join(perturbation_names())}"
         )
-    return perturbation
+    return given
 
 
 def _spec(agent: Any, space: spaces.Space[Any], known: TokenSpec | None) -> TokenSpec:

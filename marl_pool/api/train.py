@@ -1,5 +1,6 @@
 """Train a new run by PPO from Python, as ``marl-pool train`` does."""
 
+import json
 import numbers
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,8 +60,11 @@ def train(
     with explain_missing_modules():
         texts = [*overrides, *as_overrides(options)]
         config, _ = compose_run("train", texts, config_dir)
-        with new_run("train", config, run_dir) as run, _threads_restored():
-            perform(run, config)
+        with new_run("train", config, run_dir) as run:
+            from marl_pool.evaluation.loading import cpu_threads
+
+            with cpu_threads(None):  # restores the number that training sets
+                perform(run, config)
     return run
 
 
@@ -75,6 +79,7 @@ def compose_run(
     from marl_pool.config import STUDIES, check, compose_only
     from marl_pool.config.sections import typed
 
+    # A preset may turn out to be a grid.
     composed, chosen = compose_only(verb, overrides, config_dir)
     if verb in STUDIES and "grid" in composed:
         command = f"marl-pool {typed(STUDIES[verb])}"
@@ -117,18 +122,6 @@ def perform(run: "Run", config: Mapping[str, Any]) -> None:
         run.close()
 
 
-@contextmanager
-def _threads_restored() -> Iterator[None]:
-    """Give the caller the number of torch's threads back, which training sets."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def as_overrides(options: Mapping[str, Any]) -> list[str]:
     """Write keyword options in Hydra's syntax, one override a key.
 
@@ -143,45 +136,37 @@ def _overrides(key: str, value: Any) -> list[str]:
         raise InputError(f"expected a key such as ppo.lr, got {key!r:.80}")
     if not isinstance(value, Mapping) or not value:
         return [f"{key}={_literal(key, value)}"]
-    rest = dict(value)
-    texts = []
+    rest, texts = dict(value), []
     if "." not in key and "name" in rest:  # the option of a group comes first
         texts = _overrides(key, rest.pop("name"))
-    for inner, each in rest.items():
-        texts += _overrides(f"{key}.{inner}", each)
-    return texts
+    return texts + as_overrides({f"{key}.{inner}": rest[inner] for inner in rest})
 
 
 def _literal(key: str, value: Any) -> str:
     """Write a plain value as Hydra reads it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, str | Path):
         # Only the backslashes before a quote count as escapes.
-        escaped = re.sub(r"(\\*)('|\Z)", _escape, str(value))
+        escaped = re.sub(
+            r"(\\*)('|\Z)",
+            lambda match: match[1] * 2 + (r"\'" if match[2] else ""),
+            str(value),
+        )
         return f"'{escaped}'"
     if isinstance(value, numbers.Integral):
         return repr(int(value))
     if isinstance(value, numbers.Real):
         return repr(float(value))
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_literal(key, item) for item in value) + "]"
-    if isinstance(value, Mapping):
-        items = (f"{_name(key, k)}: {_literal(key, v)}" for k, v in value.items())
-        return "{" + ",".join(items) + "}"
-    raise InputError(
-        f"{key}: expected numbers, text, lists and mappings, got {type(value).__name__}"
-    )
-
-
-def _escape(match: re.Match[str]) -> str:
-    slashes, quote = match.groups()
-    return slashes * 2 + (r"\'" if quote else "")
-
-
-def _name(key: str, name: Any) -> str:
-    if not isinstance(name, str) or not name.isidentifier():
-        raise InputError(f"{key}: expected keys that are names, got {name!r:.80}")
-    return name
+        return f"[{','.join(_literal(key, item) for item in value)}]"
+    if not isinstance(value, Mapping):
+        got = type(value).__name__
+        raise InputError(
+            f"{key}: expected numbers, text, lists and mappings, got {got}"
+        )
+    for name in value:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InputError(f"{key}: expected keys that are names, got {name!r:.80}")
+    items = (f"{name}: {_literal(key, item)}" for name, item in value.items())
+    return f"{{{','.join(items)}}}"

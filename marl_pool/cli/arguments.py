@@ -3,7 +3,7 @@
 import argparse
 import difflib
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from marl_pool import __version__
 from marl_pool.utils import names
@@ -15,18 +15,19 @@ KINDS = (
     *("policies", "strategies", "tasks", PRETRAINED),
 )
 """Registries that `marl-pool list` shows."""
+CLUSTER = "existing Ray cluster, host:port or auto"
 RESOURCES = {
     "num_env_runners": "processes that sample",
     "num_learners": "processes that learn",
     "num_gpus_per_env_runner": "GPUs of each process that samples",
     "num_gpus_per_learner": "GPUs of each process that learns",
-    "address": "existing Ray cluster, host:port or auto",
+    "address": CLUSTER,
 }
 """Flags of ``train`` that set the keys ``resources.…``, with their help."""
 WORKERS = {
     "num_workers": "processes that play; 0: this one",
     "num_gpus_per_worker": "GPUs of each process that plays",
-    "address": "existing Ray cluster, host:port or auto",
+    "address": CLUSTER,
 }
 """Flags of ``evolve`` that set the keys ``resources.…``, with their help."""
 SWEEP_FLAGS = {
@@ -34,10 +35,19 @@ SWEEP_FLAGS = {
     "cpus_per_trial": "CPUs, and threads of torch, of each trial",
     "gpus_per_trial": "GPUs of each trial",
     "seed_sd": "standard deviation of the return between seeds, if known",
-    "address": "existing Ray cluster, host:port or auto",
+    "address": CLUSTER,
 }
 """Flags of ``sweep`` that set the keys ``sweep.…``, with their help."""
 
+KEYS = """\
+Arguments of the form key=value set a key; group=option takes another file of a group:
+
+  {groups}
+
+For {classes} the option may be package.module:Class,
+a class of your own. `marl-pool {verb} --cfg` prints every key with its meaning.
+"""
+"""First paragraphs of the help of verbs with config groups."""
 STUDIED = ("train", "fit")
 """Verbs whose runs a sweep can consist of."""
 WEIGHTS = ("attention-neuron",)
@@ -46,13 +56,7 @@ PUBLISHED = ("ant_mlp", "ant_pi", "carracing", "carracing_pi", "cartpole_pi")
 """Agents with published weights."""
 
 TRAIN = """\
-Arguments of the form key=value set a key; group=option takes another file of a group:
-
-  {groups}
-
-For env, encoder, pooling and perturbation the option may be package.module:Class,
-a class of your own. `marl-pool train --cfg` prints every key with its meaning.
-
+{keys}
 examples:
   marl-pool train
   marl-pool train experiment=simple_centroid pooling=max env.num_noise=16 seed=3
@@ -62,15 +66,11 @@ examples:
 SWEEP = """\
 key=a,b or key=range(0,3) gives a key several values; every combination is a trial. A
 preset such as experiment=figure5 may have a grid, whose keys can be overridden. All
-trials are checked before the first one starts. key=value and group=option are as for
-`marl-pool train`, with --verb fit as for `marl-pool fit`:
+trials are checked before the first one starts, and `--cfg` needs a grid too. Each trial
+is an ordinary run in DIR/trials. A stopped sweep continues with `marl-pool resume DIR`.
+With --address, DIR must be on a file system that all machines of the cluster share.
 
-  {groups}
-
-Each trial is an ordinary run in DIR/trials. A sweep that was stopped goes on with
-`marl-pool resume DIR`. With --address, DIR must be on a file system that all machines
-of the cluster share. `marl-pool sweep --cfg`, with a grid, prints every key.
-
+{keys}
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
   marl-pool sweep experiment=figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
@@ -78,13 +78,8 @@ examples:
   marl-pool sweep --verb fit task=knn_centroid pooling=ada,avg,max,cls task.k=1,4,16
 """
 EVOLVE = """\
-Arguments of the form key=value set a key; group=option takes another file of a group:
-
-  {groups}
-
-For env, policy, evolution and perturbation the option may be package.module:Class, a
-class of your own. `marl-pool evolve --cfg` prints every key with its meaning. All
-members of a generation play the same episodes. Simulators are played by several
+{keys}
+All members of a generation play the same episodes. Simulators are played by several
 processes with --num-workers, of a cluster with --address.
 
 examples:
@@ -93,16 +88,11 @@ examples:
   marl-pool evolve evolution=cma init=zeros repetitions=32 time_limit=600
 """
 CLONE = """\
-Arguments of the form key=value set a key; group=option takes another file of a group:
-
-  {groups}
-
+{keys}
 teacher=… is the policy to clone: the folder of a run or policy, heuristic, value_table
-(for Pong, reads the console's memory), or package.module:Class of a policy. It sees
-everything, the student sees it through the perturbation. For env, policy and
-perturbation the option may be package.module:Class, a class of your own.
-clone=sequences is for students with a memory, clone=steps for those without.
-`marl-pool clone --cfg` prints every key.
+(for Pong, reads the console's memory), or package.module:Class of a policy. The teacher
+acts on unperturbed tokens, the student on perturbed ones. clone=sequences is for
+students with a memory, clone=steps for those without.
 
 examples:
   marl-pool clone teacher=heuristic perturbation=shuffle
@@ -111,15 +101,10 @@ examples:
   marl-pool clone trajectories=runs/my-clone policy.hidden=[32] seed=1
 """
 FIT = """\
-Arguments of the form key=value set a key; group=option takes another file of a group:
-
-  {groups}
-
-A supervised study: what a pooling head or an encoder can do, without RL. scale= says
-how large it is; the numbers it stands for are keys like all others. For task, encoder
-and pooling the option may be package.module:Class, a class of your own. What it will
-cost is printed first; --dry-run prints nothing else. `marl-pool fit --cfg` prints every
-key. Grids of such runs: `marl-pool sweep --verb fit`.
+{keys}
+A supervised study of a pooling head or an encoder, without RL. scale= sets its size
+through keys that can be overridden. The estimated cost is printed first, with --dry-run
+nothing else. Grids of such runs: `marl-pool sweep --verb fit`.
 
 examples:
   marl-pool fit task=knn_centroid pooling=ada task.k=4
@@ -127,7 +112,7 @@ examples:
   marl-pool fit task=images pooling=cls data_dir=my-data task.dataset=fashion_mnist
 """
 RESUME = """\
-Training goes on from the newest checkpoint, and a sweep with what it has not finished.
+Training continues from the newest checkpoint, a sweep with its unfinished trials.
 Only run control may be changed: total_steps, total_generations or total_batches,
 time_limit, checkpoint.*, resources.*; threads, device and data_dir of a fit; and
 sweep.* of a sweep.
@@ -139,16 +124,12 @@ examples:
   marl-pool resume runs/my-run --plugin my_package.my_module:MyPool
 """
 EVALUATE = """\
-Arguments of the form key=value set a key; group=option takes another file of a group:
-
-  {groups}
-
-env.KEY=… measures a run in another world than it was trained in. A policy without a run
-is measured, too: its folder, with env=NAME if it does not say its world, or the name of
-one that is shipped with the package, pretrained=NAME. Its results are written to --out,
-by default a new folder in evaluations/. Several runs whose training or test hides
-tokens are compared in a heat map, which --out is for, too.
-`marl-pool evaluate --cfg` prints every key with its meaning.
+{keys}
+env.KEY=… measures a run in another environment than it was trained in. A policy without
+a run is named by its folder, with env=NAME if that names no environment, or by
+pretrained=NAME if it is shipped with the package. Its results are written to --out, by
+default a new folder in evaluations/. Several runs whose training or test hides tokens
+are compared in a heat map, which is also written to --out.
 
 examples:
   marl-pool evaluate runs/my-run
@@ -159,15 +140,11 @@ examples:
   marl-pool evaluate runs/my-run --plugin my_package.my_module:MyPool
 """
 DIAGNOSE = """\
-Arguments of the form key=value set a key; group=option takes another file of a group:
-
-  {groups}
-
-The policy plays, unperturbed, in a world that knows which tokens matter for the task.
-Signal loss, relation scores and the bounds of the AdaPool paper's Theorem 3.12 are
-written to the run. Several runs are shown in one table, too, which is written to --out.
-Worlds and policies without a run are named as for `marl-pool evaluate`.
-`marl-pool diagnose --cfg` prints every key with its meaning.
+{keys}
+The policy plays unperturbed in an environment that marks which tokens matter for the
+task. Signal loss, relation scores and the bounds of the AdaPool paper's Theorem 3.12
+are written to the run. A table of several runs is written to --out.
+Environments and policies without a run are named as for `marl-pool evaluate`.
 
 examples:
   marl-pool diagnose runs/my-run
@@ -176,15 +153,10 @@ examples:
   marl-pool diagnose runs/ada runs/avg runs/max --out my-table
 """
 RENDER = """\
-Arguments of the form key=value set a key; group=option takes another file of a group:
-
-  {groups}
-
-env.KEY=… shows a run in another world than it was trained in. A policy without a run
-is shown, too: its folder, with env=NAME if it does not say its world, or the name of
-one that is shipped with the package, pretrained=NAME; its video is written to --out.
-Several runs are shown side by side, in one video that is written to --out, too.
-`marl-pool render --cfg` prints every key with its meaning.
+{keys}
+env.KEY=… shows a run in another environment than it was trained in. Policies without a
+run are named as for `marl-pool evaluate`; their video is written to --out. Several runs
+are shown side by side in one video, which is also written to --out.
 
 examples:
   marl-pool render runs/my-run
@@ -194,11 +166,11 @@ examples:
   marl-pool render runs/ada runs/max perturbation=inject --out ada-and-max
 """
 REPORT = """\
-FILE becomes a page that needs nothing else: learning curves, robustness, comparisons,
-videos, and where each number comes from. Runs that differ in their seed alone are one
-method. Each run's newest evaluation counts; evaluate=true makes those that are missing,
-and then takes the keys of `marl-pool evaluate`, too. Without --out the page is written
-to reports/. `marl-pool report --cfg` prints every key with its meaning.
+FILE becomes a self-contained page: learning curves, robustness, comparisons, videos,
+and the origin of each number. Runs that differ only in their seed are one method. Each
+run's newest evaluation counts; evaluate=true makes those that are missing, and accepts
+the keys of `marl-pool evaluate`. Without --out the page is written to reports/.
+`marl-pool report --cfg` prints every key with its meaning.
 
 examples:
   marl-pool report runs/my-run
@@ -218,6 +190,21 @@ examples:
   marl-pool list
   marl-pool list pooling
 """
+VERBS = {
+    "train": ("train a policy with PPO", TRAIN),
+    "evolve": ("evolve a policy, a population at a time", EVOLVE),
+    "clone": ("clone a teacher's behaviour", CLONE),
+    "fit": ("fit a network to a supervised task", FIT),
+    "sweep": ("train a grid of policies, several at a time", SWEEP),
+    "resume": ("resume a stopped run or sweep", RESUME),
+    "evaluate": ("measure a policy under perturbations", EVALUATE),
+    "diagnose": ("measure how a policy pools signal", DIAGNOSE),
+    "render": ("make a video of a policy", RENDER),
+    "report": ("write a page about one run or several", REPORT),
+    "import-weights": ("make a policy of published weights", IMPORT_WEIGHTS),
+    "list": ("list what can be named", LIST),
+}
+"""Summary and epilog of the help of each verb."""
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -229,29 +216,29 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         InputError: an unknown verb or flag, or an argument that is neither.
     """
-    parser, verbs = _parsers(asked=arguments[0], of_fits=_are_fits(arguments))
+    parser, verbs = _parsers(arguments)
     if not arguments[0].startswith("-") and arguments[0] not in verbs:
         raise names.unknown("command", arguments[0], verbs)
     known, rest = parser.parse_known_args(arguments)
     if hasattr(known, "run"):
         # argparse takes the first bare arguments for RUN, wherever RUN stands.
-        taken = known.run if isinstance(known.run, list) else [known.run]
+        several = isinstance(known.run, list)
+        taken = known.run if several else [known.run]
         words = [*filter(None, taken), *(text for text in rest if text[0] != "-")]
         paths = [word for word in words if _is_path(word)]
-        several = isinstance(known.run, list)
         known.run = paths if several else next(iter(paths), None)
         left = [] if several else paths[1:]
         flags = [text for text in rest if text[0] == "-"]
         rest = [*(word for word in words if not _is_path(word)), *left, *flags]
     for text in rest:
-        if not _is_override(text):
+        if text.startswith("-") or "=" not in text:
             raise _not_understood(text, verbs.get(known.verb, parser))
     return known, rest
 
 
 def print_help() -> None:
-    """Print what the command can do."""
-    _parsers(asked="", of_fits=False)[0].print_help()
+    """Print the summary of all verbs."""
+    _parsers([])[0].print_help()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -262,8 +249,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsers(
-    asked: str, of_fits: bool
+    arguments: list[str],
 ) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of the command and those of its verbs."""
     parser = _Parser(
         prog="marl-pool",
         description="Train, measure and watch policies that see sets of tokens.",
@@ -272,13 +260,11 @@ def _parsers(
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-
-    def add(verb: str, what: str, epilog: str) -> argparse.ArgumentParser:
+    for verb, (what, epilog) in VERBS.items():
         # Listing a verb's groups reads a folder and loads pydantic: only if asked.
-        if asked == verb and "{groups}" in epilog:
-            made_by = "fit" if verb == "sweep" and of_fits else verb
-            epilog = epilog.format(groups=_groups(made_by))
-        return verbs.add_parser(
+        if arguments[:1] == [verb] and "{keys}" in epilog:
+            epilog = epilog.replace("{keys}", _keys(verb, arguments))
+        verbs.add_parser(
             verb,
             help=what,
             description=f"{what[0].upper()}{what[1:]}.",
@@ -287,114 +273,90 @@ def _parsers(
             allow_abbrev=False,
         )
 
-    train = add("train", "train a policy with PPO", TRAIN)
-    train.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
-    for key, what in RESOURCES.items():
-        flag = f"--{key.replace('_', '-')}"
-        train.add_argument(flag, metavar="X", help=f"{what} (resources.{key})")
-    evolve = add("evolve", "evolve a policy, a population at a time", EVOLVE)
-    evolve.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
-    for key, what in WORKERS.items():
-        flag = f"--{key.replace('_', '-')}"
-        evolve.add_argument(flag, metavar="X", help=f"{what} (resources.{key})")
-    clone = add("clone", "clone a teacher by what it does", CLONE)
-    clone.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
-    fit = add("fit", "fit a network to a supervised task", FIT)
-    fit.add_argument("--run-dir", metavar="DIR", help="folder of the new run")
-    fit.add_argument(
-        "--dry-run", action="store_true", help="print what it would cost and stop"
-    )
-    sweep = add("sweep", "train a grid of policies, several at a time", SWEEP)
-    sweep.add_argument(
+    def add(of: str, name: str, what: str, **options: Any) -> None:
+        for verb in of.split():
+            verbs.choices[verb].add_argument(name, help=what, **options)
+
+    # Flags of the verbs that train.
+    flag: dict[str, Any] = {"action": "store_true"}
+    add("train evolve clone fit", "--run-dir", "folder of the new run", metavar="DIR")
+    add("fit", "--dry-run", "print what it would cost and stop", **flag)
+    add(
+        "sweep",
         "--verb",
+        "what makes each run: train (the default) or fit",
         dest="trained_by",
         metavar="VERB",
         choices=STUDIED,
         default=STUDIED[0],
-        help="what makes each run: train (the default) or fit",
     )
-    sweep.add_argument("--sweep-dir", metavar="DIR", help="folder of the sweep")
-    sweep.add_argument(
-        "--dry-run", action="store_true", help="print the study and stop"
-    )
-    for key, what in SWEEP_FLAGS.items():
-        flag = f"--{key.replace('_', '-')}"
-        sweep.add_argument(flag, metavar="X", help=f"{what} (sweep.{key})")
-    resume = add("resume", "resume a stopped run or sweep", RESUME)
-    evaluate = add("evaluate", "measure a policy under perturbations", EVALUATE)
-    diagnose = add("diagnose", "measure how a policy pools signal", DIAGNOSE)
-    render = add("render", "make a video of a policy", RENDER)
-    reporter = add("report", "write a page about one run or several", REPORT)
-    reporter.add_argument(
-        "--out", metavar="FILE", help="new HTML file; default: one in reports/"
-    )
-    for reader, number, what in (
-        (resume, "?", "folder of the run or sweep"),
-        (render, "*", "folder of a run, or of a policy; or of several runs"),
-        (evaluate, "*", "folder of a run, or of a policy; or of several runs"),
-        (diagnose, "*", "folder of a run, or of a policy; or of several runs"),
-        (reporter, "*", "folders of runs"),
+    add("sweep", "--sweep-dir", "folder of the sweep", metavar="DIR")
+    add("sweep", "--dry-run", "print the study and stop", **flag)
+    for verb, section, keys in (
+        ("train", "resources", RESOURCES),
+        ("evolve", "resources", WORKERS),
+        ("sweep", "sweep", SWEEP_FLAGS),
     ):
-        reader.add_argument("run", metavar="RUN", nargs=number, help=what)
-    for reader in (evaluate, diagnose, render):
-        reader.add_argument(
-            "--out", metavar="DIR", help="new folder for results that belong to no run"
-        )
-    for reader in (resume, evaluate, diagnose, render, reporter):
-        reader.add_argument(
-            "--plugin",
-            metavar="CLASS",
-            action="append",
-            default=[],
-            help="package.module:Class that the run may use; may be given repeatedly",
-        )
-    composers = (train, evolve, clone, fit, sweep, evaluate, diagnose, render, reporter)
-    for composer in composers:
-        composer.add_argument(
-            "--config-dir", metavar="DIR", type=Path, help="folder of your own YAML"
-        )
-        composer.add_argument(
-            "--cfg", action="store_true", help="print the configuration and stop"
-        )
-    importer = add(
-        "import-weights", "make a policy of published weights", IMPORT_WEIGHTS
+        for key, what in keys.items():
+            name = f"--{key.replace('_', '-')}"
+            add(verb, name, f"{what} ({section}.{key})", metavar="X")
+
+    # Arguments of the verbs that read runs.
+    readers = "evaluate diagnose render"
+    what = "folder of a run, or of a policy; or of several runs"
+    new = "new folder for results that belong to no run"
+    add("report", "--out", "new HTML file; default: one in reports/", metavar="FILE")
+    run: dict[str, Any] = {"name": "run", "metavar": "RUN"}
+    add("resume", what="folder of the run or sweep", nargs="?", **run)
+    add(readers, what=what, nargs="*", **run)
+    add("report", what="folders of runs", nargs="*", **run)
+    add(readers, "--out", new, metavar="DIR")
+    add(
+        f"resume {readers} report",
+        "--plugin",
+        "package.module:Class that the run may use; may be given repeatedly",
+        metavar="CLASS",
+        action="append",
+        default=[],
     )
-    importer.add_argument("source", metavar="SOURCE", help=", ".join(WEIGHTS))
-    importer.add_argument("file", metavar="FILE", help="the published .npz")
-    importer.add_argument(
-        "--agent", metavar="NAME", required=True, help=", ".join(PUBLISHED)
-    )
-    importer.add_argument("--out", metavar="DIR", required=True, help="new folder")
-    listing = add("list", "list what can be named", LIST)
-    listing.add_argument("kind", metavar="KIND", nargs="?", help=", ".join(KINDS))
+    composers = f"train evolve clone fit sweep {readers} report"
+    add(composers, "--config-dir", "folder of your own YAML", metavar="DIR", type=Path)
+    add(composers, "--cfg", "print the configuration and stop", **flag)
+
+    # Arguments of the other verbs.
+    importer = "import-weights"
+    add(importer, "source", ", ".join(WEIGHTS), metavar="SOURCE")
+    add(importer, "file", "the published .npz", metavar="FILE")
+    add(importer, "--agent", ", ".join(PUBLISHED), metavar="NAME", required=True)
+    add(importer, "--out", "new folder", metavar="DIR", required=True)
+    add("list", "kind", ", ".join(KINDS), metavar="KIND", nargs="?")
     return parser, dict(verbs.choices)
 
 
-def _groups(verb: str) -> str:
-    from marl_pool.config.sections import VERBS, options_for
+def _keys(verb: str, arguments: list[str]) -> str:
+    from marl_pool.config.sections import VERBS, Group, options_for
 
-    groups = VERBS[verb].config_groups
-    options = {group: "|".join(options_for(verb, group)) for group in groups}
-    return "\n  ".join(f"{name}={own}" for name, own in options.items() if own)
-
-
-def _are_fits(arguments: list[str]) -> bool:
-    """Return whether trials are runs of fit, which help needs before parsing."""
-    given = " ".join(arguments).replace("=", " ")
-    return "--verb fit" in given
+    # Help is printed before the flags are parsed.
+    fits = verb == "sweep" and "--verb fit" in " ".join(arguments).replace("=", " ")
+    made_by = "fit" if fits else verb
+    kind = VERBS[made_by]
+    options = {
+        name: "|".join(options_for(made_by, name)) for name in kind.config_groups
+    }
+    groups = "\n  ".join(f"{name}={own}" for name, own in options.items() if own)
+    sections = (*kind.sections, *kind.changes)
+    *most, last = [one for one in sections if isinstance(kind.section(one), Group)]
+    classes = f"{', '.join(most)} and {last}" if most else last
+    return KEYS.format(groups=groups, classes=classes, verb=verb)
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a bare argument is a folder and not key=value."""
+    """Return True for a bare argument that is a folder and not key=value."""
     try:
         there = Path(text).exists()
     except OSError:  # longer than a path may be
         there = False
     return there or ("=" not in text and text[-1:] not in "]}")
-
-
-def _is_override(text: str) -> bool:
-    return "=" in text and not text.startswith("-")
 
 
 def _not_understood(text: str, parser: argparse.ArgumentParser) -> InputError:

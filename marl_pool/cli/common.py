@@ -47,14 +47,11 @@ def reading(
     """
     from marl_pool.config import parse
 
-    typed: set[str] = set()
-    for text in overrides:
-        override = parse(text)
-        named = names.texts_in(override.value())
-        typed |= named
-        if override.key_or_group == "env.module" or any(map(names.is_plug_in, named)):
-            search_working_directory()
-    if arguments.plugin:
+    # Names that the user typed are allowed, wherever they stand in an override.
+    parsed = [parse(text) for text in overrides]
+    typed = names.texts_in([each.value() for each in parsed])
+    modules = any(each.key_or_group == "env.module" for each in parsed)
+    if arguments.plugin or modules or any(map(names.is_plug_in, typed)):
         search_working_directory()
     allowed = {*arguments.plugin, *typed}
     with names.trust(allowed, f"the configuration of {arguments.verb}", command):
@@ -78,8 +75,8 @@ def open_run(verb: str, path: str | None) -> "Run":
         from marl_pool.training.jobs import JOBS
 
         raise InputError(
-            f"{verb}: expected a run that has a policy, got {path}, made by fit: what "
-            f"it came to is in {JOBS[run.verb].result}"
+            f"{verb}: expected a run that has a policy, got {path}, made by fit: its "
+            f"results are in {JOBS[run.verb].result}"
         )
     return run
 
@@ -88,12 +85,8 @@ def flags_as_keys(
     section: str, flags: Mapping[str, str], arguments: Namespace
 ) -> list[str]:
     """Return the overrides that the given flags stand for."""
-    given = {key: getattr(arguments, key) for key in flags}
-    return [
-        f"{section}.{key}={_quoted(value)}"
-        for key, value in given.items()
-        if value is not None
-    ]
+    given = ((key, getattr(arguments, key)) for key in flags)
+    return [f"{section}.{k}={_quoted(v)}" for k, v in given if v is not None]
 
 
 def _quoted(value: str) -> str:
@@ -114,10 +107,9 @@ def stopped(path: Path, *configs: Mapping[str, Any]) -> int:
 def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
     """Return the command that resumes a run or sweep.
 
-    Args:
-        path: folder of the run or sweep.
-        *configs: configurations of its runs, whose plug-ins the command must allow.
+    The plug-ins that ``configs`` name must be allowed by the command.
     """
+    # Plug-ins are classes, or the module of a PettingZoo environment.
     named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
     modules = ((config.get("env") or {}).get("module") for config in configs)
     plugins = sorted(named.union(filter(None, modules)))

@@ -1,4 +1,4 @@
-"""The verbs that list what there is, and take over published weights."""
+"""Verbs that list registered names and import published weights."""
 
 from argparse import Namespace
 
@@ -11,6 +11,7 @@ from marl_pool.utils.errors import InputError
 def list_registered(arguments: Namespace, overrides: list[str]) -> int:
     """Print what is registered, of one kind or of all."""
     from marl_pool.config import registry
+    from marl_pool.pretrained import pretrained_names, pretrained_summary
     from marl_pool.utils.signatures import summary
 
     if overrides:
@@ -21,22 +22,17 @@ def list_registered(arguments: Namespace, overrides: list[str]) -> int:
         if not arguments.kind:
             print(f"{kind}:")
         if kind == PRETRAINED:
-            _list_pretrained()
-            continue
-        for name, target in sorted(registry(kind).items()):
-            print(f"  {name:<16} {summary(target)}")
+            lines = [(name, pretrained_summary(name)) for name in pretrained_names()]
+        else:
+            found = sorted(registry(kind).items())
+            lines = [(name, summary(target)) for name, target in found]
+        for name, text in lines:
+            print(f"  {name:<16} {text}")
     return 0
 
 
-def _list_pretrained() -> None:
-    from marl_pool.pretrained import pretrained_names, pretrained_summary
-
-    for name in pretrained_names():
-        print(f"  {name:<16} {pretrained_summary(name)}")
-
-
 def import_weights(arguments: Namespace, overrides: list[str]) -> int:
-    """Turn published weights into a policy of ours."""
+    """Convert published weights to a policy of this package."""
     if overrides:
         raise InputError(f"import-weights takes no keys, got {overrides[0]!r}")
     for kind, given, choices in (

@@ -1,14 +1,15 @@
-"""The ``marl-pool`` command: parse, call, refuse in one line."""
+"""The ``marl-pool`` command: parse, call the verb, print an error as one line."""
 
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from marl_pool.cli import evaluate as measuring
 from marl_pool.cli import inspect as listing
 from marl_pool.cli import train as making
 from marl_pool.cli.arguments import parse, print_help
-from marl_pool.cli.common import search_working_directory
+from marl_pool.cli.common import reading, search_working_directory
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.extras import explain_missing_modules
 from marl_pool.utils.text import printable
@@ -16,20 +17,22 @@ from marl_pool.utils.text import printable
 VERBS = {
     "train": making.train,
     "sweep": making.sweep,
-    "evolve": making.evolve,
-    "clone": making.clone,
+    "evolve": making.train,
+    "clone": making.train,
     "fit": making.fit,
     "resume": making.resume,
-    "evaluate": measuring.evaluate,
-    "diagnose": measuring.diagnose,
-    "render": measuring.render,
+    "evaluate": measuring.Evaluate.main,
+    "diagnose": measuring.Diagnose.main,
+    "render": measuring.Render.main,
     "report": measuring.report,
     "import-weights": listing.import_weights,
     "list": listing.list_registered,
 }
-"""By name: from flags and overrides to the exit status."""
+"""Functions from flags and overrides to the exit status."""
 MAKING = ("train", "sweep", "evolve", "clone", "fit")
-"""Verbs that take all names from the user: modules of theirs may lie where they are."""
+"""Verbs that take all names from the user: modules may be in the working directory."""
+READING = ("evaluate", "diagnose", "render", "report")
+"""Verbs that read files of others, which may only name what the user allows."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,12 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a closed pipe can be told from a fault
         return status
     except InputError as error:
-        return _refuse(str(error))
+        # Paths in the message may contain control characters.
+        print(f"marl-pool: {printable(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("marl-pool: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read the output has enough of it; Python must not try to flush more.
+        # The reader has closed the pipe; Python must not try to flush more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -62,12 +67,6 @@ def _main(arguments: list[str]) -> int:
         return 0
     known, overrides = parse(arguments)
     if known.verb in MAKING:
-        # The verbs that read what others may have made look there only for plug-ins.
         search_working_directory()
-    return VERBS[known.verb](known, overrides)
-
-
-def _refuse(message: str) -> int:
-    # A path in it may hold anything.
-    print(f"marl-pool: {printable(message)}", file=sys.stderr)
-    return 2
+    with reading(known, overrides) if known.verb in READING else nullcontext():
+        return VERBS[known.verb](known, overrides)

@@ -1,4 +1,4 @@
-"""The verbs that make runs, and the one that goes on with them."""
+"""Verbs that make runs, and the one that resumes them."""
 
 import shlex
 import sys
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from marl_pool.sweeps import Sweep
 
 
+FLAGS = {"train": RESOURCES, "evolve": WORKERS}
+"""Flags of verbs that set the keys ``resources.…``."""
+
+
 def train(arguments: Namespace, overrides: list[str]) -> int:
-    """Train a new run by PPO."""
-    return _new_run(arguments, overrides, RESOURCES)
-
-
-def evolve(arguments: Namespace, overrides: list[str]) -> int:
-    """Evolve a new run's policy."""
-    return _new_run(arguments, overrides, WORKERS)
-
-
-def clone(arguments: Namespace, overrides: list[str]) -> int:
-    """Clone a teacher into a new run's policy."""
-    return _new_run(arguments, overrides, {})
+    """Train a new run, by the verb ``train``, ``evolve``, ``clone`` or ``fit``."""
+    verb = arguments.verb
+    overrides += flags_as_keys("resources", FLAGS.get(verb, {}), arguments)
+    config = composed(verb, arguments, overrides)
+    if config is None:
+        return 0
+    with new_run(verb, config, arguments.run_dir) as run:
+        return _run_training(run, config)
 
 
 def fit(arguments: Namespace, overrides: list[str]) -> int:
-    """Fit a new supervised run, or price it."""
+    """Fit a new supervised run, or estimate its cost."""
     if not arguments.dry_run:
-        return _new_run(arguments, overrides, {})
+        return train(arguments, overrides)
     config = composed("fit", arguments, overrides)
     if config is not None:
         from marl_pool.training.supervised.fit import price
@@ -59,32 +59,22 @@ def fit(arguments: Namespace, overrides: list[str]) -> int:
     return 0
 
 
-def _new_run(
-    arguments: Namespace, overrides: list[str], flags: Mapping[str, str]
-) -> int:
-    overrides += flags_as_keys("resources", flags, arguments)
-    verb = arguments.verb
-    config = composed(verb, arguments, overrides)
-    if config is None:
-        return 0
-    with new_run(verb, config, arguments.run_dir) as run:
-        return _run_training(run, config)
-
-
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
-    """Run every trial of a grid, or price them."""
+    """Run every trial of a grid, or estimate their cost."""
     overrides += flags_as_keys("sweep", SWEEP_FLAGS, arguments)
     from marl_pool.config import STUDIES, check, commented, compose_only, plan_sweep
     from marl_pool.sweeps import Sweep, default_path
 
     verb = arguments.trained_by
     plan = plan_sweep(overrides, arguments.config_dir, verb)
+    # Print the study that the trials have in common.
     if arguments.cfg:
         study = STUDIES[verb]
         whole, chosen = compose_only(study, plan.overrides, arguments.config_dir)
         checked = check(study, {**whole, "grid": plan.grid})
         print(commented(study, checked, chosen, arguments.config_dir), end="")
         return 0
+    # Choose a folder without an earlier sweep.
     first = plan.trials[0].config
     label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
     path = arguments.sweep_dir or default_path(label)
@@ -102,30 +92,26 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
-    with tempfile.TemporaryDirectory() as scratch:
-        # All trials share what one of them has made; a dry run leaves nothing.
-        data = scratch if dry_run else str((sweep.path / "data").absolute())
-        for trial in plan.trials:
-            if "data_dir" in trial.config and trial.config["data_dir"] is None:
-                trial.config["data_dir"] = data
-        return _run_trials(sweep, plan, dry_run)
-
-
-def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
     from marl_pool.config.grid import validate_runs
 
-    validate_runs(sweep, plan)
-    validate_ray()
-    from marl_pool.training.settings import SweepSettings
-    from marl_pool.training.sweep.run import run_sweep
+    with tempfile.TemporaryDirectory() as scratch:
+        # Trials share the data that one of them has made; a dry run leaves nothing.
+        data = scratch if dry_run else str((sweep.path / "data").absolute())
+        for trial in plan.trials:
+            if trial.config.get("data_dir", data) is None:
+                trial.config["data_dir"] = data
+        validate_runs(sweep, plan)
+        validate_ray()
+        from marl_pool.training.settings import SweepSettings
+        from marl_pool.training.sweep.run import run_sweep
 
-    settings = SweepSettings(**plan.settings)
-    try:
-        failed = run_sweep(sweep, plan.trials, settings, dry_run)
-    except KeyboardInterrupt:
-        if not sweep.is_at(sweep.path):
-            raise
-        return stopped(sweep.path, *(trial.config for trial in plan.trials))
+        settings = SweepSettings(**plan.settings)
+        try:
+            failed = run_sweep(sweep, plan.trials, settings, dry_run)
+        except KeyboardInterrupt:
+            if not sweep.is_at(sweep.path):
+                raise
+            return stopped(sweep.path, *(trial.config for trial in plan.trials))
     if not dry_run:
         print_paths([sweep.path, sweep.table_path])
     for name, reason in failed.items():
@@ -134,7 +120,7 @@ def _run_trials(sweep: "Sweep", plan: "Plan", dry_run: bool) -> int:
 
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:
-    """Go on with a run or a sweep."""
+    """Resume a run or a sweep."""
     from marl_pool.sweeps import Sweep
 
     given = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
@@ -148,25 +134,25 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
 
 def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import assign, check
-
-    run = open_run(arguments.verb, arguments.run)
     from marl_pool.training.jobs import JOBS
 
+    run = open_run(arguments.verb, arguments.run)
     if run.verb not in JOBS:
         raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
     job = JOBS[run.verb]
-    _refuse_unless(job.controls, overrides)
+    _validate_keys(job.controls, overrides)
     with trust(allowed(), run.path):
         try:
-            # Complete, whatever an earlier version wrote: `Job` reads it.
+            # Complete a configuration that an earlier version wrote: `Job` reads it.
             complete = check(run.verb, run.config)
-            _refuse_new_defaults(run.config, complete)
+            _validate_same_network(run.config, complete)
             run.config = complete
             config = check(run.verb, assign(run.config, overrides))
         except UntrustedError:
-            raise  # it names the run
+            raise  # its message names the run
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
+        # A raised limit adds training; otherwise the run may be complete.
         done, wanted = job.saved(run), job.total(config)
         if done >= wanted:
             told = f"{done:,} of {wanted:,} {job.unit}"
@@ -176,32 +162,31 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
         return _run_training(run, config)
 
 
-def _refuse_new_defaults(
+def _validate_same_network(
     stored: Mapping[str, Any], complete: Mapping[str, Any]
 ) -> None:
-    """Refuse a network whose options an earlier version did not have.
+    """Reject a network whose options an earlier version did not have.
 
-    The checkpoint's weights may fit today's default all the same, and training would
-    go on as another network in silence.
+    The checkpoint's weights may still fit today's defaults, and training would silently
+    continue as another network.
     """
     for section in ("policy", "encoder", "pooling"):
         old, new = stored.get(section), complete.get(section)
-        if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
-            continue
-        for key in sorted(new.keys() - old.keys()):
-            raise InputError(
-                f"{section}.{key}: expected the value that the run was begun with, got "
-                f"none; another version of marl_pool wrote it. Today's default is "
-                f"{new[key]!r}: if that is right, write it into config.yaml and remove "
-                "the file's last line, a checksum"
-            )
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            for key in sorted(new.keys() - old.keys()):
+                raise InputError(
+                    f"{section}.{key}: expected the value that the run was begun with, "
+                    "got none; another version of marl_pool wrote it. Today's default "
+                    f"is {new[key]!r}: if that is right, write it into config.yaml and "
+                    "remove the file's last line, a checksum"
+                )
 
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     from marl_pool.config import parse, plan_grid
     from marl_pool.training.jobs import JOBS
 
-    _refuse_unless((*JOBS[sweep.verb].controls, "sweep"), overrides)
+    _validate_keys((*JOBS[sweep.verb].controls, "sweep"), overrides)
     for key in {parse(text).key_or_group for text in overrides} & set(sweep.grid):
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
     sweep.overrides += overrides
@@ -209,8 +194,8 @@ def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     return _run_sweep(sweep, plan)
 
 
-def _refuse_unless(allowed: Sequence[str], overrides: Sequence[str]) -> None:
-    """Refuse keys that what is resumed cannot change any more."""
+def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
+    """Reject keys that a resumed run or sweep cannot change any more."""
     from marl_pool.config import parse
 
     for text in overrides:
@@ -230,9 +215,11 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
         perform(run, config)
     except KeyboardInterrupt:
         return stopped(run.path, config)
-    if config["time_limit"] is not None and job.saved(run) < job.total(config):
+    limit = job.config.from_plain(config).time_limit
+    if limit is not None and job.saved(run) < job.total(config):
         way = resume_command(run.path, config)
         print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
+    # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []
     written = (run.metrics_path, run.policy_dir, *results)
     print_paths([run.path, *filter(Path.exists, written)])

@@ -1,1 +1,1 @@
-"""Evaluation: robustness, its statistics, videos. Nothing loads until asked for."""
+"""Evaluation: robustness, its statistics, diagnosis, videos and reports."""

@@ -33,20 +33,19 @@ class CallablePolicy(Policy):
             Discrete space.
         group: group of agents that it plays.
 
-    Raises:
-        InputError: from `act`: actions of another shape or dtype, or not finite.
-        UnfitTokensError: from `act`: the function fails on another number of tokens
-            than the environment's, as some perturbations make them.
+    `act` raises `InputError` for actions of another shape or dtype, or that are not
+    finite, and `UnfitTokensError` if the function fails on another number of tokens
+    than the environment's, which some perturbations change.
     """
 
     def __init__(self, act: Act, group: AgentGroup) -> None:
         super().__init__()
         self._act, self.group = act, group
-        # Cases are played by several threads; a foreign library may not allow that.
+        # Several threads play cases, which a foreign library may not support.
         self._lock = Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CallablePolicy":
-        # The function may hold a whole foreign library, which nothing here changes.
+        # The function may refer to a whole foreign library, which need not be copied.
         return self
 
     @override
@@ -61,6 +60,7 @@ class CallablePolicy(Policy):
         shape, device = tokens.batch_shape, tokens.types.device
         with self._lock:
             found = self._call(tokens.flatten_batch())
+        # A function has neither log-probabilities nor values.
         action = torch.as_tensor(found, device=device)
         zeros = torch.zeros(shape, device=device)
         return Decision(
@@ -74,6 +74,7 @@ class CallablePolicy(Policy):
         try:
             actions = self._act(observation)
         except Exception as error:
+            # A function made for N tokens may fail on another number of them.
             expected = self.group.tokens.num_tokens
             if tokens.num_tokens == expected:
                 raise
@@ -82,33 +83,30 @@ class CallablePolicy(Policy):
                 f"the policy takes {expected} tokens and fails on "
                 f"{tokens.num_tokens}: {reason:.200}"
             ) from error
-        return self._checked(_array(actions), len(tokens.types))
+        try:
+            found = np.asarray(actions)
+        except ValueError as error:  # rows of unequal length
+            raise InputError(
+                f"policy: expected an array of actions: {error}"
+            ) from error
+        return self._checked(found, len(tokens.types))
 
     def _checked(self, actions: np.ndarray, count: int) -> np.ndarray:
+        """Return ``count`` actions in the dtype of the action space."""
         space, dtype = self.group.action_space, actions.dtype
         shape = (count, *(space.shape or ()))
+        discrete = isinstance(space, spaces.Discrete)
+        kind = "an integer" if discrete else "a real"
+        kinds = "iu" if discrete else "iuf"
         if actions.shape != shape:
             raise InputError(
                 f"policy: expected actions of shape {shape}, got {actions.shape}"
             )
-        if isinstance(space, spaces.Discrete):
-            if not np.issubdtype(dtype, np.integer):
-                raise InputError(
-                    f"policy: expected actions of an integer dtype, got {dtype}"
-                )
-            return actions.astype(np.int64)
-        if not (np.issubdtype(dtype, np.number) and np.isrealobj(actions)):
-            raise InputError(f"policy: expected actions of a real dtype, got {dtype}")
+        if dtype.kind not in kinds:
+            raise InputError(f"policy: expected actions of {kind} dtype, got {dtype}")
         if not np.isfinite(actions).all():
             raise InputError("policy: expected finite actions, got NaN or infinity")
-        return actions.astype(np.float32)
-
-
-def _array(actions: ArrayLike) -> np.ndarray:
-    try:
-        return np.asarray(actions)
-    except ValueError as error:  # rows of unequal length
-        raise InputError(f"policy: expected an array of actions: {error}") from error
+        return actions.astype(np.int64 if discrete else np.float32)
 
 
 def as_policy(given: Policy | Act, group: AgentGroup) -> Policy:

@@ -1,5 +1,6 @@
 """Cases of an evaluation: policies, with a perturbation or another environment."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,8 @@ class TransferEnv:
     Attributes:
         label: label of its row.
         env: options of the env that differ.
-        make: makes the environments, numbered as those of the other cases.
-        policies: policies by group, rescaled if asked for.
+        make: factory of the environments, numbered as those of the other cases.
+        policies: policies by group, rescaled if the row asks for it.
         baselines: other policies by name, which play in it too.
         missing: reason why it cannot be played; empty if it can.
     """
@@ -93,59 +94,49 @@ def cases_of(
     Raises:
         InputError: a wrong perturbation, or the same row twice.
     """
+    # Build every perturbation, which checks its options before anything is played.
     perturbed = [
-        case for levels in perturbations for case in _levels(policies, levels, env)
+        _perturbed(policies, levels, severity, env)
+        for levels in perturbations
+        for severity in levels.severities
     ]
-    rows = [(label(case.name, case.options), case.severity) for case in perturbed]
-    _validate_unique(rows)
-    _validate_unique([(transfer.label, None) for transfer in transfers])
-    return [
-        Case(TRAINED, policies),
-        *perturbed,
-        *(
-            Case(
-                TRAINED,
-                transfer.policies,
-                name=TRANSFER,
-                transfer=transfer,
-                missing=transfer.missing,
-            )
-            for transfer in transfers
-        ),
+    # Rows are identified by label and severity in reports.
+    rows = [
+        f"{label(each.name, each.options)!r} at severity {each.severity}"
+        for each in perturbed
+    ] + [repr(each.label) for each in transfers]
+    for row, count in Counter(rows).items():
+        if count > 1:
+            raise InputError(f"{row}: expected each row once, got it twice")
+    others = [
+        Case(TRAINED, each.policies, name=TRANSFER, transfer=each, missing=each.missing)
+        for each in transfers
     ]
+    return [Case(TRAINED, policies), *perturbed, *others]
 
 
-def _levels(
-    policies: Mapping[str, Policy], levels: PerturbationLevels, env: BatchedEnv
-) -> list[Case]:
-    """Return a case for each severity, with a reason if it does not fit the tokens."""
-    cases = []
-    for severity in levels.severities:
-        perturbation, missing = None, ""
-        config = {"name": levels.name, **levels.options, "severity": severity}
-        try:
-            perturbation = perturb(config, env)
-        except UnfitTokensError as error:
-            missing = str(error)
-        cases.append(
-            Case(
-                TRAINED,
-                policies,
-                perturbation=perturbation,
-                name=levels.name,
-                options=levels.options,
-                severity=severity,
-                missing=missing,
-            )
-        )
-    return cases
-
-
-def _validate_unique(rows: Sequence[tuple[str, float | None]]) -> None:
-    """Reject rows with equal label and severity."""
-    for name, severity in {row for row in rows if rows.count(row) > 1}:
-        at = "" if severity is None else f" at severity {severity:g}"
-        raise InputError(f"{name!r}{at}: expected each row once, got it twice")
+def _perturbed(
+    policies: Mapping[str, Policy],
+    levels: PerturbationLevels,
+    severity: float,
+    env: BatchedEnv,
+) -> Case:
+    """Return the case of one severity, with a reason if it does not fit the tokens."""
+    perturbation, missing = None, ""
+    config = {"name": levels.name, **levels.options, "severity": severity}
+    try:
+        perturbation = perturb(config, env)
+    except UnfitTokensError as error:
+        missing = str(error)
+    return Case(
+        TRAINED,
+        policies,
+        perturbation=perturbation,
+        name=levels.name,
+        options=levels.options,
+        severity=severity,
+        missing=missing,
+    )
 
 
 def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:

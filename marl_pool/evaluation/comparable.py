@@ -13,9 +13,6 @@ SHARED = ("name", "max_steps")
 def validate_comparable(runs: Sequence[Run]) -> None:
     """Reject runs of different tasks: their returns have no common scale.
 
-    Args:
-        runs: opened runs, without standalone policies.
-
     Raises:
         InputError: another env, horizon or reward, or one run given twice.
     """
@@ -23,6 +20,7 @@ def validate_comparable(runs: Sequence[Run]) -> None:
         raise InputError("expected different runs, got one of them twice")
     for first, second in itertools.pairwise(runs):
         one, other = first.env, second.env
+        # Options that shape the reward begin with its name.
         rewards = (key for key in {**one, **other} if key.startswith("reward"))
         for key in (*SHARED, *rewards):
             if one.get(key) != other.get(key):

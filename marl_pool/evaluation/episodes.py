@@ -43,14 +43,17 @@ def play(
         explore: sample actions instead of taking the most likely ones.
     """
     lost, parts = LostQueries(policies), []
-    for rows in _chunks(env):
+    # Run no more than `SIMULATORS` simulators at a time.
+    rows = torch.arange(env.num_envs, device=env.device)
+    for chunk in rows.split(SIMULATORS) if env.simulated else (rows,):
         rollout = Rollout(
-            env if len(rows) == env.num_envs else env.select(rows),
+            env if len(chunk) == env.num_envs else env.select(chunk),
             policies,
             perturbation=perturbation,
             explore=explore,
         )
         parts.append(rollout.episodes(on_step=lost).returns)
+    # Average over the group's agents.
     returns = {
         name: torch.cat([part[name] for part in parts]).mean(1).cpu().numpy()
         for name in policies
@@ -58,47 +61,39 @@ def play(
     return EpisodeReturns(returns, {name: lost.fraction(name) for name in policies})
 
 
-def _chunks(env: BatchedEnv) -> tuple[Tensor, ...]:
-    """Split the rows so that no more than `SIMULATORS` simulators run at a time."""
-    rows = torch.arange(env.num_envs, device=env.device)
-    return rows.split(SIMULATORS) if env.simulated else (rows,)
-
-
 class LostQueries:
     """Count the decisions in which the query ``"self"`` found no self token.
 
     AdaPool then falls back to the mean of the tokens present, which is not the function
-    that was trained. Used as ``on_step`` of `Rollout.episodes`.
-
-    Args:
-        policies: policies by group; those without such a query are not counted.
+    that was trained. Used as ``on_step`` of `Rollout.episodes`. Policies without such a
+    query are not counted.
     """
 
     def __init__(self, policies: Mapping[str, Policy]) -> None:
-        self.groups = {
-            name for name, policy in policies.items() if has_self_query(policy)
+        self.lost: dict[str, Tensor] = {
+            name: torch.zeros((), dtype=torch.int64)
+            for name, policy in policies.items()
+            if has_self_query(policy)
         }
-        self.lost: dict[str, Tensor] = {}
-        self.decisions = dict.fromkeys(policies, 0)
+        self.decisions = dict.fromkeys(self.lost, 0)
 
     def __call__(self, transition: Transition) -> None:
         """Count the decisions of one step."""
-        for name in self.groups:
+        for name in self.lost:
             tokens = transition.tokens[name]
+            # Counts stay on the device, so that no step waits for it.
             own = (tokens.types == SELF_TYPE) & ~tokens.padding
-            lost = (~own.any(-1)).sum()
-            self.lost[name] = self.lost.get(name, torch.zeros_like(lost)) + lost
+            self.lost[name] = (~own.any(-1)).sum() + self.lost[name].to(own.device)
             self.decisions[name] += own[..., 0].numel()
 
     def fraction(self, name: str) -> float | None:
         """Return the fraction of a group's decisions, None without such a query."""
-        if name not in self.groups:
+        if name not in self.lost:
             return None
         return float(self.lost[name]) / self.decisions[name]
 
 
 def has_self_query(policy: Policy) -> bool:
     """Return True if the policy's pooling head takes the self token as its query."""
-    if not isinstance(policy, TokenPolicy):
-        return False
-    return getattr(policy.network.pooling, "query", None) == "self"
+    head = policy.network.pooling if isinstance(policy, TokenPolicy) else None
+    return getattr(head, "query", None) == "self"

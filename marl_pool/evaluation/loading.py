@@ -1,11 +1,10 @@
 """Evaluation targets: policies, the environments to measure them in, and baselines."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,47 +35,36 @@ Policies = dict[str, Policy]
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """Origin of evaluated policies, as recorded in results.
-
-    Attributes:
-        run: name of the run, or of whatever else was evaluated.
-        trained_env: ``{"name": …, **options}`` of the training environments.
-        checkpoint: ``"best"``, ``"last"`` or the number of an iteration; empty for
-            policies that come from no run.
-        iteration: iteration of training, if known.
-        training: further entries about the run's training.
-    """
-
-    run: str
-    trained_env: Mapping[str, Any]
-    checkpoint: str | int = ""
-    iteration: int | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class EvaluationTarget:
     """Policies, and the environments to measure them in.
 
     Attributes:
         policies: policies by group, in float64; see `to_float64`.
         env: ``{"name": …, **options}`` of the environments.
-        provenance: origin of the policies.
+        source: name of the run, or of whatever else is evaluated.
+        trained_env: ``{"name": …, **options}`` of the training environments.
         seed: seed of the environments.
         device: device of policies and environments.
         fixed: groups that were not trained; baselines play with them too.
         plugins: ``package.module:Class`` names that ``env`` may use; None for an
             environment that the user chose, rather than a file.
+        checkpoint: ``"best"``, ``"last"`` or the number of an iteration; empty for
+            policies that come from no run.
+        iteration: iteration of training, if known.
+        training: further entries about the run's training, for the results.
     """
 
     policies: Policies
     env: dict[str, Any]
-    provenance: Provenance
-    seed: int
-    device: str
+    source: str
+    trained_env: Mapping[str, Any]
+    seed: int = 0
+    device: str = "cpu"
     fixed: frozenset[str] = frozenset()
     plugins: frozenset[str] | None = None
+    checkpoint: str | int = ""
+    iteration: int | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_run(
@@ -101,9 +89,9 @@ class EvaluationTarget:
             InputError: no such policy or device, or a policy that does not fit the
                 environment.
         """
-        check_device(settings.device)
-        trained_env = dict(run.env)
-        env = dict(env or trained_env)
+        validate_device(settings.device)
+        env = dict(env or run.env)
+        # Names in the run's files may only be those that the user allows.
         with trust(plugins, run.path):
             groups = describe_env(env).groups
             fixed = _fixed_groups(run, groups)
@@ -115,28 +103,30 @@ class EvaluationTarget:
                 for name, policy in fixed.items()
                 if is_scripted(policy)
             }
+            # A single module that names no group plays all but the scripted ones.
             folder = run.policy_path(settings.checkpoint)
-            saved = _saved_policies(folder, groups, scripted, plugins)
-            policies = {**saved, **scripted}
+            modules, by_group = load_modules(folder, plugins=plugins)
+            if not by_group and len(modules) == 1:
+                by_group = {g: next(iter(modules)) for g in groups if g not in scripted}
+            saved = {group: modules[module] for group, module in by_group.items()}
+            policies: Policies = {**saved, **scripted}
+            if rescale_codes:
+                policies = rescaled(policies)
             target = cls(
-                to_float64(
-                    rescaled(policies) if rescale_codes else policies, settings.device
-                ),
-                env,
-                Provenance(
-                    run.path.name,
-                    trained_env,
-                    settings.checkpoint,
-                    _iteration(run, settings.checkpoint),
-                    {
-                        "config_digest": run.config_digest,
-                        "training_seed": run.config.get("seed"),
-                    },
-                ),
-                settings.seed,
-                settings.device,
-                frozenset(fixed),
-                frozenset(plugins),
+                policies=to_float64(policies, settings.device),
+                env=env,
+                source=run.path.name,
+                trained_env=dict(run.env),
+                seed=settings.seed,
+                device=settings.device,
+                fixed=frozenset(fixed),
+                plugins=frozenset(plugins),
+                checkpoint=settings.checkpoint,
+                iteration=_iteration(run, settings.checkpoint),
+                training={
+                    "config_digest": run.config_digest,
+                    "training_seed": run.config.get("seed"),
+                },
             )
             target.validate_fit(str(run.path))
         return target
@@ -152,7 +142,7 @@ class EvaluationTarget:
         device: str = "cpu",
         plugins: Collection[str] | None = None,
     ) -> "EvaluationTarget":
-        """Take policies or functions as they are.
+        """Wrap policies or functions of observations.
 
         Args:
             policy: policy or function of observations; by group, or one for all.
@@ -166,18 +156,17 @@ class EvaluationTarget:
             InputError: no such device, groups without a policy, or a policy that does
                 not fit the environment.
         """
-        check_device(device)
-        bare = cls({}, dict(env), Provenance(name, dict(env)), seed, device)
+        validate_device(device)
+        bare = cls({}, dict(env), name, dict(env), seed, device)
         groups = bare.describe().groups
+        # One policy plays all groups.
         given = policy if isinstance(policy, Mapping) else dict.fromkeys(groups, policy)
         if set(given) != set(groups):
             raise InputError(
                 f"policy: expected one for each group {sorted(groups)}, "
                 f"got {sorted(given)}"
             )
-        policies = {
-            group: as_policy(given[group], about) for group, about in groups.items()
-        }
+        policies = {name: as_policy(given[name], own) for name, own in groups.items()}
         allowed = None if plugins is None else frozenset(plugins)
         target = replace(bare, policies=to_float64(policies, device), plugins=allowed)
         target.validate_fit("policy")
@@ -186,10 +175,14 @@ class EvaluationTarget:
     @property
     def name(self) -> str:
         """The checkpoint, with its iteration where that adds something."""
-        checkpoint, iteration = self.provenance.checkpoint, self.provenance.iteration
-        if iteration is None or iteration == checkpoint:
-            return str(checkpoint)
-        return f"{checkpoint} (iteration {iteration})"
+        if self.iteration is None or self.iteration == self.checkpoint:
+            return str(self.checkpoint)
+        return f"{self.checkpoint} (iteration {self.iteration})"
+
+    def title(self, episodes: int) -> str:
+        """Return the title of a table of ``episodes`` episodes."""
+        env = self.env["name"]
+        return f"{self.source}: {env}, {episodes} episodes, checkpoint {self.name}"
 
     def validate_fit(self, source: str) -> None:
         """Raise `InputError` if the policies cannot act in the environment."""
@@ -199,36 +192,32 @@ class EvaluationTarget:
             )
 
     def record(self, episodes: int) -> dict[str, Any]:
-        """Return the entries that hold for all rows of an evaluation.
-
-        Args:
-            episodes: episodes of each row.
-        """
-        provenance = self.provenance
+        """Return the entries that hold for all rows, each of ``episodes`` episodes."""
+        trained = self.trained_env
         return {
-            "run": provenance.run,
+            "run": self.source,
             "env": self.env,
-            "changed": changed(provenance.trained_env, self.env),
+            "changed": {
+                key: value
+                for key, value in self.env.items()
+                if key not in trained or trained[key] != value
+            },
             "episodes": episodes,
             "seed": self.seed,
-            "checkpoint": provenance.checkpoint,
-            "iteration": provenance.iteration,
+            "checkpoint": self.checkpoint,
+            "iteration": self.iteration,
             "package_version": __version__,
             "commit": commit(),
-            **provenance.training,
+            **self.training,
         }
 
     def make_env(self, num_envs: int, first: int = 0, **changes: Any) -> BatchedEnv:
         """Make evaluation environments ``first`` to ``first + num_envs - 1``.
 
         They are not yet reset. The same numbers and seed give the same episodes.
-
-        Args:
-            num_envs: number of environments.
-            first: number of the first one.
-            **changes: options of the env that differ.
+        ``changes`` are options of the env that differ.
         """
-        with nullcontext() if self.plugins is None else trust(self.plugins):
+        with self._trusted():
             return make_batched_env(
                 num_envs=num_envs,
                 seed=self.seed,
@@ -239,33 +228,28 @@ class EvaluationTarget:
 
     def describe(self, **changes: Any) -> EnvDescription:
         """Describe the evaluation environments, with some options changed."""
-        with nullcontext() if self.plugins is None else trust(self.plugins):
+        with self._trusted():
             return describe_env({**self.env, **changes})
 
-    def transfer_envs(
-        self, settings: Sequence[TransferSettings], num_envs: int
-    ) -> list[TransferEnv]:
+    def _trusted(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.plugins is None else trust(self.plugins)
+
+    def transfer_env(self, settings: TransferSettings, num_envs: int) -> TransferEnv:
         """Prepare other environments, in which the policies play unperturbed.
 
         An option that the env lacks, or tokens that the policies cannot take, are
         recorded as the reason why there are no numbers.
 
-        Args:
-            settings: changed options, by label.
-            num_envs: environments of each.
-
         Raises:
             InputError: a value that the env rejects.
         """
-        return [self._transfer_env(each, num_envs) for each in settings]
-
-    def _transfer_env(self, settings: TransferSettings, num_envs: int) -> TransferEnv:
+        # Find a reason why there can be no numbers, before building baselines.
         changes, policies = settings.env, self.policies
-        known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
-        lacking = next((key for key in changes if key not in known), "")
-        missing = f"env {self.env['name']} has no {lacking}" if lacking else ""
         baselines: dict[str, Policies] = {}
-        if not missing:
+        known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
+        if lacking := next((key for key in changes if key not in known), None):
+            missing = f"env {self.env['name']} has no {lacking}"
+        else:
             about = self.describe(**changes)
             missing = misfit(policies, about.groups)
             # Simulators are too slow to play baselines in as well.
@@ -284,22 +268,20 @@ class EvaluationTarget:
         """Return the random policy, and the env's heuristic if it has one.
 
         They replace the policies that learned; the other groups stay as in training.
-
-        Args:
-            **changes: options of the env that differ.
+        ``changes`` are options of the env that differ.
         """
-        groups = self.describe(**changes).groups
+        env, groups = self.env["name"], self.describe(**changes).groups
         baselines: dict[str, Policies] = {
             "random": {
                 name: RandomPolicy(group.action_space) for name, group in groups.items()
             }
         }
-        env = self.env["name"]
         if env in HEURISTICS:
             baselines["heuristic"] = {
                 name: make_heuristic(env, group, role=name)
                 for name, group in groups.items()
             }
+        # Groups that were not trained play as they did in training.
         fixed = {name: self.policies[name] for name in self.fixed}
         return {
             name: to_float64({**policies, **fixed}, self.device)
@@ -334,23 +316,11 @@ def rescaled(policies: Mapping[str, Policy]) -> Policies:
     """
     copies = copy.deepcopy(dict(policies))
     for policy in copies.values():
-        for module in policy.modules():
-            if (
-                isinstance(module, AttentionNeuronPooling)
-                and module.activation == "tanh"
-            ):
+        for head in policy.modules():
+            if isinstance(head, AttentionNeuronPooling) and head.activation == "tanh":
                 assert isinstance(policy, SpecifiedPolicy)
-                module.expected_tokens = policy.spec.num_tokens
+                head.expected_tokens = policy.spec.num_tokens
     return copies
-
-
-def changed(trained: Mapping[str, Any], played: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the evaluated env that differ from the trained one."""
-    return {
-        key: value
-        for key, value in played.items()
-        if key not in trained or trained[key] != value
-    }
 
 
 def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> str:
@@ -360,10 +330,10 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
     """
     for name, group in groups.items():
         policy = policies.get(name)
-        if isinstance(policy, SpecifiedPolicy):
-            reason = policy.mismatch(group.tokens, group.action_space)
-            if reason:
-                return f"the policy of {name!r}: {reason}"
+        if isinstance(policy, SpecifiedPolicy) and (
+            reason := policy.mismatch(group.tokens, group.action_space)
+        ):
+            return f"the policy of {name!r}: {reason}"
     return ""
 
 
@@ -378,58 +348,29 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(previous)
 
 
-def check_device(device: str) -> None:
-    """Reject a device that is absent or cannot compute in float64.
-
-    Raises:
-        InputError: the device cannot be used.
-    """
+def validate_device(device: str) -> None:
+    """Raise `InputError` if a device is absent or cannot compute in float64."""
     try:
         torch.empty(1, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
-            f"device: expected one that is here and computes in float64, "
+            f"device: expected one that is available and computes in float64, "
             f"got {device!r}: {reason}"
         ) from error
 
 
-def _saved_policies(
-    folder: Path,
-    groups: Collection[str],
-    scripted: Collection[str],
-    plugins: Collection[str],
-) -> Policies:
-    """Load policies; one that names no group plays all groups but the scripted ones."""
-    modules, by_group = load_modules(folder, plugins=plugins)
-    if not by_group and len(modules) == 1:
-        (only,) = modules
-        by_group = {name: only for name in groups if name not in scripted}
-    return {group: modules[module] for group, module in by_group.items()}
-
-
-def _fixed_groups(run: "Run", groups: Mapping[str, AgentGroup]) -> dict[str, str]:
-    """Read the policy names of the groups that were not trained from the config.
-
-    Raises:
-        InputError: no mapping of the environment's groups to names, or no group left
-            that was trained.
-    """
+def _fixed_groups(run: "Run", groups: Collection[str]) -> dict[str, str]:
+    """Read the policy names of the groups that were not trained from the config."""
     fixed = run.config.get("fixed") or {}
-    where = f"{run.path}/config.yaml: fixed"
-    if not isinstance(fixed, Mapping) or not all(
-        isinstance(name, str) for name in fixed.values()
+    if (
+        not isinstance(fixed, Mapping)
+        or not all(isinstance(name, str) for name in fixed.values())
+        or not set(fixed) < set(groups)
     ):
-        raise InputError(f"{where}: expected names by group, got {fixed!r:.80}")
-    for group in fixed:
-        if group not in groups:
-            raise InputError(
-                f"{where}: expected groups among {', '.join(groups)}, got {group!r}"
-            )
-    if set(fixed) == set(groups):
         raise InputError(
-            f"{where}: expected at least one group that learned, got all: "
-            f"{', '.join(fixed)}"
+            f"{run.path}/config.yaml: fixed: expected names of policies for some, not "
+            f"all of the groups {', '.join(groups)}, got {fixed!r:.80}"
         )
     return dict(fixed)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,77 +99,75 @@ def measure(
         InputError: a wrong perturbation, or policies that don't fit the environments.
     """
     # List the cases, which builds every perturbation before any episode is played.
-    cases = cases_of(policies, perturbations, transfers, make_env())
+    env = make_env()
+    cases = cases_of(policies, perturbations, transfers, env)
+    nothing = np.full(env.num_envs, np.nan)
+    # A simulator costs more memory than a second thread is worth.
+    workers = 1 if env.simulated else workers
+    del env
+    # Repeat them with sampled actions, and add the baselines in each environment.
     if stochastic:
         cases += [replace(case, explore=True) for case in cases]
-    cases += _baseline_cases(baselines or {}, transfers)
+    cases += [Case(name, own) for name, own in (baselines or {}).items()]
+    cases += [
+        Case(name, own, name=TRANSFER, transfer=transfer)
+        for transfer in transfers
+        if not transfer.missing
+        for name, own in transfer.baselines.items()
+    ]
     cases = _with_float32(cases, policies)
+
     # Play them, and take the clean returns of each precision as the pairs of drops.
     episodes = list(_play_all(cases, make_env, workers, on_progress))
     clean = {
         (case.explore, case.exact): played.returns
-        for case, (played, _) in zip(cases, episodes, strict=True)
-        if played is not None and case.name == CLEAN and case.policy == TRAINED
+        for case, played in zip(cases, episodes, strict=True)
+        if not isinstance(played, str) and (case.name, case.policy) == (CLEAN, TRAINED)
     }
-    # Summarize each case in a row for each group.
+
+    # Summarize each case in a row for each group; missing returns are NaN.
     results: list[Result] = []
-    returns: list[np.ndarray | None] = []
-    for case, (played, missing) in zip(cases, episodes, strict=True):
+    returns: list[np.ndarray] = []
+    for case, played in zip(cases, episodes, strict=True):
         if case.hidden:
             continue
-        if played is None:
-            results += [case.result(name, missing=missing) for name in policies]
-            returns += [None] * len(policies)
+        if isinstance(played, str):
+            results += [case.result(name, missing=played) for name in policies]
+            returns += [nothing] * len(policies)
             continue
         # A transfer environment is another task: a difference would be no drop.
         paired = case.policy == TRAINED and case.name not in (CLEAN, TRANSFER)
-        pairs = clean[case.explore, case.exact] if paired else None
-        results += _rows(case, played, pairs, seed)
+        pairs = clean[case.explore, case.exact] if paired else {}
+        for name in policies:
+            numbers = _numbers(played, name, pairs.get(name), seed)
+            results.append(case.result(name, **numbers))
         returns += [played.returns[name] for name in policies]
     results = [replace(result, fixed=result.group in fixed) for result in results]
+
     # Normalize by the baselines of the same environment.
-    table = _table(returns)
-    return EvaluationResults(
-        scored(results, table, seed=seed),
-        table,
-        severity_aucs(results, table, seed=seed),
-    )
+    table = np.stack(returns)
+    aucs = severity_aucs(results, table, seed=seed)
+    return EvaluationResults(scored(results, table, seed=seed), table, aucs)
 
 
 def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list[Case]:
     """Move cases that need no float64 to float32, and append hidden clean ones."""
+    # Policies in float32 have nothing to gain.
     weights = [weight for policy in policies.values() for weight in policy.parameters()]
     if not any(weight.dtype == torch.float64 for weight in weights):
         return list(cases)
     copies = copy.deepcopy(dict(policies))
     single = {name: policy.float() for name, policy in copies.items()}
-
-    def moved(case: Case) -> Case:
-        perturbation = case.perturbation
-        if perturbation is None or perturbation.reorders or case.severity == 0:
-            return case
-        return replace(case, policies=single, exact=False)
-
-    result = [moved(case) for case in cases]
+    result = [
+        case
+        if case.perturbation is None or case.perturbation.reorders or not case.severity
+        else replace(case, policies=single, exact=False)
+        for case in cases
+    ]
+    # Pair their drops with clean episodes in the same precision.
     explored = dict.fromkeys(case.explore for case in result if not case.exact)
     clean = Case(TRAINED, single, exact=False, hidden=True)
     return [*result, *(replace(clean, explore=explore) for explore in explored)]
-
-
-def _baseline_cases(
-    baselines: Mapping[str, Mapping[str, Policy]], transfers: Sequence[TransferEnv]
-) -> list[Case]:
-    """Return the clean cases of baselines, in the env itself and in the others."""
-    return [Case(name, policies) for name, policies in baselines.items()] + [
-        Case(name, policies, name=TRANSFER, transfer=transfer)
-        for transfer in transfers
-        if not transfer.missing
-        for name, policies in transfer.baselines.items()
-    ]
-
-
-CaseEpisodes = tuple[EpisodeReturns | None, str]
-"""The episodes of a case, or None and the reason."""
 
 
 def _play_all(
@@ -176,12 +175,12 @@ def _play_all(
     make_env: Callable[[], BatchedEnv],
     workers: int,
     on_progress: OnProgress,
-) -> Iterator[CaseEpisodes]:
-    """Yield each case's episodes, in order."""
+) -> Iterator[EpisodeReturns | str]:
+    """Yield the episodes of each case in order, or the reason why there are none."""
     on_progress(0, len(cases))
     # Threads, not processes: nearly all time is spent in torch, which releases the
-    # interpreter's lock. A simulator costs more memory than a second thread is worth.
-    with ThreadPoolExecutor(1 if make_env().simulated else workers) as pool:
+    # interpreter's lock.
+    with ThreadPoolExecutor(workers) as pool:
         # Each thread runs in a copy of the context, which holds the trusted names.
         futures = [
             pool.submit(copy_context().run, _play, case, make_env) for case in cases
@@ -194,48 +193,33 @@ def _play_all(
             pool.shutdown(cancel_futures=True)
 
 
-def _play(case: Case, make_env: Callable[[], BatchedEnv]) -> CaseEpisodes:
+def _play(case: Case, make_env: Callable[[], BatchedEnv]) -> EpisodeReturns | str:
     if case.missing:
-        return None, case.missing
+        return case.missing
     make = case.transfer.make if case.transfer else make_env
     try:
-        return play(case.policies, make(), case.perturbation, explore=case.explore), ""
+        return play(case.policies, make(), case.perturbation, explore=case.explore)
     except UnfitTokensError as error:
+        # Policies must fit their own environment; other cases become missing rows.
         if case.name == CLEAN:
             raise
-        return None, str(error)
+        return str(error)
 
 
-def _table(returns: Sequence[np.ndarray | None]) -> np.ndarray:
-    """Stack rows of returns; missing ones are NaN."""
-    episodes = next(len(row) for row in returns if row is not None)
-    missing = np.full(episodes, np.nan)
-    return np.stack([missing if row is None else row for row in returns])
-
-
-def _rows(
-    case: Case,
-    played: EpisodeReturns,
-    clean: Mapping[str, np.ndarray] | None,
-    seed: int,
-) -> list[Result]:
-    """Return a row for each group; ``clean`` are the returns to pair with."""
-    results = []
-    for name, returns in played.returns.items():
-        summary = summarize(returns, seed=seed)
-        numbers = {
-            "episodes": summary.episodes,
-            "std": summary.std,
-            "self_query_lost": played.self_query_lost[name],
-            **_columns("mean", summary.mean),
-            **_columns("iqm", summary.iqm),
-        }
-        if clean is not None:
-            numbers |= _columns("drop", paired_drop(clean[name], returns, seed=seed))
-        results.append(case.result(name, **numbers))
-    return results
-
-
-def _columns(name: str, interval: Sequence[float]) -> dict[str, float]:
-    keys = (name, f"{name}_low", f"{name}_high")
-    return dict(zip(keys, interval, strict=True))
+def _numbers(
+    played: EpisodeReturns, group: str, clean: np.ndarray | None, seed: int
+) -> dict[str, Any]:
+    """Return the numbers of a row; ``clean`` are the returns to pair with."""
+    returns = played.returns[group]
+    summary = summarize(returns, seed=seed)
+    intervals = {"mean": summary.mean, "iqm": summary.iqm}
+    if clean is not None:
+        intervals["drop"] = paired_drop(clean, returns, seed=seed)
+    numbers: dict[str, Any] = {
+        "episodes": summary.episodes,
+        "std": summary.std,
+        "self_query_lost": played.self_query_lost[group],
+    }
+    for name, (value, low, high) in intervals.items():
+        numbers |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    return numbers

@@ -88,7 +88,7 @@ class Result:
     @property
     def policy_label(self) -> str:
         """The policy in words."""
-        label = f"{self.policy}, sampled" if self.stochastic else self.policy
+        label = _in_words(self.policy, self.stochastic)
         return f"fixed, beside {label}" if self.fixed else label
 
 
@@ -114,16 +114,21 @@ class SeverityAUC:
     auc_low: float = NAN
     auc_high: float = NAN
 
+    @property
+    def policy_label(self) -> str:
+        """The policy in words."""
+        return _in_words(self.policy, self.stochastic)
+
+
+def _in_words(policy: str, stochastic: bool) -> str:
+    return f"{policy}, sampled" if stochastic else policy
+
 
 class Files:
     """Paths of an evaluation's files that do not exist yet.
 
     They are ``names``, or if one of them exists all with the same number:
     ``results-2.csv`` and so on.
-
-    Args:
-        folder: folder of the files.
-        names: names of the files.
     """
 
     def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
@@ -133,23 +138,26 @@ class Files:
 
     def path(self, name: str) -> Path:
         """Return the path of one of the names."""
-        if self.number == 1:
-            return self.folder / name
-        stem, suffix = Path(name).stem, Path(name).suffix
-        return self.folder / f"{stem}-{self.number}{suffix}"
+        path = self.folder / name
+        return (
+            path if self.number == 1 else path.with_stem(f"{path.stem}-{self.number}")
+        )
 
 
 def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -> None:
-    """Write a line for each result; missing values are empty.
+    """Write a line for each result, with ``about`` appended.
 
-    Args:
-        path: path of the file.
-        results: rows.
-        about: entries that hold for all rows, appended to each; mappings as JSON.
+    Missing values are empty, mappings are JSON.
     """
-    rows = [{**asdict(result), **about} for result in results]
-    lines = ({key: _cell(value) for key, value in row.items()} for row in rows)
-    tables.write_csv(path, list(rows[0]), lines)
+    rows = [tables.without_nan({**asdict(result), **about}) for result in results]
+    tables.write_csv(path, list(rows[0]), rows)
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """Write plain data, with a checksum that reveals a damaged file as ``"sha256"``."""
+    with new_file(path) as out:
+        json.dump(sealed_json(content), out, indent=2, allow_nan=False)
+        out.write("\n")
 
 
 def write_json(
@@ -158,24 +166,17 @@ def write_json(
     about: Mapping[str, Any],
     aucs: Iterable[SeverityAUC] = (),
 ) -> None:
-    """Write ``{**about, "results": […], "aucs": […]}``; missing values are null.
-
-    The last key, ``"sha256"``, is the checksum of the others, which reveals a damaged
-    file.
-    """
-    content = {**about, "results": _rows(results), "aucs": _rows(aucs)}
-    with new_file(path) as out:
-        json.dump(sealed_json(content), out, indent=2, allow_nan=False)
-        out.write("\n")
+    """Write ``{**about, "results": […], "aucs": […]}``; missing values are null."""
+    rows = [tables.without_nan(asdict(result)) for result in results]
+    areas = [tables.without_nan(asdict(auc)) for auc in aucs]
+    write_sealed(path, {**about, "results": rows, "aucs": areas})
 
 
 def write_returns(path: Path, returns: np.ndarray) -> None:
     """Write the episodes' returns as ``returns`` of an npz file.
 
-    Args:
-        path: path of the file.
-        returns: ``(rows, episodes)`` float64, in the order of the results; column j is
-            the same environment in every row. NaN where nothing was measured.
+    They are ``(rows, episodes)`` float64, in the order of the results; column j is the
+    same environment in every row. NaN where nothing was measured.
     """
     with new_binary_file(path) as out:
         np.savez_compressed(out, returns=returns)
@@ -186,50 +187,47 @@ def read_returns(path: Path) -> np.ndarray:
     return read_npz(path)["returns"]
 
 
-def _rows(records: Iterable["Result | SeverityAUC"]) -> list[dict[str, Any]]:
-    return [
-        {key: _finite(value) for key, value in asdict(record).items()}
-        for record in records
-    ]
-
-
 def print_table(results: Sequence[Result], title: str) -> None:
     """Print the results as a table, then the reasons of missing ones."""
-    groups = {result.group for result in results}
+    columns = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
     shows_lost = any(result.self_query_lost for result in results)
-    right = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
     if shows_lost:
-        right.append("self lost")
+        columns.append("self lost")
     rows = []
-    for result in results:
-        prefix = f"{result.group}: " if len(groups) > 1 else ""
-        row = [prefix + result.policy_label, result.label, *_numbers(result)]
+    for result, policy in zip(results, _policies(results), strict=True):
+        row = [policy, result.label, *_numbers(result)]
         if shows_lost:
             row.append(f"{result.self_query_lost or 0:.0%}")
         rows.append(row)
-    print_rows(title, ["policy", "perturbation"], right, rows)
-    for reason, labels in missing_reasons(results).items():
+    print_rows(title, ["policy", "perturbation"], columns, rows)
+    # Print each reason once, with all rows that it holds for.
+    reasons: dict[str, dict[str, None]] = {}
+    for result in results:
+        if result.missing:
+            reasons.setdefault(result.missing, {})[result.label] = None
+    for reason, labels in reasons.items():
         print(printable(f"not measured: {', '.join(labels)}: {reason}"))
 
 
 def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
     """Print the AUC of each perturbation of several severities, if any is defined."""
-    shown = [each for each in aucs if len(each.severities) > 2]
-    shown = [each for each in shown if not math.isnan(each.auc)]
-    if not shown:
-        return
-    groups = {each.group for each in shown}
-    rows = []
-    for each in shown:
-        prefix = f"{each.group}: " if len(groups) > 1 else ""
-        policy = f"{each.policy}, sampled" if each.stochastic else each.policy
-        interval = f"{each.auc_low:.3f} to {each.auc_high:.3f}"
-        severity = f"{each.severities[-1]:g}"
-        rows.append(
-            [prefix + policy, each.label, severity, f"{each.auc:.3f}", interval]
-        )
-    title = "mean score over severity: 0 is random, 1 the heuristic, clean"
-    print_rows(title, ["policy", "perturbation"], ["up to", "AUC", "95 %"], rows)
+    # A single severity level has no curve.
+    shown = [
+        each for each in aucs if len(each.severities) > 2 and not math.isnan(each.auc)
+    ]
+    rows = [
+        [
+            policy,
+            each.label,
+            f"{each.severities[-1]:g}",
+            f"{each.auc:.3f}",
+            f"{each.auc_low:.3f} to {each.auc_high:.3f}",
+        ]
+        for each, policy in zip(shown, _policies(shown), strict=True)
+    ]
+    if rows:
+        title = "mean score over severity: 0 is random, 1 the heuristic, clean"
+        print_rows(title, ["policy", "perturbation"], ["up to", "AUC", "95 %"], rows)
 
 
 def print_rows(
@@ -240,41 +238,20 @@ def print_rows(
 ) -> None:
     """Print a table whose intervals are over episodes.
 
-    Args:
-        title: line above the table.
-        left: names of the first columns, aligned to the left.
-        right: names of the other columns, aligned to the right.
-        rows: cells.
+    The columns ``left`` are aligned to the left, the columns ``right`` to the right.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(printable(title)),
-        title_justify="left",
-        caption=f"95 %: over episodes, so for {ONLY}",
-        caption_justify="left",
-    )
-    for name in left:
-        table.add_column(name)
-    for name in right:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    # A pipe has no width of its own, and 80 columns would break the rows.
-    console.width = console.width if console.is_terminal else 140
-    console.print(table)
+    caption = f"95 %: over episodes, so for {ONLY}"
+    columns, count = [*left, *right], len(left)
+    tables.print_table(columns, rows, title=title, caption=caption, num_names=count)
 
 
-def missing_reasons(results: Iterable[Result]) -> dict[str, list[str]]:
-    """Return the reasons of missing results, each with the labels it holds for."""
-    reasons: dict[str, dict[str, None]] = {}
-    for result in results:
-        if result.missing:
-            reasons.setdefault(result.missing, {})[result.label] = None
-    return {reason: list(labels) for reason, labels in reasons.items()}
+def _policies(rows: "Sequence[Result | SeverityAUC]") -> list[str]:
+    """Return the policies in words, with their groups if there are several."""
+    several = len({row.group for row in rows}) > 1
+    prefixes = [f"{row.group}: " if several else "" for row in rows]
+    return [
+        prefix + row.policy_label for prefix, row in zip(prefixes, rows, strict=True)
+    ]
 
 
 def _numbers(result: Result) -> list[str]:
@@ -291,12 +268,3 @@ def _numbers(result: Result) -> list[str]:
         f"{result.drop:.3f}" if paired else "",
         f"{result.drop_low:.3f} to {result.drop_high:.3f}" if paired else "",
     ]
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _cell(value: Any) -> Any:
-    value = _finite(value)
-    return json.dumps(value) if isinstance(value, dict) else value

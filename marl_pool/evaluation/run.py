@@ -1,6 +1,5 @@
 """Robustness evaluation of a run: measure, print, and write tables and a plot."""
 
-import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from marl_pool.evaluation.results import (
     write_returns,
 )
 from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
 from marl_pool.utils.progress import Progress
 
 if TYPE_CHECKING:
@@ -31,21 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """Evaluation of a run, for analyses that follow it.
-
-    Attributes:
-        target: policies and environments.
-        transfers: other environments of the evaluation.
-        results: measured numbers.
-        files: paths of the evaluation.
-        paths: files written so far.
-    """
+    """Evaluation of a run, for analyses that follow it."""
 
     target: EvaluationTarget
     transfers: list[TransferEnv]
     results: EvaluationResults
     files: Files
+    """Paths of this evaluation's files."""
     paths: list[Path]
+    """Files written so far."""
 
 
 def evaluate_run(
@@ -57,17 +51,10 @@ def evaluate_run(
 ) -> EvaluatedRun:
     """Measure a run's policies; write table, CSV, JSON and plot to ``evaluation/``.
 
-    Files of earlier evaluations stay (`Files`).
-
-    Args:
-        run: an earlier run.
-        settings: episodes, perturbations, transfer environments and so on.
-        env: options of the environments, complete; None for the run's own.
-        plugins: ``package.module:Class`` names that the run may use.
-
-    Raises:
-        InputError: no policy in the run, a wrong perturbation, no such device.
+    Files of earlier evaluations stay (`Files`). Arguments and errors are those of
+    `EvaluationTarget.from_run`; a wrong perturbation is an `InputError` too.
     """
+    # Load, which finds most mistakes before any episode is played.
     target = EvaluationTarget.from_run(
         run,
         settings,
@@ -75,7 +62,8 @@ def evaluate_run(
         rescale_codes=settings.rescale_codes,
         plugins=plugins,
     )
-    transfers = target.transfer_envs(settings.transfer_settings, settings.episodes)
+    others = settings.transfer_settings
+    transfers = [target.transfer_env(each, settings.episodes) for each in others]
     with Progress(0, unit="episodes") as progress:
 
         def on_progress(done: int, total: int) -> None:
@@ -87,10 +75,9 @@ def evaluate_run(
             progress.update(done * settings.episodes)
 
         results = evaluate_target(target, settings, transfers, on_progress)
-    title = (
-        f"{run.path.name}: {target.env['name']}, {settings.episodes} episodes, "
-        f"checkpoint {target.name}"
-    )
+
+    # Print and write the numbers.
+    title = target.title(settings.episodes)
     results.show(title)
     record = {
         **target.record(settings.episodes),
@@ -110,12 +97,8 @@ def evaluate_target(
 ) -> EvaluationResults:
     """Measure policies, without writing or printing anything.
 
-    Args:
-        target: policies and environments.
-        settings: episodes, perturbations and so on; its checkpoint, seed and device
-            are those that ``target`` was made with.
-        transfers: other environments, from `EvaluationTarget.transfer_envs`.
-        on_progress: see `measure`.
+    The target has its own checkpoint, seed and device; those of ``settings`` are
+    unused. ``transfers`` come from `EvaluationTarget.transfer_env`.
 
     Raises:
         InputError: a wrong perturbation.
@@ -139,16 +122,9 @@ def evaluate_target(
 def write_results(
     files: Files, results: EvaluationResults, record: Mapping[str, Any], title: str
 ) -> list[Path]:
-    """Write CSV, JSON, each episode's return, and a plot.
+    """Write CSV, JSON, each episode's return and a plot, and return their paths.
 
-    Args:
-        files: paths.
-        results: measured numbers.
-        record: entries that hold for all rows; see `EvaluationTarget.record`.
-        title: title of the plot.
-
-    Returns:
-        The files written.
+    ``record`` holds the entries of all rows; see `EvaluationTarget.record`.
     """
     rows = results.results
     paths = [files.path(name) for name in (TABLE, DOCUMENT, RETURNS)]
@@ -156,15 +132,17 @@ def write_results(
     write_csv(table, rows, record)
     write_json(document, rows, record, results.aucs)
     write_returns(returns, results.returns)
-    if importlib.util.find_spec("matplotlib") is None:
-        print('no plot: pip install "marl-pool[plots]"')
+    if not has_matplotlib():
+        print(f"no plot: {INSTALL_PLOTS}")
         return paths
     from marl_pool.evaluation.plots.robustness import plot_robustness
     from marl_pool.evaluation.plots.rows import plot_rows
 
     # Curves over severity have no place for other environments.
     if any(row.perturbation == TRANSFER for row in rows):
-        plot_rows(rows, files.path(ROWS), title)
-        return [*paths, files.path(ROWS)]
-    plot_robustness(rows, files.path(CURVES), title)
-    return [*paths, files.path(CURVES)]
+        paths.append(files.path(ROWS))
+        plot_rows(rows, paths[-1], title)
+    else:
+        paths.append(files.path(CURVES))
+        plot_robustness(rows, paths[-1], title)
+    return paths

@@ -4,13 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import (
-    Device,
-    NonNegativeInt,
-    PositiveInt,
-    Seed,
-)
+from marl_pool.utils.types import Device, NonNegativeInt, PositiveInt, Seed
 
 Checkpoint = Literal["best", "last"] | NonNegativeInt
 """A saved policy of a run: the best, the last, or that of an iteration."""
@@ -46,27 +40,9 @@ class PerturbationLevels:
 
     @classmethod
     def from_config(cls, entry: Mapping[str, Any]) -> "PerturbationLevels":
-        """Read ``{"name": …, "severities": […], **options}``.
-
-        Raises:
-            InputError: no name, or severities that are not a list of numbers.
-        """
+        """Read a checked ``{"name": …, "severities": […], **options}``."""
         options = dict(entry)
-        name, severities = options.pop("name", None), options.pop("severities", None)
-        if not isinstance(name, str):
-            raise InputError(f"perturbation: expected a name, got {dict(entry)}")
-        if not isinstance(severities, Sequence) or not severities:
-            raise InputError(
-                f"perturbation {name!r}: expected severities, a list of numbers in "
-                f"[0, 1], got {severities!r}"
-            )
-        for severity in severities:
-            if isinstance(severity, bool) or not isinstance(severity, int | float):
-                raise InputError(
-                    f"perturbation {name!r}: expected severities to be numbers in "
-                    f"[0, 1], got {severity!r}"
-                )
-        return cls(name, tuple(severities), options)
+        return cls(options.pop("name"), tuple(options.pop("severities")), options)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from marl_pool.pretrained import pretrained_path
 from marl_pool.utils.atomic import discard
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.metrics import free
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -55,11 +56,8 @@ class StandalonePolicy:
         from marl_pool.policies.storage import copy_policy  # imports torch
         from marl_pool.runs import Run
 
-        path = new_folder_for(self.name) if out is None else Path(out)
-        if path.exists():
-            raise InputError(
-                f"{path} exists; choose another --out or `marl-pool {verb} {path}`"
-            )
+        # The run states where its policy comes from, and holds a copy of it.
+        path = results_folder(self.name, out, f" or `marl-pool {verb} {out}`")
         run = Run.create(path, {"env": dict(env), "policy_from": self.source}, verb)
         try:
             with run.save_policy_dir() as folder:
@@ -73,14 +71,10 @@ class StandalonePolicy:
 def find_standalone(
     path: str | None, pretrained: str | None
 ) -> StandalonePolicy | None:
-    """Find the policy that a user names, unless the path is that of a run.
-
-    Args:
-        path: folder of a run or of a policy.
-        pretrained: name of a policy that is shipped with the package.
+    """Find the policy in a folder, or the one shipped as ``pretrained``.
 
     Returns:
-        None for a path that is not a policy's.
+        None for a path that is not a policy's, such as that of a run.
 
     Raises:
         InputError: both or an unknown name, or a folder of another package.
@@ -98,22 +92,32 @@ def find_standalone(
     folder = Path(path)
     if (folder / RUN).exists() or not (folder / POLICY).is_file():
         return None
+    # The policy of a run is named after the run.
     absolute = folder.absolute()
-    named = absolute if absolute.name != "policy" else absolute.parent
+    named = absolute.parent if absolute.name == "policy" else absolute
     return _standalone(named.name, folder, str(absolute))
 
 
 def _standalone(name: str, folder: Path, source: str) -> StandalonePolicy:
-    from marl_pool.policies.storage import load_env_config  # brings torch
+    from marl_pool.policies.storage import load_env_config  # imports torch
 
     return StandalonePolicy(name, folder, source, load_env_config(folder))
 
 
+def results_folder(name: str, out: str | None, instead: str = "") -> Path:
+    """Return the path of a new folder for results that belong to no run.
+
+    Without ``out`` it is in ``evaluations/`` and its name ends in ``name``.
+
+    Raises:
+        InputError: ``out`` exists; the message also recommends ``instead``.
+    """
+    folder = new_folder_for(name) if out is None else Path(out)
+    if folder.exists():
+        raise InputError(f"{folder} exists; choose another --out{instead}")
+    return folder
+
+
 def new_folder_for(name: str) -> Path:
     """Return ``evaluations/<date-time>-<name>``, numbered if that exists."""
-    dated = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    path, number = Path("evaluations") / dated, 1
-    while path.exists():
-        number += 1
-        path = path.with_name(f"{dated}-{number}")
-    return path
+    return free(Path("evaluations") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}")

@@ -22,12 +22,12 @@ EPISODES = 6
 Observation = dict[str, np.ndarray]
 
 
-def world(**options: Any) -> BatchedEnv:
+def centroid(**options: Any) -> BatchedEnv:
     return make_batched_env(num_envs=EPISODES, **{**ENV, **options})
 
 
 def own() -> Policy:
-    group = world().groups["agent"]
+    group = centroid().groups["agent"]
     return make_policy(group.tokens, group.action_space, pooling="ada", seed=1)
 
 
@@ -73,7 +73,7 @@ def test_a_function_sees_plain_arrays_of_many_agents() -> None:
         return still(observation)
 
     evaluate(act, suite={"perturbations": []}, threads=1)
-    spec = world().groups["agent"].tokens
+    spec = centroid().groups["agent"].tokens
     for name, space in spec.space().spaces.items():
         assert seen[0][name].dtype == space.dtype
         assert seen[0][name].shape == (EPISODES, *(space.shape or ()))
@@ -81,7 +81,9 @@ def test_a_function_sees_plain_arrays_of_many_agents() -> None:
 
 def test_actions_are_in_the_units_of_the_space() -> None:
     """The scripted policy gives such ones: as a function it scores 1 by definition."""
-    heuristic = make_heuristic("simple_centroid", world().groups["agent"], role="agent")
+    heuristic = make_heuristic(
+        "simple_centroid", centroid().groups["agent"], role="agent"
+    )
 
     def act(observation: Observation) -> np.ndarray:
         tokens = Tokens(*(torch.as_tensor(part) for part in observation.values()))
@@ -91,7 +93,7 @@ def test_actions_are_in_the_units_of_the_space() -> None:
     assert clean.score == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_discrete_world_takes_integers() -> None:
+def test_a_discrete_env_takes_integers() -> None:
     measured = evaluate(
         lambda observation: np.zeros(len(observation["types"]), np.int64),
         env={**ENV, "continuous_actions": False},
@@ -197,7 +199,7 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         (still, {"threads": 0}, "threads: expected an integer >= 1, got 0"),
         (still, {"stochastic": "no"}, "stochastic: expected true or false"),
         (still, {"device": "gpu0"}, "device: expected cpu, cuda or cuda:N"),
-        (still, {"device": "cuda:77"}, "device: expected one that is here"),
+        (still, {"device": "cuda:77"}, "device: expected one that is available"),
         (lambda observation: [[1.0], [1.0, 2.0]], {}, "expected an array of actions"),
         (
             lambda observation: np.full((len(observation["types"]), 5), np.nan),
@@ -254,9 +256,9 @@ def test_a_function_is_asked_by_one_thread_at_a_time() -> None:
     assert one == two
 
 
-def test_another_world_is_no_drop() -> None:
-    worlds = [{"label": "empty", "env": {"num_noise": 0}}]
-    measured = evaluate(still, suite={"transfer": worlds})
+def test_another_env_is_no_drop() -> None:
+    transfer = [{"label": "empty", "env": {"num_noise": 0}}]
+    measured = evaluate(still, suite={"transfer": transfer})
     (row,) = [
         r for r in measured.results if (r.policy, r.label) == ("trained", "empty")
     ]

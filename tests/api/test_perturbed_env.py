@@ -105,9 +105,11 @@ def test_gymnasium_checkers_accept_it(name: str) -> None:
     check_env(env, skip_render_check=True)
 
 
-def batched(name: str, group: str, seed: int, world: str, **options: Any) -> list[Any]:
-    """What the policies of one batched world see in two episodes, nobody acting."""
-    made = make_batched_env(world, 1, seed=seed, **options)
+def batched(
+    name: str, group: str, seed: int, env_name: str, **options: Any
+) -> list[Any]:
+    """Observations of one batched environment in two episodes without actions."""
+    made = make_batched_env(env_name, 1, seed=seed, **options)
     specs = [about.tokens for about in made.groups.values()]
     perturbation = make_perturbation(specs=specs, **about(name))
     policies = {name: Still() for name in made.groups}
@@ -220,12 +222,12 @@ def test_someones_own_env_of_tokens() -> None:
         (
             lambda: make_env("simple_centroid"),
             {"severity": 0.2},
-            r"perturbation: expected {\"name\": …, .*got {'severity': 0.2}; choose",
+            r"perturbation: expected a Perturbation, .*got {'severity': 0.2}; choose",
         ),
         (
             lambda: make_env("simple_centroid"),
             {"name": None},
-            r"perturbation: expected {\"name\": …, .*got {'name': None}",
+            r"perturbation: expected a Perturbation, .*got {'name': None}",
         ),
         (
             lambda: make_env("simple_centroid"),

@@ -1,4 +1,4 @@
-"""Evaluation: exact invariance, paired worlds, gaps, files that stay."""
+"""Evaluation: exact invariance, paired environments, gaps, files that stay."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ def fox_and_hens() -> BatchedEnv:
 def policies(
     env: BatchedEnv, pooling: str = "ada", **options: Any
 ) -> dict[str, Policy]:
-    """Untrained; larger weights would ask for more than the world's bounds allow."""
+    """Untrained policies; larger weights would exceed the environment's bounds."""
     options = {"init_std": 0.2, "seed": 1, **options}
     return {
         name: make_policy(group.tokens, group.action_space, pooling=pooling, **options)
@@ -74,12 +74,12 @@ def shuffled_pair(
     pooling: str, double: bool = True, every: int | None = None, explore: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns, clean and shuffled, of episodes in which last bits can add up."""
-    worlds = [centroid(16, num_noise=28, max_steps=32) for _ in range(2)]
-    played = (doubled if double else policies)(worlds[0], pooling)
+    envs = [centroid(16, num_noise=28, max_steps=32) for _ in range(2)]
+    played = (doubled if double else policies)(envs[0], pooling)
     kinds = (None, make_perturbation("shuffle", every=every))
     clean, shuffled = (
         play(played, env, kind, explore=explore).returns["agent"]
-        for env, kind in zip(worlds, kinds, strict=True)
+        for env, kind in zip(envs, kinds, strict=True)
     )
     return clean, shuffled
 
@@ -266,7 +266,7 @@ def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
     assert {clean.missing, none.missing, shuffled.missing} == {""}
 
 
-def test_a_type_that_the_world_lacks_is_a_gap_with_its_reason() -> None:
+def test_a_type_that_the_env_lacks_is_a_gap_with_its_reason() -> None:
     results = measure(
         doubled(fox_and_hens()),
         fox_and_hens,
@@ -298,8 +298,6 @@ def test_policies_that_do_not_fit_are_no_gap() -> None:
         ({"name": "shuffle", "evry": 2}, "'every'"),
         ({"name": "shuffle", "severities": [2.0]}, "severity"),
         ({"name": "inject", "token_type": "noise", "count": 0}, "count"),
-        ({"name": "shuffle", "severities": None}, "expected severities, .* got None"),
-        ({"name": "shuffle", "severities": 0.5}, r"expected severities, .* got 0\.5"),
         ({"name": "shuffle", "severities": [[0.0, 0.5]]}, r"got \[0\.0, 0\.5\]"),
         ({"name": "shuffle", "ramp": 3}, "perturbation.ramp: expected null"),
     ],
@@ -493,7 +491,7 @@ def test_an_earlier_evaluation_stays(run: Run) -> None:
     ]
 
 
-def test_the_seed_chooses_the_worlds(run: Run) -> None:
+def test_the_seed_chooses_the_envs(run: Run) -> None:
     settings = {**SETTINGS, "perturbations": []}
     means = [
         read(evaluate(run, {**settings, "seed": seed})[1])["results"][0]["mean"]
@@ -521,7 +519,7 @@ def test_the_seed_reaches_the_intervals(run: Run) -> None:
             assert got == pytest.approx(list(interval), abs=1e-7)
 
 
-def test_evaluation_worlds_are_none_that_training_meets(run: Run) -> None:
+def test_evaluation_envs_are_none_that_training_meets(run: Run) -> None:
     env = EvaluationTarget.from_run(run, EvaluateSettings()).make_env(3, first=2)
     assert env.env_ids.tolist() == [EVALUATION_ENVS + i for i in (2, 3, 4)]
 
@@ -540,7 +538,7 @@ def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
     [
         ({"checkpoint": 3}, "has no policy 3"),
         ({"checkpoint": "last"}, "has no policy 'last'"),
-        ({"device": "cuda:77"}, "device: expected one that is here"),
+        ({"device": "cuda:77"}, "device: expected one that is available"),
         (
             {"perturbations": [{"name": "rewrite", "severities": [1.0]}]},
             "unknown perturbation 'rewrite'.*'rewire'",

@@ -47,7 +47,7 @@ LACKING: dict[str, set[str]] = {
     "cartpole": {"confuse", "inject"},
     "fox and hens": {"inject"},
 }
-"""What a world's tokens cannot be asked for: a marked gap."""
+"""What an environment's tokens cannot be asked for: a marked gap."""
 NOTICED = set(PERTURBATIONS) - {"shuffle"}
 
 
@@ -79,7 +79,7 @@ def measured(env: str, *names: str) -> EvaluationResults:
     return measure(to_float64(policies), make, swept)
 
 
-# In quick runs a world that all perturbations fit, and one with gaps.
+# In quick runs an environment that all perturbations fit, and one with gaps.
 @pytest.mark.parametrize(
     "env",
     [

@@ -1,16 +1,11 @@
 """Diagnoses as CSV, as JSON and as a table on screen."""
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 from marl_pool.evaluation.diagnosis.records import NAN, Diagnosis
 from marl_pool.utils import tables
-from marl_pool.utils.atomic import new_file
-from marl_pool.utils.manifest import sealed_json
 from marl_pool.utils.text import printable
 
 TABLE, DOCUMENT, PLOT = "diagnosis.csv", "diagnosis.json", "diagnosis.png"
@@ -27,55 +22,33 @@ def to_plain(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def from_plain(values: Mapping[str, Any]) -> Diagnosis:
     """Invert `to_plain`; other keys are ignored."""
-    known: dict[str, Any] = {item.name: values[item.name] for item in fields(Diagnosis)}
-    for key, value in known.items():
-        known[key] = NAN if value is None else value
+    names = [item.name for item in fields(Diagnosis)]
+    known: dict[str, Any] = {
+        name: NAN if values[name] is None else values[name] for name in names
+    }
     return Diagnosis(**known)
 
 
-def write_json(
-    path: Path, rows: Iterable[Mapping[str, Any]], about: Mapping[str, Any]
-) -> None:
-    """Write ``{**about, "rows": […]}`` and a checksum under ``"sha256"``."""
-    content = sealed_json({**about, "rows": list(rows)})
-    with new_file(path) as out:
-        json.dump(content, out, indent=2, allow_nan=False)
-        out.write("\n")
-
-
-def _number(value: float, digits: int = 3) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _interval(low: float, high: float) -> str:
-    return "" if math.isnan(low) else f"{low:.3f} to {high:.3f}"
-
-
-def _percent(fraction: float) -> str:
-    return "" if math.isnan(fraction) else f"{fraction:.0%}"
-
-
-Format = Callable[[Diagnosis], str]
-
-COMMON: dict[str, Format] = {
-    "k of N": lambda row: f"{row.num_signal:.3g} of {row.num_tokens:.3g}",
-    "loss": lambda row: _number(row.signal_loss),
-    "excess": lambda row: _number(row.excess),
-    "95 %": lambda row: _interval(row.excess_low, row.excess_high),
-    "of mean": lambda row: _number(row.mean_excess),
-    "w signal": lambda row: _number(row.signal_weight),
-    "k/N": lambda row: _number(row.uniform_weight),
-    "w self": lambda row: _number(row.self_weight),
+COMMON = {
+    "k of N": "{num_signal:.3g} of {num_tokens:.3g}",
+    "loss": "{signal_loss:.3f}",
+    "excess": "{excess:.3f}",
+    "95 %": "{excess_low:.3f} to {excess_high:.3f}",
+    "of mean": "{mean_excess:.3f}",
+    "w signal": "{signal_weight:.3f}",
+    "k/N": "{uniform_weight:.3f}",
+    "w self": "{self_weight:.3f}",
 }
-SCORED: dict[str, Format] = {
-    "ε_s": lambda row: _number(row.signal_width, 2),
-    "ε_η": lambda row: _number(row.noise_width, 2),
-    "M": lambda row: _number(row.margin, 2),
-    "D": lambda row: _number(row.distance, 2),
-    "M > 0": lambda row: _percent(row.margin_positive),
-    "U_s-L_s": lambda row: _number(row.signal_bound_width),
-    "U_η-L_η": lambda row: _number(row.noise_bound_width),
-    "outside": lambda row: f"{row.violations} of {row.checked:,}",
+"""Format of each column."""
+SCORED = {
+    "ε_s": "{signal_width:.2f}",
+    "ε_η": "{noise_width:.2f}",
+    "M": "{margin:.2f}",
+    "D": "{distance:.2f}",
+    "M > 0": "{margin_positive:.0%}",
+    "U_s-L_s": "{signal_bound_width:.3f}",
+    "U_η-L_η": "{noise_bound_width:.3f}",
+    "outside": "{violations} of {checked:,}",
 }
 """Columns of heads with relation scores."""
 
@@ -91,8 +64,12 @@ def print_table(named: Named, title: str) -> None:
             print(f"not measured: {printable(name)}: {row.missing}")
 
 
-def _cells(row: Diagnosis, columns: Mapping[str, Format]) -> list[str]:
+def _cells(row: Diagnosis, columns: Mapping[str, str]) -> list[str]:
     if row.missing:
         return ["not measured"]
     blank = () if row.checked else SCORED
-    return ["" if name in blank else text(row) for name, text in columns.items()]
+    texts = [
+        "" if name in blank else form.format_map(vars(row))
+        for name, form in columns.items()
+    ]
+    return ["" if "nan" in text else text for text in texts]

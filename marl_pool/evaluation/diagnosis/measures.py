@@ -68,6 +68,7 @@ def pool_as_in_theory(
         UnfitTokensError: a head without weights, a recurrent one, or several heads in
             parallel.
     """
+    # Reject heads whose result is no weighted sum of this set's tokens.
     name, width = type(head).__name__, x.shape[-1]
     if isinstance(head, ClsPooling):
         return PooledSets(head(x, padding, types), 1, None, None)
@@ -79,10 +80,10 @@ def pool_as_in_theory(
     if isinstance(head, MultiPooling):
         # Each of its heads weights whole vectors, not a part of the features.
         raise UnfitTokensError(f"expected a single pooling head, got {name}")
-    if isinstance(head, MaxPooling):
-        weights: Tensor | None = theory.max_weights(x, padding)
-    else:
-        weights = head.weights(x, padding, types)
+    is_max = isinstance(head, MaxPooling)
+    weights = (
+        theory.max_weights(x, padding) if is_max else head.weights(x, padding, types)
+    )
     if weights is None:
         raise UnfitTokensError(f"expected a head with attention weights, got {name}")
     heads = weights.shape[1]
@@ -99,16 +100,15 @@ def pool_as_in_theory(
 
 
 def network_of(policy: Policy) -> SetNetwork:
-    """The set network of a policy.
+    """Return the set network of a policy.
 
     Raises:
         UnfitTokensError: a policy without an encoder and a pooling head.
     """
     if isinstance(policy, TokenPolicy):
         return policy.network
-    raise UnfitTokensError(
-        f"expected a policy with a pooling head, got {type(policy).__name__}"
-    )
+    name = type(policy).__name__
+    raise UnfitTokensError(f"expected a policy with a pooling head, got {name}")
 
 
 @torch.no_grad()

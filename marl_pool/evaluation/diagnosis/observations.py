@@ -49,9 +49,6 @@ def record_observations(
         episodes: number of episodes, one in each environment.
         limit: maximal number of observations of each group.
 
-    Returns:
-        Observations by group.
-
     Raises:
         UnfitTokensError: the environment defines no signal.
         InputError: ``limit`` is less than one step of all episodes.
@@ -69,31 +66,31 @@ def record_observations(
     stride = -(-episodes * agents * env.max_steps // limit)
     # Simulators are expensive: play a few at a time, other environments all together.
     batch = SIMULATORS if env.simulated else episodes
-    recorders = []
+    chunks: dict[str, list[GroupObservations]] = {name: [] for name in env.groups}
     for first in range(0, episodes, batch):
         envs = target.make_env(min(batch, episodes - first), first=first)
         rollout = Rollout(envs, target.policies)
-        recorder = _ObservationRecorder(rollout.env, stride, first)
+        recorder = _ObservationRecorder(rollout.env, stride, first, chunks)
         rollout.episodes(on_step=recorder)
-        recorders.append(recorder)
-    return {name: _concatenate(name, recorders) for name in env.groups}
+    return {name: _concatenate(own) for name, own in chunks.items()}
 
 
 class _ObservationRecorder:
-    """Hook of `Rollout.episodes` that records every n-th step.
+    """Hook of `Rollout.episodes` that appends every n-th step to ``chunks``.
 
-    Args:
-        env: the environments in their initial state.
-        stride: n.
-        first: number of the first episode.
+    It is made for the initial state of environments whose first episode has the number
+    ``first``; n is ``stride``.
     """
 
-    def __init__(self, env: BatchedEnv, stride: int, first: int) -> None:
-        self.stride, self.first, self.time = stride, first, 0
+    def __init__(
+        self,
+        env: BatchedEnv,
+        stride: int,
+        first: int,
+        chunks: dict[str, list[GroupObservations]],
+    ) -> None:
+        self.stride, self.first, self.chunks, self.time = stride, first, chunks, 0
         self.first_env = int(env.env_ids[0])
-        self.kept: dict[str, list[GroupObservations]] = {
-            name: [] for name in env.groups
-        }
         # A transition holds the environment after the step, but its tokens are from
         # before: keep masks from before, for all environments, finished ones included.
         self.active = {name: own.clone() for name, own in env.active.items()}
@@ -101,26 +98,23 @@ class _ObservationRecorder:
 
     def __call__(self, transition: Transition) -> None:
         rows = transition.env.env_ids - self.first_env
-        if self.time % self.stride == 0:
-            for name, tokens in transition.tokens.items():
-                self._keep(name, tokens, rows)
         active, signal = transition.env.active, transition.env.signal()
-        for name in self.kept:
+        for name, tokens in transition.tokens.items():
+            if self.time % self.stride == 0:
+                acting = self.active[name][rows]
+                numbers = (rows + self.first)[:, None].expand_as(acting)
+                marked = self.signal[name][rows]
+                self.chunks[name].append(
+                    GroupObservations(
+                        tokens.at(acting), marked[acting], numbers[acting]
+                    )
+                )
             self.active[name][rows] = active[name]
             self.signal[name][rows] = signal[name]
         self.time += 1
 
-    def _keep(self, name: str, tokens: Tokens, rows: Tensor) -> None:
-        active = self.active[name][rows]
-        episodes = (rows + self.first)[:, None].expand_as(active)
-        signal = self.signal[name][rows]
-        self.kept[name].append(
-            GroupObservations(tokens.at(active), signal[active], episodes[active])
-        )
 
-
-def _concatenate(name: str, recorders: list[_ObservationRecorder]) -> GroupObservations:
-    chunks = [chunk for recorder in recorders for chunk in recorder.kept[name]]
+def _concatenate(chunks: list[GroupObservations]) -> GroupObservations:
     tokens = zip(*(chunk.tokens for chunk in chunks), strict=True)
     return GroupObservations(
         Tokens(*(torch.cat(tensors) for tensors in tokens)),

@@ -39,11 +39,6 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
     beside that of average pooling. The others need relation scores: the ranges of the
     scores, as in the paper's Figure 3, and the distances of the weights from the
     optimal ones with the bounds of Theorem 3.12.
-
-    Args:
-        named: diagnoses with their names.
-        path: of the PNG file.
-        title: above all panels.
     """
     panels = [_draw_excess]
     if any(row.checked for _, row in named):
@@ -71,8 +66,11 @@ def _draw_excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
     for place in set(range(len(rows))) - set(places):
         mark_missing_row(axes, place)
     measured = [rows[place] for place in places]
+    mean, excess, low, high = _columns(
+        measured, "mean_excess", "excess", "excess_low", "excess_high"
+    )
     axes.plot(
-        [row.mean_excess for row in measured],
+        mean,
         places,
         "|",
         color=MEAN,
@@ -81,22 +79,16 @@ def _draw_excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
         label="mean of all tokens",
     )
     axes.errorbar(
-        [row.excess for row in measured],
+        excess,
         places,
-        xerr=_error_bars(measured),
+        # If all resamples agree, rounding may put a bound beyond the mean.
+        xerr=np.maximum(0, [excess - low, high - excess]),
         fmt="o",
         color=SIGNAL,
         capsize=3,
         label="pooling head, 95 %",
     )
     axes.set_xlabel("excess signal loss / variance")
-
-
-def _error_bars(rows: Sequence[Diagnosis]) -> np.ndarray:
-    """Lengths of the interval below and above the mean, ``(2, rows)``; NaN for none."""
-    excess, low, high = _columns(rows, "excess", "excess_low", "excess_high")
-    # If all resamples agree, rounding may put a bound beyond the mean.
-    return np.maximum(0, [excess - low, high - excess])
 
 
 def _draw_scores(axes: "Axes", rows: Sequence[Diagnosis]) -> None:

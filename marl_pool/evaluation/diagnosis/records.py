@@ -104,14 +104,11 @@ def summarize(
 ) -> list[Diagnosis]:
     """Summarize measures over all heads, and over each head if there are several.
 
-    Args:
-        group: name of the agents' group.
-        pooling: name of the pooling head.
-        observations: the measured observations.
-        measures: from `measure_head`.
-        seed: of the bootstrap.
+    ``group`` and ``pooling`` are the names in the records, ``seed`` that of the
+    bootstrap.
     """
     variance, within = theory.variance(measures.moments)
+    # Numbers that all heads share.
     known: dict[str, Any] = {
         "group": group,
         "pooling": pooling,
@@ -124,6 +121,7 @@ def summarize(
         "variance": float(variance),
         "within": float(within),
     }
+    # One record of all heads, then one of each.
     rows = []
     for head in (None, *range(known["heads"] if known["heads"] > 1 else 0)):
         columns = slice(None) if head is None else slice(head, head + 1)
@@ -143,16 +141,12 @@ def _summary(
     made: dict[str, Any] = {
         key: _mean(value) for key, value in numbers.items() if key not in counts
     }
-    excess = numbers["excess"].mean(1)
-    made |= zip(
-        ("excess_low", "excess_high"),
-        _interval(excess, episodes, seed),
-        strict=True,
-    )
+    # The interval is of the mean over heads.
+    low, high = _interval(numbers["excess"].mean(1), episodes, seed)
+    made |= {"excess_low": low, "excess_high": high}
     if "margin" in numbers:
         margin = numbers["margin"]
-        known = margin[~margin.isnan()]
-        made["margin_positive"] = _mean((known > 0).double())
+        made["margin_positive"] = _mean((margin[~margin.isnan()] > 0).double())
         for kind in ("signal", "noise"):
             width = numbers[f"{kind}_high"] - numbers[f"{kind}_low"]
             made[f"{kind}_bound_width"] = _mean(width)

@@ -14,7 +14,6 @@ from marl_pool.evaluation.diagnosis.files import (
     from_plain,
     print_table,
     to_plain,
-    write_json,
 )
 from marl_pool.evaluation.diagnosis.measures import measure_head, network_of
 from marl_pool.evaluation.diagnosis.observations import (
@@ -23,13 +22,13 @@ from marl_pool.evaluation.diagnosis.observations import (
 )
 from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, summarize
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
-from marl_pool.evaluation.results import Files
+from marl_pool.evaluation.results import Files, write_sealed
 from marl_pool.evaluation.settings import DiagnoseSettings
-from marl_pool.evaluation.standalone import new_folder_for
+from marl_pool.evaluation.standalone import results_folder
 from marl_pool.policies.base import Policy
 from marl_pool.pooling import POOLING
 from marl_pool.utils.atomic import make_folder
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.names import name_of
 from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
 from marl_pool.utils.tables import write_csv
@@ -48,20 +47,13 @@ def diagnose_run(
     """Diagnose a run's trained policies in unperturbed episodes.
 
     The files are added to the run's ``evaluation/``; see `Diagnosis` for the numbers.
-
-    Args:
-        run: an earlier run.
-        settings: of the diagnosis.
-        env: ``{"name": …, **options}``; None for the environment of the training.
-        plugins: ``package.module:Class`` names that files of the run may name.
+    Arguments and errors are those of `EvaluationTarget.from_run`; an environment that
+    defines no signal is an `InputError` too.
 
     Returns:
         The files written.
-
-    Raises:
-        InputError: a run without such a policy, an unavailable device, or an
-            environment that defines no signal.
     """
+    # Play, and measure the trained groups.
     target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
     with cpu_threads(settings.threads):
         observations = record_observations(
@@ -73,20 +65,20 @@ def diagnose_run(
             if group not in target.fixed
             for row in diagnose(group, target.policies[group], own, target.seed)
         ]
-    named = [(_name(row, rows), row) for row in rows if _is_shown(row)]
-    title = (
-        f"{run.path.name}: {target.env['name']}, {settings.episodes} episodes, "
-        f"checkpoint {target.name}"
-    )
+    # Single heads of MaxPooling are features, too many to show.
+    shown = [row for row in rows if row.head == ALL or row.checked]
+    named = list(zip(_names(shown), shown, strict=True))
+    title = target.title(settings.episodes)
     print_table(named, title)
+
+    # Write all rows, including the heads that are not shown.
     files = Files(run.make_evaluation_dir(), NAMES)
-    common = target.record(settings.episodes)
+    table, document = files.path(TABLE), files.path(DOCUMENT)
+    about = target.record(settings.episodes)
     lines = [to_plain(row) for row in rows]
-    columns = [*lines[0], *common]
-    write_csv(files.path(TABLE), columns, ({**line, **common} for line in lines))
-    write_json(files.path(DOCUMENT), lines, common)
-    written = [files.path(TABLE), files.path(DOCUMENT)]
-    return written + _plot(files.path(PLOT), named, title)
+    write_csv(table, [*lines[0], *about], ({**line, **about} for line in lines))
+    write_sealed(document, {**about, "rows": lines})
+    return [table, document, *_plot(files.path(PLOT), named, title)]
 
 
 def diagnose(
@@ -96,9 +88,9 @@ def diagnose(
 
     Args:
         group: name of the agents' group.
-        policy: a policy in eval mode; in float64 for exact relation scores.
-        observations: of the group's agents.
-        seed: of the bootstrap.
+        policy: in eval mode; in float64 for exact relation scores.
+        observations: observations of the group's agents.
+        seed: seed of the bootstrap.
 
     Returns:
         One record of all heads and, if there are several, one of each; for a policy
@@ -115,22 +107,18 @@ def diagnose(
 
 
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
-    """Print and write one table of several runs' diagnoses.
+    """Print and write one table of several runs' diagnoses, and return the files.
 
     Args:
         documents: the runs' ``diagnosis.json``.
         out: a new folder; None for one in ``evaluations/``.
 
-    Returns:
-        The files written.
-
     Raises:
         InputError: the folder exists.
     """
-    folder = new_folder_for("diagnosis") if out is None else Path(out)
-    if folder.exists():
-        raise InputError(f"{folder} exists; choose another --out")
+    folder = results_folder("diagnosis", out)
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in documents]
+    # Compare the rows of all heads together.
     lines = [
         {"run": content["run"], **line}
         for content in contents
@@ -146,25 +134,22 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     title = f"Diagnoses of {len(contents)} runs"
     print_table(named, title)
     make_folder(folder)
-    write_csv(folder / TABLE, list(lines[0]), lines)
+    table, document = folder / TABLE, folder / DOCUMENT
+    write_csv(table, list(lines[0]), lines)
     runs = [{k: v for k, v in c.items() if k != "rows"} for c in contents]
-    write_json(folder / DOCUMENT, lines, {"runs": runs})
-    written = [folder / TABLE, folder / DOCUMENT]
-    return written + _plot(folder / PLOT, named, title)
+    write_sealed(document, {"runs": runs, "rows": lines})
+    return [table, document, *_plot(folder / PLOT, named, title)]
 
 
-def _is_shown(row: Diagnosis) -> bool:
-    # Single heads of MaxPooling are features, too many to show.
-    return row.head == ALL or row.checked > 0
-
-
-def _name(row: Diagnosis, rows: Sequence[Diagnosis]) -> str:
-    several = len({other.group for other in rows}) > 1
-    which = "all heads" if row.head == ALL else f"head {row.head}"
-    if row.heads <= 1:
-        which = ""
-    parts = (f"{row.group}:" if several else "", row.pooling, which)
-    return " ".join(part for part in parts if part)
+def _names(rows: Sequence[Diagnosis]) -> list[str]:
+    """Return the parts that tell rows apart: group, pooling and attention head."""
+    several = len({row.group for row in rows}) > 1
+    names = []
+    for row in rows:
+        head = "all heads" if row.head == ALL else f"head {row.head}"
+        parts = [f"{row.group}:"] * several + [row.pooling] + [head] * (row.heads > 1)
+        names.append(" ".join(parts))
+    return names
 
 
 def _plot(path: Path, named: Named, title: str) -> list[Path]:
@@ -175,7 +160,7 @@ def _plot(path: Path, named: Named, title: str) -> list[Path]:
 
     try:
         plot_diagnoses(named, path, title)
-    except Exception as error:  # the numbers are written; a figure must not fail them
+    except Exception as error:  # a failed figure must not lose the numbers
         print(f"no plot: {type(error).__name__}: {' '.join(str(error).split())}")
         return []
     return [path]

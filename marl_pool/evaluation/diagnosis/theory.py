@@ -119,31 +119,28 @@ def weight_bounds(ranges: Neighborhoods) -> WeightBounds:
 
 
 def outside(
-    weights: Tensor,
-    signal: Tensor,
-    bounds: WeightBounds,
-    padding: Tensor | None = None,
-    tolerance: float = TOLERANCE,
+    weights: Tensor, signal: Tensor, bounds: WeightBounds, padding: Tensor | None = None
 ) -> Tensor:
-    """Mark the weights outside their bounds.
+    """Mark the weights that are further than `TOLERANCE` outside their bounds.
 
     Args:
         weights: ``(*B, N)``, attention weights of one head.
         signal: bool, broadcastable to ``(*B, N)``.
         bounds: from `weight_bounds`.
         padding: as ``signal``, True = ignore; None for no padding.
-        tolerance: tolerated distance from the bounds.
 
     Returns:
         ``(*B, N)`` bool, False for padded tokens and True for NaN.
     """
+    # The optimal weight is 1/k for signal and 0 for noise.
     is_signal, is_noise = _split(weights, signal, padding)
     optimal = is_signal.double() / is_signal.sum(-1, keepdim=True).clamp(min=1)
     error = optimal - weights.double()
     signal_low, signal_high, noise_low, noise_high = (b[..., None] for b in bounds)
     low = torch.where(is_signal, signal_low, noise_low)
     high = torch.where(is_signal, signal_high, noise_high)
-    within = (low - tolerance <= error) & (error <= high + tolerance)
+    # NaN compares as False, and counts as outside.
+    within = (low - TOLERANCE <= error) & (error <= high + TOLERANCE)
     return ~within & (is_signal | is_noise)
 
 
@@ -160,6 +157,7 @@ def pool(x: Tensor, weights: Tensor) -> Tensor:
     Returns:
         ``(B, D)``.
     """
+    # (B, heads, N, D / heads): head h sees the h-th part of the features.
     parts = x.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2)
     return (weights[:, :, None] @ parts).flatten(1)
 
@@ -220,9 +218,8 @@ def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
 
 def moments(x: Tensor, padding: Tensor | None = None) -> Moments:
     """Count, mean and spread of the vectors ``(B, N, D)`` of each set."""
-    present = torch.ones_like(x[..., 0], dtype=torch.bool)
-    if padding is not None:
-        present = ~padding
+    everything = torch.ones_like(x[..., 0], dtype=torch.bool)
+    present = everything if padding is None else ~padding
     mean = _mean(x.double(), present).nan_to_num(0.0)
     squares = (x.double() - mean[:, None]).square().sum(-1)
     return Moments(
@@ -248,9 +245,8 @@ def _split(
     scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Masks of the present signal and noise tokens, in the shape of ``scores``."""
-    present = torch.ones_like(scores, dtype=torch.bool)
-    if padding is not None:
-        present = present & ~padding
+    everything = torch.ones_like(scores, dtype=torch.bool)
+    present = everything if padding is None else everything & ~padding
     return present & signal, present & ~signal
 
 

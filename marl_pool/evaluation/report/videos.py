@@ -1,8 +1,7 @@
 """Videos of the policies, unperturbed and perturbed episodes side by side."""
 
 import base64
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,9 +21,9 @@ from marl_pool.evaluation.report.group_scores import (
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.runs import Loaded, with_trained
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.video.render import EpisodeDrawer
-from marl_pool.evaluation.video.tiling import Tile, grid_frames
-from marl_pool.evaluation.video.webm import VideoWriter
+from marl_pool.evaluation.video.render import episode_frames
+from marl_pool.evaluation.video.tiling import grid_frames
+from marl_pool.evaluation.video.webm import write_webm
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 
@@ -115,9 +114,7 @@ def side_by_side(
         tiles.append(_tile(subject, perturbation, about, group))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"
-        with VideoWriter(path, FPS) as writer:
-            for image in islice(grid_frames([tiles]), 0, None, EVERY):
-                writer.write(image)
+        write_webm(path, islice(grid_frames([tiles]), 0, None, EVERY), FPS)
         return base64.b64encode(path.read_bytes()).decode()
 
 
@@ -126,11 +123,9 @@ def _tile(
     perturbation: Mapping[str, Any] | None,
     about: str,
     group: str,
-) -> Tile:
+) -> Iterator[np.ndarray]:
     env = subject.make_env(1)
     env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
     change = None if perturbation is None else perturb(perturbation, env)
     rollout = Rollout(env, subject.policies, perturbation=change)
-    frames: deque[np.ndarray] = deque()
-    drawer = EpisodeDrawer(rollout, frames.append, about=about, size=SIZE, group=group)
-    return Tile(rollout.transitions(), drawer, frames)
+    return episode_frames(rollout, about=about, size=SIZE, group=group)

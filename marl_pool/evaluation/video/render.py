@@ -1,7 +1,6 @@
 """Videos of trained policies, with their attention drawn into the frames."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,12 +14,13 @@ from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.video.tiling import Tile, grid_frames
-from marl_pool.evaluation.video.webm import VideoWriter, with_caption
+from marl_pool.evaluation.video.tiling import grid_frames
+from marl_pool.evaluation.video.webm import with_caption, write_webm
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.policies.base import Policy, State
-from marl_pool.rollout import Rollout, Transition
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
+from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
 
@@ -55,7 +55,7 @@ def attention_of(
     Args:
         policy: the agent's policy.
         tokens: perturbed tokens of one environment.
-        state: of the perturbation; ``origin`` holds each token's index before it.
+        state: state of the perturbation; ``origin`` holds each token's index before it.
             Empty without a perturbation.
         num_tokens: N, number of unperturbed tokens.
         agent: index of the agent in its group.
@@ -72,9 +72,16 @@ def attention_of(
         heads = policy.attention_weights(tokens, memory)
     if heads is None:
         return None
-    weights = _choose_head(heads[0, agent], head)
+    own = heads[0, agent]
+    if isinstance(head, int) and 0 <= head < len(own):
+        weights = own[head]
+    elif head == "mean":
+        weights = own.mean(0)
+    else:
+        raise InputError(f"head: expected mean or 0 to {len(own) - 1}, got {head}")
     if "origin" not in state:
         return Attention(weights, 0.0)
+    # Move the weights to where the tokens come from; injected ones come from nowhere.
     origin = state["origin"][0, agent]
     known = origin >= 0
     original = weights.new_zeros(num_tokens)
@@ -82,84 +89,70 @@ def attention_of(
     return Attention(original, float(weights[~known].sum()))
 
 
-class EpisodeDrawer:
-    """Draw the frames of an episode; a hook of `Rollout.episodes`.
+def episode_frames(
+    rollout: Rollout,
+    *,
+    about: str = "",
+    head: Head | None = "mean",
+    size: int = 512,
+    top: int = 0,
+    group: str | None = None,
+) -> Iterator[np.ndarray]:
+    """Play an episode and draw its frames.
 
     Each frame shows the environment before a step and the policy's attention in that
-    step. A last frame shows the final state.
+    step. The last frame shows the final state.
 
     Args:
-        rollout: of one environment.
-        show: receives each frame, ``(height, width, 3)`` uint8 RGB.
-        about: a line of text in all frames.
+        rollout: rollout of one environment.
+        about: text in all frames.
         head: attention head to draw; None for none.
         size: width of a frame in pixels; the caption adds to its height.
         top: number of most attended patches to outline; 0 draws tints instead.
-        group: group of the agent; None for the first.
-        agent: index in the group of the agent whose return and attention are shown.
+        group: group whose first agent's return and attention are shown; None for the
+            first.
+
+    Yields:
+        ``(height, width, 3)`` uint8 RGB.
     """
+    group = group or next(iter(rollout.env.groups))
+    num_tokens = rollout.env.groups[group].tokens.num_tokens
+    prev_env, steps, total = _first(rollout.env), 0, 0.0
 
-    def __init__(
-        self,
-        rollout: Rollout,
-        show: Callable[[np.ndarray], None],
-        *,
-        about: str = "",
-        head: Head | None = "mean",
-        size: int = 512,
-        top: int = 0,
-        group: str | None = None,
-        agent: int = 0,
-    ) -> None:
-        self.rollout, self.show, self.about = rollout, show, about
-        self.head, self.size, self.top, self.agent = head, size, top, agent
-        self.group = group or next(iter(rollout.env.groups))
-        self.num_tokens = rollout.env.groups[self.group].tokens.num_tokens
-        self.prev_env = _first(rollout.env)
-        self.total, self.steps = 0.0, 0
-
-    def __call__(self, transition: Transition) -> None:
-        """Draw the state before a transition, and the state after the last one."""
-        self._draw(self._attention(transition))
-        self.total += float(transition.step.rewards[self.group][0, self.agent])
-        self.steps += 1
-        self.prev_env = _first(transition.env)
-        if transition.step.terminated[0] | transition.step.truncated[0]:
-            self._draw(None)
-
-    def _attention(self, transition: Transition) -> Attention | None:
-        if self.head is None:
-            return None
-        return attention_of(
-            self.rollout.policies[self.group],
-            transition.tokens[self.group],
-            self.rollout.perturbation_states.get(self.group, {}),
-            self.num_tokens,
-            agent=self.agent,
-            head=self.head,
-            memory=transition.states[self.group],
-        )
-
-    def _draw(self, attention: Attention | None) -> None:
+    def draw(attention: Attention | None) -> np.ndarray:
         weights = None if attention is None else attention.weights
-        image = self.prev_env.frame(
-            attention=None if self.top else weights,
-            group=self.group,
-            agent=self.agent,
-            size=self.size,
+        image = prev_env.frame(
+            attention=None if top else weights, group=group, size=size
         )
-        if self.top and weights is not None:
-            image = outline_top(image, self.prev_env, weights, self.top)
-        state = f"step {self.steps}   return {self.total:.3f}"
+        if top and weights is not None:
+            image = outline_top(image, prev_env, weights, top)
+        state = f"step {steps}   return {total:.3f}"
         if attention is not None and attention.injected:
             state += f"   attention on injected {attention.injected:.0%}"
-        self.show(with_caption(image, (self.about, state)))
+        return with_caption(image, (about, state))
+
+    for transition in rollout.transitions():
+        attention = None
+        if head is not None:
+            attention = attention_of(
+                rollout.policies[group],
+                transition.tokens[group],
+                rollout.perturbation_states.get(group, {}),
+                num_tokens,
+                head=head,
+                memory=transition.states[group],
+            )
+        yield draw(attention)
+        # A transition holds the environment after its step.
+        prev_env, steps = _first(transition.env), steps + 1
+        total += float(transition.step.rewards[group][0, 0])
+    yield draw(None)
 
 
 def outline_top(
     image: np.ndarray, env: BatchedEnv, weights: Tensor, top: int
 ) -> np.ndarray:
-    """Outline the most attended patches.
+    """Outline the ``top`` most attended patches in a frame.
 
     Args:
         image: frame of the environment.
@@ -180,47 +173,58 @@ def render_run(
     env: Mapping[str, Any] | None = None,
     plugins: Collection[str] = (),
 ) -> Path:
-    """Write a video of a run's policy to the run's ``videos/``.
+    """Write a video of a run's policy to the run's ``videos/``, and return its path.
 
     Its episodes are the first ones of `evaluate_run` at the same seed. The format is
     WebM with VP9, which browsers play.
 
     Args:
         run: an earlier run.
-        settings: of the video.
+        settings: settings of the video.
         perturbation: ``{"name": …, **options}``; None or the name "none" for none.
-        env: ``{"name": …, **options}``; None for the environment of the training.
-        plugins: ``package.module:Class`` names that files of the run may name.
-
-    Returns:
-        The path of the video.
+        env: options of the environments, complete; None for the run's own.
+        plugins: ``package.module:Class`` names that the run may use.
 
     Raises:
         InputError: a run without such a policy, a wrong perturbation or attention
             head, tokens that are no patches to outline, an environment that cannot be
             drawn, or no OpenCV.
     """
-    with cpu_threads(settings.threads):
-        target = load_target(run, settings, env, plugins)
-        path = run.new_video_path(video_name(perturbation))
-        write_video(path, {"": target}, settings, perturbation)
+    target = load_target(run, settings, env=env, plugins=plugins)
+    path = run.new_video_path(video_name(perturbation))
+    write_video(path, {"": target}, settings, perturbation)
+    return path
+
+
+def render_side_by_side(
+    folder: Path,
+    targets: Mapping[str, EvaluationTarget],
+    settings: RenderSettings,
+    perturbation: Mapping[str, Any] | None,
+) -> Path:
+    """Write a video with a column for each target to a new folder, and return it."""
+    make_folder(folder)
+    path = folder / f"{video_name(perturbation)}.webm"
+    write_video(path, targets, settings, perturbation)
     return path
 
 
 def load_target(
     run: "Run",
     settings: RenderSettings,
+    *,
     env: Mapping[str, Any] | None,
     plugins: Collection[str],
 ) -> EvaluationTarget:
     """Load the policies of a run; arguments and errors as in `render_run`."""
-    target = EvaluationTarget.from_run(
-        run,
-        settings,
-        env=env,
-        rescale_codes=settings.rescale_codes,
-        plugins=plugins,
-    )
+    with cpu_threads(settings.threads):
+        target = EvaluationTarget.from_run(
+            run,
+            settings,
+            env=env,
+            rescale_codes=settings.rescale_codes,
+            plugins=plugins,
+        )
     if settings.top_patches and target.describe().patch_grid is None:
         raise InputError(
             f"top_patches: expected 0 for the env {target.env['name']}, whose "
@@ -230,7 +234,7 @@ def load_target(
 
 
 def video_name(perturbation: Mapping[str, Any] | None) -> str:
-    """The perturbation's name without its module, or "clean"."""
+    """Return the perturbation's name without its module, or "clean"."""
     options = _without_none(perturbation)
     return CLEAN if options is None else options["name"].rpartition(":")[2]
 
@@ -243,64 +247,57 @@ def write_video(
 ) -> None:
     """Write a video with a column for each target, and episodes as rows.
 
-    Args:
-        path: of the video.
-        targets: policies and environments, by the name in their frames.
-        settings: of the video.
-        perturbation: as in `render_run`.
+    The names of the targets are shown in their frames.
     """
     options, rows = _without_none(perturbation), settings.rows
+    # Columns are targets times conditions.
     conditions = [options]
     if settings.beside_clean and options is not None:
         conditions.insert(0, None)
     longest = max(target.describe().max_steps for target in targets.values())
     num_frames = settings.episodes * (longest + 1)
-    with (
-        VideoWriter(path, settings.fps) as writer,
-        Progress(num_frames, unit="frames") as progress,
-    ):
-        for episode in range(settings.episodes):
+
+    def frames(progress: Progress) -> Iterator[np.ndarray]:
+        done = 0
+        for first in range(0, settings.episodes * rows, rows):
             grid = [
                 [
-                    _tile(target, settings, episode * rows + row, condition, name)
+                    _episode(target, settings, episode, condition, name)
                     for name, target in targets.items()
                     for condition in conditions
                 ]
-                for row in range(rows)
+                for episode in range(first, first + rows)
             ]
             for image in grid_frames(grid):
-                writer.write(image)
-                progress.update(writer.written)
+                yield image
+                done += 1
+                progress.update(done)
+
+    with cpu_threads(settings.threads), Progress(num_frames, unit="frames") as progress:
+        write_webm(path, frames(progress), settings.fps)
 
 
-def _tile(
+def _episode(
     target: EvaluationTarget,
     settings: RenderSettings,
     episode: int,
     perturbation: Mapping[str, Any] | None,
     name: str,
-) -> Tile:
-    """Start one episode."""
+) -> Iterator[np.ndarray]:
     env = target.make_env(1, first=episode)
     total = settings.episodes * settings.rows
     about = f"{name}   " if name else ""
     about += f"episode {episode + 1} of {total}   " if total > 1 else ""
-    rollout = Rollout(
-        env,
-        target.policies,
-        perturbation=None if perturbation is None else perturb(perturbation, env),
-        explore=settings.stochastic,
-    )
-    frames: deque[np.ndarray] = deque()
-    drawer = EpisodeDrawer(
+    change = None if perturbation is None else perturb(perturbation, env)
+    policies, explore = target.policies, settings.stochastic
+    rollout = Rollout(env, policies, perturbation=change, explore=explore)
+    return episode_frames(
         rollout,
-        frames.append,
         about=about + _condition(perturbation),
         head=settings.head if settings.attention else None,
         size=settings.size,
         top=settings.top_patches,
     )
-    return Tile(rollout.transitions(), drawer, frames)
 
 
 def _without_none(options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -315,15 +312,6 @@ def _condition(options: Mapping[str, Any] | None) -> str:
     severity = rest.pop("severity", None)
     at = "" if severity is None else f"   severity {severity:g}"
     return label(options["name"], rest) + at
-
-
-def _choose_head(weights: Tensor, head: Head) -> Tensor:
-    """Reduce ``(heads, N)`` to ``(N,)``."""
-    if head == "mean":
-        return weights.mean(0)
-    if not (isinstance(head, int) and 0 <= head < len(weights)):
-        raise InputError(f"head: expected mean or 0 to {len(weights) - 1}, got {head}")
-    return weights[head]
 
 
 def _first(env: BatchedEnv) -> BatchedEnv:

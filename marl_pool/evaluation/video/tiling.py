@@ -1,79 +1,42 @@
 """Grids of episodes that advance in lockstep."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
-
-from marl_pool.rollout import Transition
 
 GAP = 6
 """Pixels between two images; even, as VP9's chroma subsampling needs."""
 
 
-class Tile:
-    """One episode, played as its frames are needed.
+def grid_frames(grid: Sequence[Sequence[Iterator[np.ndarray]]]) -> Iterator[np.ndarray]:
+    """Advance all episodes of a grid until the last one ends.
+
+    An episode that has ended keeps its last frame.
 
     Args:
-        transitions: of the episode.
-        draw: appends the frames of a transition to ``frames``.
-        frames: queue of frames that are not shown yet.
-    """
-
-    def __init__(
-        self,
-        transitions: Iterator[Transition],
-        draw: Callable[[Transition], None],
-        frames: deque[np.ndarray],
-    ) -> None:
-        self._transitions, self._draw, self._frames = transitions, draw, frames
-        self.image: np.ndarray | None = None
-
-    def advance(self) -> bool:
-        """Show the next frame; at the end keep the last one and return False."""
-        if not self._frames:
-            transition = next(self._transitions, None)
-            if transition is None:
-                return False
-            self._draw(transition)
-        self.image = self._frames.popleft()
-        return True
-
-
-def grid_frames(grid: Sequence[Sequence[Tile]]) -> Iterator[np.ndarray]:
-    """Play all episodes of a grid until the last one ends.
-
-    Args:
-        grid: rows of tiles with images of one size.
+        grid: rows of frames of one size, each from one episode; all rows are of equal
+            length.
 
     Yields:
         Images ``(height, width, 3)`` uint8, each the whole grid.
     """
-    tiles = [tile for row in grid for tile in row]
-    while True:
-        moved = [tile.advance() for tile in tiles]
-        if not any(moved):
-            return
-        yield _join(grid)
-
-
-def _join(grid: Sequence[Sequence[Tile]]) -> np.ndarray:
-    rows = []
-    for tiles in grid:
-        images = [tile.image for tile in tiles if tile.image is not None]
-        rows.append(_concatenate(images, axis=1))
-    return _concatenate(rows, axis=0)
+    columns = len(grid[0])
+    images: Sequence[np.ndarray] = ()
+    for frames in zip_longest(*(episode for row in grid for episode in row)):
+        # Exhausted episodes yield None, and keep their last frame.
+        images = [
+            last if new is None else new
+            for new, last in zip(frames, images or frames, strict=True)
+        ]
+        rows = (images[i : i + columns] for i in range(0, len(images), columns))
+        yield _concatenate([_concatenate(row, axis=1) for row in rows], axis=0)
 
 
 def _concatenate(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
     """Concatenate images along an axis with white gaps."""
-    first, *others = images
-    if not others:
-        return first
-    shape = list(first.shape)
+    shape = list(images[0].shape)
     shape[axis] = GAP
     white = np.full(shape, 255, np.uint8)
-    parts = [first]
-    for image in others:
-        parts += [white, image]
-    return np.concatenate(parts, axis)
+    parts = [part for image in images for part in (white, image)]
+    return np.concatenate(parts[1:], axis)

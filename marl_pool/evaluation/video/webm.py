@@ -1,11 +1,9 @@
 """WebM video files, which browsers play."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 
@@ -16,56 +14,35 @@ from marl_pool.utils.errors import InputError
 CODEC = "VP90"  # VP9: OpenCV's wheels write it, and browsers play it
 
 
-class VideoWriter:
-    """Context manager that writes frames to a WebM file and publishes it at the end.
+def write_webm(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
+    """Write a WebM file, which appears when it is complete.
 
     Args:
-        path: of the file.
+        path: path of the file; without frames it is not written.
+        frames: ``(height, width, 3)`` uint8 RGB, all of one size.
         fps: frames per second.
+
+    Raises:
+        InputError: OpenCV without VP9.
     """
-
-    def __init__(self, path: Path, fps: float) -> None:
-        self.path, self.fps, self.written = path, fps, 0
-        self._cv2 = opencv()
-        # OpenCV opens files by name and would follow a link: write beside the path.
-        self._opened = new_path(path)
-        self._beside = path
-        self._video: Any = None
-
-    def write(self, image: np.ndarray) -> None:
-        """Append a frame, ``(height, width, 3)`` uint8 RGB; all have the same size.
-
-        Raises:
-            InputError: OpenCV without VP9.
-        """
-        if self._video is None:
-            height, width = image.shape[:2]
-            codec = self._cv2.VideoWriter_fourcc(*CODEC)
-            with _silent():
-                self._video = self._cv2.VideoWriter(
-                    str(self._beside), codec, self.fps, (width, height)
-                )
-            if not self._video.isOpened():
-                raise InputError(
-                    f"{self.path}: OpenCV {self._cv2.__version__} cannot write VP9; "
-                    "install opencv-python-headless"
-                )
-        self._video.write(image[..., ::-1])
-        self.written += 1
-
-    def __enter__(self) -> "VideoWriter":
-        self._beside = self._opened.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._video is not None:
-            self._video.release()
-        self._opened.__exit__(kind, error, traceback)
+    cv2, video = opencv(), None
+    # OpenCV opens files by name and would follow a link: write beside the path.
+    with new_path(path) as beside:
+        try:
+            for image in frames:
+                if video is None:
+                    codec, size = cv2.VideoWriter_fourcc(*CODEC), image.shape[1::-1]
+                    with _silent():
+                        video = cv2.VideoWriter(str(beside), codec, fps, size)
+                    if not video.isOpened():
+                        raise InputError(
+                            f"{path}: OpenCV {cv2.__version__} cannot write VP9; "
+                            "install opencv-python-headless"
+                        )
+                video.write(image[..., ::-1])
+        finally:
+            if video is not None:
+                video.release()
 
 
 def with_caption(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:

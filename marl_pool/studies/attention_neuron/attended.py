@@ -10,7 +10,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import opencv
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.video.render import EpisodeDrawer
+from marl_pool.evaluation.video.render import episode_frames
 from marl_pool.policies.base import Policy
 from marl_pool.studies.attention_neuron.recording import blank_tokens, make_rollout
 from marl_pool.utils.errors import UnfitTokensError
@@ -69,9 +69,7 @@ def _row(
 ) -> list[np.ndarray]:
     """Return captioned frames at evenly spread steps."""
     rollout = make_rollout(env, policies, shuffled, STEPS)
-    frames: list[np.ndarray] = []
-    drawer = EpisodeDrawer(rollout, frames.append, about=about, size=SIZE, top=TOP)
-    rollout.episodes(on_step=drawer)
+    frames = list(episode_frames(rollout, about=about, size=SIZE, top=TOP))
     # The last frame shows the end of the episode, without attention.
     steps = np.linspace(0, len(frames) - 2, FRAMES).round().astype(int)
     return [frames[step] for step in steps]

@@ -80,7 +80,7 @@ def policy(pooling: Any) -> Policy:
 
 
 class Changing(FoxAndHens):
-    """A world whose signal is another token at each step, and whose first hen dies."""
+    """The signal is another token at each step, and the first hen dies."""
 
     def signal(self) -> dict[str, Tensor]:
         place = (self.steps + self.env_ids) % 4
@@ -102,25 +102,24 @@ class Slow(Changing):
     simulated = True
 
 
-def subject(world: type[FoxAndHens], **options: Any) -> Any:
+def subject(kind: type[FoxAndHens], **options: Any) -> Any:
     """A target of random policies in toy environments."""
 
     def make_env(count: int, first: int = 0) -> FoxAndHens:
-        return world(count, first_env=first, seed=1, **options)
+        return kind(count, first_env=first, seed=1, **options)
 
     policies = {
-        name: RandomPolicy(group.action_space)
-        for name, group in world(1).groups.items()
+        name: RandomPolicy(group.action_space) for name, group in kind(1).groups.items()
     }
     return SimpleNamespace(make_env=make_env, policies=policies)
 
 
 def test_signal_and_tokens_are_of_the_same_moment() -> None:
-    """Also where worlds end at other times: the mask tells the step."""
+    """Also where environments end at other times: the mask tells the step."""
     observed = record_observations(subject(Changing, end_chance=0.2), 7, 1000)["fox"]
-    world = Changing(7, seed=1, end_chance=0.2)
-    world.reset()
-    start = world.observe()["fox"].features[:, 0]
+    env = Changing(7, seed=1, end_chance=0.2)
+    env.reset()
+    start = env.observe()["fox"].features[:, 0]
     lengths = observed.episodes.bincount()
     assert len(lengths.unique()) > 1
     for number, length in enumerate(lengths.tolist()):
@@ -160,7 +159,7 @@ def test_simulators_play_a_few_at_a_time() -> None:
     torch.testing.assert_close(apart.signal[order], together.signal[back])
 
 
-def test_a_world_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
+def test_an_env_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
     with pytest.raises(UnfitTokensError, match="does not define .* of 'fox'"):
         record_observations(subject(FoxAndHens), 2, 100)
 
@@ -315,20 +314,24 @@ def test_the_weight_of_an_extra_token_stays_in_the_result() -> None:
 # What is summarised
 
 
+def first_observations(count: int, repeats: int = 1) -> GroupObservations:
+    """One observation of each environment, ``repeats`` of which count as an episode."""
+    env = make_batched_env(num_envs=count, **ENV)
+    env.reset()
+    tokens = env.observe()["agent"].flatten_batch()
+    episodes = torch.arange(count) // repeats
+    return GroupObservations(tokens, env.signal()["agent"][:, 0], episodes)
+
+
 def test_a_summary_holds_means_over_heads_and_observations() -> None:
     played = to_float64({"agent": policy({"name": "ada", "num_heads": 4})})["agent"]
     made = played.network
-    world = make_batched_env(num_envs=20, **ENV)
-    world.reset()
-    tokens = world.observe()["agent"].flatten_batch()
-    observed = GroupObservations(
-        tokens, world.signal()["agent"][:, 0], torch.arange(20) // 4
-    )
+    observed = first_observations(20, repeats=4)
     rows = diagnose("agent", played, observed)
     assert [row.head for row in rows] == [ALL, "0", "1", "2", "3"]
     whole, parts = rows[0], rows[1:]
     cases = measure_head(made, observed)
-    x = made.encode(tokens)[0].detach()
+    x = made.encode(observed.tokens)[0].detach()
     variance = x.flatten(0, 1).var(0, correction=0).mean()
     assert whole.variance == pytest.approx(float(variance))
     excess = cases.numbers["excess"] / variance
@@ -349,12 +352,11 @@ def test_a_summary_holds_means_over_heads_and_observations() -> None:
 def test_the_interval_draws_whole_episodes() -> None:
     """Ten copies of each episode's observation say no more than one."""
     played = to_float64({"agent": policy("avg")})["agent"]
-    world = make_batched_env(num_envs=12, **ENV)
-    world.reset()
-    tokens = world.observe()["agent"].flatten_batch()
-    once = GroupObservations(tokens, world.signal()["agent"][:, 0], torch.arange(12))
+    once = first_observations(12)
     rows = torch.arange(12).repeat(10)
-    often = GroupObservations(tokens.at(rows), once.signal[rows], once.episodes[rows])
+    often = GroupObservations(
+        once.tokens.at(rows), once.signal[rows], once.episodes[rows]
+    )
     apart = replace(often, episodes=torch.arange(120))
     (one,), (many,), (other,) = (
         diagnose("agent", played, case) for case in (once, often, apart)
@@ -368,10 +370,7 @@ def test_the_interval_draws_whole_episodes() -> None:
 
 def diagnosed(pooling: Any) -> list[Diagnosis]:
     """An untrained policy's diagnosis."""
-    world = make_batched_env(num_envs=2, **ENV)
-    world.reset()
-    tokens = world.observe()["agent"].flatten_batch()
-    observed = GroupObservations(tokens, world.signal()["agent"][:, 0], torch.arange(2))
+    observed = first_observations(2)
     return diagnose("agent", to_float64({"a": policy(pooling)})["a"], observed)
 
 
@@ -475,7 +474,7 @@ def test_the_same_seed_gives_the_same_numbers(run: Run) -> None:
     assert first == second
 
 
-def test_another_world_has_another_ratio(run: Run) -> None:
+def test_another_env_has_another_ratio(run: Run) -> None:
     other = {**ENV, "num_noise": 12}
     (whole, *_) = content_of(diagnose_run(run, SETTINGS, env=other))["rows"]
     assert (whole["num_signal"], whole["num_tokens"]) == (4, 16)
@@ -528,10 +527,7 @@ def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None
         for part in (net.pooling.attention.to_query, net.pooling.attention.to_key):
             nn.init.zeros_(part.weight)
             part.weight[0, 0] = 1.0
-    world = make_batched_env(num_envs=9, **ENV)
-    world.reset()
-    tokens = world.observe()["agent"].flatten_batch()
-    observed = GroupObservations(tokens, world.signal()["agent"][:, 0], torch.arange(9))
+    observed = first_observations(9)
     (row,) = diagnose("agent", made, observed)
     assert row.margin_positive == 1.0
     assert row.margin == pytest.approx(100 / 8**0.5)
@@ -708,14 +704,13 @@ def test_bad_settings_are_one_line_and_write_nothing(
     assert not (run.path / "evaluation").exists()
 
 
-def test_a_world_without_signal_is_one_line(
+def test_an_env_without_signal_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = {"name": "helpers.toy:FoxAndHens"}
-    world = FoxAndHens(1)
     made = {
         name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
-        for name, group in world.groups.items()
+        for name, group in FoxAndHens(1).groups.items()
     }
     run = Run.create(tmp_path / "run", {"env": env, "seed": 0})
     save_policies(made, {name: name for name in made}, run.policy_dir)

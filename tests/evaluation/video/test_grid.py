@@ -1,6 +1,6 @@
 """Several episodes in one picture: in step, complete, and each its own."""
 
-from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from marl_pool.cli.main import main
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.render import render_run
-from marl_pool.evaluation.video.tiling import GAP, Tile, grid_frames
+from marl_pool.evaluation.video.tiling import GAP, grid_frames
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
@@ -37,14 +37,9 @@ def run(tmp_path: Path) -> Run:
     return make_run(tmp_path / "run")
 
 
-def counting(length: int, color: int) -> Tile:
-    """Frames whose first number counts, as short a story as can be."""
-    frames: deque[np.ndarray] = deque()
-
-    def draw(transition: Any) -> None:
-        frames.append(np.full((2, 2, 3), color + transition, np.uint8))
-
-    return Tile(iter(range(length)), draw, frames)
+def counting(length: int, color: int) -> Iterator[np.ndarray]:
+    """Frames of one pixel colour, which counts."""
+    return (np.full((2, 2, 3), color + i, np.uint8) for i in range(length))
 
 
 def test_tiles_go_on_together_and_wait_for_the_longest() -> None:
@@ -66,11 +61,11 @@ def test_tiles_go_on_together_and_wait_for_the_longest() -> None:
 
 
 def test_moments_are_those_of_whole_episodes() -> None:
-    world = centroid(3)
-    played = Rollout(world, {"agent": policy_for(world)})
+    env = centroid(3)
+    played = Rollout(env, {"agent": policy_for(env)})
     seen: list[torch.Tensor] = []
     whole = played.episodes(lambda m: seen.append(m.step.rewards["agent"]))
-    transitions = Rollout(centroid(3), {"agent": policy_for(world)}).transitions()
+    transitions = Rollout(centroid(3), {"agent": policy_for(env)}).transitions()
     rewards = [transition.step.rewards["agent"] for transition in transitions]
     for one, other in zip(rewards, seen, strict=True):
         assert torch.equal(one, other)
@@ -78,7 +73,7 @@ def test_moments_are_those_of_whole_episodes() -> None:
     assert torch.equal(total, whole.returns["agent"])
 
 
-def test_a_video_of_clean_and_perturbed_worlds(run: Run) -> None:
+def test_a_video_of_clean_and_perturbed_envs(run: Run) -> None:
     occlude = {"name": "occlude", "severity": 1.0}
     settings = replace(SETTINGS, beside_clean=True, rows=2)
     path = render_run(run, settings, perturbation=occlude)

@@ -1,5 +1,6 @@
 """Videos: what a frame shows, and files that a browser's codec can read back."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
 from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.render import (
     Attention,
-    EpisodeDrawer,
     attention_of,
+    episode_frames,
     render_run,
 )
-from marl_pool.evaluation.video.webm import VideoWriter, with_caption
+from marl_pool.evaluation.video.webm import with_caption, write_webm
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.random_policy import RandomPolicy
@@ -122,10 +123,7 @@ def frames(
     rollout = Rollout(
         env, {"agent": policy_for(env, pooling)}, perturbation=perturbation
     )
-    shown: list[np.ndarray] = []
-    options = {"size": 96, **options}
-    rollout.episodes(on_step=EpisodeDrawer(rollout, shown.append, **options))
-    return shown
+    return list(episode_frames(rollout, **{"size": 96, **options}))
 
 
 def pictures(shown: list[np.ndarray]) -> list[np.ndarray]:
@@ -141,7 +139,7 @@ def test_a_frame_for_each_decision_and_one_for_the_end() -> None:
     }
 
 
-def test_a_frame_shows_the_world_in_which_the_policy_decided() -> None:
+def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
     env = centroid()
     policy = policy_for(env)
     env.reset()
@@ -223,9 +221,8 @@ def test_a_file_holds_the_frames_in_their_colors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     colors = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]
-    with VideoWriter(tmp_path / "a.webm", fps=7) as writer:
-        for color in colors:
-            writer.write(np.full((64, 96, 3), color, np.uint8))
+    plain = (np.full((64, 96, 3), color, np.uint8) for color in colors)
+    write_webm(tmp_path / "a.webm", plain, fps=7)
     assert capfd.readouterr().err == ""
     images = read(tmp_path / "a.webm")
     assert [image.shape for image in images] == [(64, 96, 3)] * 3
@@ -239,17 +236,16 @@ def test_a_file_holds_the_frames_in_their_colors(
 
 
 def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        with VideoWriter(tmp_path / "a.webm", fps=10) as writer:
-            writer.write(np.zeros((64, 64, 3), np.uint8))
-            assert list(tmp_path.iterdir()) != []
-            raise KeyboardInterrupt
+    def interrupted() -> Iterator[np.ndarray]:
+        yield np.zeros((64, 64, 3), np.uint8)
+        assert list(tmp_path.iterdir()) != []
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        write_webm(tmp_path / "a.webm", interrupted(), fps=10)
     assert list(tmp_path.iterdir()) == []
-    with VideoWriter(tmp_path / "a.webm", fps=10):
-        """A video without frames is none."""
+    # A video without frames is none.
+    write_webm(tmp_path / "a.webm", [], fps=10)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -328,11 +324,11 @@ def test_bad_settings_leave_no_file(
     assert not list(run.path.glob("videos/*"))
 
 
-def test_a_world_that_cannot_be_drawn() -> None:
+def test_an_env_that_cannot_be_drawn() -> None:
     env = FoxAndHens(1)
     random = {
         name: RandomPolicy(group.action_space) for name, group in env.groups.items()
     }
     rollout = Rollout(env, random)
     with pytest.raises(InputError, match="FoxAndHens cannot be rendered"):
-        rollout.episodes(on_step=EpisodeDrawer(rollout, lambda image: None))
+        list(episode_frames(rollout))

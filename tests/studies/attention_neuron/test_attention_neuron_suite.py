@@ -590,7 +590,7 @@ def test_a_policy_that_names_no_env_and_no_group(command: Any) -> None:
         (("env=simple_centroid",), "expected num_features = 4, got 1"),
         (("env=cartpole", "env.duplicates=0"), "env.duplicates: expected an integer"),
         (("env=cartpole", "env.speed=1"), "env.speed: unknown key 'speed'"),
-        (("env=cartpole", "device=cuda:77"), "device: expected one that is here"),
+        (("env=cartpole", "device=cuda:77"), "device: expected one that is available"),
     ],
 )
 def test_what_is_refused_leaves_nothing(
