@@ -1,6 +1,5 @@
 """Settings of cloning runs, as typed dataclasses without torch."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -124,11 +123,8 @@ class CloneSettings:
             raise InputError(
                 "clone.play_every: expected at least 1 with clone.select=return, got 0"
             )
-        if self.burn_in and self.burn_in >= min(
-            length
-            for length in (self.chunk_length, self.round_steps, math.inf)
-            if length
-        ):
+        lengths = (self.chunk_length, self.round_steps)
+        if self.burn_in and any(each and self.burn_in >= each for each in lengths):
             raise InputError(
                 "clone.burn_in: expected fewer steps than clone.chunk_length = "
                 f"{self.chunk_length} and clone.round_steps = {self.round_steps}, "
@@ -144,6 +140,15 @@ class CloneSettings:
                 f"clone.lr_end: expected at most clone.lr = {self.lr}, "
                 f"got {self.lr_end}"
             )
+
+    @property
+    def option_with_logits(self) -> str:
+        """Option that needs the teacher's logits, and its value without; or empty."""
+        if self.soft:
+            return "clone.soft: expected false"
+        if self.margin_weighting is not None:
+            return "clone.margin_weighting: expected null"
+        return "clone.expected_regret: expected 0" if self.expected_regret else ""
 
     def round_start(self, number: int) -> int:
         """Count the batches before round ``number``; in round 0 the teacher plays."""

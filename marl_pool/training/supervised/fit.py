@@ -4,16 +4,20 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from typing_extensions import override
 
 from marl_pool.runs import Run
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
+from marl_pool.training.optimization import write_tensors
 from marl_pool.training.supervised.cost import Cost, estimate
 from marl_pool.training.supervised.folds import (
     Fold,
@@ -21,26 +25,19 @@ from marl_pool.training.supervised.folds import (
     generator_of,
     network_seed,
 )
-from marl_pool.training.supervised.learner import (
-    EpochMetrics,
-    FoldLearner,
-    Means,
-    is_finite,
-)
-from marl_pool.training.supervised.results import FoldResult, Results
-from marl_pool.training.supervised.saving import (
-    load_learner,
-    load_network,
-    save_learner,
+from marl_pool.training.supervised.learner import FoldLearner, Means
+from marl_pool.training.supervised.results import (
+    FoldResult,
+    results_table,
+    write_results,
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
 from marl_pool.training.supervised.tasks import TASKS
-from marl_pool.training.tensor_io import write_tensors
 from marl_pool.utils.atomic import make_folder, new_file
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import add_to_manifest
+from marl_pool.utils.manifest import add_to_manifest, refuse_damaged
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
 
@@ -131,7 +128,7 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
     Raises:
         InputError: the run has no such network.
     """
-    file = run.path / NETWORKS / f"fold_{fold}.safetensors"
+    file = _network_file(run, fold)
     if not file.is_file():
         raise InputError(f"{run.path}: expected a network of fold {fold}, got none")
     config = FitConfig.from_plain(run.config)
@@ -140,6 +137,20 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
     network = task.make_network(network_seed(config.seed, fold))
     load_network(network, file)
     return task, network.eval()
+
+
+def load_network(network: nn.Module, file: Path) -> None:
+    """Read a network's weights.
+
+    Raises:
+        InputError: a missing or damaged file, or weights of another network.
+    """
+    refuse_damaged(file.parent, only=file.name)
+    try:
+        network.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{file} cannot be read: {reason}") from error
 
 
 class FitMethod(TrainingMethod):
@@ -167,7 +178,7 @@ class FitMethod(TrainingMethod):
         self.task.prepare(_data_folder(config, run.path))
         # Reject too few examples before training begins.
         self._rows(0)
-        self.results = Results(run, self.task.metric)
+        self.results: list[FoldResult] = []
         self.fold = 0
         self.learner = self._learner()
 
@@ -198,25 +209,35 @@ class FitMethod(TrainingMethod):
         if not self.done:
             print(_cost(self.task, self.config), flush=True)
         yield
-        self._end_fold(self.learner)
+        self._end_fold()
         self._write_results()
 
     @override
     def step(self, iteration: int) -> Iteration:
         # Begin the next fold with a new network.
         if self.learner.is_done:
-            self._end_fold(self.learner)
+            self._end_fold()
             self.fold += 1
             self.learner = self._learner()
         # Train for an epoch, then measure the validation examples.
         learner, rows = self.learner, self._rows(self.fold)
         learned = learner.learn(rows.train)
         measured = learner.measure("train", rows.validation)
-        if not is_finite(learned) or not is_finite(measured):
+        if not (learned.is_finite and measured.is_finite):
             raise StepError("the loss is not finite")
         # Keep the best weights, or return to them.
         learner.end_epoch(measured.means[self.task.metric])
-        row = self._row(learner, learned, measured)
+        row = {
+            "fold": self.fold,
+            "epoch": learner.epoch,
+            "step": learner.step,
+            **learned.means,
+            **{f"validation_{name}": each for name, each in measured.means.items()},
+            "lr": learner.lr,
+            "seconds": learner.seconds,
+            "samples_per_second": learned.examples / learned.seconds,
+            "measured_per_second": measured.examples / measured.seconds,
+        }
         shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
         return Iteration(row, {name: row[name] for name in shown})
 
@@ -232,57 +253,45 @@ class FitMethod(TrainingMethod):
     def _rows(self, number: int) -> Fold:
         return fold_rows(self.task.num_train, number, self.config.seed, self.settings)
 
-    def _row(
-        self, learner: FoldLearner, learned: EpochMetrics, measured: EpochMetrics
-    ) -> dict[str, float]:
-        return {
-            "fold": self.fold,
-            "epoch": learner.epoch,
-            "step": learner.step,
-            **learned.means,
-            **{f"validation_{name}": each for name, each in measured.means.items()},
-            "lr": learner.lr,
-            "seconds": learner.seconds,
-            "samples_per_second": learned.examples / learned.seconds,
-            "measured_per_second": measured.examples / measured.seconds,
-        }
-
-    def _end_fold(self, learner: FoldLearner) -> None:
-        """Measure the best network of a fold on the test set, and save it."""
+    def _end_fold(self) -> None:
+        """Measure the best network of the fold on the test set, and save it."""
+        learner = self.learner
         learner.network.load_state_dict(learner.best)
         test = learner.measure("test", torch.arange(self.task.num_test))
-        folder = self.run.path / NETWORKS
+        file = _network_file(self.run, self.fold)
         with self._writing("the network"):
-            make_folder(folder)
-            write_tensors(learner.best, folder / f"fold_{self.fold}.safetensors")
-            add_to_manifest(folder, f"fold_{self.fold}.safetensors")
-        self.results.add(
-            FoldResult(
-                fold=self.fold,
-                epochs=learner.epoch,
-                best_epoch=learner.best_epoch + 1,
-                steps=learner.step,
-                seconds=learner.seconds,
-                validation=learner.losses[learner.best_epoch],
-                test=test.means,
-            )
+            make_folder(file.parent)
+            write_tensors(learner.best, file)
+            add_to_manifest(file.parent, file.name)
+        result = FoldResult(
+            fold=self.fold,
+            epochs=learner.epoch,
+            best_epoch=learner.best_epoch + 1,
+            steps=learner.step,
+            seconds=learner.seconds,
+            validation=learner.losses[learner.best_epoch],
+            test=test.means,
         )
+        self.results.append(result)
 
     def _write_results(self) -> None:
         """Measure baselines, plot pictures and write all results."""
         network = self.task.make_network(self.config.seed)
-        load_network(network, self.run.path / NETWORKS / "fold_0.safetensors")
+        load_network(network, _network_file(self.run, 0))
         folder = self.run.path / PICTURES
         with self._writing("the results"):
             make_folder(folder)
             generator = generator_of(self.config.seed, "pictures")
-            self.results.write(
+            document = write_results(
+                self.run,
+                self.results,
+                self.task.finish(network.eval(), folder, generator),
+                metric=self.task.metric,
                 parameters=sum(each.numel() for each in network.parameters()),
                 num_test=self.task.num_test,
                 baselines=self._baselines(),
-                pictures=self.task.finish(network.eval(), folder, generator),
             )
-        print(self.results.table(), flush=True)
+        print(results_table(document), flush=True)
 
     def _baselines(self) -> dict[str, float]:
         means = Means()
@@ -297,8 +306,8 @@ class FitMethod(TrainingMethod):
 
     @override
     def save(self, checkpoint: Path) -> None:
-        save_learner(self.learner, checkpoint)
-        state = {"fold": self.fold, "results": self.results.as_data()}
+        self.learner.save(checkpoint)
+        state = {"fold": self.fold, "results": list(map(asdict, self.results))}
         with new_file(checkpoint / PROGRESS) as out:
             json.dump(state, out)
 
@@ -306,13 +315,17 @@ class FitMethod(TrainingMethod):
     def restore(self, checkpoint: Path) -> None:
         state = json.loads((checkpoint / PROGRESS).read_text())
         self.fold = state["fold"]
-        self.results.restore(state["results"])
+        self.results = [FoldResult(**fold) for fold in state["results"]]
         if self.fold:
             self.learner = self._learner()
-        load_learner(self.learner, checkpoint)
+        self.learner.restore(checkpoint)
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return writing(self.run, self.where(0), what)
+
+
+def _network_file(run: Run, fold: int) -> Path:
+    return run.path / NETWORKS / f"fold_{fold}.safetensors"
 
 
 def _cost(task: Task, config: FitConfig) -> Cost:

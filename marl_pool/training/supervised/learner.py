@@ -1,22 +1,32 @@
 """Training of one fold: a network, its optimizer, and the best weights so far."""
 
-import copy
+import json
 import math
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from marl_pool.training.optimization import (
+    descend,
+    load_moments,
+    moments,
+    read_parts,
+    write_parts,
+)
 from marl_pool.training.supervised.folds import generator_of, network_seed, number_of
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitSettings
-from marl_pool.training.supervised.task import Batch, LossAndMetrics, Split, Task
+from marl_pool.training.supervised.task import LossAndMetrics, Split, Task
+from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import InputError
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+STATE, COUNTS = "learner.safetensors", "learner.json"
+COUNTED = ("losses", "rate", "seconds", "step")
+"""Attributes of a learner that a checkpoint stores in addition to its tensors."""
 
 
 class EpochMetrics(NamedTuple):
@@ -31,6 +41,11 @@ class EpochMetrics(NamedTuple):
     means: dict[str, float]
     examples: int
     seconds: float
+
+    @property
+    def is_finite(self) -> bool:
+        """True if all means are finite."""
+        return all(map(math.isfinite, self.means.values()))
 
 
 class Means:
@@ -98,8 +113,8 @@ class FoldLearner:
         self.rate = 1.0
         self.best: dict[str, Tensor] = {}
         self.seconds, self.step, self.lr = 0.0, 0, 0.0
-        # Optimizer state of the best epoch, for back-tracking only.
-        self.best_optimizer: dict[str, object] = {}
+        # Moments of the optimizer in the best epoch, for back-tracking only.
+        self.best_moments: dict[str, Tensor] = {}
 
     @property
     def epoch(self) -> int:
@@ -138,10 +153,13 @@ class FoldLearner:
         self.task.begin_epoch(self.network, self.epoch, self.settings.epochs)
         self.network.train()
         means, began = Means(), self.seconds
-        for part in _batches(rows[order], self.settings.batch_size):
+        size = self.settings.batch_size
+        for part in rows[order][: len(rows) // size * size].split(size):
             started = time.perf_counter()
             outcome = self._evaluate("train", part, generator)
-            self._descend(outcome.loss, len(rows))
+            self.lr = self.rate * lr_at(self._progress(len(rows)), self.settings)
+            descend(self.optimizer, outcome.loss, self.lr, self.settings.grad_clip)
+            self.step += 1
             means.add({"loss": outcome.loss.expand(len(part)), **outcome.metrics})
             self.seconds += time.perf_counter() - started
             if self.is_out_of_time:
@@ -151,17 +169,6 @@ class FoldLearner:
         found = means.means()
         self.seconds += time.perf_counter() - started
         return EpochMetrics(found, means.examples, self.seconds - began)
-
-    def _descend(self, loss: Tensor, examples: int) -> None:
-        self.lr = self.rate * lr_at(self._progress(examples), self.settings)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.settings.grad_clip is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.grad_clip)
-        self.optimizer.step()
-        self.step += 1
 
     def _progress(self, examples: int) -> float:
         """Return the fraction of the fold completed at the middle of the next step."""
@@ -197,19 +204,23 @@ class FoldLearner:
         if self.best_epoch == self.epoch - 1:
             self.best = _copied(self.network.state_dict())
             if self.settings.back_tracking:
-                self.best_optimizer = copy.deepcopy(self.optimizer.state_dict())
+                self.best_moments = _copied(moments(self.optimizer))
         elif self.settings.back_tracking and must_go_back(self.losses):
             # Count the epoch as the best one, because it has its weights.
             self.losses[-1] = min(self.losses)
             self.network.load_state_dict(self.best)
-            self.optimizer.load_state_dict(copy.deepcopy(self.best_optimizer))
+            load_moments(self.optimizer, self.best_moments)
             self.rate *= ALPHA
 
     def _evaluate(
         self, split: Split, rows: Tensor, generator: torch.Generator
     ) -> LossAndMetrics:
-        batch = on(self.task.batch(split, rows), self.device)
-        with self._precision():
+        batch = {
+            name: part.to(self.device, non_blocking=True)
+            for name, part in self.task.batch(split, rows).items()
+        }
+        mixed = self.settings.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
             outcome = self.task.evaluate(self._compiled, batch, generator)
         # A plug-in task may return something else.
         if not isinstance(outcome, LossAndMetrics):
@@ -219,23 +230,27 @@ class FoldLearner:
             )
         return outcome
 
-    def _precision(self) -> AbstractContextManager[object]:
-        kind, enabled = self.device.type, self.settings.bfloat16
-        return torch.autocast(kind, torch.bfloat16, enabled=enabled)
+    # Checkpoints
 
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and counts to a folder."""
+        parts = {
+            "network": self.network.state_dict(),
+            "best": self.best,
+            "adam": moments(self.optimizer),
+            "best_adam": self.best_moments,
+        }
+        write_parts(parts, folder / STATE)
+        with new_file(folder / COUNTS) as out:
+            json.dump({name: getattr(self, name) for name in COUNTED}, out)
 
-def on(batch: Batch, device: torch.device) -> Batch:
-    """Move a batch to a device."""
-    return {name: each.to(device, non_blocking=True) for name, each in batch.items()}
-
-
-def is_finite(measured: EpochMetrics) -> bool:
-    """Return True if all means are finite."""
-    return all(map(math.isfinite, measured.means.values()))
-
-
-def _batches(rows: Tensor, size: int) -> Iterator[Tensor]:
-    yield from rows[: len(rows) // size * size].split(size)
+    def restore(self, folder: Path) -> None:
+        """Restore what a learner of the same options has saved."""
+        parts = read_parts(folder / STATE, str(self.device))
+        self.network.load_state_dict(parts["network"])
+        load_moments(self.optimizer, parts["adam"])
+        self.best, self.best_moments = parts["best"], parts["best_adam"]
+        vars(self).update(json.loads((folder / COUNTS).read_text()))
 
 
 def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:

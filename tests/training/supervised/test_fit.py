@@ -27,7 +27,7 @@ from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
 from marl_pool.training.supervised.folds import fold_rows, network_seed
 from marl_pool.training.supervised.learner import FoldLearner
-from marl_pool.training.supervised.results import Results, read_results, read_study
+from marl_pool.training.supervised.results import FoldResult, read_results, read_study
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.sweep.schedule import bundles, saved
@@ -340,15 +340,15 @@ def test_a_damaged_checkpoint_is_told(tmp_path, keep, way):
 def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypatch):
     whole = fitted(tmp_path / "whole", "fit.lr=2.0")
     run = run_of(tmp_path / "killed", "fit.lr=2.0")
-    add, killed = Results.add, []
+    killed = []
 
-    def die(self, result):
-        if result.fold not in killed:
-            killed.append(result.fold)
+    def die(**result):
+        if result["fold"] not in killed:
+            killed.append(result["fold"])
             raise MemoryError
-        add(self, result)
+        return FoldResult(**result)
 
-    monkeypatch.setattr(Results, "add", die)
+    monkeypatch.setattr("marl_pool.training.supervised.fit.FoldResult", die)
     for _ in range(3):
         with pytest.raises(MemoryError):
             fit(run, run.config)
