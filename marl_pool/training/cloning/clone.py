@@ -291,7 +291,8 @@ class CloningMethod(TrainingMethod):
     def restore(self, checkpoint: Path) -> None:
         counts = json.loads((checkpoint / PROGRESS).read_text())
         self.learner.restore(checkpoint)
-        vars(self).update(counts)
+        for name in COUNTS:
+            setattr(self, name, counts[name])
         self.iteration = iteration_of(checkpoint)
 
     @override

@@ -11,21 +11,17 @@ BATCHES = 2
 
 
 class Cost(NamedTuple):
-    """Estimated cost of a run; ``str`` gives one line.
-
-    Attributes:
-        folds: number of folds.
-        epochs: epochs of each fold, at most.
-        examples: training examples of an epoch.
-        rate: training examples per second.
-        seconds: duration of the whole run.
-    """
+    """Estimated cost of a run; ``str`` gives one line."""
 
     folds: int
     epochs: int
+    """Epochs of each fold, at most."""
     examples: int
+    """Training examples of an epoch."""
     rate: float
+    """Training examples per second."""
     seconds: float
+    """Duration of the whole run."""
 
     def __str__(self) -> str:
         return (
@@ -40,11 +36,7 @@ def estimate(learner: FoldLearner, rows: Fold, num_test: int) -> Cost:
 
     Batches of the first, the middle and the last epoch are timed, because a schedule
     may change the cost: a merging network becomes deeper, and slower, by the epoch.
-
-    Args:
-        learner: learner of a fold, unusable afterwards.
-        rows: rows of the fold.
-        num_test: examples of the test set.
+    The learner is unusable afterwards.
     """
     settings, size = learner.settings, learner.settings.batch_size
     learner.learn(rows.train[:size])

@@ -242,13 +242,7 @@ class FitMethod(TrainingMethod):
         return Iteration(row, {name: row[name] for name in shown})
 
     def _learner(self) -> FoldLearner:
-        return FoldLearner(
-            self.task,
-            self.settings,
-            seed=self.config.seed,
-            number=self.fold,
-            device=self.config.device,
-        )
+        return FoldLearner(self.task, self.config, self.fold)
 
     def _rows(self, number: int) -> Fold:
         return fold_rows(self.task.num_train, number, self.config.seed, self.settings)
@@ -330,8 +324,7 @@ def _network_file(run: Run, fold: int) -> Path:
 
 def _cost(task: Task, config: FitConfig) -> Cost:
     rows = fold_rows(task.num_train, 0, config.seed, config.fit)
-    learner = FoldLearner(task, config.fit, seed=0, number=0, device=config.device)
-    return estimate(learner, rows, task.num_test)
+    return estimate(FoldLearner(task, config, 0), rows, task.num_test)
 
 
 def _part(section: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -18,7 +18,7 @@ from marl_pool.training.optimization import (
 )
 from marl_pool.training.supervised.folds import generator_of, network_seed, number_of
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
-from marl_pool.training.supervised.settings import FitSettings
+from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import LossAndMetrics, Split, Task
 from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import InputError
@@ -30,15 +30,10 @@ COUNTED = ("losses", "rate", "seconds", "step")
 
 
 class EpochMetrics(NamedTuple):
-    """Metrics of one pass over examples.
-
-    Attributes:
-        means: means over the examples, by metric.
-        examples: number of examples.
-        seconds: duration.
-    """
+    """Metrics of one pass over examples."""
 
     means: dict[str, float]
+    """Means over the examples, by metric."""
     examples: int
     seconds: float
 
@@ -72,35 +67,27 @@ class FoldLearner:
 
     Args:
         task: task of the run, prepared.
-        settings: settings of the fit.
-        seed: seed of the run.
+        config: configuration of the run.
         number: number of the fold, from 0; part of the network's seed.
-        device: device of the network.
 
     Attributes:
         network: network in training.
         losses: validation metric of each epoch; after a return to the best weights
             theirs.
         best: weights of the best epoch.
+        best_moments: moments of the optimizer in that epoch, for back-tracking only.
         rate: factor of the learning rate by back-tracking.
         seconds: seconds of training so far.
         step: gradient steps so far.
         lr: learning rate of the last step.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        settings: FitSettings,
-        *,
-        seed: int,
-        number: int,
-        device: str = "cpu",
-    ) -> None:
-        self.task, self.settings, self.device = task, settings, torch.device(device)
-        self.seed, self.number = seed, number
-        self.network = task.make_network(network_seed(seed, number)).to(self.device)
-        self._compiled: nn.Module = self.network
+    def __init__(self, task: Task, config: FitConfig, number: int) -> None:
+        self.task, self.number, self.seed = task, number, config.seed
+        self.settings = settings = config.fit
+        self.device = torch.device(config.device)
+        network = task.make_network(network_seed(self.seed, number))
+        self.network = self._compiled = network.to(self.device)
         if settings.compile:
             self._compiled = cast(nn.Module, torch.compile(self.network))
         self.optimizer = OPTIMIZERS[settings.optimizer](
@@ -110,11 +97,9 @@ class FoldLearner:
             fused=True,
         )
         self.losses: list[float] = []
-        self.rate = 1.0
         self.best: dict[str, Tensor] = {}
-        self.seconds, self.step, self.lr = 0.0, 0, 0.0
-        # Moments of the optimizer in the best epoch, for back-tracking only.
         self.best_moments: dict[str, Tensor] = {}
+        self.rate, self.seconds, self.step, self.lr = 1.0, 0.0, 0, 0.0
 
     @property
     def epoch(self) -> int:
@@ -152,23 +137,21 @@ class FoldLearner:
         torch.manual_seed(number_of(self.seed, "dropout", *names))
         self.task.begin_epoch(self.network, self.epoch, self.settings.epochs)
         self.network.train()
-        means, began = Means(), self.seconds
-        size = self.settings.batch_size
+        means, before, size = Means(), self.seconds, self.settings.batch_size
+        began = time.perf_counter() - before
         for part in rows[order][: len(rows) // size * size].split(size):
-            started = time.perf_counter()
             outcome = self._evaluate("train", part, generator)
             self.lr = self.rate * lr_at(self._progress(len(rows)), self.settings)
             descend(self.optimizer, outcome.loss, self.lr, self.settings.grad_clip)
             self.step += 1
             means.add({"loss": outcome.loss.expand(len(part)), **outcome.metrics})
-            self.seconds += time.perf_counter() - started
+            self.seconds = time.perf_counter() - began
             if self.is_out_of_time:
                 break
         # Reading the means waits for the GPU, so it belongs to the training time.
-        started = time.perf_counter()
         found = means.means()
-        self.seconds += time.perf_counter() - started
-        return EpochMetrics(found, means.examples, self.seconds - began)
+        self.seconds = time.perf_counter() - began
+        return EpochMetrics(found, means.examples, self.seconds - before)
 
     def _progress(self, examples: int) -> float:
         """Return the fraction of the fold completed at the middle of the next step."""
@@ -230,8 +213,6 @@ class FoldLearner:
             )
         return outcome
 
-    # Checkpoints
-
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and counts to a folder."""
         parts = {
@@ -250,7 +231,9 @@ class FoldLearner:
         self.network.load_state_dict(parts["network"])
         load_moments(self.optimizer, parts["adam"])
         self.best, self.best_moments = parts["best"], parts["best_adam"]
-        vars(self).update(json.loads((folder / COUNTS).read_text()))
+        counts = json.loads((folder / COUNTS).read_text())
+        for name in COUNTED:
+            setattr(self, name, counts[name])
 
 
 def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -57,6 +57,14 @@ def fitted(path: Path, *overrides: str) -> Run:
     return run
 
 
+def learner_of(task: Line | None = None, **settings) -> FoldLearner:
+    """The learner of the first fold of a task, by default without noise."""
+    task = task or Line(noisy=False)
+    task.prepare(Path())
+    config = FitConfig(task={}, encoder={}, pooling={}, fit=FitSettings(**settings))
+    return FoldLearner(task, config, 0)
+
+
 # Folds
 
 
@@ -123,10 +131,7 @@ def transitions(learner: FoldLearner) -> list[torch.Tensor]:
 
 
 def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
-    task = Line(noisy=False)
-    task.prepare(Path())
-    settings = FitSettings(back_tracking=True, batch_size=8, lr=0.1)
-    learner = FoldLearner(task, settings, seed=0, number=0)
+    learner = learner_of(back_tracking=True, batch_size=8, lr=0.1)
     best, known = {}, []
     for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]):
         learner.learn(torch.arange(40))
@@ -239,13 +244,10 @@ def test_the_schedule_is_stretched_to_the_seconds(tmp_path, monkeypatch):
 
 
 def test_gradient_clipping_limits_a_step():
-    task = Line(noisy=False)
-    task.prepare(Path())
     moved = {}
     for clip in (None, 1e-9):
         # Adam divides by the gradient's size: only one near its epsilon shows.
-        settings = FitSettings(grad_clip=clip, batch_size=40, lr=0.1)
-        learner = FoldLearner(task, settings, seed=0, number=0)
+        learner = learner_of(grad_clip=clip, batch_size=40, lr=0.1)
         before = learner.network[1].weight.item()
         learner.learn(torch.arange(40))
         moved[clip] = abs(learner.network[1].weight.item() - before)
@@ -254,10 +256,7 @@ def test_gradient_clipping_limits_a_step():
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
-    task = Line(noisy=False)
-    task.prepare(Path())
-    settings = FitSettings(optimizer=optimizer, weight_decay=0.5, batch_size=40, lr=0.1)
-    learner = FoldLearner(task, settings, seed=0, number=0)
+    learner = learner_of(optimizer=optimizer, weight_decay=0.5, batch_size=40, lr=0.1)
     before = learner.network[1].weight.item()
     learner.learn(torch.arange(40))
     # Adam's first step is as long as the learning rate, here up, towards 3.
@@ -275,10 +274,8 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(mixed):
         def make_network(self, seed):
             return super().make_network(seed).float()
 
-    task, seen = Single(noisy=False), []
-    task.prepare(Path())
-    settings = FitSettings(bfloat16=mixed, batch_size=8)
-    learner = FoldLearner(task, settings, seed=0, number=0)
+    seen = []
+    learner = learner_of(Single(noisy=False), bfloat16=mixed, batch_size=8)
     learner.network[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
     learner.learn(torch.arange(40))
     learner.measure("test", torch.arange(10))
@@ -293,12 +290,8 @@ def test_what_learns_is_the_compiled_network(monkeypatch):
         return lambda x: calls.append(len(x)) or network(x)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    task = Line(noisy=False)
-    task.prepare(Path())
     for compile_it in (False, True):
-        settings = FitSettings(compile=compile_it, batch_size=8)
-        learner = FoldLearner(task, settings, seed=0, number=0)
-        learner.learn(torch.arange(40))
+        learner_of(compile=compile_it, batch_size=8).learn(torch.arange(40))
         assert calls == ([8] * 5 if compile_it else [])
 
 
