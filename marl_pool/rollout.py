@@ -1,9 +1,6 @@
-"""Rollout: the one loop observe → perturb → act → step.
+"""The loop observe → perturb → act → step of training, evaluation and rendering."""
 
-Training, evaluation and rendering are short callers of it.
-"""
-
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,9 +32,10 @@ class Transition(NamedTuple):
 
 
 class FinalObservation(NamedTuple):
-    """Observation after the last step of an episode or of a fragment.
+    """Observation, followed by no action, after an episode's or fragment's last step.
 
-    No action follows it; its value completes `Trajectory.next_values`.
+    Its value completes `Trajectory.next_values`. Tokens and states, by group, have the
+    batch dimensions ``(rows, agents)``.
     """
 
     time: int
@@ -45,9 +43,7 @@ class FinalObservation(NamedTuple):
     rows: Tensor
     """``(rows,)`` int64, the environments concerned."""
     tokens: dict[str, Tokens]
-    """For each group, batch dimensions ``(rows, agents)``."""
     states: dict[str, State]
-    """States of the policies, same batch dimensions."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +160,14 @@ class Rollout:
         self.states: dict[str, State] = {}
         self.perturbation_states: dict[str, PerturbationState] = {}
         self.tokens: dict[str, Tokens] = {}
+        # Lengths and returns of the running episodes, and the finished ones.
+        self._lengths = torch.zeros_like(env.steps)
+        self._returns = {
+            name: torch.zeros(
+                (env.num_envs, group.num_agents), dtype=torch.float64, device=env.device
+            )
+            for name, group in env.groups.items()
+        }
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
         env.reset()
@@ -183,26 +187,24 @@ class Rollout:
         """
         if count < 1:
             raise InputError(f"steps: expected at least 1, got {count}")
-        transitions, active, next_active = [], [], []
+        fragment: list[dict[str, Trajectory]] = []
         finals: list[FinalObservation] = []
         for t in range(count):
-            # Act and step.
-            active.append(self.env.active)
+            # Act on the current observations, and step all environments.
+            active = self.env.active
             transition = self._step()
-            transitions.append(transition)
-            next_active.append(self.env.active)
+            fragment.append(self._record(transition, active))
             # Observe before any reset: values of final observations are needed too.
             self._observe()
             ended = transition.step.terminated | transition.step.truncated
             if ended.any():
-                rows = ended.nonzero()[:, 0]
-                finals.append(FinalObservation(t, rows, *self._current(rows)))
+                finals.append(self._final(t, ended.nonzero()[:, 0]))
                 self._restart(ended)
         # The fragment ends here for every environment, in mid-episode or not.
         rows = torch.arange(self.env.num_envs, device=self.env.device)
-        finals.append(FinalObservation(count - 1, rows, *self._current(rows)))
+        finals.append(self._final(count - 1, rows))
         return {
-            name: self._trajectory(name, transitions, active, next_active, finals)
+            name: self._join(name, [step[name] for step in fragment], finals)
             for name in self.policies
         }
 
@@ -210,11 +212,8 @@ class Rollout:
     def advance(self, count: int) -> dict[str, Tensor]:
         """Like `steps`, but record no trajectory and return only summed rewards.
 
-        Args:
-            count: number of steps.
-
         Returns:
-            For each group the sum of its rewards, ``(num_envs, agents)`` float64.
+            For each group ``(num_envs, agents)`` float64.
         """
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         for _ in range(count):
@@ -252,23 +251,16 @@ class Rollout:
         Raises:
             InputError: ``idle`` above 0 where finished environments cannot be stepped.
         """
-        transitions = self.transitions(idle=idle)
-        while True:
-            try:
-                transition = next(transitions)
-            except StopIteration as end:
-                episodes: Episodes = end.value
-                return episodes
+        for transition in self.transitions(idle=idle):
             if on_step is not None:
                 on_step(transition)
+        return self._finished.pop()
 
     @torch.no_grad()
-    def transitions(
-        self, *, idle: float = 0.0
-    ) -> Generator[Transition, None, Episodes]:
-        """Yield the transitions of `episodes` one by one, and return its result.
+    def transitions(self, *, idle: float = 0.0) -> Iterator[Transition]:
+        """Yield the transitions of `episodes`, to play several rollouts side by side.
 
-        Several rollouts can so be played side by side.
+        Afterwards `pop_finished` returns the episodes.
         """
         if idle and not self.env.steps_past_end:
             raise InputError(
@@ -283,7 +275,7 @@ class Rollout:
             # Act and step.
             transition = self._step()
             yield transition
-            # End: record each environment's first end only, and drop what is over.
+            # Record the first end of each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
             if ended.any():
                 self._finish(ended)
@@ -296,17 +288,12 @@ class Rollout:
                     over = over[~over]
             if len(positions):
                 self._observe()
-        # Episodes were recorded as they ended; return them by position.
+        # Episodes were recorded as they ended; sort them by position.
         by_position = torch.cat(order).argsort()
-        returns = {
-            name: torch.cat([part.returns[name] for part in parts])[by_position]
-            for name in self.policies
-        }
-        lengths = torch.cat([part.lengths for part in parts])[by_position]
-        return Episodes(returns, lengths)
+        self._finished.append(_index(_concatenate(parts), by_position))
 
     def pop_finished(self) -> list[Episodes]:
-        """Return the episodes that ended in `steps` since the last call."""
+        """Return the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -338,10 +325,7 @@ class Rollout:
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
     def _step(self) -> Transition:
-        """Act on the current observation and step the environments once.
-
-        The caller observes and ends episodes, since it decides which are still needed.
-        """
+        """Act and step once; the caller then observes and ends episodes."""
         # Act: every policy decides from the perturbed tokens of its group.
         decisions = {
             name: policy.act(
@@ -353,7 +337,7 @@ class Rollout:
             for name, policy in self.policies.items()
         }
         # Step: actions are scaled from the policy's units to those of the space.
-        was_active = self.env.active if any(self.states.values()) else {}
+        active = self.env.active if any(self.states.values()) else {}
         step = self.env.step(
             {
                 name: self.policies[name].scale(decision.action)
@@ -363,8 +347,8 @@ class Rollout:
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
         # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
-        if was_active:
-            self._reset_states_of_newborn(was_active)
+        if active:
+            self._reset_states_of_newborn(active)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
             self._returns[name] = self._returns[name] + rewards
@@ -385,6 +369,11 @@ class Rollout:
     def _restart(self, ended: Tensor) -> None:
         """Record the episodes that ended, ``(num_envs,)`` bool, and start new ones."""
         self._finish(ended)
+        self._lengths = self._lengths.masked_fill(ended, 0)
+        self._returns = {
+            name: total.masked_fill(ended[:, None], 0.0)
+            for name, total in self._returns.items()
+        }
         self.env.reset(ended)
         self._start_episodes(ended)
 
@@ -394,10 +383,9 @@ class Rollout:
         self._finished.append(Episodes(returns, self._lengths[ended]))
 
     def _start_episodes(self, where: Tensor | None) -> None:
-        """Start episodes in the environments of the mask ``where``; None for all.
+        """Start episodes in the environments ``where``, which have been reset.
 
-        The environments have been reset; everything else that belongs to an episode is
-        reset here, and the environments not in ``where`` are left untouched.
+        None stands for all. The other environments are left untouched.
         """
         env, observed = self.env, self.env.observe()
         # Restart the random streams, and sample the perturbation of the new episodes.
@@ -414,7 +402,6 @@ class Rollout:
                     where,
                     self._played,
                 )
-        self._reset_totals(where)
         # Observe. Running environments keep their tokens: they were already perturbed
         # in this step, and must not be a second time.
         for name, tokens in observed.items():
@@ -422,34 +409,13 @@ class Rollout:
                 old = self.perturbation_states[name]
                 tokens, new = self.perturbation(tokens, old)
                 self.perturbation_states[name] = _choose(where, new, old)
-            if where is not None and name in self.tokens:
-                old_tokens = tuple(self.tokens[name])
-                tokens = Tokens(*_choose(where, tuple(tokens), old_tokens))
+            # Replace the dictionary, which may belong to the environment.
+            tokens = _choose(where, tokens, self.tokens.get(name))
             self.tokens = {**self.tokens, name: tokens}
         # Reset the policies' states last: their size may depend on the tokens.
         for name in env.groups:
             start = self._initial_state(name)
-            self.states[name] = _choose(where, start, self.states.get(name, start))
-
-    def _reset_totals(self, where: Tensor | None) -> None:
-        env = self.env
-        if where is None:
-            self._lengths = torch.zeros_like(env.steps)
-            self._returns = {
-                name: torch.zeros(
-                    env.num_envs,
-                    group.num_agents,
-                    dtype=torch.float64,
-                    device=env.device,
-                )
-                for name, group in env.groups.items()
-            }
-            return
-        self._lengths = self._lengths.masked_fill(where, 0)
-        self._returns = {
-            name: returns.masked_fill(where[:, None], 0.0)
-            for name, returns in self._returns.items()
-        }
+            self.states[name] = _choose(where, start, self.states.get(name))
 
     def _reset_states_of_newborn(self, was_active: dict[str, Tensor]) -> None:
         """Give agents that were born in mid-episode an initial state."""
@@ -475,55 +441,53 @@ class Rollout:
         self._returns = _index(self._returns, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
-    def _current(self, rows: Tensor) -> tuple[dict[str, Tokens], dict[str, State]]:
-        """Return tokens and policies' states of the environments ``rows``."""
+    def _final(self, time: int, rows: Tensor) -> FinalObservation:
         tokens = {name: tokens.at(rows) for name, tokens in self.tokens.items()}
-        return tokens, _index(self.states, rows)
+        return FinalObservation(time, rows, tokens, _index(self.states, rows))
 
-    def _next_values(
-        self, name: str, values: Tensor, finals: list[FinalObservation]
-    ) -> Tensor:
-        """Return the values of the observations after each step, ``values``' shape."""
-        # One pass for all final observations: environments that end at different times
-        # would otherwise cost a second pass at almost every step.
-        tokens = _concatenate([tuple(final.tokens[name]) for final in finals])
-        states = _concatenate([final.states[name] for final in finals])
-        final_values = self.policies[name].value(Tokens(*tokens), states)
+    def _record(
+        self, transition: Transition, active: Mapping[str, Tensor]
+    ) -> dict[str, Trajectory]:
+        """Return the step just taken, without next values, for each group."""
+        step, next_active = transition.step, self.env.active
+        return {
+            name: Trajectory(
+                tokens=transition.tokens[name],
+                actions=decision.action,
+                log_probs=decision.log_prob,
+                logits=decision.logits,
+                values=decision.value,
+                next_values=torch.empty(0),  # added by `_join`
+                rewards=step.rewards[name],
+                terminated=step.terminated,
+                truncated=step.truncated,
+                active=active[name],
+                next_active=next_active[name],
+                states=transition.states[name],
+            )
+            for name, decision in transition.decisions.items()
+        }
+
+    def _join(
+        self, name: str, steps: list[Trajectory], finals: list[FinalObservation]
+    ) -> Trajectory:
+        """Stack a group's steps, and add the values of the observations after them."""
+        stacked = tree_map(
+            lambda *parts: torch.stack(parts), *(vars(step) for step in steps)
+        )
         # Within an episode the next observation's value is that of the next step.
-        next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
-        # At its end, and at the fragment's, it is that of the final observation.
+        next_values = stacked["values"].roll(-1, 0)
+        # At its end, and at the fragment's, it is that of the final observation. One
+        # pass for all final observations: environments that end at different times
+        # would otherwise cost a second pass at almost every step.
+        tokens = _concatenate([final.tokens[name] for final in finals])
+        states = _concatenate([final.states[name] for final in finals])
+        final_values = self.policies[name].value(tokens, states)
         *ends, last = final_values.split([len(final.rows) for final in finals])
         next_values[-1] = last
         for final, value in zip(finals, ends, strict=False):
             next_values[final.time, final.rows] = value
-        return next_values
-
-    def _trajectory(
-        self,
-        name: str,
-        transitions: list[Transition],
-        active: list[dict[str, Tensor]],
-        next_active: list[dict[str, Tensor]],
-        finals: list[FinalObservation],
-    ) -> Trajectory:
-        decisions = [transition.decisions[name] for transition in transitions]
-        values = torch.stack([decision.value for decision in decisions])
-        tokens = [transition.tokens[name] for transition in transitions]
-        steps = [transition.step for transition in transitions]
-        return Trajectory(
-            tokens=Tokens(*(torch.stack(parts) for parts in zip(*tokens, strict=True))),
-            actions=torch.stack([decision.action for decision in decisions]),
-            log_probs=torch.stack([decision.log_prob for decision in decisions]),
-            logits=torch.stack([decision.logits for decision in decisions]),
-            values=values,
-            next_values=self._next_values(name, values, finals),
-            rewards=torch.stack([step.rewards[name] for step in steps]),
-            terminated=torch.stack([step.terminated for step in steps]),
-            truncated=torch.stack([step.truncated for step in steps]),
-            active=torch.stack([alive[name] for alive in active]),
-            next_active=torch.stack([alive[name] for alive in next_active]),
-            states=_stack([transition.states[name] for transition in transitions]),
-        )
+        return Trajectory(**{**stacked, "next_values": next_values})
 
 
 def collect(
@@ -562,8 +526,3 @@ def _index(tree: Any, rows: Tensor) -> Any:
 def _concatenate(trees: list[Any]) -> Any:
     """Concatenate pytrees of tensors along the leading dimension."""
     return tree_map(lambda *parts: torch.cat(parts), *trees)
-
-
-def _stack(trees: list[Any]) -> Any:
-    """Stack pytrees of tensors along a new leading dimension."""
-    return tree_map(lambda *parts: torch.stack(parts), *trees)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import ray
 import torch
 
+from marl_pool.training.errors import one_line
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import inheritance
@@ -26,7 +27,7 @@ def ray_session(
 
     Args:
         address: address of a cluster; None starts ray on this machine.
-        num_cpus: CPUs of a local ray, independent of those of the machine.
+        num_cpus: CPUs that a local ray assumes.
         env: environment variables of the workers.
         key: configuration key of the address, for messages.
 
@@ -38,12 +39,8 @@ def ray_session(
         return
     # Let workers import plug-ins from where the driver does, and trust the same ones.
     own = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
-    path = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")])
-    variables = {
-        "PYTHONPATH": path.rstrip(os.pathsep),
-        **inheritance(),
-        **(env or {}),
-    }
+    path = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    variables = {"PYTHONPATH": path, **inheritance(), **(env or {})}
     local = {"num_cpus": num_cpus, "include_dashboard": False}
     try:
         ray.init(
@@ -55,7 +52,7 @@ def ray_session(
         )
     except Exception as error:
         # Ray also raises bare exceptions, for example if processes start too slowly.
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise InputError(f"{key}: cannot join or start ray: {reason}") from error
     try:
         yield
@@ -65,8 +62,6 @@ def ray_session(
 
 def validate_device(config: TrainConfig) -> None:
     """Reject GPUs that a local runner or learner needs and this process lacks.
-
-    Otherwise they would fail deep inside torch or RLlib.
 
     Raises:
         InputError: a missing device, or several GPUs for a process that can use one.
@@ -91,6 +86,16 @@ def validate_device(config: TrainConfig) -> None:
             raise InputError(
                 f"{key}: expected one of the {there} CUDA devices of this process, "
                 f"got {device}"
+            )
+
+
+def validate_cluster(**wanted: float) -> None:
+    """Reject more CPUs or GPUs than ray has: it would wait for them forever."""
+    for kind, number in wanted.items():
+        there = ray.cluster_resources().get(kind, 0)
+        if number > there:
+            raise InputError(
+                f"resources: expected at most {there:g} {kind}s, got {number:g}"
             )
 
 

@@ -36,7 +36,7 @@ def writing(run: Run, where: str, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise stopped(run, where, f"cannot write {what}: {_line(error)}") from error
+        raise stopped(run, where, f"cannot write {what}: {one_line(error)}") from error
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:
@@ -99,9 +99,10 @@ def reading(run: Run, checkpoint: Path) -> Iterator[None]:
         if len(run.checkpoints()) == 1:
             advice = START_ANOTHER
         raise StoppedError(
-            f"{checkpoint} cannot be read: {_line(error)}; {advice}"
+            f"{checkpoint} cannot be read: {one_line(error)}; {advice}"
         ) from error
 
 
-def _line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an error's message as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -11,7 +11,7 @@ from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
 from marl_pool.runs import CONFIG as RUN_CONFIG
 from marl_pool.runs import Run
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 Fixed = dict[str, str | SpecifiedPolicy]
@@ -118,15 +118,18 @@ def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
     Raises:
         InputError: the policy does not fit.
     """
-    spec = group.tokens
-    reason = policy.mismatch(spec, group.action_space)
+    reason = policy.mismatch(group.tokens, group.action_space)
     if reason:
         raise InputError(f"{path} does not fit the group: {reason}")
-    dtype = getattr(torch, spec.dtype)
-    tokens = Tokens(
-        torch.zeros(1, spec.num_tokens, spec.num_features, dtype=dtype),
-        torch.zeros(1, spec.num_tokens, dtype=torch.int64),
-        torch.zeros(1, spec.num_tokens, dtype=torch.bool),
-    )
     with torch.no_grad():
-        policy.value(tokens)
+        policy.value(zero_tokens(group.tokens, 1))
+
+
+def zero_tokens(spec: TokenSpec, batch: int) -> Tokens:
+    """Return ``batch`` sets of zeros, to try a policy."""
+    shape = (batch, spec.num_tokens)
+    return Tokens(
+        torch.zeros(*shape, spec.num_features, dtype=getattr(torch, spec.dtype)),
+        torch.zeros(shape, dtype=torch.int64),
+        torch.zeros(shape, dtype=torch.bool),
+    )

@@ -1,6 +1,6 @@
 """Jobs: the training function of each verb, and the amount of training in a run."""
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +41,7 @@ class Job:
 
     def load(self) -> Callable[..., None]:
         """Import the function, which may load torch and ray."""
-        module, _, name = self.function.partition(":")
-        found: Callable[..., None] = getattr(importlib.import_module(module), name)
+        found: Callable[..., None] = pkgutil.resolve_name(self.function)
         return found
 
     def total(self, config: Mapping[str, Any]) -> int:

@@ -29,15 +29,12 @@ def never() -> bool:
 
 
 class Iteration(NamedTuple):
-    """Result of one iteration of a method.
-
-    Attributes:
-        metrics: numbers to log, by name; the same names in every iteration.
-        shown: numbers displayed by the progress bar, by name.
-    """
+    """Result of one iteration of a method."""
 
     metrics: Mapping[str, float]
+    """Numbers to log, by name; the same names in every iteration."""
     shown: Mapping[str, float]
+    """Numbers displayed by the progress bar, by name."""
 
 
 class TrainingMethod(ABC):
@@ -200,12 +197,11 @@ class TrainingLoop:
             trim_log(self.run, self.iteration)
 
     def _progress(self, method: TrainingMethod) -> Progress:
-        limit = self.config.time_limit
         return Progress(
             method.total,
             unit=method.unit,
             done=method.done,
-            time_limit=None if limit is None else limit - self._elapsed(),
+            time_limit=self._seconds_left(),
         )
 
     def _step(self, method: TrainingMethod) -> Iteration | None:
@@ -241,14 +237,12 @@ class TrainingLoop:
 
     def _must_stop(self) -> bool:
         # Take at least one step in a session, however short the time limit.
-        late = self.has_stepped and self._is_late()
+        left = self._seconds_left()
+        late = self.has_stepped and left is not None and left <= 0
         stopping = self.stopping or late or self.ctrl_c.requested
         self.stopping = stopping or self.should_stop()
         return self.stopping
 
-    def _is_late(self) -> bool:
+    def _seconds_left(self) -> float | None:
         limit = self.config.time_limit
-        return limit is not None and self._elapsed() >= limit
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self.began
+        return None if limit is None else self.began + limit - time.monotonic()

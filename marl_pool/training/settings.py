@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Self, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
+
+from pydantic import Field
 
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
@@ -16,11 +18,31 @@ from marl_pool.utils.types import (
     UnitInterval,
 )
 
-Options = Mapping[str, Any]
-"""``{"name": …, **options}`` of a registered class.
+PlugIn = Annotated[str, Field(pattern=":", description="package.module:Class")]
 
-A section whose ``name`` chooses a class stays a mapping. It is passed whole to a
-function such as `make_batched_env`, which checks it against that class's signature."""
+
+class Options(dict[str, Any]):
+    """Section ``{"name": …, **options}``, whose name chooses a registered class.
+
+    It is passed whole to a function such as `make_batched_env`, which checks it against
+    the signature of that class.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the class."""
+        name: str = self["name"]
+        return name
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Options without the name."""
+        return {key: value for key, value in self.items() if key != "name"}
+
+    @property
+    def or_none(self) -> "Options | None":
+        """The section; None if its name is ``none``."""
+        return None if self.name == "none" else self
 
 
 @dataclass(frozen=True)
@@ -88,38 +110,34 @@ class CheckpointSettings:
     """Number of newest checkpoints that are kept, besides the best one."""
 
 
+@dataclass(frozen=True)
 class RunConfig:
-    """Base of the typed configurations of runs.
+    """Settings of a run of any kind, and base of the typed configurations.
 
-    A run converts the checked plain data of its ``config.yaml`` once, at its start. A
-    section whose ``name`` chooses a class stays a mapping: see `Options`.
-
-    Attributes:
-        seed: random seed of the run.
-        time_limit: seconds after which training ends; None for no limit.
-        threads: CPU threads of torch.
-        checkpoint: interval and number of checkpoints.
+    A run converts the checked plain data of its ``config.yaml`` once, at its start.
     """
 
-    seed: int
-    time_limit: float | None
-    threads: int
-    checkpoint: CheckpointSettings
+    seed: Seed = 0
+    """Seed of environments, initial weights and every other random choice."""
+    time_limit: PositiveFloat | None = None
+    """Seconds after which training ends; None: no limit."""
+    threads: PositiveInt = 2
+    """CPU threads of torch in the main process."""
+    device: Device = "cpu"
+    """Device of the environments and policies in the main process."""
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """Interval and number of checkpoints."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Convert checked plain data, as in ``run.config``."""
-        values = {}
-        for name, hint in _field_types(cls).items():
-            if name in plain:
-                typed = is_dataclass(hint)
-                values[name] = hint(**plain[name]) if typed else plain[name]
+        hints, values = get_type_hints(cls), {}
+        for name in (each.name for each in fields(cls) if each.name in plain):
+            hint, value = hints[name], plain[name]
+            if is_dataclass(hint):
+                value = hint(**value)
+            values[name] = Options(value) if hint is Options else value
         return cls(**values)
-
-
-def _field_types(config: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(config)
-    return {each.name: hints[each.name] for each in fields(config)}
 
 
 @dataclass(frozen=True)
@@ -139,7 +157,7 @@ class ResourceSettings:
 
 
 @dataclass(frozen=True)
-class TrainSettings:
+class TrainSettings(RunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     modules: dict[str, str] | None = None
@@ -147,29 +165,16 @@ class TrainSettings:
     fixed: dict[str, str] | None = None
     """Group that does not learn → heuristic, random, package.module:Class of a
     policy, or the folder of a policy or run to freeze. None: all groups learn."""
-    plugins: list[str] = field(default_factory=list)
+    plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that the folder of a frozen policy may use."""
-    seed: Seed = 0
-    """Seed of environments, initial weights, exploration and minibatches."""
     total_steps: PositiveInt = 1_000_000
     """Environment steps after which training ends, summed over all environments."""
-    time_limit: PositiveFloat | None = None
-    """Seconds after which training ends; None: no limit."""
-    threads: PositiveInt = 2
-    """CPU threads of torch in the main process."""
-    device: Device = "cpu"
-    """Device of a local runner's environments and policy."""
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """Interval and number of checkpoints."""
     resources: ResourceSettings = field(default_factory=ResourceSettings)
     """Processes and GPUs."""
 
-    def __post_init__(self) -> None:
-        validate_plugins(self.plugins)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(TrainSettings, RunConfig):
+class TrainConfig(TrainSettings):
     """Configuration of a PPO run."""
 
     env: Options
@@ -203,27 +208,19 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True)
-class EvolveSettings:
-    """Settings of an evolution run itself, not of one of its parts.
-
-    Raises:
-        InputError: a plug-in that is no ``package.module:Class``.
-    """
+class EvolveSettings(RunConfig):
+    """Settings of an evolution run itself, not of one of its parts."""
 
     init: str = "policy"
     """Start of the search: policy (the agent's initial weights), zeros, or the folder
     of a policy or run."""
-    plugins: list[str] = field(default_factory=list)
+    plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that the folder ``init`` may use."""
-    seed: Seed = 0
-    """Seed of environments, initial weights and the strategy."""
     repetitions: PositiveInt = 16
     """Episodes that a member's fitness averages: the same for all members of a
     generation, and new ones in the next generation."""
     total_generations: PositiveInt = 1000
     """Generations after which the search ends."""
-    time_limit: PositiveFloat | None = None
-    """Seconds after which the search ends; None: no limit."""
     fitness_env: dict[str, Any] = field(default_factory=dict)
     """Options of the environment that differ where fitness is measured, such as another
     reward. Validation, which selects the best solution, uses the unchanged ``env``."""
@@ -237,21 +234,12 @@ class EvolveSettings:
     max_envs: PositiveInt | None = None
     """Largest number of environments that a process steps together; larger populations
     are split. None: 8192 or, for simulators, ``repetitions``."""
-    threads: PositiveInt = 2
-    """CPU threads of torch in the main process."""
-    device: Device = "cpu"
-    """Device of environments and agents."""
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """Interval and number of checkpoints."""
     resources: WorkerSettings = field(default_factory=WorkerSettings)
     """Processes and GPUs."""
 
-    def __post_init__(self) -> None:
-        validate_plugins(self.plugins)
-
 
 @dataclass(frozen=True, kw_only=True)
-class EvolveConfig(EvolveSettings, RunConfig):
+class EvolveConfig(EvolveSettings):
     """Configuration of an evolution run."""
 
     env: Options
@@ -284,10 +272,3 @@ class StudySettings(TrainSettings):
     """Key → its values; every combination of values is a trial."""
     sweep: SweepSettings = field(default_factory=SweepSettings)
     """Settings of the execution."""
-
-
-def validate_plugins(plugins: list[str]) -> None:
-    """Reject names that are no ``package.module:Class``."""
-    for name in plugins:
-        if ":" not in name:
-            raise InputError(f"plugins: expected package.module:Class, got {name!r}")

@@ -2,7 +2,11 @@
 
 import os
 import signal
-from types import FrameType, TracebackType
+from contextlib import ExitStack, suppress
+from types import FrameType
+from typing import Self
+
+from typing_extensions import override
 
 STDERR = 2
 """File descriptor of standard error, even if `sys.stderr` is replaced."""
@@ -11,34 +15,21 @@ STOPPING = (
 )
 
 
-class Interruptible:
+class Interruptible(ExitStack):
     """Context in which the first Ctrl-C only sets a flag; the second one interrupts.
 
     Attributes:
         requested: True after the first Ctrl-C.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: signal._HANDLER = None
-        self._ours = False
+    requested = False
 
-    def __enter__(self) -> "Interruptible":
-        try:
-            self._previous = signal.signal(signal.SIGINT, self._stop)
-        except ValueError:  # only the main thread may handle signals
-            return self
-        self._ours = True
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, self._previous)
+    @override
+    def __enter__(self) -> Self:
+        with suppress(ValueError):  # only the main thread may handle signals
+            previous = signal.signal(signal.SIGINT, self._stop)
+            self.callback(signal.signal, signal.SIGINT, previous)
+        return super().__enter__()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

@@ -12,9 +12,9 @@ import torch
 from benchmarks.common import TASKS, Row, Size, build, on, seconds
 from benchmarks.sampling import floor_of
 from marl_pool.config import compose
-from marl_pool.training.ppo.algorithm import RETURN_WINDOW
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.ppo.runner import EPISODE_RETURNS
+from marl_pool.training.ppo.train import RETURN_WINDOW
 
 GOALS = {"time_to_return": -1.45, "time_to_skill": -0.72}
 """Mean returns: what the published code reached in 18 iterations, and 0.8 of the way

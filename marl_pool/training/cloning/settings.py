@@ -6,8 +6,8 @@ from typing import Any, Literal
 from marl_pool.training.settings import (
     CheckpointSettings,
     Options,
+    PlugIn,
     RunConfig,
-    validate_plugins,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
@@ -168,7 +168,7 @@ class CloneRunSettings:
     fixed: dict[str, str] | None = None
     """Group that is not cloned → heuristic, random, package.module:Class of a
     policy, or the folder of a policy or run. None: there is only one group."""
-    plugins: list[str] = field(default_factory=list)
+    plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that these folders may use."""
     seed: Seed = 0
     """Seed of environments, initial weights, perturbations and the order of batches."""
@@ -182,9 +182,6 @@ class CloneRunSettings:
     """Device of environments and policies; trajectories stay in main memory."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """Checkpoint interval, in iterations, and number to keep."""
-
-    def __post_init__(self) -> None:
-        validate_plugins(self.plugins)
 
 
 @dataclass(frozen=True, kw_only=True)

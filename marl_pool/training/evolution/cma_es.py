@@ -129,12 +129,12 @@ class CMAES(Strategy):
         return torch.from_numpy(np.array(self.search.mean))
 
     @property
+    @override
     def step_size(self) -> float:
-        """Sigma, without the scale of the covariance."""
-        return float(self.search.sigma)
+        return float(self.search.sigma)  # without the scale of the covariance
 
+    @override
     def state_dict(self) -> State:
-        """Return mean, step size, covariance, paths, and the directions to try."""
         state = {
             f"{part}.{name}": np.array(value)
             for part, holder in self._holders()

@@ -15,16 +15,7 @@ def check_options(
     curriculum: Curriculum,
     fitness_env: Mapping[str, Any] | None = None,
 ) -> None:
-    """Reject keys that are no numeric options, or that ``fitness_env`` sets as well.
-
-    Args:
-        env: ``{"name": …, **options}`` of the environment.
-        curriculum: options that change.
-        fitness_env: options with a constant value in training.
-
-    Raises:
-        InputError: there is such a key.
-    """
+    """Reject keys that are no numeric options, or that ``fitness_env`` sets as well."""
     numbers = [
         key
         for key, value in env.items()
@@ -48,7 +39,7 @@ def env_at(
     Args:
         env: ``{"name": …, **options}`` of the environment.
         curriculum: options that change.
-        progress: completed fraction of the curriculum; larger values count as 1.
+        progress: completed fraction of the curriculum; values above 1 count as 1.
     """
     progress = min(progress, 1.0)
     changed = dict(env)

@@ -58,16 +58,13 @@ class Evaluator:
     The split into batches does not change the episodes, and changes returns only by
     rounding.
 
-    Args:
-        config: configuration of the run.
-
     Raises:
         InputError: parts of the configuration that do not fit each other.
     """
 
     def __init__(self, config: EvolveConfig) -> None:
         self.seed, self.device = config.seed, config.device
-        self.perturbation = config.perturbation
+        self.perturbation = config.perturbation.or_none
         env = self._build_env(1, config.env)
         if len(env.groups) != 1:
             raise InputError(
@@ -111,9 +108,6 @@ class Evaluator:
         Args:
             env: ``{"name": …, **options}`` of the environment.
             where: configuration key of the options, for messages.
-
-        Raises:
-            InputError: an unknown option, a number out of range, or other tokens.
         """
         try:
             groups = self._build_env(1, env).groups
@@ -125,8 +119,7 @@ class Evaluator:
                 f"{', '.join(groups)}"
             )
         group = groups[self.group]
-        misfit = self.agent.mismatch(group.tokens, group.action_space)
-        if misfit:
+        if misfit := self.agent.mismatch(group.tokens, group.action_space):
             raise InputError(f"{where}: the policy does not fit the env: {misfit}")
 
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
@@ -167,7 +160,7 @@ class Evaluator:
         return self.agent
 
     def _make_perturbation(self) -> Perturbation | None:
-        if self.perturbation["name"] == "none":
+        if self.perturbation is None:
             return None
         refuse_ramp(self.perturbation, "every generation begins with new environments")
         return make_perturbation(specs=[self.agent.spec], **self.perturbation)

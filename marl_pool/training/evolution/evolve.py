@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from marl_pool.training.evolution.curriculum import check_options, env_at
 from marl_pool.training.evolution.evaluator import Evaluator, PopulationTask
 from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
-from marl_pool.training.evolution.workers import EpisodeRunner, episode_runner
+from marl_pool.training.evolution.workers import Workers, episode_runner
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.atomic import new_binary_file, new_file
@@ -31,6 +31,8 @@ from marl_pool.utils.reading import read_npz
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
+COUNTED = ("steps", "episodes", "seconds")
+"""Attributes in the file `STATE`."""
 
 
 def evolve(
@@ -40,10 +42,8 @@ def evolve(
 ) -> None:
     """Evolve until the generations or the time limit are used up.
 
-    A run with a checkpoint continues from it.
-
     Args:
-        run: run that receives the metrics, checkpoints and best policy.
+        run: run that receives the results; it continues from its last checkpoint.
         config: composed and checked configuration, as in ``run.config``.
         should_stop: called before each generation; True saves the run and ends it.
 
@@ -58,25 +58,8 @@ def evolve(
     )
 
 
-class Validation(NamedTuple):
-    """Mean returns of two solutions in the validation environments.
-
-    Attributes:
-        favourite: mean of the search distribution.
-        best_sample: fittest member of the generation.
-    """
-
-    favourite: float
-    best_sample: float
-
-
 class EvolutionMethod(TrainingMethod):
     """Search for the parameters of a policy by the returns of whole populations.
-
-    Args:
-        run: run that receives the results.
-        config: configuration of the run.
-        checkpoint: checkpoint to resume from; None for a new run.
 
     Raises:
         InputError: parts of the configuration that do not fit each other.
@@ -89,16 +72,15 @@ class EvolutionMethod(TrainingMethod):
         self.config = config
         self.evaluator = Evaluator(config)
         self._check_training_env()
-        agent, options = self.evaluator.agent, dict(config.evolution)
         # A resumed run needs no start, and the folder of it may be gone.
         init = config.init if checkpoint is None else OWN
-        start = start_vector(init, agent, config.plugins)
+        start = start_vector(init, self.evaluator.agent, config.plugins)
         self.strategy: Strategy = build(
-            options.pop("name"),
+            config.evolution.name,
             STRATEGIES,
             "evolution",
             Strategy,
-            options,
+            config.evolution.arguments,
             {"start": start.cpu(), "seed": config.seed},
         )
         self.generation = self.steps = self.episodes = 0
@@ -119,7 +101,7 @@ class EvolutionMethod(TrainingMethod):
     @contextmanager
     def session(self) -> Iterator[None]:
         with episode_runner(self.evaluator, self.config, self.run) as runner:
-            self.runner: EpisodeRunner = runner
+            self.runner: Evaluator | Workers = runner
             yield
 
     @property
@@ -163,9 +145,7 @@ class EvolutionMethod(TrainingMethod):
         }
         # Validate, and keep the best solution so far.
         if iteration == 1 or iteration % config.validation.every == 0:
-            found = self._validate(vectors[fitness.argmax()])
-            row["validation_favourite"] = found.favourite
-            row["validation_best_sample"] = found.best_sample
+            row |= self._validate(vectors[fitness.argmax()])
         seconds = time.monotonic() - began
         self.seconds += seconds
         row["seconds"] = self.seconds
@@ -183,8 +163,8 @@ class EvolutionMethod(TrainingMethod):
         env = {**self.config.env, **self.config.fitness_env}
         return env_at(env, self.config.curriculum, progress)
 
-    def _validate(self, best_sample: Tensor) -> Validation:
-        """Evaluate the favourite and the fittest member; save the best one so far."""
+    def _validate(self, best_sample: Tensor) -> dict[str, float]:
+        """Return the mean returns of the favourite and of the fittest member."""
         env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_WORLDS
         vectors = torch.stack((self.strategy.favourite, best_sample))
         played = self.runner.play(
@@ -193,10 +173,16 @@ class EvolutionMethod(TrainingMethod):
         returns = played.returns.mean(1)
         if not returns.isfinite().all():
             raise StepError("a return of the validation is not finite")
-        if self.accept(float(returns.max())):
+        score = float(returns.max())
+        if self.accept(score):
             self.best = vectors[returns.argmax()]
-            self._save_best(Best(self.generation, float(returns.max())))
-        return Validation(*returns.tolist())
+            with (
+                writing(self.run, self.where(self.generation), "the policy"),
+                self.run.save_policy_dir(Best(self.generation, score)) as folder,
+            ):
+                self._save_vector(self.best, folder)
+        kinds = ("validation_favourite", "validation_best_sample")
+        return dict(zip(kinds, returns.tolist(), strict=True))
 
     @override
     def accept(self, score: float) -> bool:
@@ -205,13 +191,6 @@ class EvolutionMethod(TrainingMethod):
         best = self.run.best
         again = best is not None and best.iteration == self.generation
         return again or super().accept(score)
-
-    def _save_best(self, best: Best) -> None:
-        with (
-            writing(self.run, self.where(self.generation), "the policy"),
-            self.run.save_policy_dir(best) as folder,
-        ):
-            self._save_vector(self.best, folder)
 
     # Checkpoints
 
@@ -222,22 +201,18 @@ class EvolutionMethod(TrainingMethod):
             np.savez(out, best=self.best.numpy(), allow_pickle=False, **state)
         self._save_vector(self.strategy.favourite, checkpoint / "policy")
         self._save_vector(self.best, checkpoint / BEST)
-        counts = {
-            "steps": self.steps,
-            "episodes": self.episodes,
-            "seconds": self.seconds,
-        }
+        counts = {name: getattr(self, name) for name in COUNTED}
         with new_file(checkpoint / STATE) as out:
             json.dump(counts, out)
 
     @override
     def restore(self, checkpoint: Path) -> None:
         counts = json.loads((checkpoint / STATE).read_text())
+        for name in COUNTED:
+            setattr(self, name, counts[name])
         state = read_npz(checkpoint / SEARCH)
         self.best = torch.from_numpy(state.pop(BEST))
         self.strategy.load_state_dict(state)
-        self.steps, self.episodes = counts["steps"], counts["episodes"]
-        self.seconds = counts["seconds"]
         self.generation = iteration_of(checkpoint)
 
     def _save_vector(self, vector: Tensor, folder: Path) -> None:

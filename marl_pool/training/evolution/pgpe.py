@@ -113,12 +113,12 @@ class PGPE(Strategy):
         return self.mean
 
     @property
+    @override
     def step_size(self) -> float:
-        """Standard deviation, averaged over the parameters."""
         return float(self.std.mean())
 
+    @override
     def state_dict(self) -> State:
-        """Return mean, standard deviations and Adam's state."""
         state = {name: getattr(self, name).numpy().copy() for name in TENSORS}
         return {**state, "count": np.array(self.count)}
 

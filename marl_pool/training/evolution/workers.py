@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.runs import Run
+from marl_pool.training.errors import one_line
 from marl_pool.training.evolution.evaluator import (
     Chunk,
     Evaluator,
@@ -15,29 +17,17 @@ from marl_pool.training.evolution.evaluator import (
     PopulationTask,
 )
 from marl_pool.training.settings import EvolveConfig
-from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.errors import StoppedError
 
 RESTARTS = 1
 """Restarts of a dead actor, which repeats its chunk."""
 
 
-class EpisodeRunner(Protocol):
-    """Protocol of `Evaluator` and `Workers`."""
-
-    def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
-        """Run the episodes of a task for every member; see `Evaluator.play`."""
-
-
 @contextmanager
 def episode_runner(
     evaluator: Evaluator, config: EvolveConfig, run: Run
-) -> Iterator[EpisodeRunner]:
+) -> Iterator["Evaluator | Workers"]:
     """Yield the evaluator of this process or, if workers are configured, Ray actors.
-
-    Args:
-        evaluator: evaluator of this process.
-        config: configuration of the run.
-        run: run that receives tracebacks.
 
     Raises:
         InputError: ray cannot be started or joined, or lacks CPUs or GPUs.
@@ -67,27 +57,21 @@ class Workers:
     def __init__(self, evaluator: Evaluator, config: EvolveConfig, run: Run) -> None:
         import ray
 
+        from marl_pool.training.cluster import validate_cluster
+
         self.evaluator, self.run = evaluator, run
-        resources = config.resources
-        gpus = resources.num_gpus_per_worker
-        for kind, each in (("CPU", 1), ("GPU", gpus)):
-            wanted = each * resources.num_workers
-            there = ray.cluster_resources().get(kind, 0)
-            # Ray would wait for them forever.
-            if wanted > there:
-                raise InputError(
-                    f"resources: expected at most {there:g} {kind}s, got {wanted:g}"
-                )
+        count, gpus = config.resources.num_workers, config.resources.num_gpus_per_worker
+        validate_cluster(CPU=count, GPU=count * gpus)
         actor = ray.remote(
             num_cpus=1,
             num_gpus=gpus,
             max_restarts=RESTARTS,
             max_task_retries=RESTARTS,
         )(Worker)
-        self.actors = [actor.remote(config) for _ in range(resources.num_workers)]
+        self.actors = [actor.remote(config) for _ in range(count)]
 
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
-        """Run the episodes of a task for every member.
+        """Run the episodes of a task for every member; see `Evaluator.play`.
 
         Raises:
             StoppedError: an environment raised, or an actor died again.
@@ -120,10 +104,9 @@ class Workers:
         try:
             played: PopulationReturns = ray.get(future)
         except RayTaskError as error:
-            file = self.run.write_error(str(error))
-            cause = error.cause
+            file, cause = self.run.write_error(str(error)), error.cause
             raise StoppedError(
-                f"a worker failed: {type(cause).__name__}: {_line(cause)}; "
+                f"a worker failed: {type(cause).__name__}: {one_line(cause)}; "
                 f"traceback in {file}"
             ) from error
         except RayActorError as error:
@@ -134,21 +117,13 @@ class Workers:
         return played
 
 
-class Worker:
-    """Evaluator in the process of a Ray actor, on one core.
-
-    Args:
-        config: configuration of the run.
-    """
+class Worker(Evaluator):
+    """Evaluator in the process of a Ray actor, on one core."""
 
     def __init__(self, config: EvolveConfig) -> None:
         torch.set_num_threads(1)
-        self.evaluator = Evaluator(config)
+        super().__init__(config)
 
+    @override
     def play(self, vectors: Any, task: PopulationTask) -> PopulationReturns:
-        """Run the episodes of a task for every member; see `Evaluator.play`."""
-        return self.evaluator.play(torch.from_numpy(vectors), task)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+        return super().play(torch.from_numpy(vectors), task)

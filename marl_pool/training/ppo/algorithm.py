@@ -2,7 +2,7 @@
 
 import tempfile
 import zlib
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from ray.rllib.core.rl_module import (
     validate_module_id,
 )
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.description import describe_env
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.tokens import Tokens
-from marl_pool.training.fixed_policies import frozen_module, load_fixed
+from marl_pool.training.errors import one_line
+from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
 from marl_pool.training.ppo.batch import TrainBatch
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.learner import NUM_MINIBATCHES, BatchedPPOLearner
@@ -32,7 +32,7 @@ from marl_pool.training.ppo.runner import (
     BatchedEnvRunner,
     RunnerSettings,
 )
-from marl_pool.training.settings import Options, PPOSettings, TrainConfig
+from marl_pool.training.settings import PPOSettings, TrainConfig
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import unknown
 
@@ -40,14 +40,10 @@ MAX_RESTARTS = 3
 """Restarts of a failed runner by RLlib before the run ends."""
 RESTART_SECONDS = 120.0
 """Longest wait for a restarted runner when all runners have died, in seconds."""
-RETURN_WINDOW = 128
-"""Number of episodes averaged in the logged mean return."""
 
 
 class BatchedPPO(PPO):
     """RLlib's PPO, with restarted runners that continue with new episodes.
-
-    In contrast to RLlib, it makes no folder in ``~/ray_results``.
 
     Attributes:
         restarts: number of restarted runners in this session.
@@ -62,8 +58,8 @@ class BatchedPPO(PPO):
         missing = runners.num_remote_env_runners()
         return self.restarts + missing - runners.num_healthy_remote_env_runners()
 
+    @override
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Restart dead runners; each continues with episodes of its own."""
         wait_for_runner(env_runner_group, RESTART_SECONDS)
         restored: list[int] = super().restore_env_runners(env_runner_group)
         if restored:
@@ -98,8 +94,8 @@ def assign_modules(
 
     Raises:
         InputError: no such group, no group that learns, a group without a module, a
-            module without agents or with a name that RLlib does not take, or groups of
-            different spaces that share a module.
+            module without agents, a module name that RLlib does not take or that is
+            reserved for a frozen policy, or groups of different spaces in one module.
     """
     for name in fixed:
         if name not in groups:
@@ -117,6 +113,7 @@ def assign_modules(
             f"modules: expected an entry for each group that learns, "
             f"{sorted(learning)}, got {sorted(modules)}"
         )
+    owners: dict[str, str] = {}
     for name, module in modules.items():
         try:
             validate_module_id(module, error=True)
@@ -124,22 +121,23 @@ def assign_modules(
             raise InputError(
                 f"modules.{name}: expected what can name a file, got {module!r}"
             ) from error
+        if module in map(frozen_module, fixed):
+            raise InputError(
+                f"modules: the name {module!r} is reserved for the policy of a fixed "
+                "group"
+            )
         if not groups[name].num_agents:
             raise InputError(
                 f"modules: the group {name!r} has no agents, so the module {module!r} "
                 "would have nothing to learn from"
             )
-        for other, its in modules.items():
-            mine, theirs = groups[name], groups[other]
-            same = (mine.tokens, mine.action_space) == (
-                theirs.tokens,
-                theirs.action_space,
+        owner = owners.setdefault(module, name)
+        mine, theirs = groups[name], groups[owner]
+        if mine.tokens != theirs.tokens or mine.action_space != theirs.action_space:
+            raise InputError(
+                f"modules: groups {owner!r} and {name!r} have different spaces, so "
+                f"they cannot share the module {module!r}"
             )
-            if module == its and not same:
-                raise InputError(
-                    f"modules: groups {name!r} and {other!r} have different spaces, "
-                    f"so they cannot share the module {module!r}"
-                )
     return dict(modules)
 
 
@@ -157,36 +155,36 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     # Divide the agents into learning modules and fixed policies.
     groups = describe_env(config.env).groups
     modules = assign_modules(groups, config.modules, config.fixed or ())
-    own = (config.encoder["name"], config.pooling["name"])
     fixed = load_fixed(
         config.fixed,
         groups,
-        env=config.env["name"],
-        plugins=(*own, *config.plugins),
+        env=config.env.name,
+        plugins=(config.encoder.name, config.pooling.name, *config.plugins),
         saved=saved,
     )
-    _reject_frozen_names(modules, fixed)
+    perturbation = config.perturbation.or_none
+    if perturbation:
+        # Build it once to reject options that do not fit here, not in a runner.
+        specs = [group.tokens for group in groups.values()]
+        make_perturbation(specs=specs, **perturbation)
     # One iteration: every environment takes `fragment` steps.
-    agents = sum(groups[name].num_agents for name in modules)
-    fragment = fragment_length(settings, resources.num_env_runners, agents)
-    steps = fragment * settings.num_envs * max(1, resources.num_env_runners)
-    learners = max(1, resources.num_learners)
+    agents: Counter[str] = Counter()
+    for name, module in modules.items():
+        agents[module] += groups[name].num_agents
+    num_envs = settings.num_envs * max(1, resources.num_env_runners)
+    fragment, rest = divmod(settings.batch_size, num_envs * agents.total())
+    if rest:
+        raise InputError(
+            f"ppo.batch_size: expected a multiple of {num_envs * agents.total()} "
+            f"(ppo.num_envs × runners × agents that learn), got {settings.batch_size}"
+        )
+    steps = fragment * num_envs
     result = PPOConfig(algo_class=BatchedPPO)
-    result.api_stack(
-        enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True
+    # Sample: `BatchedEnvRunner` steps all environments of a process together.
+    runner = RunnerSettings(
+        config.env, modules, fixed, perturbation, config.seed, config.device
     )
-    result.environment(
-        env_config={
-            RUNNER: RunnerSettings(
-                env=config.env,
-                modules=modules,
-                fixed=fixed,
-                perturbation=_perturbation(config, groups),
-                seed=config.seed,
-                device=config.device,
-            )
-        }
-    )
+    result.environment(env_config={RUNNER: runner})
     result.env_runners(
         env_runner_cls=BatchedEnvRunner,
         num_env_runners=resources.num_env_runners,
@@ -200,6 +198,8 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         max_num_env_runner_restarts=MAX_RESTARTS,
         delay_between_env_runner_restarts_s=1.0,
     )
+    # Learn: `TrainBatch` makes the batch, and `BatchedPPOLearner` the updates.
+    rows = steps * max(agents.values())
     result.learners(
         num_learners=resources.num_learners,
         num_gpus_per_learner=resources.num_gpus_per_learner,
@@ -209,6 +209,10 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             max_seq_len=settings.max_seq_len,
         ),
         add_default_connectors_to_learner_pipeline=False,
+        # Count minibatches for the module with the most rows; see `EpochIterator`.
+        learner_config_dict={
+            NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows))
+        },
     )
     result.multi_agent(
         policies=set(modules.values()),
@@ -217,54 +221,11 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         ],
     )
     result.rl_module(rl_module_spec=_module_spec(config, groups, modules))
-    _set_ppo(result, settings, batch=steps // learners)
-    # Count minibatches for the module with the most rows; see `EpochIterator`.
-    sharing: dict[str, int] = defaultdict(int)
-    for name, module in modules.items():
-        sharing[module] += groups[name].num_agents
-    rows = steps * max(sharing.values())
-    size = settings.minibatch_size or rows
-    result.learners(learner_config_dict={NUM_MINIBATCHES: -(-rows // size)})
-    result.reporting(
-        metrics_num_episodes_for_smoothing=RETURN_WINDOW,
-        min_time_s_per_iteration=0,
-        min_sample_timesteps_per_iteration=0,
-    )
+    _set_ppo(result, settings, batch=steps // max(1, resources.num_learners))
     # RLlib adds to its seed and passes it to numpy, which takes 32 bits.
     seed = zlib.crc32(str(config.seed).encode()) % (1 << 31)
     result.debugging(seed=seed, log_level="ERROR")
     return result
-
-
-def _reject_frozen_names(modules: Mapping[str, str], fixed: Collection[str]) -> None:
-    """Reject module names reserved for the frozen policies that a run saves."""
-    for group in fixed:
-        if frozen_module(group) in modules.values():
-            raise InputError(
-                f"modules: the name {frozen_module(group)!r} is reserved for the "
-                f"frozen policy of the group {group!r}"
-            )
-
-
-def fragment_length(settings: PPOSettings, num_env_runners: int, agents: int) -> int:
-    """Compute the steps of every environment in one iteration.
-
-    Args:
-        settings: batch size and environments of a runner.
-        num_env_runners: number of remote runners; 0 for a local one.
-        agents: number of agents that learn, in one environment.
-
-    Raises:
-        InputError: the batch size is no multiple of the agent steps of one step of all
-            environments.
-    """
-    each = settings.num_envs * max(1, num_env_runners) * agents
-    if settings.batch_size % each:
-        raise InputError(
-            f"ppo.batch_size: expected a multiple of {each} (ppo.num_envs × runners × "
-            f"agents that learn), got {settings.batch_size}"
-        )
-    return settings.batch_size // each
 
 
 def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
@@ -272,22 +233,17 @@ def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
         lr=settings.lr,
         gamma=settings.gamma,
         lambda_=settings.gae_lambda,
-        use_gae=True,
         train_batch_size_per_learner=batch,
         minibatch_size=batch,  # unused: see NUM_MINIBATCHES
         num_epochs=settings.num_epochs,
-        shuffle_batch_per_epoch=True,
         clip_param=settings.clip,
         vf_loss_coeff=settings.value_coeff,
-        vf_clip_param=float("inf")
-        if settings.value_clip is None
-        else settings.value_clip,
+        vf_clip_param=settings.value_clip or float("inf"),
         entropy_coeff=settings.entropy_coeff,
         use_kl_loss=settings.kl_coeff > 0,
         kl_coeff=settings.kl_coeff,
         kl_target=settings.kl_target,
         grad_clip=settings.grad_clip,
-        grad_clip_by="global_norm",
     )
     # The learner skips a non-finite step before RLlib would check for one.
     result.torch_skip_nan_gradients = True
@@ -299,8 +255,8 @@ def _module_spec(
     specs = {}
     for name, module in modules.items():
         group = groups[name]
-        policy = {
-            **{key: option for key, option in config.policy.items() if key != "name"},
+        options = {
+            **config.policy.arguments,
             "spec": group.tokens.to_json(),
             "action_space": ActionSpec.of(group.action_space).to_json(),
             "encoder": dict(config.encoder),
@@ -308,45 +264,23 @@ def _module_spec(
             "dropout": config.ppo.dropout,
             "seed": config.seed,
         }
-        _check_forward(build_policy({POLICY: policy}), group)
+        # Reject parts that fail on the group's tokens before a process starts.
+        policy, tokens = build_policy({POLICY: options}), zero_tokens(group.tokens, 2)
+        try:
+            with torch.no_grad():
+                policy(tokens)
+        except InputError as error:
+            raise InputError(f"pooling or encoder: {error}") from error
+        except Exception as error:  # a plug-in may raise anything
+            raise InputError(
+                f"pooling or encoder: {type(error).__name__} on tokens of shape "
+                f"{tuple(tokens.features.shape)}: {one_line(error)}; a head returns "
+                "(B, dim_out)"
+            ) from error
         specs[module] = RLModuleSpec(
             module_class=TokenRLModule,
             observation_space=group.tokens.space(),
             action_space=group.action_space,
-            model_config={POLICY: policy},
+            model_config={POLICY: options},
         )
     return MultiRLModuleSpec(rl_module_specs=specs)
-
-
-def _check_forward(policy: TokenPolicy, group: AgentGroup) -> None:
-    """Reject parts that fail on the group's tokens, before a process starts."""
-    spec = group.tokens
-    shape = (2, spec.num_tokens)
-    tokens = Tokens(
-        torch.zeros(*shape, spec.num_features, dtype=getattr(torch, spec.dtype)),
-        torch.zeros(shape, dtype=torch.int64),
-        torch.zeros(shape, dtype=torch.bool),
-    )
-    try:
-        with torch.no_grad():
-            policy(tokens)
-    except InputError as error:
-        raise InputError(f"pooling or encoder: {error}") from error
-    except Exception as error:  # a plug-in may raise anything
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"pooling or encoder: {type(error).__name__} on tokens of shape "
-            f"{(*shape, spec.num_features)}: {reason}; a head returns (B, dim_out)"
-        ) from error
-
-
-def _perturbation(
-    config: TrainConfig, groups: Mapping[str, AgentGroup]
-) -> Options | None:
-    options = config.perturbation
-    if options["name"] == "none":
-        return None
-    # Build it once to reject options that do not fit here, not in a runner.
-    specs = [group.tokens for group in groups.values()]
-    make_perturbation(specs=specs, **options)
-    return options

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,20 +54,27 @@ class TrainBatch(ConnectorV2):
         self, *, rl_module: Any, episodes: list[SingleAgentEpisode], **kwargs: Any
     ) -> dict[str, Rows]:
         """Return the rows of each module, on the module's device."""
-        by_module: dict[str, list[SingleAgentEpisode]] = {}
+        by_module = defaultdict(list)
         for episode in episodes:
-            by_module.setdefault(episode.module_id, []).append(episode)
+            by_module[episode.module_id].append(episode)
         batch = {}
         # Use one order of modules on all learners: they synchronize at each module.
         for module_id, chunks in sorted(by_module.items()):
             device = next(rl_module[module_id].parameters()).device
             move = functools.partial(torch.as_tensor, device=device)
             rows = map_rows(move, _concatenate(chunks))
+            # Standardize the advantages over the rows of this module and learner.
             advantages = rows[Postprocessing.ADVANTAGES]
             spread = advantages.std(correction=0).clamp(min=1e-4)
             rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
             if self.normalize_value_loss:
-                _normalize_values(rows)
+                targets = rows[Postprocessing.VALUE_TARGETS]
+                errors = targets - rows[Columns.VF_PREDS]
+                variance = targets.var(correction=0) + errors.square().mean()
+                scale = (variance + 1e-8).rsqrt()
+                rows[Postprocessing.VALUE_TARGETS] = targets * scale
+                rows[VALUE_SCALE] = scale.expand_as(targets)
+            # Cut the steps of a recurrent policy into sequences.
             state_leaves = sum(key.startswith(STATE) for key in rows)
             if state_leaves:
                 lengths = [len(chunk) for chunk in chunks]
@@ -103,24 +111,20 @@ class EpochIterator:
         generator: torch.Generator | None,
         in_step: bool = False,
     ) -> None:
-        self.rows: dict[str, Rows] = {
-            module_id: dict(rows) for module_id, rows in batch.policy_batches.items()
-        }
+        self.rows = {name: dict(rows) for name, rows in batch.policy_batches.items()}
         self.counts = {
-            module_id: len(rows[Columns.ACTIONS])
-            for module_id, rows in self.rows.items()
+            name: len(rows[Columns.ACTIONS]) for name, rows in self.rows.items()
         }
-        self.per_epoch = num_minibatches
+        self.num_epochs, self.per_epoch = num_epochs, num_minibatches
+        self.generator, self.in_step = generator, in_step
         if not in_step:
             self.per_epoch = min(num_minibatches, max(self.counts.values()))
-        self.num_epochs, self.generator = num_epochs, generator
-        self.in_step = in_step
 
     def __iter__(self) -> Iterator[MultiAgentBatch]:
         for _ in range(self.num_epochs):
             parts = {
-                module_id: self._order(count).tensor_split(self.per_epoch)
-                for module_id, count in self.counts.items()
+                name: self._order(count).tensor_split(self.per_epoch)
+                for name, count in self.counts.items()
             }
             for index in range(self.per_epoch):
                 yield self._minibatch({m: part[index] for m, part in parts.items()})
@@ -131,22 +135,22 @@ class EpochIterator:
             order = torch.arange(count, device="cpu")
         else:
             order = torch.randperm(count, generator=self.generator, device="cpu")
+        # Repeat rows until there is one for each minibatch.
         if self.in_step and count < self.per_epoch:
             order = order.repeat(-(-self.per_epoch // count))[: self.per_epoch]
         return order
 
     def _minibatch(self, chosen: dict[str, torch.Tensor]) -> MultiAgentBatch:
         batches = {}
-        for module_id, rows in chosen.items():
-            if not len(rows):
+        for name, index in chosen.items():
+            rows = self.rows[name]
+            if not len(index):
                 continue
-            whole = self.rows[module_id]
             if self.per_epoch > 1:
-                index = rows.to(whole[Columns.ACTIONS].device)
-                whole = map_rows(operator.itemgetter(index), whole)
-            batches[module_id] = SampleBatch(whole)
-        steps = max(len(rows) for rows in chosen.values())
-        return MultiAgentBatch(batches, env_steps=steps)
+                index = index.to(rows[Columns.ACTIONS].device)
+                rows = map_rows(operator.itemgetter(index), rows)
+            batches[name] = SampleBatch(rows)
+        return MultiAgentBatch(batches, env_steps=max(map(len, chosen.values())))
 
 
 def map_rows(function: Callable[[Any], Any], rows: Mapping[str, Any]) -> Rows:
@@ -174,6 +178,7 @@ def to_sequences(rows: Rows, lengths: Sequence[int], limit: int) -> Rows:
         under ``Columns.LOSS_MASK`` the mask of the existing steps, ``(B, T)``.
     """
     device = rows[Columns.ACTIONS].device
+    # Find the start of each sequence, and the end of its chunk.
     ends = np.cumsum(lengths)
     cuts = [
         np.arange(end - length, end, limit)
@@ -182,6 +187,7 @@ def to_sequences(rows: Rows, lengths: Sequence[int], limit: int) -> Rows:
     counts = [len(cut) for cut in cuts]
     starts = torch.as_tensor(np.concatenate(cuts), device=device)
     stops = torch.as_tensor(np.repeat(ends, counts), device=device)
+    # Index the steps of each sequence.
     longest = min(limit, max(lengths))
     index = starts[:, None] + torch.arange(longest, device=device)
     exists = index < stops[:, None]
@@ -208,24 +214,16 @@ def select_steps(mask: torch.Tensor, rows: Mapping[str, Any]) -> Rows:
     return map_rows(operator.itemgetter(mask), rows)
 
 
-def _normalize_values(rows: Rows) -> None:
-    targets = rows[Postprocessing.VALUE_TARGETS]
-    errors = targets - rows[Columns.VF_PREDS]
-    spread = targets.var(correction=0) + errors.square().mean()
-    scale = (spread + 1e-8).rsqrt()
-    rows[Postprocessing.VALUE_TARGETS] = targets * scale
-    rows[VALUE_SCALE] = scale.expand_as(targets)
-
-
 def _concatenate(chunks: list[SingleAgentEpisode]) -> Rows:
-    names = chunks[0].observations.data
-    rows: Rows = {
+    first = chunks[0]
+    return {
         Columns.OBS: {
             name: np.concatenate([c.observations.data[name][: len(c)] for c in chunks])
-            for name in names
+            for name in first.observations.data
         },
         Columns.ACTIONS: np.concatenate([c.actions.data for c in chunks]),
+        **{
+            key: np.concatenate([c.extra_model_outputs[key].data for c in chunks])
+            for key in first.extra_model_outputs
+        },
     }
-    for key in chunks[0].extra_model_outputs:
-        rows[key] = np.concatenate([c.extra_model_outputs[key].data for c in chunks])
-    return rows

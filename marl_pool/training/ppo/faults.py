@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import operator
+import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -43,12 +45,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception, env: str) -> "Failure":
-        """Describe an exception.
-
-        Args:
-            error: exception raised while sampling.
-            env: name of the environment's class.
-        """
+        """Describe an exception; ``env`` is the name of the environment's class."""
         message = " ".join(str(error).split())[:200]
         return cls(
             env,
@@ -57,27 +54,20 @@ class Failure(NamedTuple):
         )
 
 
-def failure_of(runner: Any) -> Failure | None:
-    """Return the failure of a runner; a module's function, so that ray can send it."""
-    failure: Failure | None = runner.failure
-    return failure
-
-
 @contextlib.contextmanager
 def errors_to(file: Path) -> Iterator[None]:
     """Append what RLlib logs about dying processes to ``file``, not to the screen."""
     handler = _Appending(file, delay=True, encoding="utf-8")
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    propagating = [logger.propagate for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.propagate = False
+    propagating = {name: logging.getLogger(name).propagate for name in LOGGERS}
+    for name in LOGGERS:
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).propagate = False
     try:
         yield
     finally:
-        for logger, propagates in zip(loggers, propagating, strict=True):
-            logger.removeHandler(handler)
-            logger.propagate = propagates
+        for name, propagates in propagating.items():
+            logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).propagate = propagates
         handler.close()
 
 
@@ -91,17 +81,14 @@ class _Appending(logging.FileHandler):
 
 def last_line(text: str) -> str:
     """Extract the exception and its message from a traceback, as one line."""
-    lines: list[str] = []
-    for line in reversed(text.strip().splitlines()):
-        if line.startswith(" "):
-            break
-        lines.insert(0, line)
-    return " ".join(" ".join(lines).split())[-200:]
+    *_, unindented = re.split(r"^ .*$", text.strip(), flags=re.M)
+    return " ".join(unindented.split())[-200:]
 
 
 def first_failure(runners: EnvRunnerGroup) -> Failure | None:
     """Return the failure of one of the runners, or None."""
-    return next(filter(None, runners.foreach_env_runner(failure_of)), None)
+    failures = runners.foreach_env_runner(operator.attrgetter("failure"))
+    return next(filter(None, failures), None)
 
 
 def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
@@ -109,10 +96,6 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
 
     Ray needs some seconds to restart a process; RLlib would continue without data. A
     runner that has used up its restarts is not waited for.
-
-    Args:
-        runners: runners of the algorithm.
-        seconds: longest wait.
     """
     deadline = time.monotonic() + seconds
     waiting = list(runners._worker_manager.actors().values())
@@ -131,21 +114,12 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
 
 def all_learners_live(algo: PPO) -> bool:
     """Return True if no learner died; RLlib never restarts one and may not notice."""
-    answers = algo.learner_group.foreach_learner(_answer)
+    answers = algo.learner_group.foreach_learner(lambda learner: True)
     return sum(answer.ok for answer in answers) >= (algo.config.num_learners or 1)
 
 
-def _answer(learner: Any) -> bool:
-    # A module's function, so that ray can send it to another process.
-    return True
-
-
 def bad_numbers(result: Mapping[str, Any]) -> str | None:
-    """Describe the NaN or infinite numbers of an iteration; None if there are none.
-
-    Args:
-        result: result of RLlib's ``Algorithm.train``.
-    """
+    """Describe the NaN or infinite numbers in a result of ``Algorithm.train``."""
     sampled = result[ENV_RUNNER_RESULTS]
     bad = {kind: n for kind, n in sampled.get(NON_FINITE, {}).items() if n > 0}
     if bad:

@@ -3,6 +3,7 @@
 import operator
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -63,7 +64,13 @@ NON_FINITE_LOSS = "non_finite_loss"
 
 
 class BatchedPPOLearner(PPOTorchLearner):
-    """Proximal policy optimization with RLlib's loss and our own minibatches.
+    r"""Proximal policy optimization with RLlib's loss and our own minibatches.
+
+    .. math::
+        L = -\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)
+            + c_v (V - V^*)^2 - c_e H + c_{kl} KL
+
+    :math:`\rho` is the ratio of the action's probability to that while sampling.
 
     Source: Schulman et al., Proximal policy optimization algorithms (2017),
     https://arxiv.org/abs/1707.06347, with the loss of RLlib's ``PPOTorchLearner``.
@@ -100,8 +107,9 @@ class BatchedPPOLearner(PPOTorchLearner):
         seconds = time.perf_counter() - self._began
         self.metrics.log_value((ALL_MODULES, LEARN_SECONDS), seconds, reduce="max")
 
+    @override
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state and the KL coefficients, which RLlib leaves out."""
+        # RLlib leaves out the KL coefficients.
         coefficients = {
             module_id: float(coefficient)
             for module_id, coefficient in self.curr_kl_coeffs_per_module.items()
@@ -146,9 +154,8 @@ class BatchedPPOLearner(PPOTorchLearner):
     ) -> tuple[Any, dict[str, Tensor], dict]:
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        losses: dict[str, Tensor] = {}
-        fwd_out: Any = {}
-        self._sums: dict[tuple[str, str], Any] = {}
+        losses: dict[str, Any] = defaultdict(float)
+        self._sums: dict[tuple[str, str], Any] = defaultdict(float)
         # Accumulate the gradient of the minibatch over microbatches. Each loss is a
         # mean over its steps, so it is weighted by its fraction of the minibatch.
         microbatches = list(self._microbatches(batch))
@@ -162,34 +169,31 @@ class BatchedPPOLearner(PPOTorchLearner):
                 weighted = {mid: loss * weights[mid] for mid, loss in own.items()}
                 sum(weighted.values()).backward()
             for mid, loss in weighted.items():
-                losses[mid] = losses.get(mid, 0.0) + loss.detach()
+                losses[mid] += loss.detach()
         self._is_first = False
         # Log averages over the minibatch in place of those of its last microbatch;
         # RLlib adapts the KL coefficient to them.
         for key, value in self._sums.items():
             self.metrics.log_value(key, value, window=1)
         # Clip the gradients and update the weights, unless a number is not finite.
-        self._step(losses)
+        finite = {mid: self._is_finite(mid, loss) for mid, loss in losses.items()}
+        for mid, good in finite.items():
+            self.metrics.log_value((mid, NON_FINITE_LOSS), int(not good), reduce="max")
+        if all(finite.values()):
+            gradients = {ref: p.grad for ref, p in self._params.items()}
+            self.apply_gradients(self.postprocess_gradients(gradients))
         return fwd_out, losses, {}
 
+    @override
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: Rows, fwd_out: dict[str, Tensor]
     ) -> Tensor:
-        r"""Compute RLlib's PPO loss of a microbatch.
-
-        .. math::
-            L = -\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)
-                + c_v (V - V^*)^2 - c_e H + c_{kl} KL
-
-        :math:`\rho` is the ratio of the action's probability to that while sampling.
-        The first minibatch of an update also logs the distance from the sampling
-        policy.
-        """
         if Columns.LOSS_MASK in batch:
             # Drop the padding of sequences; the loss is then that of any other policy.
             mask = batch[Columns.LOSS_MASK]
             steps = {key: batch[key] for key in STEP_COLUMNS if key in batch}
             batch, fwd_out = select_steps(mask, steps), select_steps(mask, fwd_out)
+        # Log the distance from the sampling policy before the first step of an update.
         if self._is_first:
             self._log_off_policy(module_id, batch, fwd_out)
         loss = super().compute_loss_for_module(
@@ -198,8 +202,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         # RLlib has just logged the metrics of this microbatch alone.
         for name in AVERAGED:
             key = (module_id, name)
-            part = self._weights[module_id] * self.metrics.peek(key)
-            self._sums[key] = self._sums.get(key, 0.0) + part
+            self._sums[key] += self._weights[module_id] * self.metrics.peek(key)
         return loss
 
     def _microbatches(
@@ -208,20 +211,15 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Yield microbatches, with the fraction of each module's steps in them."""
         counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
         steps = {mid: num_steps(rows) for mid, rows in batch.items()}
-        on_cpu = torch.device(self._device).type == "cpu"
-        if not on_cpu:
+        if torch.device(self._device).type != "cpu":
             yield batch, dict.fromkeys(counts, 1.0)
             return
         number = -(-max(steps.values()) // MICROBATCH_STEPS)
         number = min(number, max(counts.values()))
-        bounds = {
-            mid: [count * i // number for i in range(number + 1)]
-            for mid, count in counts.items()
-        }
         for i in range(number):
             part, weights = {}, {}
             for mid, rows in batch.items():
-                start, stop = bounds[mid][i : i + 2]
+                start, stop = (counts[mid] * j // number for j in (i, i + 1))
                 if stop > start:
                     part[mid] = SampleBatch(
                         map_rows(operator.itemgetter(slice(start, stop)), dict(rows))
@@ -238,14 +236,6 @@ class BatchedPPOLearner(PPOTorchLearner):
                 if isinstance(module, DistributedDataParallel):
                     stack.enter_context(module.no_sync())
             yield
-
-    def _step(self, losses: dict[str, Tensor]) -> None:
-        finite = {mid: self._is_finite(mid, loss) for mid, loss in losses.items()}
-        for mid, good in finite.items():
-            self.metrics.log_value((mid, NON_FINITE_LOSS), int(not good), reduce="max")
-        if all(finite.values()):
-            gradients = {ref: p.grad for ref, p in self._params.items()}
-            self.apply_gradients(self.postprocess_gradients(gradients))
 
     def _is_finite(self, module_id: str, loss: Tensor) -> bool:
         parameters = self.module[module_id].parameters()

@@ -18,7 +18,7 @@ from marl_pool.training.ppo.batch import VALUE_SCALE
 from marl_pool.training.ppo.episodes import STATE
 
 POLICY = "policy"
-"""Key of a module's ``model_config``: the JSON-ready arguments of a `TokenPolicy`."""
+"""Key of a module's ``model_config``: the arguments of a `TokenPolicy`, as JSON."""
 
 
 def build_policy(model_config: Mapping[str, Any]) -> TokenPolicy:
@@ -33,8 +33,7 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
     """RLlib module of a `TokenPolicy`, the same in learners and runners.
 
     It does not implement ``InferenceOnlyAPI``: runners need the value head, because
-    they record values while they sample. ``model_config`` holds the policy's arguments
-    under the key `POLICY`, with ``spec`` and ``action_space`` in their JSON form.
+    they record values while they sample.
     """
 
     @override

@@ -14,9 +14,9 @@ from ray.rllib.core import (
     COMPONENT_RL_MODULE,
 )
 
+from marl_pool.kernels.batched import strip_prefix
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
-from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.training.fixed_policies import Fixed, frozen_module
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.faults import all_learners_live
@@ -25,7 +25,7 @@ from marl_pool.utils.atomic import new_binary_file
 
 ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pkl", "env_runner/state.pkl"
 LEARNER_STATE = "learner_group/learner/state.pkl"
-MODULES, MODULE_STATE = "learner_group/learner/rl_module", "module_state.pkl"
+MODULE_STATE = "learner_group/learner/rl_module/{}/module_state.pkl"
 """Paths in a checkpoint, as RLlib names them."""
 
 
@@ -33,12 +33,7 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
     """Write the complete state of an algorithm, for an exact resume.
 
     RLlib lets a remote learner write its own part to the disk of its own machine. Here
-    the driver collects and writes everything. The files have the names and contents
-    that RLlib gives them.
-
-    Args:
-        algo: algorithm of which all learners are alive.
-        folder: folder of the files; it is created.
+    the driver collects and writes everything, under RLlib's names.
 
     Raises:
         OSError: a learner died, or the files cannot be written.
@@ -48,12 +43,17 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
         raise OSError("a learner died")
     state = dict(algo.get_state())
     learner = dict(state.pop(COMPONENT_LEARNER_GROUP)[COMPONENT_LEARNER])
-    modules = dict(learner.pop(COMPONENT_RL_MODULE))
-    for name, part in modules.items():
-        _dump(part, folder / MODULES / name / MODULE_STATE)
-    _dump(learner, folder / LEARNER_STATE)
-    _dump(state.pop(COMPONENT_ENV_RUNNER), folder / RUNNER_STATE)
-    _dump(state, folder / ALGORITHM_STATE)
+    modules = learner.pop(COMPONENT_RL_MODULE)
+    parts = {
+        **{MODULE_STATE.format(name): part for name, part in modules.items()},
+        LEARNER_STATE: learner,
+        RUNNER_STATE: state.pop(COMPONENT_ENV_RUNNER),
+        ALGORITHM_STATE: state,
+    }
+    for path, part in parts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with new_binary_file(folder / path) as out:
+            pickle.dump(part, out)
 
 
 def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
@@ -64,63 +64,45 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
     Raises:
         OSError, KeyError: a part is missing, which RLlib would silently reinitialize.
     """
-    modules = {
-        name: _load(folder / MODULES / name / MODULE_STATE)
-        for name in algo.config.rl_module_spec.rl_module_specs
-    }
-    learner = {**_load(folder / LEARNER_STATE), COMPONENT_RL_MODULE: modules}
+
+    def load(path: str) -> Any:
+        with (folder / path).open("rb") as content:
+            return pickle.load(content)
+
+    specs = algo.config.rl_module_spec.rl_module_specs
+    modules = {name: load(MODULE_STATE.format(name)) for name in specs}
+    learner = {**load(LEARNER_STATE), COMPONENT_RL_MODULE: modules}
     if COMPONENT_OPTIMIZER not in learner:
         raise KeyError(f"{LEARNER_STATE} has no {COMPONENT_OPTIMIZER}")
     algo.set_state(
         {
-            **_load(folder / ALGORITHM_STATE),
+            **load(ALGORITHM_STATE),
             COMPONENT_LEARNER_GROUP: {COMPONENT_LEARNER: learner},
-            COMPONENT_ENV_RUNNER: _load(folder / RUNNER_STATE),
+            COMPONENT_ENV_RUNNER: load(RUNNER_STATE),
         }
     )
-
-
-def _dump(state: Any, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with new_binary_file(file) as out:
-        pickle.dump(state, out)
-
-
-def _load(file: Path) -> Any:
-    with file.open("rb") as content:
-        return pickle.load(content)
 
 
 def save_modules(
     algo: BatchedPPO, modules: Mapping[str, str], fixed: Fixed, folder: Path
 ) -> None:
-    """Write the policies of all groups except scripted ones.
+    """Write the policies of all groups except scripted ones; see `save_policies`.
 
     Args:
         algo: algorithm with the weights.
         modules: group that learns → name of its module.
         fixed: policies of the other groups.
-        folder: folder of the policies; see `save_policies`.
+        folder: folder of the policies.
     """
-    weights = algo.learner_group.get_weights()
-    policies: dict[str, SpecifiedPolicy] = {
-        name: _policy(algo, name, weights[name]) for name in weights
-    }
+    policies: dict[str, SpecifiedPolicy] = {}
+    for name, weights in algo.learner_group.get_weights().items():
+        spec = algo.config.rl_module_spec.rl_module_specs[name]
+        policies[name] = build_policy(spec.model_config)
+        tensors = {key: torch.as_tensor(value) for key, value in weights.items()}
+        policies[name].load_state_dict(strip_prefix("policy", tensors))
     groups = dict(modules)
     for group, policy in fixed.items():
         if isinstance(policy, SpecifiedPolicy):
             groups[group] = frozen_module(group)
             policies[groups[group]] = policy
     save_policies(policies, groups, folder)
-
-
-def _policy(algo: BatchedPPO, module: str, weights: Mapping[str, Any]) -> TokenPolicy:
-    spec = algo.config.rl_module_spec.rl_module_specs[module]
-    policy = build_policy(spec.model_config)
-    policy.load_state_dict(
-        {
-            name.removeprefix("policy."): torch.as_tensor(value)
-            for name, value in weights.items()
-        }
-    )
-    return policy

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from ray.exceptions import RayError
 from ray.rllib.utils.metrics import (
@@ -25,16 +24,16 @@ from ray.rllib.utils.metrics import (
 from typing_extensions import override
 
 from marl_pool.runs import LEARNER, Run
-from marl_pool.training.cluster import quiet, ray_session, validate_device
+from marl_pool.training.cluster import (
+    quiet,
+    ray_session,
+    validate_cluster,
+    validate_device,
+)
 from marl_pool.training.errors import StepError
 from marl_pool.training.fixed_policies import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.training.ppo.algorithm import (
-    MAX_RESTARTS,
-    RETURN_WINDOW,
-    BatchedPPO,
-    algorithm_config,
-)
+from marl_pool.training.ppo.algorithm import MAX_RESTARTS, BatchedPPO, algorithm_config
 from marl_pool.training.ppo.faults import (
     all_learners_live,
     bad_numbers,
@@ -42,26 +41,20 @@ from marl_pool.training.ppo.faults import (
     first_failure,
     last_line,
 )
-from marl_pool.training.ppo.learner import (
-    FIRST_KL,
-    FIRST_RATIO_ERROR,
-    LEARN_SECONDS,
-)
+from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR, LEARN_SECONDS
 from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
     RUNNER,
     SAMPLE_SECONDS,
     RunnerSettings,
 )
-from marl_pool.training.ppo.saving import (
-    load_algorithm,
-    save_algorithm,
-    save_modules,
-)
-from marl_pool.training.settings import ResourceSettings, TrainConfig
+from marl_pool.training.ppo.saving import load_algorithm, save_algorithm, save_modules
+from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.atomic import new_file
-from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.errors import StoppedError
 
+RETURN_WINDOW = 128
+"""Number of episodes averaged in the logged mean return."""
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
 LOSSES = {
     "policy_loss": "policy_loss",
@@ -84,10 +77,8 @@ def train(
 ) -> None:
     """Train by PPO until the steps or the time limit are used up.
 
-    A run with a checkpoint continues from it.
-
     Args:
-        run: run that receives the metrics, checkpoints and best policy.
+        run: run that receives the results; it continues from its last checkpoint.
         config: composed and checked configuration, as in ``run.config``.
         should_stop: called before each iteration; True saves the run and ends it.
 
@@ -109,11 +100,6 @@ def train(
 
 class PPOMethod(TrainingMethod):
     """PPO on RLlib: each iteration samples a batch and learns from it.
-
-    Args:
-        run: run that receives the results.
-        config: configuration of the run.
-        checkpoint: checkpoint to resume from; None for a new run.
 
     Raises:
         InputError: parts of the configuration that do not fit each other.
@@ -142,12 +128,15 @@ class PPOMethod(TrainingMethod):
     @contextmanager
     def session(self) -> Iterator[None]:
         resources = self.config.resources
-        processes = resources.num_env_runners + resources.num_learners
+        runners, learners = resources.num_env_runners, resources.num_learners
         with (
-            ray_session(resources.address, num_cpus=processes + 1),
+            ray_session(resources.address, num_cpus=runners + learners + 1),
             errors_to(self.run.error_path),
         ):
-            _check_gpus(resources)
+            validate_cluster(
+                GPU=runners * resources.num_gpus_per_env_runner
+                + learners * resources.num_gpus_per_learner
+            )
             self.algo = self._build()
             try:
                 # Building the algorithm can set the number of threads.
@@ -166,11 +155,14 @@ class PPOMethod(TrainingMethod):
                 raise
             logged = isinstance(error, RayError) or not self.run.error_path.is_file()
             text = str(error) if logged else self.run.error_path.read_text()
-            file = self.run.write_error("".join(traceback.format_exception(error)))
             raise StoppedError(
-                f"the processes of the run did not start: {last_line(text)}; see {file}"
+                f"the processes of the run did not start: {last_line(text)}; see "
+                f"{self._write_traceback(error)}"
             ) from error
         return algo
+
+    def _write_traceback(self, error: Exception) -> Path:
+        return self.run.write_error("".join(traceback.format_exception(error)))
 
     # Iterations
 
@@ -188,7 +180,12 @@ class PPOMethod(TrainingMethod):
         steps = int(sampled.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.steps))
         # All runners may have died; RLlib restarts them.
         if steps == self.steps:
-            self._count_empty()
+            self.empty += 1
+            if self.empty >= MAX_RESTARTS:
+                raise StepError(
+                    f"the runners returned no steps in {self.empty} iterations: they "
+                    f"keep failing; see {self.run.error_path}"
+                )
             return None
         if bad := bad_numbers(result):
             raise StepError(bad)
@@ -199,20 +196,22 @@ class PPOMethod(TrainingMethod):
         for group, returns in sampled.get(EPISODE_RETURNS, {}).items():
             if isinstance(returns, list):  # without episodes RLlib returns a NaN
                 self.returns[group].extend(returns)
+        # Make the row of metrics: the whole run, each group, each module.
+        learned = result[LEARNER_RESULTS]
         row = {
             "env_steps": steps,
             "episodes": int(sampled.get(NUM_EPISODES_LIFETIME, 0)),
             "seconds": self.seconds,
             "return_mean": self._return_mean(self.modules),
             "sample_seconds": float(sampled[SAMPLE_SECONDS]),
-            "learn_seconds": float(result[LEARNER_RESULTS][ALL_MODULES][LEARN_SECONDS]),
+            "learn_seconds": float(learned[ALL_MODULES][LEARN_SECONDS]),
             "steps_per_second": taken / seconds,
         }
         if len(self.returns) > 1:
             for group in self.returns:
                 row[f"{group}/return_mean"] = self._return_mean([group])
         for module in sorted(set(self.modules.values())):
-            metrics = result[LEARNER_RESULTS].get(module, {})
+            metrics = learned.get(module, {})
             for theirs, ours in self.logged.items():
                 row[f"{module}/{ours}"] = float(metrics.get(theirs, math.nan))
         return Iteration(row, {"return_mean": row["return_mean"]})
@@ -224,7 +223,7 @@ class PPOMethod(TrainingMethod):
         except Exception as error:
             if all_learners_live(self.algo):
                 raise
-            file = self.run.write_error("".join(traceback.format_exception(error)))
+            file = self._write_traceback(error)
             raise StepError(f"a learner died; see {file}") from error
         if failure := first_failure(self.algo.env_runner_group):
             file = self.run.write_error(failure.traceback)
@@ -241,20 +240,8 @@ class PPOMethod(TrainingMethod):
             )
         return result
 
-    def _count_empty(self) -> None:
-        self.empty += 1
-        if self.empty >= MAX_RESTARTS:
-            raise StepError(
-                f"the runners returned no steps in {self.empty} iterations: they keep "
-                f"failing; see {self.run.error_path}"
-            )
-
     def _return_mean(self, groups: Iterable[str]) -> float:
-        """Average the returns of the last episodes, summed over the agents of groups.
-
-        Returns:
-            The mean; NaN before the first episode has ended.
-        """
+        """Average the last episodes' returns, summed over groups; NaN without any."""
         parts = [self.returns[group] for group in groups]
         totals = [sum(each) for each in zip(*parts, strict=True)]
         return sum(totals) / len(totals) if totals else math.nan
@@ -290,11 +277,8 @@ class PPOMethod(TrainingMethod):
 
     @override
     def score(self, iteration: int) -> float:
-        """Return the mean return, or the iteration where returns are not comparable.
-
-        Modules may learn at each other's expense, and a ramped perturbation makes the
-        task harder. The newest checkpoint is then the best.
-        """
+        # Modules may learn at each other's expense, and a ramped perturbation makes the
+        # task harder: returns do not compare, and the newest checkpoint is the best.
         is_ramped = self.config.perturbation.get("ramp") is not None
         if is_ramped or len(set(self.modules.values())) > 1:
             return iteration
@@ -305,14 +289,3 @@ class PPOMethod(TrainingMethod):
     @override
     def save_policy(self, folder: Path) -> None:
         save_modules(self.algo, self.modules, self.fixed, folder)
-
-
-def _check_gpus(resources: ResourceSettings) -> None:
-    """Reject processes that would wait forever for GPUs."""
-    wanted = (
-        resources.num_env_runners * resources.num_gpus_per_env_runner
-        + resources.num_learners * resources.num_gpus_per_learner
-    )
-    there = ray.cluster_resources().get("GPU", 0)
-    if wanted > there:
-        raise InputError(f"resources: expected at most {there:g} GPUs, got {wanted:g}")

@@ -59,7 +59,6 @@ TINY = (
     "threads=1",
 )
 SET_AGENT = "policy=helpers.set_agent:SetAgent"
-SET_AGENT = "policy=helpers.set_agent:SetAgent"
 ROUNDING = {"rtol": 1e-3, "atol": 1e-3}
 """Sums in another order, over some steps of an unstable system."""
 TIMES = ("seconds", "generations_per_second", "rollouts_per_second")
@@ -772,7 +771,10 @@ def refused(tmp_path, monkeypatch, capsys):
         (["experiment=cartpole"], "experiment=cartpole is made for train and sweep; "),
         (["repetitions=0"], "repetitions: expected an integer >= 1, got 0"),
         (["init=nowhere"], "init: expected policy, zeros or the folder of a policy or"),
-        (["plugins=[Mine]"], "plugins: expected package.module:Class, got 'Mine'"),
+        (
+            ["plugins=[Mine]"],
+            "plugins: expected a list (each package.module:Class), got",
+        ),
         (
             ["fitness_env={speed: 1}"],
             "fitness_env.speed: unknown key 'speed': choose from channel_ids, duplic",
