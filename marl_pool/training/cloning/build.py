@@ -49,7 +49,7 @@ def validate_config(config: CloneConfig) -> None:
             "teacher: expected a teacher with trajectories=null or clone.rounds above "
             "0, got null"
         )
-    if perturbation["name"] == "none" and settings.severities is not None:
+    if perturbation.name == "none" and settings.severities is not None:
         raise InputError(
             f"clone.severities: expected null without a perturbation, "
             f"got {list(settings.severities)}"
@@ -62,7 +62,7 @@ def validate_config(config: CloneConfig) -> None:
             "perturbation.severity: expected a number where clone.severities is given, "
             f"got {severity}"
         )
-    if perturbation["name"] == "occlude" and largest >= 1 and not settings.severities:
+    if perturbation.name == "occlude" and largest >= 1 and not settings.severities:
         raise InputError(
             "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
             f"got {largest:g}"
@@ -107,7 +107,7 @@ def build_roles(
         InputError: no such policy, or one that does not fit its group.
     """
     group = cloned_group(config, groups)
-    env_name = config.env["name"]
+    env_name = config.env.name
     fixed = load_fixed(
         config.fixed, groups, env=env_name, plugins=config.plugins, saved=saved
     )
@@ -127,7 +127,7 @@ def build_roles(
 def _teacher(
     config: CloneConfig, what: str, name: str, group: AgentGroup, kept: Path
 ) -> Teacher:
-    env_name = config.env["name"]
+    env_name = config.env.name
     if what == VALUE_TABLE:
         if env_name != "pong":
             raise InputError(f"expected env=pong with {what}, got env={env_name}")
@@ -158,15 +158,20 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
     Raises:
         InputError: an invalid option, or a class that is not an `Agent`.
     """
-    options = dict(config.policy)
-    name = options.pop("name")
     context = {
         "spec": group.tokens,
         "action_space": group.action_space,
         "seed": config.seed,
     }
     with seeded(config.seed, "student"):  # a class of one's own may take no seed
-        student: Agent = build(name, AGENTS, "policy", Agent, options, context)
+        student: Agent = build(
+            config.policy.name,
+            AGENTS,
+            "policy",
+            Agent,
+            config.policy.arguments,
+            context,
+        )
     return student.to(config.device)
 
 
@@ -183,7 +188,7 @@ def make_auxiliary_head(
         return None
     if not student.hidden_dim:
         raise InputError(
-            f"clone.auxiliary: expected 0 with policy={config.policy['name']},"
+            f"clone.auxiliary: expected 0 with policy={config.policy.name},"
             f" which exposes no hidden layer, got {weight:g}"
         )
     if not targets:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.trajectories import Trajectories
+from marl_pool.training.settings import Options
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
 ORDER, PREV_ACTION, SEVERITY, PERTURB, VALIDATE, PLAY = range(6)
@@ -73,13 +74,13 @@ class Augmentation:
     """
 
     spec: TokenSpec
-    perturbation: Mapping[str, Any]
+    perturbation: Options
     settings: CloneSettings
     seed: int = 0
 
     def at(self, turn: int, part: int = PERTURB) -> Perturbation | None:
         """Build the perturbation with the severity sampled for ``turn``."""
-        if self.perturbation["name"] == "none":
+        if self.perturbation.name == "none":
             return None
         severity = {}
         if self.settings.severities is not None:
@@ -96,7 +97,7 @@ class Augmentation:
 
     def perturb(self, tokens: Tokens, turn: int, part: int = PERTURB) -> Tokens:
         """Perturb sequences ``(B, T, N, …)``, each with a random stream of its own."""
-        if self.perturbation["name"] == "none":
+        if self.perturbation.name == "none":
             return tokens
         keys = self.keys(len(tokens.types), turn, part)
         count = 1 if self.settings.severities is None else min(SEVERITIES, len(keys))

@@ -4,20 +4,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.training.settings import (
-    CheckpointSettings,
     Options,
     PlugIn,
     RunConfig,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
-    Device,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Probability,
-    Seed,
     UnitInterval,
 )
 
@@ -156,7 +153,7 @@ class CloneSettings:
 
 
 @dataclass(frozen=True)
-class CloneRunSettings:
+class CloneRunSettings(RunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     teacher: str | None = None
@@ -170,22 +167,12 @@ class CloneRunSettings:
     policy, or the folder of a policy or run. None: there is only one group."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that these folders may use."""
-    seed: Seed = 0
-    """Seed of environments, initial weights, perturbations and the order of batches."""
     total_batches: PositiveInt = 5000
     """Batches of all rounds together."""
-    time_limit: PositiveFloat | None = None
-    """Seconds after which the run stops and can be resumed; None: no limit."""
-    threads: PositiveInt = 2
-    """CPU threads of torch."""
-    device: Device = "cpu"
-    """Device of environments and policies; trajectories stay in main memory."""
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """Checkpoint interval, in iterations, and number to keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CloneConfig(CloneRunSettings, RunConfig):
+class CloneConfig(CloneRunSettings):
     """Configuration of a cloning run."""
 
     env: Options

@@ -70,16 +70,16 @@ def make_task(config: FitConfig) -> Task:
     Raises:
         InputError: incompatible options.
     """
-    options = dict(config.task)
     context = {
-        "encoder": _part(config.encoder),
-        "pooling": _part(config.pooling),
+        "encoder": config.encoder.or_none,
+        "pooling": config.pooling.or_none,
         "dropout": config.fit.dropout,
         "init_std": config.fit.init_std,
         "data_dir": config.data_dir,
         "download": config.download,
     }
-    task: Task = build(options.pop("name"), TASKS, "task", Task, options, context)
+    name, options = config.task.name, config.task.arguments
+    task: Task = build(name, TASKS, "task", Task, options, context)
     return task
 
 
@@ -325,10 +325,6 @@ def _network_file(run: Run, fold: int) -> Path:
 def _cost(task: Task, config: FitConfig) -> Cost:
     rows = fold_rows(task.num_train, 0, config.seed, config.fit)
     return estimate(FoldLearner(task, config, 0), rows, task.num_test)
-
-
-def _part(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return None if section["name"] == "none" else section
 
 
 def _data_folder(config: FitConfig, run: Path) -> Path:

@@ -11,12 +11,10 @@ from marl_pool.training.settings import (
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
-    Device,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Probability,
-    Seed,
     UnitInterval,
 )
 
@@ -106,7 +104,7 @@ class FitSettings:
 
 
 @dataclass(frozen=True)
-class FitRunSettings:
+class FitRunSettings(RunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     scale: Scale = "cpu"
@@ -116,14 +114,6 @@ class FitRunSettings:
     """Folder of data sets, also for generated data; None: a folder in the run."""
     download: bool = False
     """Download a data set that ``data_dir`` lacks, and verify its checksum."""
-    seed: Seed = 0
-    """Seed of folds, initial weights and the order of batches."""
-    time_limit: PositiveFloat | None = None
-    """Seconds after which the run ends and can be resumed; None: no limit."""
-    threads: PositiveInt = 2
-    """CPU threads of torch."""
-    device: Device = "cpu"
-    """Device of the network."""
     checkpoint: CheckpointSettings = field(
         default_factory=lambda: CheckpointSettings(every=1, keep=1)
     )
@@ -131,7 +121,7 @@ class FitRunSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitConfig(FitRunSettings, RunConfig):
+class FitConfig(FitRunSettings):
     """Configuration of a supervised run."""
 
     task: Options

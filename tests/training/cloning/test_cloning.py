@@ -51,6 +51,7 @@ from marl_pool.training.cloning.storage import (
 )
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.cloning.trajectories import PER_TRAJECTORY, Trajectories, join
+from marl_pool.training.settings import Options
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.manifest import MANIFEST
 from marl_pool.utils.randomness import EVALUATION_WORLDS, VALIDATION_WORLDS
@@ -400,7 +401,8 @@ def augmentation(
 ) -> Augmentation:
     """An augmentation with these settings, by default without a perturbation."""
     settings = CloneSettings(**options)
-    return Augmentation(spec, perturbation or {"name": "none"}, settings, seed)
+    chosen = Options(perturbation or {"name": "none"})
+    return Augmentation(spec, chosen, settings, seed)
 
 
 def sampler(

@@ -51,12 +51,7 @@ OWN_ARCHIVES = {name: f"{name}.tar.gz" for name in ARCHIVES}
 
 
 class Normalization(NamedTuple):
-    """Constants that normalize the channels of an image with pixels in [0, 1].
-
-    Attributes:
-        mean: mean of each channel, to subtract.
-        std: standard deviation of each channel, to divide by.
-    """
+    """Constants that normalize the channels of an image with pixels in [0, 1]."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -74,15 +69,7 @@ of the other two are over all pixels of the 28 x 28 training images."""
 
 
 class Images(NamedTuple):
-    """A data set.
-
-    Attributes:
-        train: ``(n, H, W, C)`` uint8.
-        train_labels: ``(n,)`` int64, in [0, num_classes).
-        test: ``(m, H, W, C)`` uint8.
-        test_labels: ``(m,)`` int64.
-        num_classes: number of classes, K.
-    """
+    """A data set: images ``(n, H, W, C)`` uint8 and labels ``(n,)`` int64."""
 
     train: Tensor
     train_labels: Tensor
@@ -111,18 +98,14 @@ def load_images(
         raise InputError(
             f"data_dir: expected the folder with the files of {dataset}, got none"
         )
-    if not Path(data_dir).expanduser().is_dir() and not download:
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir() and not download:
         raise InputError(
             f"data_dir: expected a folder with the files of {dataset}, got {data_dir}; "
             "download=true downloads them"
         )
-    names = [source.name for source in SOURCES[dataset]]
-    files = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
-    missing = [
-        source
-        for source, file in zip(SOURCES[dataset], files, strict=True)
-        if file is None
-    ]
+    sources = SOURCES[dataset]
+    missing = [each for each in sources if _find(folder, dataset, each.name) is None]
     if missing and not download:
         raise InputError(
             f"data_dir: {data_dir} lacks {', '.join(each.name for each in missing)}, "
@@ -130,20 +113,15 @@ def load_images(
             f"{'them' if len(missing) > 1 else 'it'}"
         )
     for source in missing:
-        fetch(source, Path(data_dir).expanduser() / dataset)
-    whole = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
-    return _read(dataset, [file for file in whole if file is not None])
+        fetch(source, folder / dataset)
+    files = (_find(folder, dataset, source.name) for source in sources)
+    return _read(dataset, [file for file in files if file is not None])
 
 
 def first_images(
     images: Images, num_samples: int | None, num_test: int | None
 ) -> Images:
-    """Take the first training and test images of a data set.
-
-    Args:
-        images: the whole data set.
-        num_samples: training images to take; None: all.
-        num_test: test images to take; None: all.
+    """Take the first training and test images of a data set; None: all of them.
 
     Raises:
         InputError: more images than the data set has.
@@ -176,9 +154,6 @@ def resize(images: Tensor, size: int) -> Tensor:
     Args:
         images: ``(n, H, H, C)`` uint8.
         size: side of the result, in pixels.
-
-    Returns:
-        ``(n, size, size, C)`` uint8.
 
     Raises:
         InputError: a size that needs more padding.
@@ -248,21 +223,17 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
                 f"{files[0].parent}: expected labels below {classes}, "
                 f"got {labels.max()}"
             )
-    train, train_labels, test, test_labels = map(_tensor, parts)
+    # Copy the arrays: those that were read are not writable.
+    train, train_labels, test, test_labels = (
+        torch.from_numpy(np.array(part, order="C")) for part in parts
+    )
     return Images(train, train_labels.long(), test, test_labels.long(), classes)
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array).copy())
 
 
 def _verify(dataset: str, file: Path) -> None:
     """Reject an archive with the published one's name and another checksum."""
     (source,) = SOURCES[dataset]
-    if file.name != source.name:
-        return
-    found = md5(file)
-    if found != source.md5:
+    if file.name == source.name and (found := md5(file)) != source.md5:
         raise InputError(
             f"{file}: expected the published archive with MD5 checksum {source.md5}, "
             f"got {found}; name your own archive {OWN_ARCHIVES[dataset]}"
@@ -271,11 +242,7 @@ def _verify(dataset: str, file: Path) -> None:
 
 def _find(folder: Path, dataset: str, name: str) -> Path | None:
     """Find a file in the subfolder or the folder, compressed or not."""
-    choices = (name, name.removesuffix(".gz")) if "idx" in name else (name,)
-    if dataset in OWN_ARCHIVES:
-        choices = (name, OWN_ARCHIVES[dataset])
-    for place in (folder / dataset, folder):
-        for choice in choices:
-            if (place / choice).is_file():
-                return place / choice
-    return None
+    other = OWN_ARCHIVES.get(dataset, name.removesuffix(".gz"))
+    places = (folder / dataset, folder)
+    files = (place / choice for place in places for choice in (name, other))
+    return next((file for file in files if file.is_file()), None)

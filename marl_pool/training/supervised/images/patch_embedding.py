@@ -45,6 +45,7 @@ class PatchEmbedding(TokenEmbedding):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(spec, dim, type_embedding, activation)
+        # Repeat the constants of the channels over the pixels of a patch.
         self.mean: Tensor | None
         self.std: Tensor | None
         for name in ("mean", "std"):
