@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch.utils._pytree import tree_leaves
-
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.networks import seeded
@@ -199,8 +197,3 @@ def make_auxiliary_head(
         )
     head = AuxiliaryHead(student.hidden_dim, len(targets), config.seed)
     return head.to(config.device)
-
-
-def has_memory(student: Agent, num_tokens: int) -> bool:
-    """Test for a recurrent student, which learns from sequences, not single steps."""
-    return bool(tree_leaves(student.initial_memory(1, num_tokens)))

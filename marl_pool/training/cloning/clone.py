@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from marl_pool.envs.description import describe_env
@@ -18,14 +19,13 @@ from marl_pool.rollout import Rollout
 from marl_pool.runs import Run, iteration_of
 from marl_pool.training.cloning.build import (
     build_roles,
-    has_memory,
     make_auxiliary_head,
     make_student,
     validate_config,
 )
 from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
 from marl_pool.training.cloning.learner import NOTHING, Learner, Score
-from marl_pool.training.cloning.sampler import Augmentation, Sampler
+from marl_pool.training.cloning.sampler import PLAY, Augmentation, Sampler
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.errors import StepError, writing
@@ -111,7 +111,8 @@ class CloningMethod(TrainingMethod):
         # Build the student: a recurrent one learns from sequences, others from steps.
         group = groups[self.roles.group]
         self.student = make_student(config, group)
-        self.whole = has_memory(self.student, group.tokens.num_tokens)
+        memory = self.student.initial_memory(1, group.tokens.num_tokens)
+        self.whole = bool(tree_leaves(memory))
         if settings.chunk_length is not None and not self.whole:
             raise InputError(
                 "clone.chunk_length: expected null for a student without a memory, "
@@ -199,7 +200,7 @@ class CloningMethod(TrainingMethod):
             **self._means("", score),
             **self._means("validation_", measured),
             "return_mean": played,
-            "lr": self.lr(self.batch - 1),
+            "lr": self.settings.lr_at(self.batch - 1, self.total),
             "gradient_norm": float(self.learner.gradient_norm),
             "trajectories": len(self.train.trajectories),
             "trajectory_steps": self.train.trajectories.num_steps,
@@ -214,8 +215,8 @@ class CloningMethod(TrainingMethod):
         first, score = self.settings.round_start(self.round), NOTHING
         for _ in range(min(self.settings.iteration_batches, self.end - self.batch)):
             batch = self.train.batch(self.batch - first, self.batch)
-            batch = batch.to(self.config.device)
-            score = score.plus(self.learner.learn(batch, self.lr(self.batch)))
+            lr = self.settings.lr_at(self.batch, self.total)
+            score = score.plus(self.learner.learn(batch.to(self.config.device), lr))
             self.batch += 1
         self.samples += score.steps
         if not math.isfinite(float(score.loss)):
@@ -225,8 +226,8 @@ class CloningMethod(TrainingMethod):
     def _measure(self) -> Score:
         measured = NOTHING
         for batch in self.validation.all(self.settings.validation_steps):
-            here = batch.to(self.config.device)
-            measured = measured.plus(self.learner.measure(here))
+            score = self.learner.measure(batch.to(self.config.device))
+            measured = measured.plus(score)
         self.validation_loss = float(measured.loss) / measured.steps
         return measured
 
@@ -239,25 +240,15 @@ class CloningMethod(TrainingMethod):
             sums["auxiliary_error"] = score.auxiliary_error
         return {f"{prefix}{name}": float(s) / score.steps for name, s in sums.items()}
 
-    def lr(self, batch: int) -> float:
-        """Return the learning rate of a batch, by its number."""
-        settings = self.settings
-        if settings.decay == "constant":
-            return settings.lr
-        left = 1 - min(batch / max(self.config.total_batches - 1, 1), 1.0)
-        if settings.decay == "cosine":
-            left = (1 - math.cos(math.pi * left)) / 2
-        return settings.lr_end + (settings.lr - settings.lr_end) * left
-
     def _play(self) -> float:
         """Measure the student's return in environments that training never uses."""
         if self.played_at == self.iteration:
             return self.played
         count = self.settings.play_episodes
         rollout = Rollout(
-            self.dataset.make_env(count, PLAY_ENV_IDS, student=True),
+            self.dataset.make_env(PLAY_ENV_IDS, count, student=True),
             {**self.roles.others, self.roles.group: self.student.eval()},
-            perturbation=self.dataset.perturbation(PLAY_ENV_IDS),
+            perturbation=self.augmentation.at(PLAY_ENV_IDS, PLAY),
         )
         returns = rollout.episodes().returns[self.roles.group]
         self.played, self.played_at = float(returns.mean()), self.iteration

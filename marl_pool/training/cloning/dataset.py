@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,8 @@ import torch
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env
-from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
-from marl_pool.policies.base import Policy
 from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy, Roles
 from marl_pool.training.cloning.recorder import RowTable
 from marl_pool.training.cloning.sampler import PLAY, Augmentation
@@ -37,41 +36,27 @@ IGNORED_OPTIONS = ("threads",)
 
 
 def collect(
-    roles: Roles,
-    make_env: Callable[[int, int], BatchedEnv],
+    build: Callable[[int, int], BehaviourPolicy],
     first: int,
     episodes: int,
-    *,
     num_envs: int,
-    rows: RowTable | None,
-    student: Policy | None = None,
-    perturbation: Callable[[int], Perturbation | None] | None = None,
     unit: str = "episodes",
-    **options: float,
 ) -> Trajectories:
-    """Play one episode in each of ``episodes`` environments.
+    """Play one episode in each of ``episodes`` environments, ``num_envs`` at a time.
 
     Args:
-        roles: roles of the groups.
-        make_env: factory of environments, given their count and the first number.
+        build: builds the policy that plays, with its environments, given the number of
+            the first one and their count.
         first: number of the first environment.
-        episodes: number of episodes.
+        episodes: number of environments.
         num_envs: maximum number of environments stepped together.
-        rows: see `BehaviourPolicy`.
-        student: see `BehaviourPolicy`.
-        perturbation: builds the perturbation of the student's observations from the
-            number of the first environment of a batch; None: no perturbation.
         unit: unit of the progress bar.
-        **options: other options of `BehaviourPolicy`.
     """
     parts: list[Trajectories] = []
     with Progress(episodes, unit=unit) as progress:
         for done in range(0, episodes, num_envs):
             count = min(num_envs, episodes - done)
-            env = make_env(count, first + done)
-            perturbed = perturbation and perturbation(first + done)
-            behaviour = BehaviourPolicy(roles, env, rows, student, perturbed, **options)
-            parts.append(behaviour.episodes())
+            parts.append(build(first + done, count).episodes())
             steps = sum(part.num_steps for part in parts)
             progress.update(done + count, steps=steps)
     return join(parts)
@@ -102,13 +87,13 @@ class CloneDataset:
     ) -> None:
         self.config, self.settings, self.roles = config, config.clone, roles
         self.folder, self.augmentation = folder, augmentation
-        group = describe_env(config.env).groups[roles.group]
+        group, teacher = describe_env(config.env).groups[roles.group], roles.teacher
         about = {
             "group": roles.group,
             "spec": group.tokens.to_json(),
             "actions": ActionSpec.of(group.action_space).to_json(),
             "env": config.env,
-            "teacher": None if roles.teacher is None else roles.teacher.identity,
+            "teacher": teacher and teacher.identity,
         }
         # As it is read from a file, to be compared with that of other trajectories.
         self.about: dict[str, Any] = json.loads(json.dumps(about))
@@ -118,10 +103,10 @@ class CloneDataset:
         self.validation: Trajectories | None = None
         self._games: dict[str, BehaviourPolicy] = {}
         # Trajectories of an earlier run, if given, have targets of their own.
-        self._given = self._given_paths()
-        self.target_names = () if roles.teacher is None else roles.teacher.target_names
+        self._given = {path: read_about(path) for path in self._given_paths()}
+        self.target_names = () if teacher is None else teacher.target_names
         if self._given:
-            self.target_names = _target_names_of(self._given[0])
+            self.target_names = _target_names(next(iter(self._given.values())))
         self._validate_student_env()
 
     def _given_paths(self) -> list[Path]:
@@ -139,23 +124,20 @@ class CloneDataset:
 
     def _validate_student_env(self) -> None:
         """Validate that ``rollout_env`` changes neither tokens nor actions."""
-        env, name = self.config.env, self.roles.group
+        env, group = self.config.env, self.roles.group
         try:
             changed = describe_env({**env, **self.settings.rollout_env})
-            if changed.groups.get(name) != describe_env(env).groups[name]:
+            if changed.groups.get(group) != describe_env(env).groups[group]:
                 raise InputError(
                     "expected options that change neither tokens nor actions"
                 )
         except InputError as error:
             raise InputError(f"clone.rollout_env: {error}") from error
 
-    def make_env(self, count: int, first: int, student: bool = False) -> BatchedEnv:
-        """Make the environments ``first`` to ``first + count - 1``.
+    def make_env(self, first: int, count: int, student: bool = False) -> BatchedEnv:
+        """Make ``count`` environments, numbered from ``first`` on.
 
-        Args:
-            count: number of environments.
-            first: number of the first one.
-            student: apply ``rollout_env``, for play by the student.
+        With ``student``, ``rollout_env`` is applied, for play by the student.
         """
         config = self.config
         return make_batched_env(
@@ -165,10 +147,6 @@ class CloneDataset:
             device=config.device,
             **{**config.env, **(self.settings.rollout_env if student else {})},
         )
-
-    def perturbation(self, first: int) -> Perturbation | None:
-        """Build the perturbation of the environments from number ``first`` on."""
-        return self.augmentation.at(first, PLAY)
 
     def add(self, number: int, student: Agent, learned: int | None) -> None:
         """Add the trajectories of a round: read them, or collect and save them.
@@ -192,28 +170,15 @@ class CloneDataset:
         else:
             rounds = [self._collect(number, student, learned or 0)]
             save_round(path, rounds[0], self.rows)
-        earlier = [] if self.train is None else [self.train]
-        self.train = join([*earlier, *(each.train for each in rounds)])
-        earlier = [] if self.validation is None else [self.validation]
-        self.validation = join([*earlier, *(each.validation for each in rounds)])
+        self.train = join([self.train, *(part.train for part in rounds)])
+        self.validation = join([self.validation, *(part.validation for part in rounds)])
 
     # Trajectories of an earlier run
 
     def _read_given(self) -> list[Round]:
-        path, found, settings = self.config.trajectories, self._given, self.settings
-        # Validate the descriptions: one environment, one teacher, one set of targets.
-        for each in found:
-            self._validate_origin(each)
-        teachers = {str(read_about(each).get("teacher")) for each in found}
-        if len(teachers) > 1:
-            raise InputError(
-                f"trajectories: expected rounds of one teacher in {path}, got "
-                f"{', '.join(sorted(teachers))}"
-            )
-        self._validate_targets()
-        # Read and validate the trajectories themselves.
-        rounds = [load_round(each, self.rows) for each in found]
-        option = settings.option_with_logits
+        self._validate_given()
+        path, option = self.config.trajectories, self.settings.option_with_logits
+        rounds = [load_round(each, self.rows) for each in self._given]
         if option and any("logits" not in part.train.steps for part in rounds):
             raise InputError(f"{option}: {path} holds no logits of the teacher")
         count = sum(len(part.train) for part in rounds)
@@ -226,31 +191,31 @@ class CloneDataset:
         print(f"{path}: {count} trajectories, {steps:,} steps", file=sys.stderr)
         return rounds
 
-    def _validate_origin(self, path: Path) -> None:
-        """Reject a round of another environment or teacher."""
-        found, wanted = read_about(path), dict(self.about)
-        if wanted["teacher"] is None:
-            del wanted["teacher"]
-        for each in (found, wanted):
-            options = each.pop("env", {}).items()
-            each |= {f"env.{k}": v for k, v in options if k not in IGNORED_OPTIONS}
-        for key, value in wanted.items():
-            if found.get(key) != value:
-                raise InputError(
-                    f"trajectories: {path}: expected {key} = {value}, "
-                    f"got {found.get(key)}"
-                )
-
-    def _validate_targets(self) -> None:
-        """Reject past and future rounds with different privileged targets."""
-        auxiliary, teacher = self.settings.auxiliary, self.roles.teacher
-        named = {str(path): _target_names_of(path) for path in self._given}
+    def _validate_given(self) -> None:
+        """Reject rounds of another environment, of two teachers or sets of targets."""
+        for path, about in self._given.items():
+            found = _flat(about)
+            for key, value in _flat(self.about).items():
+                if found.get(key) != value and (key, value) != ("teacher", None):
+                    raise InputError(
+                        f"trajectories: {path}: expected {key} = {value}, "
+                        f"got {found.get(key)}"
+                    )
+        teachers = {str(about.get("teacher")) for about in self._given.values()}
+        if len(teachers) > 1:
+            raise InputError(
+                "trajectories: expected rounds of one teacher in "
+                f"{self.config.trajectories}, got {', '.join(sorted(teachers))}"
+            )
+        # Later rounds have the targets of this run's own teacher.
+        weight, teacher = self.settings.auxiliary, self.roles.teacher
+        named = {str(path): _target_names(about) for path, about in self._given.items()}
         if self.settings.rounds and teacher is not None:
             named[teacher.identity] = teacher.target_names
         for source, names in named.items():
-            if auxiliary and names != self.target_names:
+            if weight and names != self.target_names:
                 raise InputError(
-                    f"clone.auxiliary: expected 0, got {auxiliary:g}: "
+                    f"clone.auxiliary: expected 0, got {weight:g}: "
                     f"expected the privileged targets {', '.join(self.target_names)}, "
                     f"got {', '.join(names) or 'none'} from {source}"
                 )
@@ -262,11 +227,10 @@ class CloneDataset:
         episodes = settings.round_episodes if number else settings.episodes
         first = settings.episodes + (number - 1) * episodes if number else 0
         # Play in the environments of validation and, then, in those of training.
+        play = partial(self._play, number, student)
         held_out = settings.validation_episodes
-        validation = self._play(
-            number, student, VALIDATION_WORLDS, held_out, "validation"
-        )
-        train = self._play(number, student, first, episodes, "train")
+        validation = play(VALIDATION_WORLDS, held_out, "validation")
+        train = play(first, episodes, "train")
         about = {
             **self.about,
             "round": number,
@@ -301,30 +265,28 @@ class CloneDataset:
     def _play(
         self, number: int, student: Agent, first: int, episodes: int, name: str
     ) -> Trajectories:
-        settings, rows, is_student = self.settings, self.rows, number > 0
-        if is_student and settings.round_steps is not None:
-            # Continue the games of the last round.
-            if name not in self._games:
-                env = self.make_env(episodes, first, student=True)
-                perturbation = self.perturbation(first)
-                self._games[name] = BehaviourPolicy(
-                    self.roles, env, rows, student, perturbation
-                )
-            self._games[name].beta = settings.beta**number
-            return self._games[name].advance(settings.round_steps)
-        return collect(
-            self.roles,
-            lambda count, start: self.make_env(count, start, is_student),
-            first,
-            episodes,
-            num_envs=settings.num_envs,
-            rows=rows,
-            student=student if is_student else None,
-            perturbation=self.perturbation if is_student else None,
-            unit=f"{name} episodes",
-            beta=settings.beta**number,
-            noise=0.0 if is_student else settings.noise,
-        )
+        settings, by_student = self.settings, number > 0
+        beta = settings.beta**number
+
+        def build(start: int, count: int) -> BehaviourPolicy:
+            return BehaviourPolicy(
+                self.roles,
+                self.make_env(start, count, by_student),
+                self.rows,
+                student if by_student else None,
+                self.augmentation.at(start, PLAY) if by_student else None,
+                beta=beta,
+                noise=0.0 if by_student else settings.noise,
+            )
+
+        if not by_student or settings.round_steps is None:
+            unit = f"{name} episodes"
+            return collect(build, first, episodes, settings.num_envs, unit)
+        # Continue the games of the last round.
+        if name not in self._games:
+            self._games[name] = build(first, episodes)
+        self._games[name].beta = beta
+        return self._games[name].advance(settings.round_steps)
 
     def _good(self, played: Trajectories) -> Trajectories:
         """Keep trajectories with ``min_length`` steps and ``min_return``."""
@@ -345,6 +307,14 @@ class CloneDataset:
         return played.keep(good)
 
 
-def _target_names_of(path: Path) -> tuple[str, ...]:
-    """Read the names of the privileged targets in a round's trajectories."""
-    return tuple(read_about(path).get("privileged_targets", ()))
+def _flat(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description with the environment's options beside the other entries."""
+    options = about.get("env", {}).items()
+    return {
+        **{key: value for key, value in about.items() if key != "env"},
+        **{f"env.{k}": value for k, value in options if k not in IGNORED_OPTIONS},
+    }
+
+
+def _target_names(about: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(about.get("privileged_targets", ()))

@@ -1,5 +1,6 @@
 """Settings of cloning runs, as typed dataclasses without torch."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -150,6 +151,15 @@ class CloneSettings:
     def round_start(self, number: int) -> int:
         """Count the batches before round ``number``; in round 0 the teacher plays."""
         return self.first_round + (number - 1) * self.round_every if number else 0
+
+    def lr_at(self, batch: int, total: int) -> float:
+        """Return the learning rate of a batch, by its number out of ``total``."""
+        if self.decay == "constant":
+            return self.lr
+        left = 1 - min(batch / max(total - 1, 1), 1.0)
+        if self.decay == "cosine":
+            left = (1 - math.cos(math.pi * left)) / 2
+        return self.lr_end + (self.lr - self.lr_end) * left
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Labelled trajectories: observations, previous actions and the teacher's labels."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,7 @@ class Trajectories:
             tuple(np.array(self.digests, dtype=object)[chosen.numpy()]),
         )
 
-    def without_duplicates(self, known: Sequence[str] = ()) -> "Trajectories":
+    def without_duplicates(self, known: Iterable[str] = ()) -> "Trajectories":
         """Keep the first of equal trajectories, and none whose digest is in `known`."""
         seen = set(known)
         chosen = torch.zeros(len(self), dtype=torch.bool)
@@ -76,8 +76,9 @@ class Trajectories:
         return self.keep(chosen)
 
 
-def join(parts: Sequence[Trajectories]) -> Trajectories:
+def join(given: Iterable[Trajectories | None]) -> Trajectories:
     """Concatenate trajectories; parts of a step that some lack are dropped."""
+    parts = [part for part in given if part is not None]
     names = set.intersection(*(set(part.steps) for part in parts))
     return Trajectories(
         {
