@@ -83,14 +83,11 @@ class BehaviourPolicy(SpecifiedPolicy):
         self.rollout = Rollout(env, policies, perturbation=perturbation)
 
     def episodes(self) -> Trajectories:
-        """Play one episode in each environment, which ends them all."""
+        """Play one episode in each environment."""
         return self._recorded(self.rollout.episodes().returns[self.group])
 
     def advance(self, steps: int) -> Trajectories:
-        """Take more steps in each environment, which is reset after an episode.
-
-        The returns of the trajectories sum the rewards of these steps.
-        """
+        """Take more steps in each environment; returns sum the rewards of these."""
         return self._recorded(self.rollout.advance(steps)[self.group])
 
     def _recorded(self, returns: Tensor) -> Trajectories:
@@ -127,26 +124,19 @@ class BehaviourPolicy(SpecifiedPolicy):
         answer = self.teacher.label(
             env, observed, state["teacher"], _SampledNumbers(others.flatten(1))
         )
-        label = self._to_unit(answer.action)
+        answer = answer._replace(action=self._to_unit(answer.action))
         # Choose the teacher's or the student's action.
-        action, student = label, ()
+        action, student = answer.action, ()
         if self.student is not None:
             decision = self.student.act(tokens, state["student"])
             by_teacher = own[..., 0] < self.beta
-            action = _where(by_teacher, label, decision.action)
+            action = _where(by_teacher, action, decision.action)
             student = decision.state
         # Replace some actions by random ones.
         random = own[..., 1] < self.noise_probability
         action = _where(random, self._random(own[..., 2:]), action)
-        self.recorder.add(
-            env,
-            env.active[self.group],
-            observed,
-            state["prev_action"],
-            state["begins"],
-            label,
-            answer,
-        )
+        active, before = env.active[self.group], state["prev_action"]
+        self.recorder.add(env, active, observed, before, state["begins"], answer)
         # Pass the executed action to both memories.
         prev_action = self.actions.to_vectors(action).float()
         state = {

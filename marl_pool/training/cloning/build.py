@@ -95,11 +95,8 @@ def build_roles(
 ) -> Roles:
     """Build the teacher and the policies of the other groups.
 
-    Args:
-        config: configuration of the run.
-        groups: groups of the environment.
-        kept: folder of the run's copy of its teacher, read if it exists.
-        saved: policy folder of a checkpoint, which holds the other groups' policies.
+    The folder ``kept`` holds the run's copy of its teacher, if it exists, and ``saved``
+    the other groups' policies, in a checkpoint.
 
     Raises:
         InputError: no such policy, or one that does not fit its group.

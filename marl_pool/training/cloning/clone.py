@@ -84,14 +84,6 @@ class CloningMethod(TrainingMethod):
     Source: Ross, Gordon and Bagnell, A reduction of imitation learning and structured
     prediction to no-regret online learning (2011), https://arxiv.org/abs/1011.0686.
     Here training continues from the last weights, in place of a new fit each round.
-
-    Args:
-        run: receives the results.
-        config: configuration of the run.
-        checkpoint: checkpoint to resume from; None: start from the beginning.
-
-    Raises:
-        InputError: incompatible parts of the configuration.
     """
 
     unit = "batches"

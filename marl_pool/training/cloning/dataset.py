@@ -44,13 +44,8 @@ def collect(
 ) -> Trajectories:
     """Play one episode in each of ``episodes`` environments, ``num_envs`` at a time.
 
-    Args:
-        build: builds the policy that plays, with its environments, given the number of
-            the first one and their count.
-        first: number of the first environment.
-        episodes: number of environments.
-        num_envs: maximum number of environments stepped together.
-        unit: unit of the progress bar.
+    ``build`` builds the policy that plays, with its environments, given the number of
+    the first one and their count; ``unit`` is that of the progress bar.
     """
     parts: list[Trajectories] = []
     with Progress(episodes, unit=unit) as progress:
@@ -63,13 +58,7 @@ def collect(
 
 
 class CloneDataset:
-    """Aggregated trajectories of a run's rounds.
-
-    Args:
-        config: configuration of the run.
-        roles: roles of the groups.
-        folder: folder of the run's trajectories.
-        augmentation: source of the perturbation of the student's observations.
+    """Aggregated trajectories of a run's rounds, stored in a folder.
 
     Attributes:
         rows: table of distinct features; None unless features are uint8.

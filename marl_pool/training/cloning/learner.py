@@ -91,7 +91,7 @@ def losses(outputs: Tensor, batch: SequenceBatch, settings: CloneSettings) -> Te
 
 
 class AuxiliaryHead(nn.Module):
-    """Predict the teacher's privileged targets from the student's hidden layer.
+    """Predict the teacher's K privileged targets from the student's hidden layer.
 
     A linear layer, trained along with the student and dropped afterwards. It makes the
     student represent the state that the teacher's actions depend on, which the actions
@@ -100,11 +100,6 @@ class AuxiliaryHead(nn.Module):
     Source: auxiliary targets known in training only, as in Lample and Chaplot, Playing
     FPS games with deep reinforcement learning (2017), section 3.2,
     https://arxiv.org/abs/1609.05521.
-
-    Args:
-        width: width H of the hidden layer.
-        count: number K of targets.
-        seed: seed of the initial weights.
     """
 
     def __init__(self, width: int, count: int, seed: int | None = None) -> None:
@@ -120,12 +115,9 @@ class AuxiliaryHead(nn.Module):
 
 
 def auxiliary_errors(predicted: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
-    """Compute squared errors ``(B, T)``, averaged over the targets.
+    """Compute squared errors ``(B, T)`` of predictions ``(B, T, K)``, averaged over K.
 
-    Args:
-        predicted: ``(B, T, K)``.
-        targets: ``(B, T, K)``; NaN is unknown and has no error.
-        valid: ``(B, T)`` bool; steps that are not valid have no error.
+    Unknown targets, which are NaN, and steps that are not valid have no error.
     """
     unknown = targets.isnan()
     # Replace NaN before the square: masking afterwards leaves a NaN gradient.
@@ -140,11 +132,7 @@ class Learner:
     memory is carried from one window to the next without a gradient (truncated
     backpropagation through time).
 
-    Args:
-        student: agent to train, in place.
-        settings: learning rate, gradient clipping and terms of the loss.
-        auxiliary_head: predicts privileged targets from the student's hidden layer,
-            and is trained with the student; None: no auxiliary loss.
+    The student, and the auxiliary head if there is one, are trained in place.
     """
 
     def __init__(
@@ -165,12 +153,7 @@ class Learner:
         self.gradient_norm = torch.zeros(())
 
     def learn(self, batch: SequenceBatch, lr: float) -> Score:
-        """Take a gradient step, or one for each window of ``truncate`` steps.
-
-        Args:
-            batch: sequences, on the student's device.
-            lr: learning rate.
-        """
+        """Take a gradient step, or one for each window of ``truncate`` steps."""
         total, memory = NOTHING, None
         for window in batch.windows(self.settings.truncate):
             score, memory = self._score(window, memory)

@@ -76,7 +76,6 @@ class StepRecorder:
         tokens: Tokens,
         prev_action: Tensor,
         begins: Tensor,
-        label: Tensor,
         answer: TeacherLabel,
     ) -> None:
         """Record one step of the agents alive, before the environments take it.
@@ -87,10 +86,10 @@ class StepRecorder:
             tokens: unperturbed observations, batch ``(E, A)``.
             prev_action: ``(E, A, dim)``, the executed action before, as a vector.
             begins: ``(E, A)`` bool, True where there is no action before.
-            label: ``(E, A, dim)`` or ``(E, A)``, the teacher's action.
-            answer: the teacher's logits and privileged targets.
+            answer: the teacher's label, its action as in `Trajectories`.
         """
-        features = tokens.features
+        features, label = tokens.features, answer.action
+        # Store numbers in place of byte rows and of one-hot vectors.
         if self.rows is not None:
             features = self.rows.number(features)
         if self.discrete:

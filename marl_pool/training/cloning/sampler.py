@@ -65,17 +65,13 @@ class Augmentation:
 
     All numbers depend on the seed and on ``turn``, the count of batches so far, so
     that a resumed run repeats them.
-
-    Attributes:
-        spec: specification of the tokens.
-        perturbation: ``{"name": …, **options}``; ``none`` leaves tokens as they are.
-        settings: bounds of the severity, noise and dropout of previous actions.
-        seed: seed of the run.
     """
 
     spec: TokenSpec
     perturbation: Options
+    """``{"name": …, **options}``; ``none`` leaves tokens as they are."""
     settings: CloneSettings
+    """Bounds of the severity, noise and dropout of previous actions."""
     seed: int = 0
 
     def at(self, turn: int, part: int = PERTURB) -> Perturbation | None:
@@ -146,11 +142,7 @@ def _perturb(perturbation: Perturbation | None, tokens: Tokens, keys: Tensor) ->
 
 
 def chunks(trajectories: Trajectories, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut trajectories into chunks; the last one of a trajectory may be shorter.
-
-    Args:
-        trajectories: n trajectories.
-        length: maximum steps of a chunk.
+    """Cut trajectories into chunks of ``length`` steps; their last ones may be shorter.
 
     Returns:
         Starts and lengths of the chunks, and a mask of those that begin an episode.
@@ -193,11 +185,8 @@ class Sampler:
         self.trajectories, self.table = trajectories, table
         self.actions, self.augmentation, self.whole = actions, augmentation, whole
         settings = augmentation.settings
-        self.starts, self.lengths = trajectories.starts, trajectories.lengths
-        self.begins, self.burn_in = trajectories.begins, settings.burn_in
-        if settings.chunk_length is not None:
-            cut = chunks(trajectories, settings.chunk_length)
-            self.starts, self.lengths, self.begins = cut
+        length = settings.chunk_length or int(trajectories.lengths.max())
+        self.starts, self.lengths, self.begins = chunks(trajectories, length)
         self.count = len(self.starts) if whole else trajectories.num_steps
         self.size = min(settings.batch_size, self.count)
         self.per_epoch = self.count // self.size
@@ -258,7 +247,9 @@ class Sampler:
         # Pad a short trajectory by its last step, which is masked there.
         rows = starts + torch.minimum(time, lengths - 1)
         # Exclude the burn-in of a chunk, unless an episode begins with it.
-        warm = (time >= self.burn_in) | self.begins[chosen][:, None]
+        warm = (time >= self.augmentation.settings.burn_in) | self.begins[chosen][
+            :, None
+        ]
         return rows, (time < lengths) & warm
 
     def _tokens(self, steps: Mapping[str, Tensor], turn: int, part: int) -> Tokens:

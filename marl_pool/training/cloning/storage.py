@@ -1,11 +1,7 @@
-"""Trajectories on disk: safetensors and JSON, nothing that can run code.
+"""Trajectories on disk, a folder for each round: safetensors and JSON.
 
-    FOLDER/round_000/about.json              environment, teacher, statistics
-    FOLDER/round_000/train.safetensors
-    FOLDER/round_000/validation.safetensors
-    FOLDER/round_000/manifest.json           their checksums
-
-The teacher plays in round 0, the student in later rounds.
+The teacher plays in round 0, the student in later rounds. ``about.json`` describes the
+environment and the teacher, and ``manifest.json`` has the checksums.
 """
 
 import json

@@ -53,10 +53,10 @@ class Teacher(ABC):
     def label(
         self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
     ) -> TeacherLabel:
-        """Label the present states.
+        """Label the present states of the environments.
 
         Args:
-            env: environments, in the states to label.
+            env: environments.
             tokens: unperturbed observations of the agents, batch ``(E, A)``.
             state: memory, from `initial_state` or the last label.
             noise: stream of ``(E, A · noise_size)`` uniform numbers in [0, 1).
@@ -64,12 +64,7 @@ class Teacher(ABC):
 
 
 class PolicyTeacher(Teacher):
-    """Teacher that labels with a policy's most likely action.
-
-    Args:
-        policy: policy in eval mode.
-        name: name or folder of the policy in the configuration.
-    """
+    """Teacher that labels with the most likely action of a policy in eval mode."""
 
     def __init__(self, policy: Policy, name: str) -> None:
         self.policy, self.identity = policy, name
@@ -105,10 +100,6 @@ class PrivilegedTeacher(Teacher):
 
     Its logits are :math:`Q(s, a) / \tau` with action values Q in points and
     :math:`\tau` = `TEMPERATURE`; their margin is the cost of a wrong action.
-
-    Args:
-        source: teacher that labels the states of any Pong environment.
-        identity: name of the teacher.
     """
 
     has_logits = True

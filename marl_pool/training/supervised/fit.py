@@ -19,12 +19,7 @@ from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.optimization import write_tensors
 from marl_pool.training.supervised.cost import Cost, estimate
-from marl_pool.training.supervised.folds import (
-    Fold,
-    fold_rows,
-    generator_of,
-    network_seed,
-)
+from marl_pool.training.supervised.folds import generator_of, network_seed
 from marl_pool.training.supervised.learner import FoldLearner, Means
 from marl_pool.training.supervised.results import (
     FoldResult,
@@ -86,36 +81,23 @@ def make_task(config: FitConfig) -> Task:
 def price(config: FitConfig, folder: Path) -> Cost:
     """Estimate the cost of a run from a few of its batches.
 
-    Args:
-        config: configuration of the run.
-        folder: folder for generated data.
-
-    Raises:
-        InputError: see `fit`.
+    Generated data go to ``folder``. Raises `InputError` where `fit` does.
     """
     torch.set_num_threads(config.threads)
     validate_gpu(config)
     task = make_task(config)
     task.preview(_data_folder(config, folder))
-    return _cost(task, config)
+    return estimate(FoldLearner(task, config, 0))
 
 
 def validate_data(config: FitConfig) -> None:
-    """Reject missing data before many runs start.
-
-    Raises:
-        InputError: see `fit`.
-    """
+    """Reject missing data before many runs start."""
     with tempfile.TemporaryDirectory() as folder:
         make_task(config).preview(_data_folder(config, Path(folder)))
 
 
 def validate_gpu(config: FitConfig) -> None:
-    """Reject a CUDA device that this machine lacks.
-
-    Raises:
-        InputError: no such device.
-    """
+    """Reject a CUDA device that this machine lacks."""
     device, count = torch.device(config.device), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         best = f"at most cuda:{count - 1}" if count else "cpu, because there is no GPU"
@@ -159,13 +141,6 @@ class FitMethod(TrainingMethod):
     Each fold trains a network of its own on k - 1 parts of the training examples and
     keeps the weights of the lowest validation metric on the remaining part. These are
     measured on the hold-out test set; results are means over folds.
-
-    Args:
-        run: receives the results.
-        config: configuration of the run.
-
-    Raises:
-        InputError: see `fit`.
     """
 
     unit = "epochs"
@@ -176,11 +151,13 @@ class FitMethod(TrainingMethod):
         validate_gpu(config)
         self.task = make_task(config)
         self.task.prepare(_data_folder(config, run.path))
-        # Reject too few examples before training begins.
-        self._rows(0)
         self.results: list[FoldResult] = []
-        self.fold = 0
-        self.learner = self._learner()
+        self._begin(0)
+
+    def _begin(self, fold: int) -> None:
+        """Begin a fold with a new network."""
+        self.fold = fold
+        self.learner = FoldLearner(self.task, self.config, fold)
 
     @property
     @override
@@ -207,22 +184,20 @@ class FitMethod(TrainingMethod):
     @override
     def rounds(self) -> Iterator[None]:
         if not self.done:
-            print(_cost(self.task, self.config), flush=True)
+            print(estimate(FoldLearner(self.task, self.config, 0)), flush=True)
         yield
         self._end_fold()
         self._write_results()
 
     @override
     def step(self, iteration: int) -> Iteration:
-        # Begin the next fold with a new network.
         if self.learner.is_done:
             self._end_fold()
-            self.fold += 1
-            self.learner = self._learner()
+            self._begin(self.fold + 1)
         # Train for an epoch, then measure the validation examples.
-        learner, rows = self.learner, self._rows(self.fold)
-        learned = learner.learn(rows.train)
-        measured = learner.measure("train", rows.validation)
+        learner = self.learner
+        learned = learner.learn(learner.rows.train)
+        measured = learner.measure("train", learner.rows.validation)
         if not (learned.is_finite and measured.is_finite):
             raise StepError("the loss is not finite")
         # Keep the best weights, or return to them.
@@ -241,12 +216,6 @@ class FitMethod(TrainingMethod):
         shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
         return Iteration(row, {name: row[name] for name in shown})
 
-    def _learner(self) -> FoldLearner:
-        return FoldLearner(self.task, self.config, self.fold)
-
-    def _rows(self, number: int) -> Fold:
-        return fold_rows(self.task.num_train, number, self.config.seed, self.settings)
-
     def _end_fold(self) -> None:
         """Measure the best network of the fold on the test set, and save it."""
         learner = self.learner
@@ -263,7 +232,7 @@ class FitMethod(TrainingMethod):
             best_epoch=learner.best_epoch + 1,
             steps=learner.step,
             seconds=learner.seconds,
-            validation=learner.losses[learner.best_epoch],
+            validation=min(learner.losses),
             test=test.means,
         )
         self.results.append(result)
@@ -308,10 +277,8 @@ class FitMethod(TrainingMethod):
     @override
     def restore(self, checkpoint: Path) -> None:
         state = json.loads((checkpoint / PROGRESS).read_text())
-        self.fold = state["fold"]
         self.results = [FoldResult(**fold) for fold in state["results"]]
-        if self.fold:
-            self.learner = self._learner()
+        self._begin(state["fold"])
         self.learner.restore(checkpoint)
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
@@ -320,11 +287,6 @@ class FitMethod(TrainingMethod):
 
 def _network_file(run: Run, fold: int) -> Path:
     return run.path / NETWORKS / f"fold_{fold}.safetensors"
-
-
-def _cost(task: Task, config: FitConfig) -> Cost:
-    rows = fold_rows(task.num_train, 0, config.seed, config.fit)
-    return estimate(FoldLearner(task, config, 0), rows, task.num_test)
 
 
 def _data_folder(config: FitConfig, run: Path) -> Path:

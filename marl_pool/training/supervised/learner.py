@@ -16,7 +16,12 @@ from marl_pool.training.optimization import (
     read_parts,
     write_parts,
 )
-from marl_pool.training.supervised.folds import generator_of, network_seed, number_of
+from marl_pool.training.supervised.folds import (
+    fold_rows,
+    generator_of,
+    network_seed,
+    number_of,
+)
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import LossAndMetrics, Split, Task
@@ -71,6 +76,7 @@ class FoldLearner:
         number: number of the fold, from 0; part of the network's seed.
 
     Attributes:
+        rows: row numbers of the fold's examples.
         network: network in training.
         losses: validation metric of each epoch; after a return to the best weights
             theirs.
@@ -86,6 +92,7 @@ class FoldLearner:
         self.task, self.number, self.seed = task, number, config.seed
         self.settings = settings = config.fit
         self.device = torch.device(config.device)
+        self.rows = fold_rows(task.num_train, number, self.seed, settings)
         network = task.make_network(network_seed(self.seed, number))
         self.network = self._compiled = network.to(self.device)
         if settings.compile:

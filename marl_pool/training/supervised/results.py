@@ -20,12 +20,10 @@ COPIED = ("task", "encoder", "pooling", "scale", "seed")
 
 @dataclass(frozen=True)
 class FoldResult:
-    """Results of one fold."""
+    """Results of one fold, numbered from 0."""
 
     fold: int
-    """Number of the fold, from 0."""
     epochs: int
-    """Number of epochs."""
     best_epoch: int
     """Epoch of the lowest validation metric, from 1."""
     steps: int
@@ -44,14 +42,7 @@ def write_results(
     pictures: Sequence[Path],
     **others: Any,
 ) -> dict[str, Any]:
-    """Write the results of a run; return the document.
-
-    Args:
-        run: receives the file.
-        folds: results of all folds.
-        pictures: files of `Task.finish`.
-        **others: other entries, such as the number of parameters.
-    """
+    """Write the results of a run, with ``others`` as entries; return the document."""
 
     def over_folds(statistic: Callable[[list[float]], float]) -> dict[str, float]:
         return {k: statistic([fold.test[k] for fold in folds]) for k in folds[0].test}
@@ -114,9 +105,7 @@ def read_study(
 ) -> dict[Path, dict[str, Any]]:
     """Read the results of all finished runs in a folder, by the runs' folders.
 
-    Args:
-        folder: folder of a sweep or of runs.
-        tasks: permitted names of tasks; None: any.
+    ``tasks`` are the permitted names of tasks; None: any.
 
     Raises:
         InputError: no finished run, a damaged one, or one of another task.

@@ -90,13 +90,8 @@ class FitSettings:
     def epochs_over(self, fold: int, epoch: int, seconds: float) -> int:
         """Count the epochs of all folds so far, for progress.
 
-        With a time limit the elapsed fraction of the seconds counts: 500 of 1000 epochs
-        after half of the seconds, however few they really were.
-
-        Args:
-            fold: number of the present fold, from 0.
-            epoch: epochs of this fold so far.
-            seconds: seconds of training in this fold so far.
+        With a time limit the elapsed fraction of the fold's ``seconds`` counts: 500 of
+        1000 epochs after half of the seconds, however few they really were.
         """
         limit = self.seconds_per_fold
         elapsed = 0.0 if limit is None else min(seconds / limit, 1.0)
