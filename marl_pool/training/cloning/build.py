@@ -153,19 +153,12 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
     Raises:
         InputError: an invalid option, or a class that is not an `Agent`.
     """
-    context = {
-        "spec": group.tokens,
-        "action_space": group.action_space,
-        "seed": config.seed,
-    }
-    with seeded(config.seed, "student"):  # a class of one's own may take no seed
+    seed, policy = config.seed, config.policy
+    context = {"spec": group.tokens, "action_space": group.action_space, "seed": seed}
+    # Seed the construction, too: a class of one's own may take no seed.
+    with seeded(seed, "student"):
         student: Agent = build(
-            config.policy.name,
-            AGENTS,
-            "policy",
-            Agent,
-            config.policy.arguments,
-            context,
+            policy.name, AGENTS, "policy", Agent, policy.arguments, context
         )
     return student.to(config.device)
 

@@ -22,11 +22,7 @@ from marl_pool.utils.types import (
 
 @dataclass(frozen=True)
 class CloneSettings:
-    """Settings of collecting trajectories and learning from them.
-
-    Raises:
-        InputError: settings that contradict each other.
-    """
+    """Settings of collecting trajectories and learning from them."""
 
     episodes: PositiveInt = 64
     """Training episodes that the teacher plays."""
@@ -37,11 +33,9 @@ class CloneSettings:
     min_length: NonNegativeInt = 0
     """Minimum steps of a teacher's trajectory; shorter ones are discarded."""
     min_return: float | None = None
-    """Minimum return of a teacher's trajectory; lower ones are discarded. None: no
-    minimum."""
+    """Minimum return of a teacher's trajectory, like ``min_length``; None: no limit."""
     noise: UnitInterval = 0.0
-    """Probability of a random action while the teacher plays; labels stay the
-    teacher's own."""
+    """Probability of a random action while the teacher plays; labels stay its own."""
     rounds: NonNegativeInt = 0
     """DAgger rounds: the student plays, the teacher labels, and training continues."""
     round_episodes: PositiveInt = 16
@@ -88,15 +82,13 @@ class CloneSettings:
     lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last batch."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
-    """Schedule of the learning rate from ``lr`` to ``lr_end``; constant: stay at
-    ``lr``."""
+    """Schedule of the learning rate from ``lr`` to ``lr_end``; constant: ``lr``."""
     grad_clip: PositiveFloat | None = 1.0
     """Maximum global norm of the gradient; None: no limit."""
     bfloat16: bool = False
     """Use torch's automatic mixed precision with bfloat16."""
     severities: tuple[Probability, Probability] | None = None
-    """Bounds between which the perturbation's severity is sampled; None: it is
-    fixed."""
+    """Bounds of a sampled severity of the perturbation; None: it is fixed."""
     prev_action_noise: NonNegativeFloat = 0.0
     """Noise on the previous action. Box: standard deviation of Gaussian noise, also on
     the zeros at an episode's start. Discrete: probability of replacement by a random
@@ -106,8 +98,7 @@ class CloneSettings:
     iteration_batches: PositiveInt = 100
     """Batches of an iteration: one row of metrics, one validation."""
     validation_steps: PositiveInt = 4096
-    """Maximum validation steps to measure, evenly spread, for a student without
-    memory."""
+    """Maximum validation steps, evenly spread, to measure a student without memory."""
     select: Literal["loss", "return"] = "loss"
     """Criterion of the best checkpoint: lowest loss on the validation trajectories of
     the last round, or highest return."""

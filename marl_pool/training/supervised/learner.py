@@ -70,11 +70,6 @@ class Means:
 class FoldLearner:
     """The network of one fold, its optimizer and its best weights.
 
-    Args:
-        task: task of the run, prepared.
-        config: configuration of the run.
-        number: number of the fold, from 0; part of the network's seed.
-
     Attributes:
         rows: row numbers of the fold's examples.
         network: network in training.
@@ -130,12 +125,7 @@ class FoldLearner:
         return self.epoch >= self.settings.epochs or self.is_out_of_time
 
     def learn(self, rows: Tensor) -> EpochMetrics:
-        """Train for one epoch: all rows once, shuffled.
-
-        Args:
-            rows: row numbers of the fold's training examples; an incomplete last batch
-                is dropped.
-        """
+        """Train for one epoch: all rows once, shuffled, but for an incomplete batch."""
         # Seed all randomness by fold and epoch: a resumed run repeats it.
         names = (self.number, self.epoch)
         order = torch.randperm(len(rows), generator=generator_of(self.seed, *names))
@@ -185,10 +175,9 @@ class FoldLearner:
         return EpochMetrics(found, means.examples, time.perf_counter() - began)
 
     def end_epoch(self, loss: float) -> None:
-        """Keep the weights if they are the best so far, or return to the best ones.
+        """Keep the weights if their validation ``loss`` is the best so far.
 
-        Args:
-            loss: validation metric of the epoch.
+        Otherwise, with back-tracking, return to the best ones if it is time.
         """
         self.losses.append(loss)
         if self.best_epoch == self.epoch - 1:

@@ -29,9 +29,6 @@ class FitSettings:
     The defaults are those of the AdaPool paper (https://arxiv.org/abs/2506.09215, C.2)
     except ``epochs`` (100 there), ``folds`` (5 there), ``dropout`` (0.1 there) and
     ``validation_examples`` (all there).
-
-    Raises:
-        InputError: settings that contradict each other.
     """
 
     epochs: PositiveInt = 10

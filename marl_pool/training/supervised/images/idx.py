@@ -16,13 +16,10 @@ UNSIGNED_BYTE = 8
 
 
 def read_idx(file: Path) -> np.ndarray:
-    """Read a file of bytes, gzip-compressed if its name ends in ``.gz``.
+    """Read an array of bytes, gzip-compressed if the name ends in ``.gz``, as uint8.
 
     The format: two zero bytes, the type of the elements, the number of dimensions, each
     dimension's size as a big-endian 32-bit integer, then the elements.
-
-    Returns:
-        Array of uint8.
 
     Raises:
         InputError: another format, or a truncated or corrupt file.

@@ -81,14 +81,11 @@ class Images(NamedTuple):
 def load_images(
     dataset: Dataset, data_dir: str | Path | None, download: bool = False
 ) -> Images:
-    """Read a data set.
+    """Read a data set from ``data_dir/dataset`` or, with less precedence, ``data_dir``.
 
-    Args:
-        dataset: name of the data set. MNIST and Fashion-MNIST are four IDX files,
-            compressed or not. CIFAR is one archive: the published one, whose checksum
-            is verified, or your own, named as in `OWN_ARCHIVES`.
-        data_dir: folder of the files; ``data_dir/dataset`` takes precedence.
-        download: download missing files into ``data_dir/dataset``.
+    MNIST and Fashion-MNIST are four IDX files, compressed or not. CIFAR is one archive:
+    the published one, whose checksum is verified, or your own, named as in
+    `OWN_ARCHIVES`. Missing files are downloaded into ``data_dir/dataset``, if asked.
 
     Raises:
         InputError: no folder given, missing, truncated or corrupt files, an archive
@@ -149,11 +146,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 
     Images are padded on all sides to the next multiple of ``size``, at most by a
     quarter, and then averaged over squares. So 28 pixels become 28, 32 (padded), 14,
-    16 (padded to 32) and so on.
-
-    Args:
-        images: ``(n, H, H, C)`` uint8.
-        size: side of the result, in pixels.
+    16 (padded to 32) and so on. Images are ``(n, H, H, C)`` uint8.
 
     Raises:
         InputError: a size that needs more padding.
@@ -171,6 +164,7 @@ def resize(images: Tensor, size: int) -> Tensor:
     padded = torch.nn.functional.pad(images, (0, 0, before, after, before, after))
     if factor == 1:
         return padded
+    # Average over squares of pixels.
     squares = padded.unflatten(2, (size, factor)).unflatten(1, (size, factor))
     return squares.float().mean((2, 4)).round().to(torch.uint8)
 
@@ -184,14 +178,9 @@ def check_patch(size: int, patch: int) -> None:
 
 
 def patches(images: Tensor, patch: int) -> Tensor:
-    """Cut images into square patches, in row-major order.
+    """Cut images ``(n, H, W, C)`` into patches ``(n, N, patch * patch * C)``.
 
-    Args:
-        images: ``(n, H, W, C)``, H and W multiples of ``patch``.
-        patch: height and width in pixels.
-
-    Returns:
-        ``(n, N, patch * patch * C)``.
+    Patches are in row-major order; H and W are multiples of ``patch``.
     """
     height, width = (extent // patch for extent in images.shape[1:3])
     cut = images.unflatten(2, (width, patch)).unflatten(1, (height, patch))
@@ -199,6 +188,7 @@ def patches(images: Tensor, patch: int) -> Tensor:
 
 
 def _read(dataset: Dataset, files: list[Path]) -> Images:
+    folder = files[0].parent
     if dataset in ARCHIVES:
         _verify(dataset, files[0])
         parts = list(read_cifar(files[0], dataset))
@@ -209,19 +199,18 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     for images, labels in (parts[:2], parts[2:]):
         if images.ndim != 4 or labels.shape != images.shape[:1]:
             raise InputError(
-                f"{files[0].parent}: expected a label for each image, got images "
+                f"{folder}: expected a label for each image, got images "
                 f"{images.shape} and labels {labels.shape}"
             )
         height, width, _ = shape = images.shape[1:]
         if height != width or shape != parts[0].shape[1:]:
             raise InputError(
-                f"{files[0].parent}: expected square images of one size, got "
+                f"{folder}: expected square images of one size, got "
                 f"{parts[0].shape} and {images.shape}"
             )
         if len(labels) and labels.max() >= classes:
             raise InputError(
-                f"{files[0].parent}: expected labels below {classes}, "
-                f"got {labels.max()}"
+                f"{folder}: expected labels below {classes}, got {labels.max()}"
             )
     # Copy the arrays: those that were read are not writable.
     train, train_labels, test, test_labels = (
