@@ -28,7 +28,7 @@ def descend(
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     limit = torch.inf if grad_clip is None else grad_clip
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit)

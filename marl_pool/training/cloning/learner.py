@@ -40,7 +40,8 @@ class Score(NamedTuple):
 
     def plus(self, other: "Score") -> "Score":
         """Add two scores."""
-        return Score(*(own + more for own, more in zip(self, other, strict=True)))
+        pairs: Any = zip(self, other, strict=True)
+        return Score(*(own + more for own, more in pairs))
 
 
 NOTHING = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)

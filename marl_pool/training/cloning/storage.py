@@ -126,5 +126,5 @@ def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories
         numbers = rows.number(tensors[TABLE])
         flat = steps[NUMBERS].flatten().long()
         steps[NUMBERS] = numbers[flat].view(steps[NUMBERS].shape)
-    per_trajectory = (tensors[name] for name in PER_TRAJECTORY)
-    return Trajectories(steps, *per_trajectory, tuple(digests))
+    others = (tensors[name] for name in PER_TRAJECTORY)
+    return Trajectories(steps, tuple(digests), *others)

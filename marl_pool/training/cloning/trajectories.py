@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import torch
@@ -26,21 +27,21 @@ class Trajectories:
             choice, -1 at an episode's start), ``label`` (the teacher's action: in
             [-1, 1], or the number of the choice) and optionally the teacher's
             ``logits`` and ``privileged_targets``.
+        digests: n digests of observations, previous actions and labels, equal for
+            equal trajectories.
         lengths: ``(n,)`` int64, steps of each trajectory.
         returns: ``(n,)`` float64, undiscounted returns of the executed actions.
         env_ids: ``(n,)`` int64, numbers of the environments.
         begins: ``(n,)`` bool, True if the trajectory starts with an agent's first step
             in an episode.
-        digests: n digests of observations, previous actions and labels, equal for
-            equal trajectories.
     """
 
     steps: dict[str, Tensor]
+    digests: tuple[str, ...]
     lengths: Tensor
     returns: Tensor
     env_ids: Tensor
     begins: Tensor
-    digests: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -62,8 +63,8 @@ class Trajectories:
         rows = chosen.repeat_interleave(self.lengths).nonzero()[:, 0]
         return Trajectories(
             {name: part.index_select(0, rows) for name, part in self.steps.items()},
+            tuple(compress(self.digests, chosen.tolist())),
             *(getattr(self, name)[chosen] for name in PER_TRAJECTORY),
-            tuple(np.array(self.digests, dtype=object)[chosen.numpy()]),
         )
 
     def without_duplicates(self, known: Iterable[str] = ()) -> "Trajectories":
@@ -86,8 +87,8 @@ def join(given: Iterable[Trajectories | None]) -> Trajectories:
             for name in STEP_PARTS
             if name in names
         },
-        *(torch.cat([getattr(p, name) for p in parts]) for name in PER_TRAJECTORY),
         tuple(digest for part in parts for digest in part.digests),
+        *(torch.cat([getattr(p, name) for p in parts]) for name in PER_TRAJECTORY),
     )
 
 
@@ -112,11 +113,11 @@ def cut(
     rows = torch.searchsorted(env_ids.cpu(), env[first])
     return Trajectories(
         steps,
+        _digests(steps, lengths, table),
         lengths,
         returns.cpu().double()[rows, agent[first]],
         env[first],
         recorded["begins"][first],
-        _digests(steps, lengths, table),
     )
 
 

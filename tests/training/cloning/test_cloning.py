@@ -491,7 +491,7 @@ def test_pieces_hold_each_step_once_and_in_its_order(
 ) -> None:
     sizes = torch.tensor(lengths)
     begins = torch.arange(len(lengths)) % 2 == 0
-    whole = Trajectories({}, sizes, sizes, sizes, begins, ())
+    whole = Trajectories({}, (), sizes, sizes, sizes, begins)
     starts, cut, begun = chunks(whole, length)
     assert starts[begun].tolist() == whole.starts[begins].tolist()
     steps = [

@@ -86,7 +86,8 @@ class _Call:
     __slots__ = ("arguments", "name", "state")
 
     def __init__(self, name: str, arguments: tuple[Any, ...] | None = None) -> None:
-        self.name, self.arguments, self.state = name, arguments, None
+        self.name, self.arguments = name, arguments
+        self.state: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
         # Python 3 pickles bytes for Python 2 as text, also the keys of a dictionary.
