@@ -193,30 +193,25 @@ class Learner:
         if memory is None:
             size, _, num_tokens, _ = batch.features.shape
             memory = self.student.initial_memory(size, num_tokens)
-        outputs, hidden, memory = self._unroll(batch, memory)
+        # Read the sequences; only an auxiliary head needs the hidden layer.
+        inputs = (batch.features, batch.padding, batch.prev_action, memory)
+        device, mixed = batch.features.device.type, self.settings.bfloat16
+        with torch.autocast(device, torch.bfloat16, enabled=mixed):
+            if self.auxiliary_head is None:
+                outputs, memory = self.student(*inputs)
+            else:
+                outputs, hidden, memory = self.student.unroll_hidden(*inputs)
+        # Compare actions and, with a head, predictions of the privileged targets.
         each = losses(outputs, batch, self.settings)
         right = auxiliary_error = each.new_zeros(())
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
         if self.auxiliary_head is not None:
-            targets = batch.privileged_targets
-            assert targets is not None
+            assert batch.privileged_targets is not None
             predicted = self.auxiliary_head(hidden)
-            auxiliary_error = auxiliary_errors(predicted, targets, batch.valid).sum()
-        steps = int(batch.valid.sum())
-        return Score(each.sum(), right, auxiliary_error, steps), memory
-
-    def _unroll(
-        self, batch: SequenceBatch, memory: Memory
-    ) -> tuple[Tensor, Tensor | None, Memory]:
-        """Return outputs, the hidden layer for an auxiliary head, and the memory."""
-        inputs = (batch.features, batch.padding, batch.prev_action, memory)
-        device = batch.features.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.settings.bfloat16):
-            if self.auxiliary_head is not None:
-                return self.student.unroll_hidden(*inputs)
-            outputs, memory = self.student(*inputs)
-        return outputs, None, memory
+            errors = auxiliary_errors(predicted, batch.privileged_targets, batch.valid)
+            auxiliary_error = errors.sum()
+        return Score(each.sum(), right, auxiliary_error, int(batch.valid.sum())), memory
 
 
 def _detached(part: Any) -> Any:
