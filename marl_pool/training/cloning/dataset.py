@@ -154,11 +154,13 @@ class CloneDataset:
         path = round_path(self.folder, number)
         if not number and self._given:
             rounds = self._read_given()
+        # Read the round of a resumed run, unless its student has changed since.
         elif path.is_dir() and learned in (None, read_about(path).get("learned")):
             rounds = [load_round(path, self.rows)]
         else:
             rounds = [self._collect(number, student, learned or 0)]
             save_round(path, rounds[0], self.rows)
+        # Aggregate it with all earlier rounds, as DAgger does.
         self.train = join([self.train, *(part.train for part in rounds)])
         self.validation = join([self.validation, *(part.validation for part in rounds)])
 

@@ -41,6 +41,7 @@ class RowTable:
             more = np.zeros((2 * len(numbers), self.width), np.uint8)
             more[:known] = self._table[:known]
             self._table = more
+        # Copy the new rows; repeated ones are equal.
         new = found >= known
         self._table[found[new]] = flat[new]
         return torch.from_numpy(found.astype(np.int32)).view(rows.shape[:-1])
@@ -119,6 +120,7 @@ class StepRecorder:
 
     def pop(self) -> dict[str, Tensor]:
         """Return and clear the record, ``(rows, …)``, each agent's life contiguous."""
+        # Sort by environment, agent, episode and time; the last key is the first one.
         flat = {name: torch.cat(parts) for name, parts in self.parts.items()}
         self.parts = {}
         order = np.lexsort([flat[name] for name in ("time", "episode", "agent", "env")])

@@ -97,6 +97,7 @@ class Augmentation:
             return tokens
         keys = self.keys(len(tokens.types), turn, part)
         count = 1 if self.settings.severities is None else min(SEVERITIES, len(keys))
+        # Give each part of the batch a severity of its own.
         rows = torch.arange(len(keys)).chunk(count)
         perturbed = [
             _perturb(self.at(turn * SEVERITIES + i, part), tokens.at(own), keys[own])
@@ -131,6 +132,7 @@ class Augmentation:
 def _perturb(perturbation: Perturbation | None, tokens: Tokens, keys: Tensor) -> Tokens:
     """Perturb sequences step by step, as in a rollout."""
     assert perturbation is not None
+    # Split along time, and carry the perturbation's state from step to step.
     length = tokens.types.shape[1]
     steps = [tokens.at((slice(None), slice(t, t + 1))) for t in range(length)]
     state = perturbation.start(steps[0], keys)
@@ -148,9 +150,11 @@ def chunks(trajectories: Trajectories, length: int) -> tuple[Tensor, Tensor, Ten
         Starts and lengths of the chunks, and a mask of those that begin an episode.
     """
     lengths = trajectories.lengths
+    # Count the chunks of each trajectory, rounding up.
     counts = -(-lengths // length)
     owners = torch.arange(len(lengths)).repeat_interleave(counts)
     firsts = (counts.cumsum(0) - counts)[owners]
+    # Number them within their trajectory.
     offsets = length * (torch.arange(len(owners)) - firsts)
     return (
         trajectories.starts[owners] + offsets,
@@ -208,6 +212,7 @@ class Sampler:
     def all(self, limit: int) -> Iterator[SequenceBatch]:
         """Yield all items, or ``limit`` steps evenly spread; the same at each call."""
         items = torch.arange(self.count)
+        # Whole trajectories are few, so all of them are measured.
         if not self.whole and limit < self.count:
             items = torch.linspace(0, self.count - 1, limit).long()
         for turn, chosen in enumerate(items.split(self.size)):
@@ -215,11 +220,13 @@ class Sampler:
 
     def select(self, chosen: Tensor, turn: int, part: int = PERTURB) -> SequenceBatch:
         """Gather and augment items by their numbers."""
+        # Gather the steps of the items.
         rows, valid = self._rows(chosen)
         steps = {
             name: each.index_select(0, rows.flatten()).unflatten(0, rows.shape)
             for name, each in self.trajectories.steps.items()
         }
+        # Perturb observations and, but for validation, previous actions.
         tokens = self._tokens(steps, turn, part)
         prev_action, label = steps["prev_action"], steps["label"]
         if self.actions.discrete:

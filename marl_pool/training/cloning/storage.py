@@ -57,6 +57,7 @@ def save_round(path: Path, collected: Round, rows: RowTable | None) -> None:
             name: list(getattr(collected, name).digests) for name in (TRAIN, VALIDATION)
         },
     }
+    # Write the files into a new folder, which takes its name when it is complete.
     with new_folder(path) as folder:
         for name in (TRAIN, VALIDATION):
             tensors = _tensors(getattr(collected, name), table)
@@ -110,6 +111,7 @@ def read_about(path: Path) -> dict[str, Any]:
 def _tensors(what: Trajectories, table: Tensor | None) -> dict[str, Tensor]:
     tensors = {name: part.contiguous() for name, part in what.steps.items()}
     tensors |= {name: getattr(what, name) for name in PER_TRAJECTORY}
+    # Store only the rows in use, and number them anew.
     if table is not None:
         used, numbers = np.unique(what.steps[NUMBERS].numpy(), return_inverse=True)
         shape = what.steps[NUMBERS].shape
@@ -121,6 +123,7 @@ def _tensors(what: Trajectories, table: Tensor | None) -> dict[str, Tensor]:
 def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories:
     tensors = load_file(file)
     steps = {name: tensors[name] for name in STEP_PARTS if name in tensors}
+    # Add the rows to the run's table, and replace their numbers by those in it.
     if TABLE in tensors:
         assert rows is not None
         numbers = rows.number(tensors[TABLE])

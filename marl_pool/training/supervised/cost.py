@@ -38,6 +38,7 @@ def estimate(learner: FoldLearner) -> Cost:
     The learner is unusable afterwards.
     """
     settings, rows, size = learner.settings, learner.rows, learner.settings.batch_size
+    # Warm up, then time.
     learner.learn(rows.train[:size])
     learned, measured = [], []
     for epoch in (0, settings.epochs // 2, settings.epochs - 1):

@@ -191,6 +191,7 @@ class FitMethod(TrainingMethod):
 
     @override
     def step(self, iteration: int) -> Iteration:
+        # End a fold here and not after its last epoch: a killed run measures it again.
         if self.learner.is_done:
             self._end_fold()
             self._begin(self.fold + 1)
@@ -239,6 +240,7 @@ class FitMethod(TrainingMethod):
 
     def _write_results(self) -> None:
         """Measure baselines, plot pictures and write all results."""
+        # Load the network whose predictions are plotted, that of the first fold.
         network = self.task.make_network(self.config.seed)
         load_network(network, _network_file(self.run, 0))
         folder = self.run.path / PICTURES

@@ -32,6 +32,7 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
             f"got {settings.folds}"
         )
     shuffled = torch.randperm(count, generator=generator_of(seed, "folds"))
+    # One fold has a fraction for validation, several have a part each.
     if settings.folds == 1:
         size = max(1, round(count * settings.validation))
         validation, train = shuffled[:size], shuffled[size:]

@@ -134,6 +134,7 @@ class FoldLearner:
         torch.manual_seed(number_of(self.seed, "dropout", *names))
         self.task.begin_epoch(self.network, self.epoch, self.settings.epochs)
         self.network.train()
+        # Take a step for each batch, and stop early if the fold is out of time.
         means, before, size = Means(), self.seconds, self.settings.batch_size
         began = time.perf_counter() - before
         for part in rows[order][: len(rows) // size * size].split(size):
@@ -180,6 +181,7 @@ class FoldLearner:
         Otherwise, with back-tracking, return to the best ones if it is time.
         """
         self.losses.append(loss)
+        # Keep a copy of the best weights.
         if self.best_epoch == self.epoch - 1:
             self.best = _copied(self.network.state_dict())
             if self.settings.back_tracking:
@@ -194,6 +196,7 @@ class FoldLearner:
     def _evaluate(
         self, split: Split, rows: Tensor, generator: torch.Generator
     ) -> LossAndMetrics:
+        # Move the batch to the device, then apply the network in the chosen precision.
         batch = {
             name: part.to(self.device, non_blocking=True)
             for name, part in self.task.batch(split, rows).items()

@@ -140,14 +140,17 @@ def split(trajectories: Trajectories, name: str) -> list[torch.Tensor]:
     return list(trajectories.steps[name].split(trajectories.lengths.tolist()))
 
 
+def each_of(trajectories: Trajectories, *names: str):
+    """These parts of one trajectory after the other."""
+    return zip(*(split(trajectories, name) for name in names), strict=True)
+
+
 @pytest.mark.parametrize("student", [None, sensory(seed=3)])
 def test_labels_are_the_teachers_own_answers_in_every_state(student):
     teacher = sensory(seed=7)
     played, _ = collected(teacher, CARTPOLE, student=student, noise=0.3)
-    for features, before, label in zip(
-        *(split(played, name) for name in ("features", "prev_action", "label")),
-        strict=True,
-    ):
+    parts = each_of(played, "features", "prev_action", "label")
+    for features, before, label in parts:
         memory = teacher.initial_memory(1, 5)
         answers, _ = teacher.unroll(features[None], None, before[None], memory)
         torch.testing.assert_close(label, answers[0].detach(), rtol=0, atol=1e-5)
@@ -155,9 +158,7 @@ def test_labels_are_the_teachers_own_answers_in_every_state(student):
 
 def test_the_previous_action_is_the_one_that_was_truly_taken():
     played, _ = collected(sensory(seed=7), CARTPOLE)
-    for before, label in zip(
-        *(split(played, n) for n in ("prev_action", "label")), strict=True
-    ):
+    for before, label in each_of(played, "prev_action", "label"):
         assert (before[0] == 0).all()
         torch.testing.assert_close(before[1:], label[:-1], rtol=0, atol=1e-6)
     assert played.steps["prev_action"].abs().max() > 0.01
@@ -169,11 +170,8 @@ def test_features_are_what_the_env_shows_and_not_what_the_student_sees():
     played, _ = collected(
         sensory(seed=7), CARTPOLE, student=student, perturbation=augmented.at
     )
-    for number, features, before in zip(
-        played.env_ids.tolist(),
-        *(split(played, n) for n in ("features", "prev_action")),
-        strict=True,
-    ):
+    parts = each_of(played, "features", "prev_action")
+    for number, (features, before) in zip(played.env_ids.tolist(), parts, strict=True):
         env = make_batched_env(num_envs=1, first_env=number, **CARTPOLE)
         env.reset()
         for t in range(len(features)):
@@ -475,12 +473,7 @@ def test_whole_trajectories_are_padded_at_their_ends():
     played = join([part for part, _ in parts])
     batch = sampler(played, whole=True).select(torch.arange(len(played)), 0)
     assert batch.valid.sum(1).tolist() == played.lengths.tolist()
-    for row, features, label in zip(
-        range(len(played)),
-        split(played, "features"),
-        split(played, "label"),
-        strict=True,
-    ):
+    for row, (features, label) in enumerate(each_of(played, "features", "label")):
         assert torch.equal(batch.features[row, : len(label)], features)
         assert torch.equal(batch.label[row, : len(label)], label)
 
@@ -609,10 +602,8 @@ def test_previous_actions_are_blurred_and_dropped():
     assert (other.sum(-1) == 1).all()
     assert abs(float((other.argmax(-1) != 1).float().mean()) - 0.3) < 0.05
     none = torch.zeros(3, 5, 4)  # an episode's start stays one
-    assert (
-        augmentation(prev_action_noise=1.0).perturb_prev_actions(choice, none, 0).sum()
-        == 0
-    )
+    certain = augmentation(prev_action_noise=1.0)
+    assert (certain.perturb_prev_actions(choice, none, 0) == 0).all()
     gone = augmentation(prev_action_dropout=0.25).perturb_prev_actions(choice, taken, 0)
     assert abs(float((gone.sum(-1) == 0).float().mean()) - 0.25) < 0.05
     assert augmentation().perturb_prev_actions(choice, taken, 0) is taken
@@ -1037,133 +1028,118 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, teacher_folder):
 # Bad input
 
 
-LOOKING = [
-    "env.num_frames=2",
-    "policy=vision",
-    "policy.pooling.frames=2",
-    "policy.pooling.num_codes=9",
-    "policy.convolutions=[]",
-]
+LOOKING = (
+    "env.num_frames=2 policy=vision policy.pooling.frames=2 "
+    "policy.pooling.num_codes=9 policy.convolutions=[]"
+)
 """A student that shows a hidden layer."""
+
+
+def refusal(capsys, *overrides: str) -> str:
+    """The one line in which the command refuses; no run is left."""
+    assert cli.main(["clone", "--run-dir", "run", *small(*overrides)]) == 2
+    out, err = capsys.readouterr()
+    last = err.splitlines()[-1]
+    assert last.startswith("marl-pool: ")
+    assert "Traceback" not in err
+    assert out == ""
+    assert not Path("run").exists()
+    return last
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "teacher: expected a teacher with trajectories=null .*, got null"),
+        ("", "teacher: expected a teacher with trajectories=null .*, got null"),
+        ("teacher=nobody", "teacher: expected heuristic, value_table, .* got 'nobody'"),
+        ("teacher=value_table", "teacher: expected env=pong .* got env=cartpole"),
+        ("teacher=FOLDER env=boxworld", "teacher: .* does not fit the group"),
+        ("trajectories=.", "trajectories: expected the folder of .*, got"),
+    ],
+)
+def test_a_bad_teacher_is_refused_in_one_line(
+    tmp_path, monkeypatch, capsys, teacher_folder, overrides, message
+):
+    monkeypatch.chdir(tmp_path)
+    words = overrides.replace("FOLDER", str(teacher_folder)).split()
+    assert re.search(message, refusal(capsys, *words))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("clone.min_length=99", "none of 3 trajectories has 99"),
+        ("clone.min_return=999", "clone.min_return: none of 3"),
+        ("clone.soft=true", "the teacher heuristic has no log"),
+        ("clone.margin_weighting=1", "clone.margin_weighting: expected null: the te"),
+        ("clone.expected_regret=1", "clone.expected_regret: expected 0: the tea"),
+        ("clone.auxiliary=1", "clone.auxiliary: expected 0 with policy=.*, got"),
+        ("clone.auxiliary=-1", "clone.auxiliary: expected a nu"),
         (
-            ["teacher=nobody"],
-            "teacher: expected heuristic, value_table, .* got 'nobody'",
-        ),
-        (["teacher=value_table"], "teacher: expected env=pong .* got env=cartpole"),
-        (["teacher=FOLDER", "env=boxworld"], "teacher: .* does not fit the group"),
-        (["teacher=heuristic", "clone.min_length=99"], "none of 3 trajectories has 99"),
-        (["teacher=heuristic", "clone.min_return=999"], "clone.min_return: none of 3"),
-        (["teacher=heuristic", "clone.soft=true"], "the teacher heuristic has no log"),
-        (
-            ["teacher=heuristic", "clone.margin_weighting=1"],
-            "clone.margin_weighting: expected null: the te",
-        ),
-        (
-            ["teacher=heuristic", "clone.expected_regret=1"],
-            "clone.expected_regret: expected 0: the tea",
-        ),
-        (
-            ["teacher=heuristic", "clone.auxiliary=1"],
-            "clone.auxiliary: expected 0 with policy=.*, got",
-        ),
-        (["teacher=heuristic", "clone.auxiliary=-1"], "clone.auxiliary: expected a nu"),
-        (
-            ["teacher=heuristic", "clone.auxiliary=1", *LOOKING],
+            "clone.auxiliary=1 LOOKING",
             "clone.auxiliary: expected 0, because heuristic has .* got 1",
         ),
         (
-            ["teacher=heuristic", "clone.chunk_length=4", "clone.burn_in=4"],
+            "clone.chunk_length=4 clone.burn_in=4",
             "clone.burn_in: expected fewer steps than clone.chunk_length = 4 and",
         ),
         (
-            ["teacher=heuristic", "policy=feed_forward", "clone.chunk_length=4"],
+            "policy=feed_forward clone.chunk_length=4",
             "clone.chunk_length: expected null for a student without a memory",
         ),
-        (["trajectories=."], "trajectories: expected the folder of .*, got"),
         (
-            ["teacher=heuristic", "perturbation=occlude", "perturbation.severity=1"],
+            "perturbation=occlude perturbation.severity=1",
             r"perturbation.severity: expected a fraction .* in \[0, 1\)",
         ),
         (
-            [
-                "teacher=heuristic",
-                "perturbation=occlude",
-                "perturbation.severity=[0,1]",
-            ],
+            "perturbation=occlude perturbation.severity=[0,1]",
             r"perturbation.severity: expected a fraction .* in \[0, 1\)",
         ),
         (
-            [
-                "teacher=heuristic",
-                "perturbation=occlude",
-                "perturbation.severity=[0,0.5]",
-                "clone.severities=[0,0.5]",
-            ],
+            "perturbation=occlude perturbation.severity=[0,1] clone.severities=[0,0.5]",
             "severity: expected a number where clone.severities is given",
         ),
         (
-            ["teacher=heuristic", "perturbation=occlude", "perturbation.ramp=2"],
+            "perturbation=occlude perturbation.ramp=2",
             "perturbation.ramp: expected null, since samples are learned from in any",
         ),
         (
-            ["teacher=heuristic", "perturbation=occlude", "clone.severities=[0.5,1.0]"],
+            "perturbation=occlude clone.severities=[0.5,1.0]",
             r"clone.severities: .*in \[0, 1\)",
         ),
+        ("perturbation=occlude clone.severities=[0.5,0.2]", "the lower bound first"),
+        ("clone.severities=[0,0.2]", "without a perturbation"),
+        ("clone.rounds=9", "total_batches: expected more than"),
+        ("clone.select=return", "clone.play_every"),
+        ("clone.lr_end=1", "clone.lr_end: expected at most"),
+        ("fixed={agent:random}", "all groups but one"),
+        ("fixed={fox:random}", "groups among agent, got 'fox'"),
+        ("clone.rollout_env={durations:3}", "clone.rollout_env.durations: unknown key"),
         (
-            ["teacher=heuristic", "perturbation=occlude", "clone.severities=[0.5,0.2]"],
-            "the lower bound first",
-        ),
-        (["teacher=heuristic", "clone.severities=[0,0.2]"], "without a perturbation"),
-        (["teacher=heuristic", "clone.rounds=9"], "total_batches: expected more than"),
-        (["teacher=heuristic", "clone.select=return"], "clone.play_every"),
-        (["teacher=heuristic", "clone.lr_end=1"], "clone.lr_end: expected at most"),
-        (["teacher=heuristic", "fixed={agent: random}"], "all groups but one"),
-        (["teacher=heuristic", "fixed={fox: random}"], "groups among agent, got 'fox'"),
-        (
-            ["teacher=heuristic", "clone.rollout_env={durations: 3}"],
-            "clone.rollout_env.durations: unknown key",
-        ),
-        (
-            ["teacher=heuristic", "clone.rollout_env={name: pong}"],
+            "clone.rollout_env={name:pong}",
             "clone.rollout_env.name: expected options of the env",
         ),
+        ("clone.rollout_env={seed:3}", "clone.rollout_env.seed: unknown key"),
         (
-            ["teacher=heuristic", "clone.rollout_env={seed: 3}"],
-            "clone.rollout_env.seed: unknown key",
-        ),
-        (
-            ["teacher=heuristic", "clone.rollout_env={max_steps: few}"],
+            "clone.rollout_env={max_steps:few}",
             "clone.rollout_env.max_steps: expected an integer",
         ),
         (
-            ["teacher=heuristic", "clone.rollout_env={duplicates: 3}"],
+            "clone.rollout_env={duplicates:3}",
             "options that change neither tokens nor actions",
         ),
         (
-            ["teacher=heuristic", "policy=marl_pool.policies.token_policy:TokenPolicy"],
+            "policy=marl_pool.policies.token_policy:TokenPolicy",
             "must be a subclass of marl_pool.policies.agent.Agent",
         ),
     ],
 )
-def test_bad_input_is_one_line(
-    tmp_path, monkeypatch, capsys, teacher_folder, overrides, message
+def test_bad_input_is_refused_in_one_line(
+    tmp_path, monkeypatch, capsys, overrides, message
 ):
     monkeypatch.chdir(tmp_path)
-    given = [each.replace("FOLDER", str(teacher_folder)) for each in overrides]
-    assert cli.main(["clone", "--run-dir", "run", *small(*given)]) == 2
-    out, err = capsys.readouterr()
-    last = err.splitlines()[-1]
-    assert last.startswith("marl-pool: ")
-    assert "Traceback" not in err
-    assert re.search(message, last), last
-    assert out == ""
-    assert not Path("run").exists()
+    words = overrides.replace("LOOKING", LOOKING).split()
+    assert re.search(message, refusal(capsys, "teacher=heuristic", *words))
 
 
 def test_the_command_resumes_and_knows_when_it_is_done(
@@ -1249,9 +1225,7 @@ def test_a_pong_student_is_cloned_from_the_value_table(tmp_path):
     assert found.steps["features"].shape == (found.num_steps, 196)
     assert len(rows.table()) < 0.1 * found.num_steps * 196
     # Labels are what was done next.
-    for before, label in zip(
-        *(split(found, name) for name in ("prev_action", "label")), strict=True
-    ):
+    for before, label in each_of(found, "prev_action", "label"):
         assert torch.equal(before[1:], label[:-1])
     assert [row["round"] for row in run.rows()] == [0, 1]
     other = run_clone(

@@ -17,6 +17,7 @@ def random_crops(images: Tensor, padding: int, generator: torch.Generator) -> Te
     count, height, width, _ = images.shape
     border = (0, 0, padding, padding, padding, padding)
     padded = torch.nn.functional.pad(images, border)
+    # Sample a corner for each image, and select its window.
     corners = torch.randint(2 * padding + 1, (2, count), generator=generator)
     top, left = corners.to(images.device)
     # A view of all windows, (B, 2 padding + 1, 2 padding + 1, C, H, W).

@@ -110,7 +110,7 @@ class _Call:
         if self.name == "_frombuffer":
             raw, kind, shape, order = self.arguments or ()
         else:
-            _version, shape, kind, in_columns, raw = self.state or ()
+            _version, shape, kind, in_columns, raw = self.state
             order = "F" if in_columns else "C"
         if not _is_byte(kind) or type(raw) not in (bytes, bytearray):
             raise _DamagedError("refused: an array of another type than bytes")
@@ -168,6 +168,7 @@ def _read(
         raise _DamagedError(f"expected an archive with {path}, got none") from error
     if member is None:
         raise _DamagedError(f"expected a file {path}, got a folder")
+    # Unpickle the content.
     raw = io.BytesIO(member.read())
     try:
         content = _BytesUnpickler(raw, encoding="bytes").load()
@@ -176,6 +177,7 @@ def _read(
     except Exception as error:
         # Damaged bytes can raise anything in the unpickler: blame the file.
         raise _DamagedError(f"{path} is damaged: {error!r}") from error
+    # Restore images and labels from it.
     try:
         rows, given = content[b"data"].array(), content[archive.labels]
         if not isinstance(given, list) or any(

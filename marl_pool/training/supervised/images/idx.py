@@ -42,6 +42,7 @@ def _read(file: Path, opened: Any) -> np.ndarray:
             f"{file}: expected at most {ARRAY_BYTES:,} bytes, got a header with "
             f"{prod(shape):,}"
         )
+    # Read a byte more than there should be, to notice a longer file.
     content = opened.read(prod(shape) + 1)
     if len(content) != prod(shape):
         found = "more" if len(content) > prod(shape) else f"{len(content):,}"

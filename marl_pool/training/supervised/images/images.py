@@ -109,6 +109,7 @@ def load_images(
             f"also in its folder {dataset}; download=true downloads "
             f"{'them' if len(missing) > 1 else 'it'}"
         )
+    # Download what is missing, then read everything.
     for source in missing:
         fetch(source, folder / dataset)
     files = (_find(folder, dataset, source.name) for source in sources)
@@ -151,6 +152,7 @@ def resize(images: Tensor, size: int) -> Tensor:
     Raises:
         InputError: a size that needs more padding.
     """
+    # Pad to the next multiple of the size.
     side = images.shape[1]
     factor = -(-side // size)
     target = factor * size
@@ -196,6 +198,7 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     else:
         parts, classes = [read_idx(file) for file in files], 10
         parts = [part[..., None] if part.ndim == 3 else part for part in parts]
+    # Validate both parts: one label an image, squares of one size, known classes.
     for images, labels in (parts[:2], parts[2:]):
         if images.ndim != 4 or labels.shape != images.shape[:1]:
             raise InputError(
