@@ -20,6 +20,7 @@ from marl_pool.rollout import Rollout
 from marl_pool.tokens import TokenSpec
 from marl_pool.training.cloning.learner import Learner
 from marl_pool.training.cloning.sampler import SequenceBatch
+from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.evolution.cma_es import CMAES
 from marl_pool.training.evolution.evaluator import (
     Evaluator,
@@ -155,13 +156,13 @@ def cloning(size: Size) -> Iterator[Row]:
         SequenceBatch._make(part if part is None else part[i : i + 1] for part in batch)
         for i in range(count)
     ]
-    learner = Learner(student, lr=3e-4, grad_clip=0.1)
+    learner = Learner(student, CloneSettings(grad_clip=0.1))
     plain = PlainStudent(student).to(size.device)
     optimizer = Adam(plain.parameters(), lr=3e-4)
     together, alone, plainly = [], [], []
     for _ in range(1 + size.rounds):
-        together.append(seconds(lambda: learner.learn(batch)))
-        alone.append(seconds(lambda: [learner.learn(row) for row in rows]))
+        together.append(seconds(lambda: learner.learn(batch, 3e-4)))
+        alone.append(seconds(lambda: [learner.learn(row, 3e-4) for row in rows]))
         plainly.append(seconds(lambda: _learn_plainly(plain, optimizer, rows)))
     pairs = zip(plainly[1:], together[1:], strict=True)
     yield Row(

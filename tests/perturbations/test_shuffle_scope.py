@@ -28,6 +28,8 @@ from marl_pool.rollout import Rollout
 from marl_pool.studies.attention_neuron import published
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.sampler import Augmentation, Sampler
+from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.settings import Options
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 ENVS, AGENTS, PLACES, FRAMES, WIDTH = 3, 2, 7, 4, 5
@@ -364,7 +366,9 @@ def test_cloning_reads_pixels_where_frames_are_permuted() -> None:
 
     def moves_only(**options: Any) -> bool:
         sampler = object.__new__(Sampler)
-        sampler.augmentation = Augmentation(SPEC, {"name": "shuffle", **options})
+        sampler.augmentation = Augmentation(
+            SPEC, Options(name="shuffle", **options), CloneSettings()
+        )
         return sampler._moves_only()
 
     assert moves_only()

@@ -1,22 +1,40 @@
 """The policy that acts while trajectories are collected, labelled by the teacher."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.policies.base import Decision, Policy, SpecifiedPolicy, State
 from marl_pool.rollout import Rollout
-from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.cloning.recorder import StepRecorder
+from marl_pool.tokens import Tokens
+from marl_pool.training.cloning.recorder import RowTable, StepRecorder
 from marl_pool.training.cloning.teacher import Teacher
+from marl_pool.training.cloning.trajectories import Trajectories, cut
 from marl_pool.utils.randomness import Stream
 
 
-class BehaviourPolicy(Policy):
+@dataclass(frozen=True)
+class Roles:
+    """Roles of an environment's groups.
+
+    Attributes:
+        group: name of the cloned group.
+        teacher: labels the group's steps; None where trajectories are given.
+        others: policies of the other groups, by name.
+    """
+
+    group: str
+    teacher: Teacher | None
+    others: Mapping[str, Policy]
+
+
+class BehaviourPolicy(SpecifiedPolicy):
     r"""Mixture of teacher, student and random actions; the teacher labels every step.
 
     Each agent's action is the teacher's with probability :math:`\beta` and the
@@ -29,50 +47,61 @@ class BehaviourPolicy(Policy):
     https://arxiv.org/abs/1011.0686.
 
     Args:
-        teacher: labels every step.
-        spec: specification of the group's tokens.
-        action_space: action space of one agent.
-        group: name of the group.
-        recorder: stores observations, actions and labels.
+        roles: the cloned group, its teacher, and the policies of the other groups.
+        env: environments to play in.
+        rows: table of distinct features, extended here; for uint8 features only.
         student: acts where the teacher does not; None: the teacher always acts.
+        perturbation: perturbation of the student's observations.
         beta: probability of the teacher's action, in [0, 1].
         noise: probability of a random action, in [0, 1].
-        device: device of the environments.
     """
-
-    rollout: Rollout
-    """Rollout of the policy, to be set before the first step."""
 
     def __init__(
         self,
-        teacher: Teacher,
-        spec: TokenSpec,
-        action_space: spaces.Space,
-        *,
-        group: str,
-        recorder: StepRecorder,
+        roles: Roles,
+        env: BatchedEnv,
+        rows: RowTable | None,
         student: Policy | None = None,
+        perturbation: Perturbation | None = None,
+        *,
         beta: float = 0.0,
         noise: float = 0.0,
-        device: torch.device | None = None,
     ) -> None:
-        super().__init__()
-        self.teacher, self.spec, self.group = teacher, spec, group
-        self.device = device
-        self.actions = ActionSpec.of(action_space)
-        self.recorder, self.student = recorder, student
+        assert roles.teacher is not None
+        group = env.groups[roles.group]
+        super().__init__(group.tokens, group.action_space)
+        self.to(env.device)
+        self.teacher, self.student, self.group = roles.teacher, student, roles.group
         self.beta, self.noise_probability = beta, noise
+        self.recorder = StepRecorder(self.actions.discrete, rows)
         # Random numbers of a step: teacher or student, random or not, a random action,
         # then the teacher's own.
         self._own = 2 + self.actions.noise_size
-        self.noise_size = self._own + teacher.noise_size
+        self.noise_size = self._own + self.teacher.noise_size
+        self.env_ids = env.env_ids
+        policies = {**roles.others, roles.group: self}
+        self.rollout = Rollout(env, policies, perturbation=perturbation)
+
+    def episodes(self) -> Trajectories:
+        """Play one episode in each environment."""
+        return self._recorded(self.rollout.episodes().returns[self.group])
+
+    def advance(self, steps: int) -> Trajectories:
+        """Take more steps in each environment; returns sum the rewards of these."""
+        return self._recorded(self.rollout.advance(steps)[self.group])
+
+    def _recorded(self, returns: Tensor) -> Trajectories:
+        rows = self.recorder.rows
+        table = None if rows is None else rows.table()
+        return cut(self.recorder.pop(), self.env_ids, returns, table)
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
         size = (num_envs, num_agents)
         student = self.student and self.student.initial_state(*size, num_tokens)
         return {
-            "prev_action": torch.zeros(*size, self.actions.dim, device=self.device),
+            "begins": self.low.new_ones(size, dtype=torch.bool),
+            "prev_action": self.low.new_zeros(*size, self.actions.dim),
             "teacher": self.teacher.initial_state(*size, self.spec.num_tokens),
             "student": () if student is None else student,
         }
@@ -95,23 +124,23 @@ class BehaviourPolicy(Policy):
         answer = self.teacher.label(
             env, observed, state["teacher"], _SampledNumbers(others.flatten(1))
         )
-        label = to_unit(self.actions, answer.action)
+        answer = answer._replace(action=self._to_unit(answer.action))
         # Choose the teacher's or the student's action.
-        action, student = label, ()
+        action, student = answer.action, ()
         if self.student is not None:
             decision = self.student.act(tokens, state["student"])
             by_teacher = own[..., 0] < self.beta
-            action = _where(by_teacher, label, decision.action)
+            action = _where(by_teacher, action, decision.action)
             student = decision.state
         # Replace some actions by random ones.
         random = own[..., 1] < self.noise_probability
         action = _where(random, self._random(own[..., 2:]), action)
-        self.recorder.add(
-            env, env.active[self.group], observed, state["prev_action"], label, answer
-        )
+        active, before = env.active[self.group], state["prev_action"]
+        self.recorder.add(env, active, observed, before, state["begins"], answer)
         # Pass the executed action to both memories.
         prev_action = self.actions.to_vectors(action).float()
         state = {
+            "begins": torch.zeros_like(state["begins"]),
             "prev_action": prev_action,
             "teacher": _with_executed(answer.state, prev_action),
             "student": _with_executed(student, prev_action),
@@ -119,14 +148,11 @@ class BehaviourPolicy(Policy):
         none = torch.zeros_like(prev_action[..., 0])
         return Decision(action, none, none, prev_action, state)
 
-    @override
-    def scale(self, action: Tensor) -> Tensor:
+    def _to_unit(self, action: Tensor) -> Tensor:
+        """Invert `scale`, clipped to [-1, 1]."""
         if self.actions.discrete:
             return action
-        low, high = (
-            action.new_tensor(bound) for bound in (self.actions.low, self.actions.high)
-        )
-        return low + (action + 1) * ((high - low) / 2)
+        return ((action - self.low) * (2 / (self.high - self.low)) - 1).clamp(-1, 1)
 
     def _random(self, numbers: Tensor) -> Tensor:
         if self.actions.discrete:
@@ -142,14 +168,6 @@ class _SampledNumbers(Stream):
 
     def next(self) -> Tensor:
         return self._numbers
-
-
-def to_unit(actions: ActionSpec, action: Tensor) -> Tensor:
-    """Map the bounds of a box to [-1, 1], clipped; keep a discrete action."""
-    if actions.discrete:
-        return action
-    low, high = (action.new_tensor(bound) for bound in (actions.low, actions.high))
-    return ((action - low) * (2 / (high - low)) - 1).clamp(-1, 1)
 
 
 def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:

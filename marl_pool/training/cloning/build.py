@@ -1,18 +1,18 @@
 """Building the teacher, the student and the policies of the other groups."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from torch.utils._pytree import tree_leaves
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.networks import seeded
+from marl_pool.perturbations.severity import validate_no_ramp
 from marl_pool.policies import AGENTS
 from marl_pool.policies.agent import Agent
-from marl_pool.policies.base import SpecifiedPolicy
+from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import WEIGHTS, load_modules
-from marl_pool.training.cloning.collect import Roles
+from marl_pool.training.cloning.behaviour_policy import Roles
+from marl_pool.training.cloning.learner import AuxiliaryHead
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PolicyTeacher, PrivilegedTeacher, Teacher
 from marl_pool.training.fixed_policies import (
@@ -26,9 +26,45 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import is_plug_in
 
 VALUE_TABLE = "value_table"
-NAMED = (
-    f"{HEURISTIC}, {VALUE_TABLE}, package.module:Class or the folder of a policy or run"
-)
+
+
+def validate_config(config: CloneConfig) -> None:
+    """Validate what no single section of the configuration can check.
+
+    Raises:
+        InputError: rounds beyond the last batch, no teacher where one is needed, or a
+            perturbation that hides all tokens.
+    """
+    settings, perturbation = config.clone, config.perturbation
+    last = settings.round_start(settings.rounds)
+    if config.total_batches <= last:
+        raise InputError(
+            f"total_batches: expected more than {last}, where the last of "
+            f"clone.rounds = {settings.rounds} begins, got {config.total_batches}"
+        )
+    if config.teacher is None and (config.trajectories is None or settings.rounds):
+        raise InputError(
+            "teacher: expected a teacher with trajectories=null or clone.rounds above "
+            "0, got null"
+        )
+    if perturbation.name == "none" and settings.severities is not None:
+        raise InputError(
+            f"clone.severities: expected null without a perturbation, "
+            f"got {list(settings.severities)}"
+        )
+    validate_no_ramp(perturbation, "samples are learned from in any order")
+    severity = perturbation.get("severity", 0.0)
+    largest = severity[-1] if isinstance(severity, list) else severity
+    if isinstance(severity, list) and settings.severities is not None:
+        raise InputError(
+            "perturbation.severity: expected a number where clone.severities is given, "
+            f"got {severity}"
+        )
+    if perturbation.name == "occlude" and largest >= 1 and not settings.severities:
+        raise InputError(
+            "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
+            f"got {largest:g}"
+        )
 
 
 def cloned_group(config: CloneConfig, groups: Mapping[str, AgentGroup]) -> str:
@@ -38,11 +74,10 @@ def cloned_group(config: CloneConfig, groups: Mapping[str, AgentGroup]) -> str:
         InputError: there is none, or more than one.
     """
     fixed = config.fixed or {}
-    for name in fixed:
-        if name not in groups:
-            raise InputError(
-                f"fixed: expected groups among {', '.join(groups)}, got {name!r}"
-            )
+    if unknown := [name for name in fixed if name not in groups]:
+        raise InputError(
+            f"fixed: expected groups among {', '.join(groups)}, got {unknown[0]!r}"
+        )
     left = [name for name in groups if name not in fixed]
     if len(left) != 1:
         raise InputError(
@@ -60,17 +95,14 @@ def build_roles(
 ) -> Roles:
     """Build the teacher and the policies of the other groups.
 
-    Args:
-        config: configuration of the run.
-        groups: all groups of the environment.
-        kept: folder of the run's copy of its teacher, read if it exists.
-        saved: policy folder of a checkpoint, which holds the other groups' policies.
+    The folder ``kept`` holds the run's copy of its teacher, if it exists, and ``saved``
+    the other groups' policies, in a checkpoint.
 
     Raises:
         InputError: no such policy, or one that does not fit its group.
     """
     group = cloned_group(config, groups)
-    env_name = config.env["name"]
+    env_name = config.env.name
     fixed = load_fixed(
         config.fixed, groups, env=env_name, plugins=config.plugins, saved=saved
     )
@@ -88,39 +120,31 @@ def build_roles(
 
 
 def _teacher(
-    config: CloneConfig, what: str, group: str, own: AgentGroup, kept: Path
-) -> Teacher:
-    env_name = config.env["name"]
-    if what == VALUE_TABLE:
-        return _value_table(env_name)
-    if what == HEURISTIC or is_plug_in(what):
-        policy = scripted_policy(what, env=env_name, role=group, group=own)
-    else:
-        policy = _load(config, what, group, own, kept)
-    return PolicyTeacher(policy.to(config.device).eval(), what)
-
-
-def _value_table(env_name: str) -> Teacher:
-    if env_name != "pong":
-        raise InputError(f"expected env=pong with {VALUE_TABLE}, got env={env_name}")
-    # Import here: the console needs an extra.
-    from marl_pool.envs.pong.teacher import ValueTableTeacher
-
-    return PrivilegedTeacher(ValueTableTeacher(), VALUE_TABLE)
-
-
-def _load(
     config: CloneConfig, what: str, name: str, group: AgentGroup, kept: Path
-) -> SpecifiedPolicy:
-    """Read the teacher, preferably the run's own copy: folders move and change."""
-    if (kept / WEIGHTS).is_file():
-        return next(iter(load_modules(kept, plugins=config.plugins)[0].values()))
-    path = Path(what).expanduser()
-    if not path.is_dir():
-        raise InputError(f"expected {NAMED}, got {what!r}")
-    policy = load_frozen(path, name, config.plugins)
-    validate_fit(policy, group, str(path))
-    return policy
+) -> Teacher:
+    env_name = config.env.name
+    if what == VALUE_TABLE:
+        if env_name != "pong":
+            raise InputError(f"expected env=pong with {what}, got env={env_name}")
+        # Import here: the console needs an extra.
+        from marl_pool.envs.pong.teacher import ValueTableTeacher
+
+        return PrivilegedTeacher(ValueTableTeacher(), what)
+    policy: Policy
+    if what == HEURISTIC or is_plug_in(what):
+        policy = scripted_policy(what, env=env_name, role=name, group=group)
+    elif (kept / WEIGHTS).is_file():
+        # Prefer the run's own copy: folders move and change.
+        policy = next(iter(load_modules(kept, plugins=config.plugins)[0].values()))
+    elif (path := Path(what).expanduser()).is_dir():
+        policy = load_frozen(path, name, config.plugins)
+        validate_fit(policy, group, str(path))
+    else:
+        raise InputError(
+            f"expected {HEURISTIC}, {VALUE_TABLE}, package.module:Class or the folder "
+            f"of a policy or run, got {what!r}"
+        )
+    return PolicyTeacher(policy.to(config.device).eval(), what)
 
 
 def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
@@ -129,18 +153,37 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
     Raises:
         InputError: an invalid option, or a class that is not an `Agent`.
     """
-    options = dict(config.policy)
-    context = {
-        "spec": group.tokens,
-        "action_space": group.action_space,
-        "seed": config.seed,
-    }
-    name = options.pop("name")
-    with seeded(config.seed, "student"):  # a class of one's own may take no seed
-        student: Agent = build(name, AGENTS, "policy", Agent, options, context)
+    seed, policy = config.seed, config.policy
+    context = {"spec": group.tokens, "action_space": group.action_space, "seed": seed}
+    # Seed the construction, too: a class of one's own may take no seed.
+    with seeded(seed, "student"):
+        student: Agent = build(
+            policy.name, AGENTS, "policy", Agent, policy.arguments, context
+        )
     return student.to(config.device)
 
 
-def has_memory(student: Agent, num_tokens: int) -> bool:
-    """Test for a recurrent student, which learns from sequences, not single steps."""
-    return bool(tree_leaves(student.initial_memory(1, num_tokens)))
+def make_auxiliary_head(
+    config: CloneConfig, student: Agent, targets: Sequence[str]
+) -> AuxiliaryHead | None:
+    """Build the head for the teacher's privileged targets, if the config asks.
+
+    Raises:
+        InputError: a student without a hidden layer, or a teacher without targets.
+    """
+    weight = config.clone.auxiliary
+    if not weight:
+        return None
+    if not student.hidden_dim:
+        raise InputError(
+            f"clone.auxiliary: expected 0 with policy={config.policy.name},"
+            f" which exposes no hidden layer, got {weight:g}"
+        )
+    if not targets:
+        source = config.teacher or config.trajectories
+        raise InputError(
+            f"clone.auxiliary: expected 0, because {source} has no privileged targets, "
+            f"got {weight:g}"
+        )
+    head = AuxiliaryHead(student.hidden_dim, len(targets), config.seed)
+    return head.to(config.device)

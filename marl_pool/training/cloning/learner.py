@@ -1,16 +1,29 @@
 """Losses of imitation, and the student's gradient steps."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
 
+from marl_pool.networks import seeded
 from marl_pool.policies.agent import Agent
 from marl_pool.pooling.memory import Memory
-from marl_pool.training.cloning.auxiliary import AuxiliaryHead, auxiliary_errors
 from marl_pool.training.cloning.sampler import SequenceBatch
+from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.optimization import (
+    descend,
+    load_moments,
+    moments,
+    read_parts,
+    write_parts,
+)
+
+FILE = "learner.safetensors"
+LEAST_WEIGHT = 0.1
+"""Weight of a step in which all of the teacher's logits are equal."""
 
 
 class Score(NamedTuple):
@@ -27,38 +40,14 @@ class Score(NamedTuple):
 
     def plus(self, other: "Score") -> "Score":
         """Add two scores."""
-        return Score(
-            self.loss + other.loss,
-            self.right + other.right,
-            self.auxiliary_error + other.auxiliary_error,
-            self.steps + other.steps,
-        )
+        pairs: Any = zip(self, other, strict=True)
+        return Score(*(own + more for own, more in pairs))
 
 
-LEAST_WEIGHT = 0.1
-"""Weight of a step in which all of the teacher's logits are equal."""
 NOTHING = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)
 
 
-class Loss(NamedTuple):
-    """Terms of the loss of a step; see `losses` for the formula."""
-
-    soft: bool = False
-    """Learn the teacher's probabilities instead of its choice."""
-    margin_weighting: float | None = None
-    """Smallest margin of the teacher's logits that gives a step its full weight."""
-    expected_regret: float = 0.0
-    """Weight of the student's expected regret."""
-
-    @property
-    def needs_logits(self) -> bool:
-        """True if a term depends on the teacher's logits."""
-        return (
-            self.soft or self.margin_weighting is not None or self.expected_regret > 0
-        )
-
-
-def losses(outputs: Tensor, batch: SequenceBatch, loss: Loss) -> Tensor:
+def losses(outputs: Tensor, batch: SequenceBatch, settings: CloneSettings) -> Tensor:
     r"""Compute losses ``(B, T)``, zero at steps that are not valid.
 
     For a box the loss is the squared error, averaged over the action's components; for
@@ -77,33 +66,64 @@ def losses(outputs: Tensor, batch: SequenceBatch, loss: Loss) -> Tensor:
     Args:
         outputs: the student's outputs ``(B, T, L)``, logits for a choice.
         batch: labels and logits of the teacher.
-        loss: terms to include.
+        settings: terms to include.
     """
     outputs = outputs.float()
     if batch.label.dim() == 3:
         each = (outputs - batch.label).square().mean(-1)
-    else:
-        target = batch.label.flatten()
-        if loss.soft:
-            assert batch.logits is not None
-            target = batch.logits.softmax(-1).flatten(0, 1)
-        each = cross_entropy(outputs.flatten(0, 1), target, reduction="none")
-        each = _with_values(each.view_as(batch.valid), outputs, batch, loss)
+        return each.masked_fill(~batch.valid, 0.0)
+    # Cross-entropy with the teacher's choice or its probabilities.
+    target = batch.label.flatten()
+    if settings.soft:
+        assert batch.logits is not None
+        target = batch.logits.softmax(-1).flatten(0, 1)
+    each = cross_entropy(outputs.flatten(0, 1), target, reduction="none")
+    each = each.view_as(batch.valid)
+    # Weight steps by the margin of the teacher's logits, and add expected regret.
+    if settings.margin_weighting is not None or settings.expected_regret:
+        assert batch.logits is not None
+        regret = batch.logits.amax(-1, keepdim=True) - batch.logits
+        if settings.margin_weighting is not None:
+            margin = regret.amax(-1) / settings.margin_weighting
+            each = each * (LEAST_WEIGHT + margin.clamp(max=1.0))
+        expected = (outputs.softmax(-1) * regret).sum(-1)
+        each = each + settings.expected_regret * expected
     return each.masked_fill(~batch.valid, 0.0)
 
 
-def _with_values(
-    each: Tensor, outputs: Tensor, batch: SequenceBatch, loss: Loss
-) -> Tensor:
-    """Weight losses by the margin of the teacher's logits, and add expected regret."""
-    if loss.margin_weighting is None and not loss.expected_regret:
-        return each
-    assert batch.logits is not None
-    regret = batch.logits.amax(-1, keepdim=True) - batch.logits
-    if loss.margin_weighting is not None:
-        margin = regret.amax(-1) / loss.margin_weighting
-        each = each * (LEAST_WEIGHT + margin.clamp(max=1.0))
-    return each + loss.expected_regret * (outputs.softmax(-1) * regret).sum(-1)
+class AuxiliaryHead(nn.Module):
+    """Predict the teacher's K privileged targets from the student's hidden layer.
+
+    A linear layer, trained along with the student and dropped afterwards. It makes the
+    student represent the state that the teacher's actions depend on, which the actions
+    alone reveal slowly.
+
+    Source: auxiliary targets known in training only, as in Lample and Chaplot, Playing
+    FPS games with deep reinforcement learning (2017), section 3.2,
+    https://arxiv.org/abs/1609.05521.
+    """
+
+    def __init__(self, width: int, count: int, seed: int | None = None) -> None:
+        super().__init__()
+        with seeded(seed, "hints"):  # the name of a random stream: another changes it
+            self.linear = nn.Linear(width, count)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map hidden layers ``(B, T, H)`` to predictions ``(B, T, K)``."""
+        # Full precision: bfloat16 would move a position by a pixel.
+        predicted: Tensor = self.linear(hidden.to(self.linear.weight.dtype))
+        return predicted
+
+
+def auxiliary_errors(predicted: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    """Compute squared errors ``(B, T)`` of predictions ``(B, T, K)``, averaged over K.
+
+    Unknown targets, which are NaN, and steps that are not valid have no error.
+    """
+    unknown = targets.isnan()
+    # Replace NaN before the square: masking afterwards leaves a NaN gradient.
+    error = torch.where(unknown, 0.0, predicted - targets.nan_to_num())
+    return error.square().mean(-1).masked_fill(~valid, 0.0)
 
 
 class Learner:
@@ -113,62 +133,38 @@ class Learner:
     memory is carried from one window to the next without a gradient (truncated
     backpropagation through time).
 
-    Args:
-        student: agent to train, in place.
-        lr: learning rate of Adam, until `learn` receives another.
-        grad_clip: maximum global norm of the gradient; None: no limit.
-        truncate: steps of backpropagation through time; None: the whole sequence.
-        loss: terms of the loss.
-        bfloat16: use torch's automatic mixed precision with bfloat16.
-        auxiliary_head: predicts privileged targets from the student's hidden layer,
-            and is trained with the student; None: no auxiliary loss.
-        auxiliary: weight of its squared error.
+    The student, and the auxiliary head if there is one, are trained in place.
     """
 
     def __init__(
         self,
         student: Agent,
-        *,
-        lr: float = 1e-3,
-        grad_clip: float | None = None,
-        truncate: int | None = None,
-        loss: Loss = Loss(),  # noqa: B008 (it cannot change)
-        bfloat16: bool = False,
+        settings: CloneSettings,
         auxiliary_head: AuxiliaryHead | None = None,
-        auxiliary: float = 0.0,
     ) -> None:
-        self.student, self.auxiliary_head = student, auxiliary_head
-        self.auxiliary = auxiliary
-        self.grad_clip, self.truncate = grad_clip, truncate
-        self.loss, self.bfloat16 = loss, bfloat16
-        self.parameters = list(student.parameters())
+        self.student, self.settings = student, settings
+        self.auxiliary_head = auxiliary_head
+        self.modules: dict[str, nn.Module] = {"student": student}
         if auxiliary_head is not None:
-            self.parameters += auxiliary_head.parameters()
-        self.optimizer = torch.optim.Adam(self.parameters, lr=lr)
+            self.modules["auxiliary_head"] = auxiliary_head
+        self.parameters = [
+            p for part in self.modules.values() for p in part.parameters()
+        ]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=settings.lr)
         self.gradient_norm = torch.zeros(())
 
-    def learn(self, batch: SequenceBatch, lr: float | None = None) -> Score:
-        """Take a gradient step, or one for each window of ``truncate`` steps.
-
-        Args:
-            batch: sequences, on the student's device.
-            lr: learning rate from now on; None: keep the present one.
-        """
-        if lr is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+    def learn(self, batch: SequenceBatch, lr: float) -> Score:
+        """Take a gradient step, or one for each window of ``truncate`` steps."""
         total, memory = NOTHING, None
-        for window in batch.windows(self.truncate):
+        for window in batch.windows(self.settings.truncate):
             score, memory = self._score(window, memory)
             if not score.steps:
                 continue
             # Minimise the mean over the window's valid steps.
-            self.optimizer.zero_grad(set_to_none=True)
-            loss = score.loss + self.auxiliary * score.auxiliary_error
-            (loss / score.steps).backward()
-            limit = torch.inf if self.grad_clip is None else self.grad_clip
-            self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-            self.optimizer.step()
+            loss = score.loss + self.settings.auxiliary * score.auxiliary_error
+            self.gradient_norm = descend(
+                self.optimizer, loss / score.steps, lr, self.settings.grad_clip
+            )
             # Cut the gradient between windows.
             memory = tree_map(_detached, memory)
             total = total.plus(tree_map(_detached, score))
@@ -179,36 +175,43 @@ class Learner:
         """Score a batch without learning from it."""
         return self._score(batch, None)[0]
 
+    def save(self, folder: Path) -> None:
+        """Write weights and the optimizer's state to a folder."""
+        weights = {name: part.state_dict() for name, part in self.modules.items()}
+        write_parts({"adam": moments(self.optimizer), **weights}, folder / FILE)
+
+    def restore(self, folder: Path) -> None:
+        """Restore what a learner of the same options has saved."""
+        parts = read_parts(folder / FILE)
+        for name, module in self.modules.items():
+            module.load_state_dict(parts[name])
+        load_moments(self.optimizer, parts["adam"])
+
     def _score(
         self, batch: SequenceBatch, memory: Memory | None
     ) -> tuple[Score, Memory]:
         if memory is None:
             size, _, num_tokens, _ = batch.features.shape
             memory = self.student.initial_memory(size, num_tokens)
-        outputs, hidden, memory = self._unroll(batch, memory)
-        each = losses(outputs, batch, self.loss)
+        # Read the sequences; only an auxiliary head needs the hidden layer.
+        inputs = (batch.features, batch.padding, batch.prev_action, memory)
+        device, mixed = batch.features.device.type, self.settings.bfloat16
+        with torch.autocast(device, torch.bfloat16, enabled=mixed):
+            if self.auxiliary_head is None:
+                outputs, memory = self.student(*inputs)
+            else:
+                outputs, hidden, memory = self.student.unroll_hidden(*inputs)
+        # Compare actions and, with a head, predictions of the privileged targets.
+        each = losses(outputs, batch, self.settings)
         right = auxiliary_error = each.new_zeros(())
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
         if self.auxiliary_head is not None:
-            targets = batch.privileged_targets
-            assert targets is not None
+            assert batch.privileged_targets is not None
             predicted = self.auxiliary_head(hidden)
-            auxiliary_error = auxiliary_errors(predicted, targets, batch.valid).sum()
-        steps = int(batch.valid.sum())
-        return Score(each.sum(), right, auxiliary_error, steps), memory
-
-    def _unroll(
-        self, batch: SequenceBatch, memory: Memory
-    ) -> tuple[Tensor, Tensor | None, Memory]:
-        """Return outputs, the hidden layer for an auxiliary head, and the memory."""
-        inputs = (batch.features, batch.padding, batch.prev_action, memory)
-        device = batch.features.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.bfloat16):
-            if self.auxiliary_head is not None:
-                return self.student.unroll_hidden(*inputs)
-            outputs, memory = self.student(*inputs)
-        return outputs, None, memory
+            errors = auxiliary_errors(predicted, batch.privileged_targets, batch.valid)
+            auxiliary_error = errors.sum()
+        return Score(each.sum(), right, auxiliary_error, int(batch.valid.sum())), memory
 
 
 def _detached(part: Any) -> Any:

@@ -36,10 +36,12 @@ class RowTable:
         numbers, known = self._numbers, len(self._numbers)
         keys = map(_digest, flat.view(f"V{self.width}")[:, 0].tolist())
         found = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        # Grow to twice the size needed, so that rows are seldom copied.
         if len(numbers) > len(self._table):
             more = np.zeros((2 * len(numbers), self.width), np.uint8)
             more[:known] = self._table[:known]
             self._table = more
+        # Copy the new rows; repeated ones are equal.
         new = found >= known
         self._table[found[new]] = flat[new]
         return torch.from_numpy(found.astype(np.int32)).view(rows.shape[:-1])
@@ -60,13 +62,13 @@ class StepRecorder:
 
     Attributes:
         discrete: True for discrete actions.
-        parts: recorded tensors by name, one ``(agents alive, …)`` for each step.
         rows: table of distinct features; None unless features are uint8.
+        parts: recorded tensors by name, one ``(agents alive, …)`` for each step.
     """
 
     discrete: bool
+    rows: RowTable | None
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
-    rows: RowTable | None = None
 
     def add(
         self,
@@ -74,7 +76,7 @@ class StepRecorder:
         active: Tensor,
         tokens: Tokens,
         prev_action: Tensor,
-        label: Tensor,
+        begins: Tensor,
         answer: TeacherLabel,
     ) -> None:
         """Record one step of the agents alive, before the environments take it.
@@ -84,39 +86,41 @@ class StepRecorder:
             active: ``(E, A)`` bool, the agents alive.
             tokens: unperturbed observations, batch ``(E, A)``.
             prev_action: ``(E, A, dim)``, the executed action before, as a vector.
-            label: ``(E, A, dim)`` or ``(E, A)``, the teacher's action.
-            answer: the teacher's logits and privileged targets.
+            begins: ``(E, A)`` bool, True where there is no action before.
+            answer: the teacher's label, its action as in `Trajectories`.
         """
-        agents = torch.arange(active.shape[1], device=active.device)
-        features = tokens.features
-        if features.dtype == torch.uint8:
-            self.rows = self.rows or RowTable(features.shape[-1])
+        features, label = tokens.features, answer.action
+        # Store numbers in place of byte rows and of one-hot vectors.
+        if self.rows is not None:
             features = self.rows.number(features)
         if self.discrete:
-            first = prev_action.sum(-1) == 0
-            prev_action = prev_action.argmax(-1).masked_fill(first, NO_ACTION).short()
+            prev_action = prev_action.argmax(-1).masked_fill(begins, NO_ACTION).short()
             label = label.short()
+        shape = active.shape
         step = {
-            "env": env.env_ids[:, None].expand(active.shape),
-            "episode": env.episodes[:, None].expand(active.shape),
-            "time": env.steps[:, None].expand(active.shape),
-            "agent": agents.expand(active.shape),
+            "env": env.env_ids[:, None].expand(shape),
+            "episode": env.episodes[:, None].expand(shape),
+            "time": env.steps[:, None].expand(shape),
+            "agent": torch.arange(shape[1], device=active.device).expand(shape),
             "features": features,
             "types": tokens.types.byte(),
             "padding": tokens.padding,
             "prev_action": prev_action,
+            "begins": begins,
             "label": label,
         }
         if answer.logits is not None:
             step["logits"] = answer.logits.float()
         if answer.privileged_targets is not None:
             step["privileged_targets"] = answer.privileged_targets.float()
+        # Copy to main memory: environments change their tensors in place.
         for name, part in step.items():
             living = part.to("cpu", copy=True)[active.cpu()]
             self.parts.setdefault(name, []).append(living)
 
     def pop(self) -> dict[str, Tensor]:
         """Return and clear the record, ``(rows, …)``, each agent's life contiguous."""
+        # Sort by environment, agent, episode and time; the last key is the first one.
         flat = {name: torch.cat(parts) for name, parts in self.parts.items()}
         self.parts = {}
         order = np.lexsort([flat[name] for name in ("time", "episode", "agent", "env")])

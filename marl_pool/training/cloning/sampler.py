@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from marl_pool.perturbations.occlude import Occlude
 from marl_pool.perturbations.shuffle import Shuffle
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.cloning.recorder import NO_ACTION
+from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.trajectories import Trajectories
+from marl_pool.training.settings import Options
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
 ORDER, PREV_ACTION, SEVERITY, PERTURB, VALIDATE, PLAY = range(6)
@@ -50,12 +52,11 @@ class SequenceBatch(NamedTuple):
 
     def windows(self, length: int | None) -> Iterator["SequenceBatch"]:
         """Cut along time into windows of ``length`` steps; None: only one."""
-        total = self.valid.shape[1]
-        for start in range(0, total, length or total):
-            end = min(start + (length or total), total)
-            yield SequenceBatch._make(
-                part if part is None else part[:, start:end] for part in self
-            )
+        length = length or self.valid.shape[1]
+        parts = (
+            repeat(None) if part is None else part.split(length, 1) for part in self
+        )
+        return map(SequenceBatch._make, zip(*parts, strict=False))
 
 
 @dataclass(frozen=True)
@@ -64,33 +65,25 @@ class Augmentation:
 
     All numbers depend on the seed and on ``turn``, the count of batches so far, so
     that a resumed run repeats them.
-
-    Attributes:
-        spec: specification of the tokens.
-        perturbation: ``{"name": …, **options}``; None: tokens stay as they are.
-        severities: bounds between which the severity is sampled; None: it is fixed.
-        prev_action_noise: noise on the previous action, see `CloneSettings`.
-        prev_action_dropout: probability that a previous action is zeroed, in [0, 1].
-        seed: seed of the run.
     """
 
     spec: TokenSpec
-    perturbation: Mapping[str, Any] | None = None
-    severities: tuple[float, float] | None = None
-    prev_action_noise: float = 0.0
-    prev_action_dropout: float = 0.0
+    perturbation: Options
+    """``{"name": …, **options}``; ``none`` leaves tokens as they are."""
+    settings: CloneSettings
+    """Bounds of the severity, noise and dropout of previous actions."""
     seed: int = 0
 
     def at(self, turn: int, part: int = PERTURB) -> Perturbation | None:
         """Build the perturbation with the severity sampled for ``turn``."""
-        if self.perturbation is None:
+        if self.perturbation.name == "none":
             return None
-        options = dict(self.perturbation)
-        if self.severities is not None:
-            low, high = self.severities
+        severity = {}
+        if self.settings.severities is not None:
+            low, high = self.settings.severities
             key = self.keys(1, turn, SEVERITY + (part << 4))
-            options["severity"] = low + (high - low) * float(uniform(key, 1))
-        return make_perturbation(specs=[self.spec], **options)
+            severity = {"severity": low + (high - low) * float(uniform(key, 1))}
+        return make_perturbation(specs=[self.spec], **{**self.perturbation, **severity})
 
     def keys(self, rows: int, turn: int, part: int) -> Tensor:
         """Return the keys of the random streams of a batch's rows."""
@@ -100,10 +93,11 @@ class Augmentation:
 
     def perturb(self, tokens: Tokens, turn: int, part: int = PERTURB) -> Tokens:
         """Perturb sequences ``(B, T, N, …)``, each with a random stream of its own."""
-        if self.perturbation is None:
+        if self.perturbation.name == "none":
             return tokens
         keys = self.keys(len(tokens.types), turn, part)
-        count = 1 if self.severities is None else min(SEVERITIES, len(keys))
+        count = 1 if self.settings.severities is None else min(SEVERITIES, len(keys))
+        # Give each part of the batch a severity of its own.
         rows = torch.arange(len(keys)).chunk(count)
         perturbed = [
             _perturb(self.at(turn * SEVERITIES + i, part), tokens.at(own), keys[own])
@@ -115,28 +109,32 @@ class Augmentation:
         self, actions: ActionSpec, prev_action: Tensor, turn: int
     ) -> Tensor:
         """Add noise to previous actions ``(B, T, A)``, and zero some of them."""
-        if not (self.prev_action_noise or self.prev_action_dropout):
+        noise = self.settings.prev_action_noise
+        dropout = self.settings.prev_action_dropout
+        if not (noise or dropout):
             return prev_action
         batch, steps, width = prev_action.shape
         keys = self.keys(batch, turn, PREV_ACTION)
         numbers = uniform(keys, steps * (width + 2)).view(batch, steps, -1)
-        present = prev_action.abs().sum(-1, keepdim=True) > 0
         if actions.discrete:
+            # An episode's start, with all zeros, stays one.
+            present = prev_action.any(-1, keepdim=True)
             other = (numbers[..., 0] * actions.n).long()
             random = one_hot(other, actions.n).to(prev_action)
-            chosen = (numbers[..., 1:2] < self.prev_action_noise) & present
+            chosen = (numbers[..., 1:2] < noise) & present
             prev_action = torch.where(chosen, random, prev_action)
         else:
             gauss = torch.special.ndtri(numbers[..., :width]).to(prev_action)
-            prev_action = prev_action + self.prev_action_noise * gauss
-        dropped = numbers[..., -1:] < self.prev_action_dropout
-        return prev_action.masked_fill(dropped, 0.0)
+            prev_action = prev_action + noise * gauss
+        return prev_action.masked_fill(numbers[..., -1:] < dropout, 0.0)
 
 
 def _perturb(perturbation: Perturbation | None, tokens: Tokens, keys: Tensor) -> Tokens:
     """Perturb sequences step by step, as in a rollout."""
     assert perturbation is not None
-    steps = [tokens.at((slice(None), slice(t, t + 1))) for t in range(_length(tokens))]
+    # Split along time, and carry the perturbation's state from step to step.
+    length = tokens.types.shape[1]
+    steps = [tokens.at((slice(None), slice(t, t + 1))) for t in range(length)]
     state = perturbation.start(steps[0], keys)
     results = []
     for step in steps:
@@ -145,26 +143,24 @@ def _perturb(perturbation: Perturbation | None, tokens: Tokens, keys: Tensor) ->
     return Tokens(*(torch.cat(parts, 1) for parts in zip(*results, strict=True)))
 
 
-def _length(tokens: Tokens) -> int:
-    return tokens.types.shape[1]
-
-
-def chunks(starts: Tensor, lengths: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Cut trajectories into chunks; the last one of a trajectory may be shorter.
-
-    Args:
-        starts: ``(n,)``, index of each trajectory's first step.
-        lengths: ``(n,)``, steps of each trajectory.
-        length: maximum steps of a chunk.
+def chunks(trajectories: Trajectories, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut trajectories into chunks of ``length`` steps; their last ones may be shorter.
 
     Returns:
-        Starts and lengths of the chunks.
+        Starts and lengths of the chunks, and a mask of those that begin an episode.
     """
+    lengths = trajectories.lengths
+    # Count the chunks of each trajectory, rounding up.
     counts = -(-lengths // length)
-    firsts = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    offsets = length * (torch.arange(int(counts.sum())) - firsts)
-    left = lengths.repeat_interleave(counts) - offsets
-    return starts.repeat_interleave(counts) + offsets, left.clamp(max=length)
+    owners = torch.arange(len(lengths)).repeat_interleave(counts)
+    firsts = (counts.cumsum(0) - counts)[owners]
+    # Number them within their trajectory.
+    offsets = length * (torch.arange(len(owners)) - firsts)
+    return (
+        trajectories.starts[owners] + offsets,
+        (lengths[owners] - offsets).clamp(max=length),
+        trajectories.begins[owners] & (offsets == 0),
+    )
 
 
 class Sampler:
@@ -176,11 +172,9 @@ class Sampler:
         trajectories: source of the items.
         table: distinct features by number; None unless features are uint8.
         actions: specification of the student's actions.
-        augmentation: random perturbation of samples.
-        size: items of a batch.
+        augmentation: random perturbation of samples; its settings also give the size
+            of a batch, the length of chunks and their burn-in.
         whole: take sequences instead of single steps.
-        chunk_length: steps of a chunk; None: whole trajectories.
-        burn_in: first steps of a chunk that are not valid, unless it begins an episode.
     """
 
     def __init__(
@@ -190,19 +184,15 @@ class Sampler:
         actions: ActionSpec,
         augmentation: Augmentation,
         *,
-        size: int,
         whole: bool,
-        chunk_length: int | None = None,
-        burn_in: int = 0,
     ) -> None:
         self.trajectories, self.table = trajectories, table
         self.actions, self.augmentation, self.whole = actions, augmentation, whole
-        self.starts, self.lengths = trajectories.starts, trajectories.lengths
-        if chunk_length is not None:
-            self.starts, self.lengths = chunks(self.starts, self.lengths, chunk_length)
-        self.burn_in = burn_in
+        settings = augmentation.settings
+        length = settings.chunk_length or int(trajectories.lengths.max())
+        self.starts, self.lengths, self.begins = chunks(trajectories, length)
         self.count = len(self.starts) if whole else trajectories.num_steps
-        self.size = min(size, self.count)
+        self.size = min(settings.batch_size, self.count)
         self.per_epoch = self.count // self.size
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
@@ -222,6 +212,7 @@ class Sampler:
     def all(self, limit: int) -> Iterator[SequenceBatch]:
         """Yield all items, or ``limit`` steps evenly spread; the same at each call."""
         items = torch.arange(self.count)
+        # Whole trajectories are few, so all of them are measured.
         if not self.whole and limit < self.count:
             items = torch.linspace(0, self.count - 1, limit).long()
         for turn, chosen in enumerate(items.split(self.size)):
@@ -229,11 +220,13 @@ class Sampler:
 
     def select(self, chosen: Tensor, turn: int, part: int = PERTURB) -> SequenceBatch:
         """Gather and augment items by their numbers."""
+        # Gather the steps of the items.
         rows, valid = self._rows(chosen)
         steps = {
             name: each.index_select(0, rows.flatten()).unflatten(0, rows.shape)
             for name, each in self.trajectories.steps.items()
         }
+        # Perturb observations and, but for validation, previous actions.
         tokens = self._tokens(steps, turn, part)
         prev_action, label = steps["prev_action"], steps["label"]
         if self.actions.discrete:
@@ -256,32 +249,26 @@ class Sampler:
         """Return step indices ``(B, T)`` and a mask of the valid ones."""
         if not self.whole:
             return chosen[:, None], torch.ones(len(chosen), 1, dtype=torch.bool)
-        lengths, starts = self.lengths[chosen][:, None], self.starts[chosen]
+        lengths, starts = self.lengths[chosen][:, None], self.starts[chosen][:, None]
         time = torch.arange(int(lengths.max()))
         # Pad a short trajectory by its last step, which is masked there.
-        rows = starts[:, None] + torch.minimum(time, lengths - 1)
-        late = time >= self.burn_in
-        if self.burn_in:
-            late = late | self._begins(starts)[:, None]
-        return rows, (time < lengths) & late
-
-    def _begins(self, rows: Tensor) -> Tensor:
-        """Test steps ``(B,)`` for the start of an episode."""
-        prev_action = self.trajectories.steps["prev_action"][rows]
-        none = prev_action == NO_ACTION if self.actions.discrete else prev_action == 0
-        return none.flatten(1).all(1) if none.dim() > 1 else none
+        rows = starts + torch.minimum(time, lengths - 1)
+        # Exclude the burn-in of a chunk, unless an episode begins with it.
+        warm = (time >= self.augmentation.settings.burn_in) | self.begins[chosen][
+            :, None
+        ]
+        return rows, (time < lengths) & warm
 
     def _tokens(self, steps: Mapping[str, Tensor], turn: int, part: int) -> Tokens:
-        features = steps["features"]
-        if self.table is not None:
-            # Perturb the numbers of rows instead of their bytes where that is the same.
-            features = features[..., None]
-            if not self._moves_only():
-                features = self._bytes(features)
+        features, has_table = steps["features"], self.table is not None
+        # Perturb the numbers of rows instead of their bytes where that is the same.
+        by_number = has_table and self._moves_only()
+        if has_table:
+            features = features[..., None] if by_number else self._bytes(features)
         tokens = Tokens(features, steps["types"].long(), steps["padding"])
         tokens = self.augmentation.perturb(tokens, turn, part)
-        if self.table is not None and tokens.features.dtype != torch.uint8:
-            return tokens._replace(features=self._bytes(tokens.features))
+        if by_number:
+            return tokens._replace(features=self._bytes(tokens.features[..., 0]))
         return tokens
 
     def _moves_only(self) -> bool:
@@ -294,4 +281,4 @@ class Sampler:
     def _bytes(self, numbers: Tensor) -> Tensor:
         assert self.table is not None
         flat = self.table.index_select(0, numbers.flatten())
-        return flat.view(*numbers.shape[:-1], self.table.shape[1])
+        return flat.view(*numbers.shape, -1)

@@ -5,31 +5,24 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.training.settings import (
-    CheckpointSettings,
     Options,
     PlugIn,
     RunConfig,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
-    Device,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Probability,
-    Seed,
     UnitInterval,
 )
 
 
 @dataclass(frozen=True)
 class CloneSettings:
-    """Settings of collecting trajectories and learning from them.
-
-    Raises:
-        InputError: settings that contradict each other.
-    """
+    """Settings of collecting trajectories and learning from them."""
 
     episodes: PositiveInt = 64
     """Training episodes that the teacher plays."""
@@ -40,11 +33,9 @@ class CloneSettings:
     min_length: NonNegativeInt = 0
     """Minimum steps of a teacher's trajectory; shorter ones are discarded."""
     min_return: float | None = None
-    """Minimum return of a teacher's trajectory; lower ones are discarded. None: no
-    minimum."""
+    """Minimum return of a teacher's trajectory, like ``min_length``; None: no limit."""
     noise: UnitInterval = 0.0
-    """Probability of a random action while the teacher plays; labels stay the
-    teacher's own."""
+    """Probability of a random action while the teacher plays; labels stay its own."""
     rounds: NonNegativeInt = 0
     """DAgger rounds: the student plays, the teacher labels, and training continues."""
     round_episodes: PositiveInt = 16
@@ -91,15 +82,13 @@ class CloneSettings:
     lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last batch."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
-    """Schedule of the learning rate from ``lr`` to ``lr_end``; constant: stay at
-    ``lr``."""
+    """Schedule of the learning rate from ``lr`` to ``lr_end``; constant: ``lr``."""
     grad_clip: PositiveFloat | None = 1.0
     """Maximum global norm of the gradient; None: no limit."""
     bfloat16: bool = False
     """Use torch's automatic mixed precision with bfloat16."""
     severities: tuple[Probability, Probability] | None = None
-    """Bounds between which the perturbation's severity is sampled; None: it is
-    fixed."""
+    """Bounds of a sampled severity of the perturbation; None: it is fixed."""
     prev_action_noise: NonNegativeFloat = 0.0
     """Noise on the previous action. Box: standard deviation of Gaussian noise, also on
     the zeros at an episode's start. Discrete: probability of replacement by a random
@@ -109,8 +98,7 @@ class CloneSettings:
     iteration_batches: PositiveInt = 100
     """Batches of an iteration: one row of metrics, one validation."""
     validation_steps: PositiveInt = 4096
-    """Maximum validation steps to measure, evenly spread, for a student without
-    memory."""
+    """Maximum validation steps, evenly spread, to measure a student without memory."""
     select: Literal["loss", "return"] = "loss"
     """Criterion of the best checkpoint: lowest loss on the validation trajectories of
     the last round, or highest return."""
@@ -124,11 +112,8 @@ class CloneSettings:
             raise InputError(
                 "clone.play_every: expected at least 1 with clone.select=return, got 0"
             )
-        if self.burn_in and self.burn_in >= min(
-            length
-            for length in (self.chunk_length, self.round_steps, math.inf)
-            if length
-        ):
+        lengths = (self.chunk_length, self.round_steps)
+        if self.burn_in and any(each and self.burn_in >= each for each in lengths):
             raise InputError(
                 "clone.burn_in: expected fewer steps than clone.chunk_length = "
                 f"{self.chunk_length} and clone.round_steps = {self.round_steps}, "
@@ -145,13 +130,31 @@ class CloneSettings:
                 f"got {self.lr_end}"
             )
 
+    @property
+    def option_with_logits(self) -> str:
+        """Option that needs the teacher's logits, and its value without; or empty."""
+        if self.soft:
+            return "clone.soft: expected false"
+        if self.margin_weighting is not None:
+            return "clone.margin_weighting: expected null"
+        return "clone.expected_regret: expected 0" if self.expected_regret else ""
+
     def round_start(self, number: int) -> int:
         """Count the batches before round ``number``; in round 0 the teacher plays."""
         return self.first_round + (number - 1) * self.round_every if number else 0
 
+    def lr_at(self, batch: int, total: int) -> float:
+        """Return the learning rate of a batch, by its number out of ``total``."""
+        if self.decay == "constant":
+            return self.lr
+        left = 1 - min(batch / max(total - 1, 1), 1.0)
+        if self.decay == "cosine":
+            left = (1 - math.cos(math.pi * left)) / 2
+        return self.lr_end + (self.lr - self.lr_end) * left
+
 
 @dataclass(frozen=True)
-class CloneRunSettings:
+class CloneRunSettings(RunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     teacher: str | None = None
@@ -165,22 +168,12 @@ class CloneRunSettings:
     policy, or the folder of a policy or run. None: there is only one group."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that these folders may use."""
-    seed: Seed = 0
-    """Seed of environments, initial weights, perturbations and the order of batches."""
     total_batches: PositiveInt = 5000
     """Batches of all rounds together."""
-    time_limit: PositiveFloat | None = None
-    """Seconds after which the run stops and can be resumed; None: no limit."""
-    threads: PositiveInt = 2
-    """CPU threads of torch."""
-    device: Device = "cpu"
-    """Device of environments and policies; trajectories stay in main memory."""
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """Checkpoint interval, in iterations, and number to keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CloneConfig(CloneRunSettings, RunConfig):
+class CloneConfig(CloneRunSettings):
     """Configuration of a cloning run."""
 
     env: Options

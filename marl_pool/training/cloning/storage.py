@@ -1,11 +1,7 @@
-"""Trajectories on disk: safetensors and JSON, nothing that can run code.
+"""Trajectories on disk, a folder for each round: safetensors and JSON.
 
-    FOLDER/round_000/about.json              environment, teacher, statistics
-    FOLDER/round_000/train.safetensors
-    FOLDER/round_000/validation.safetensors
-    FOLDER/round_000/manifest.json           their checksums
-
-The teacher plays in round 0, the student in later rounds.
+The teacher plays in round 0, the student in later rounds. ``about.json`` describes the
+environment and the teacher, and ``manifest.json`` has the checksums.
 """
 
 import json
@@ -20,16 +16,19 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from marl_pool.training.cloning.recorder import RowTable
-from marl_pool.training.cloning.trajectories import STEP_PARTS, Trajectories
+from marl_pool.training.cloning.trajectories import (
+    PER_TRAJECTORY,
+    STEP_PARTS,
+    Trajectories,
+)
 from marl_pool.utils.atomic import new_binary_file, new_file, new_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 ABOUT, TRAIN, VALIDATION = "about.json", "train", "validation"
-OWN_KEYS = ("lengths", "returns", "env_ids")
 NUMBERS, TABLE = "features", "table"
 
 
@@ -42,34 +41,23 @@ class Round:
     about: dict[str, Any]
 
 
-def rounds_in(folder: Path) -> list[Path]:
-    """List the rounds in a folder, in their order."""
-    return sorted(folder.glob("round_*"))
-
-
 def round_path(folder: Path, number: int) -> Path:
     """Return the folder of a round."""
     return folder / f"round_{number:03d}"
 
 
 def save_round(path: Path, collected: Round, rows: RowTable | None) -> None:
-    """Write a round atomically.
-
-    Args:
-        path: folder to write.
-        collected: the round.
-        rows: table of distinct features; None unless features are uint8.
-    """
+    """Write a round atomically; ``rows`` is None unless features are uint8."""
     table = None if rows is None else rows.table()
     about = {
         "format": FORMAT,
         "package_version": __version__,
         **collected.about,
         "digests": {
-            TRAIN: list(collected.train.digests),
-            VALIDATION: list(collected.validation.digests),
+            name: list(getattr(collected, name).digests) for name in (TRAIN, VALIDATION)
         },
     }
+    # Write the files into a new folder, which takes its name when it is complete.
     with new_folder(path) as folder:
         for name in (TRAIN, VALIDATION):
             tensors = _tensors(getattr(collected, name), table)
@@ -81,11 +69,7 @@ def save_round(path: Path, collected: Round, rows: RowTable | None) -> None:
 
 
 def load_round(path: Path, rows: RowTable | None) -> Round:
-    """Read a round that `save_round` wrote.
-
-    Args:
-        path: folder of the round.
-        rows: table of distinct features, extended here; for uint8 features only.
+    """Read a round that `save_round` wrote; extend the table ``rows``.
 
     Raises:
         InputError: missing or damaged files, or another format.
@@ -93,13 +77,12 @@ def load_round(path: Path, rows: RowTable | None) -> Round:
     about = read_about(path)
     try:
         validate_intact(path)
-    except InputError as error:
-        raise InputError(f"trajectories: {error}") from error
-    try:
         train, validation = (
             _read(path / f"{name}.safetensors", about["digests"][name], rows)
             for name in (TRAIN, VALIDATION)
         )
+    except InputError as error:
+        raise InputError(f"trajectories: {error}") from error
     except (SafetensorError, OSError, LookupError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"trajectories: {path} is damaged: {reason}") from error
@@ -117,17 +100,18 @@ def read_about(path: Path) -> dict[str, Any]:
         about = read_json(file)
     except (OSError, ValueError) as error:
         raise InputError(f"trajectories: {file} cannot be read: {error}") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        found = about.get("format") if isinstance(about, dict) else about
+    found = about.get("format") if isinstance(about, dict) else None
+    if found != FORMAT:
         raise InputError(
             f"trajectories: {file}: expected format {FORMAT}, got {found!r}"
         )
-    return about
+    return dict(about)
 
 
 def _tensors(what: Trajectories, table: Tensor | None) -> dict[str, Tensor]:
     tensors = {name: part.contiguous() for name, part in what.steps.items()}
-    tensors |= {name: getattr(what, name) for name in OWN_KEYS}
+    tensors |= {name: getattr(what, name) for name in PER_TRAJECTORY}
+    # Store only the rows in use, and number them anew.
     if table is not None:
         used, numbers = np.unique(what.steps[NUMBERS].numpy(), return_inverse=True)
         shape = what.steps[NUMBERS].shape
@@ -139,10 +123,11 @@ def _tensors(what: Trajectories, table: Tensor | None) -> dict[str, Tensor]:
 def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories:
     tensors = load_file(file)
     steps = {name: tensors[name] for name in STEP_PARTS if name in tensors}
+    # Add the rows to the run's table, and replace their numbers by those in it.
     if TABLE in tensors:
         assert rows is not None
         numbers = rows.number(tensors[TABLE])
         flat = steps[NUMBERS].flatten().long()
         steps[NUMBERS] = numbers[flat].view(steps[NUMBERS].shape)
-    lengths, returns, env_ids = (tensors[name] for name in OWN_KEYS)
-    return Trajectories(steps, lengths, returns, env_ids, tuple(digests))
+    others = (tensors[name] for name in PER_TRAJECTORY)
+    return Trajectories(steps, tuple(digests), *others)

@@ -34,11 +34,13 @@ class Teacher(ABC):
     """Expert that labels the steps of one group, whichever policy acts.
 
     Attributes:
+        identity: identifier, equal for teachers that label alike.
         noise_size: uniform random numbers for one label.
         has_logits: True if labels have logits.
         target_names: names of the K privileged targets of a label; () without any.
     """
 
+    identity: str
     noise_size: int = 0
     has_logits: bool = False
     target_names: tuple[str, ...] = ()
@@ -47,19 +49,14 @@ class Teacher(ABC):
         """Return the memory at an episode's start."""
         return ()
 
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """Identifier, equal for teachers that label alike."""
-
     @abstractmethod
     def label(
         self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
     ) -> TeacherLabel:
-        """Label the present states.
+        """Label the present states of the environments.
 
         Args:
-            env: environments, in the states to label.
+            env: environments.
             tokens: unperturbed observations of the agents, batch ``(E, A)``.
             state: memory, from `initial_state` or the last label.
             noise: stream of ``(E, A · noise_size)`` uniform numbers in [0, 1).
@@ -67,31 +64,19 @@ class Teacher(ABC):
 
 
 class PolicyTeacher(Teacher):
-    """Teacher that labels with a policy's most likely action.
-
-    Args:
-        policy: policy in eval mode.
-        name: name or folder of the policy in the configuration.
-    """
+    """Teacher that labels with the most likely action of a policy in eval mode."""
 
     def __init__(self, policy: Policy, name: str) -> None:
-        self.policy, self.name = policy, name
+        self.policy, self.identity = policy, name
         self.noise_size = policy.noise_size
-        self.has_logits = isinstance(policy, SpecifiedPolicy) and (
-            policy.actions.discrete
-        )
-
-    @property
-    @override
-    def identity(self) -> str:
-        # The weights in a folder may change, so its name does not identify them.
-        if not isinstance(self.policy, SpecifiedPolicy):
-            return self.name
-        digest = hashlib.sha256()
-        for name, part in self.policy.state_dict().items():
-            digest.update(name.encode())
-            digest.update(part.cpu().contiguous().numpy())
-        return digest.hexdigest()
+        if isinstance(policy, SpecifiedPolicy):
+            self.has_logits = policy.actions.discrete
+            # The weights in a folder may change, so its name does not identify them.
+            digest = hashlib.sha256()
+            for key, part in policy.state_dict().items():
+                digest.update(key.encode())
+                digest.update(part.cpu().contiguous().numpy())
+            self.identity = digest.hexdigest()
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
@@ -115,22 +100,13 @@ class PrivilegedTeacher(Teacher):
 
     Its logits are :math:`Q(s, a) / \tau` with action values Q in points and
     :math:`\tau` = `TEMPERATURE`; their margin is the cost of a wrong action.
-
-    Args:
-        source: teacher that labels the states of any Pong environment.
-        identity: name of the teacher.
     """
 
     has_logits = True
 
     def __init__(self, source: "ValueTableTeacher", identity: str) -> None:
-        self.source, self._identity = source, identity
+        self.source, self.identity = source, identity
         self.target_names = source.target_names
-
-    @property
-    @override
-    def identity(self) -> str:
-        return self._identity
 
     @override
     def label(

@@ -1,8 +1,9 @@
 """Labelled trajectories: observations, previous actions and the teacher's labels."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ STEP_PARTS = (
     *("features", "types", "padding", "prev_action", "label"),
     *("logits", "privileged_targets"),
 )
+PER_TRAJECTORY = ("lengths", "returns", "env_ids", "begins")
 
 
 @dataclass(frozen=True)
@@ -25,18 +27,21 @@ class Trajectories:
             choice, -1 at an episode's start), ``label`` (the teacher's action: in
             [-1, 1], or the number of the choice) and optionally the teacher's
             ``logits`` and ``privileged_targets``.
+        digests: n digests of observations, previous actions and labels, equal for
+            equal trajectories.
         lengths: ``(n,)`` int64, steps of each trajectory.
         returns: ``(n,)`` float64, undiscounted returns of the executed actions.
         env_ids: ``(n,)`` int64, numbers of the environments.
-        digests: n digests of observations, previous actions and labels, equal for
-            equal trajectories.
+        begins: ``(n,)`` bool, True if the trajectory starts with an agent's first step
+            in an episode.
     """
 
     steps: dict[str, Tensor]
+    digests: tuple[str, ...]
     lengths: Tensor
     returns: Tensor
     env_ids: Tensor
-    digests: tuple[str, ...]
+    begins: Tensor
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -56,70 +61,63 @@ class Trajectories:
         if chosen.all():
             return self
         rows = chosen.repeat_interleave(self.lengths).nonzero()[:, 0]
-        kept = chosen.tolist()
         return Trajectories(
             {name: part.index_select(0, rows) for name, part in self.steps.items()},
-            self.lengths[chosen],
-            self.returns[chosen],
-            self.env_ids[chosen],
-            tuple(d for d, keep in zip(self.digests, kept, strict=True) if keep),
+            tuple(compress(self.digests, chosen.tolist())),
+            *(getattr(self, name)[chosen] for name in PER_TRAJECTORY),
         )
 
-    def without_duplicates(self, known: Sequence[str] = ()) -> "Trajectories":
+    def without_duplicates(self, known: Iterable[str] = ()) -> "Trajectories":
         """Keep the first of equal trajectories, and none whose digest is in `known`."""
         seen = set(known)
-        chosen = []
-        for digest in self.digests:
-            chosen.append(digest not in seen)
+        chosen = torch.zeros(len(self), dtype=torch.bool)
+        for row, digest in enumerate(self.digests):
+            chosen[row] = digest not in seen
             seen.add(digest)
-        return self.keep(torch.tensor(chosen, dtype=torch.bool))
+        return self.keep(chosen)
 
 
-def join(parts: Sequence[Trajectories]) -> Trajectories:
+def join(given: Iterable[Trajectories | None]) -> Trajectories:
     """Concatenate trajectories; parts of a step that some lack are dropped."""
+    parts = [part for part in given if part is not None]
     names = set.intersection(*(set(part.steps) for part in parts))
-    steps = {
-        name: torch.cat([part.steps[name] for part in parts])
-        for name in STEP_PARTS
-        if name in names
-    }
-    lengths, returns, env_ids = (
-        torch.cat([getattr(part, name) for part in parts])
-        for name in ("lengths", "returns", "env_ids")
+    return Trajectories(
+        {
+            name: torch.cat([part.steps[name] for part in parts])
+            for name in STEP_PARTS
+            if name in names
+        },
+        tuple(digest for part in parts for digest in part.digests),
+        *(torch.cat([getattr(p, name) for p in parts]) for name in PER_TRAJECTORY),
     )
-    digests = tuple(digest for part in parts for digest in part.digests)
-    return Trajectories(steps, lengths, returns, env_ids, digests)
 
 
 def cut(
-    recorded: dict[str, Tensor],
-    returns: dict[tuple[int, int], float],
-    table: Tensor | None,
+    recorded: dict[str, Tensor], env_ids: Tensor, returns: Tensor, table: Tensor | None
 ) -> Trajectories:
     """Cut recorded steps into trajectories, one for each life of an agent.
 
     Args:
         recorded: tensors of `StepRecorder.pop`.
-        returns: returns by environment number and agent.
+        env_ids: ``(E,)``, numbers of the environments, ascending.
+        returns: ``(E, A)``, returns of the agents.
         table: distinct features by number; None unless features are uint8.
     """
     env, agent, time = (recorded[name] for name in ("env", "agent", "time"))
     # A step continues the last one if it is the same agent's next time step.
-    continues = (env[1:] == env[:-1]) & (agent[1:] == agent[:-1])
-    continues &= time[1:] == time[:-1] + 1
-    first = torch.cat(
-        [torch.zeros(1, dtype=torch.int64), (~continues).nonzero()[:, 0] + 1]
-    )
-    ends = torch.cat([first[1:], torch.tensor([len(env)])])
-    lengths = ends - first
+    starts = torch.ones(len(env), dtype=torch.bool)
+    starts[1:] = (env.diff() != 0) | (agent.diff() != 0) | (time.diff() != 1)
+    first = starts.nonzero()[:, 0]
+    lengths = first.diff(append=torch.tensor([len(env)]))
     steps = {name: recorded[name] for name in STEP_PARTS if name in recorded}
-    pairs = zip(env[first].tolist(), agent[first].tolist(), strict=True)
+    rows = torch.searchsorted(env_ids.cpu(), env[first])
     return Trajectories(
         steps,
-        lengths,
-        torch.tensor([returns[pair] for pair in pairs], dtype=torch.float64),
-        env[first],
         _digests(steps, lengths, table),
+        lengths,
+        returns.cpu().double()[rows, agent[first]],
+        env[first],
+        recorded["begins"][first],
     )
 
 
@@ -130,21 +128,15 @@ def _digests(
     features = steps["features"]
     if table is not None:
         used, numbers = np.unique(features.numpy(), return_inverse=True)
-        names = _row_digests(table[torch.from_numpy(used).long()])
-        features = torch.from_numpy(names[numbers].reshape(features.shape))
-    sizes = lengths.tolist()
-    found = []
+        rows = table[torch.from_numpy(used).long()].numpy()
+        names = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
+        hashes = np.frombuffer(names, dtype=np.int64)
+        features = torch.from_numpy(hashes[numbers].reshape(features.shape))
     hashed = (features, *(steps[name] for name in ("padding", "prev_action", "label")))
-    for parts in zip(*(part.split(sizes) for part in hashed), strict=True):
-        digest = hashlib.blake2b(digest_size=16)
-        for part in parts:
-            digest.update(part.numpy().tobytes())
-        found.append(digest.hexdigest())
-    return tuple(found)
-
-
-def _row_digests(table: Tensor) -> np.ndarray:
-    joined = b"".join(
-        hashlib.blake2b(row, digest_size=8).digest() for row in table.numpy()
+    sizes = lengths.tolist()
+    return tuple(
+        hashlib.blake2b(
+            b"".join(part.numpy().tobytes() for part in parts), digest_size=16
+        ).hexdigest()
+        for parts in zip(*(part.split(sizes) for part in hashed), strict=True)
     )
-    return np.frombuffer(joined, dtype=np.int64)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from marl_pool.training.supervised.folds import Fold
 from marl_pool.training.supervised.learner import EpochMetrics, FoldLearner
 
 BATCHES = 2
@@ -11,21 +10,17 @@ BATCHES = 2
 
 
 class Cost(NamedTuple):
-    """Estimated cost of a run; ``str`` gives one line.
-
-    Attributes:
-        folds: number of folds.
-        epochs: epochs of each fold, at most.
-        examples: training examples of an epoch.
-        rate: training examples per second.
-        seconds: duration of the whole run.
-    """
+    """Estimated cost of a run; ``str`` gives one line."""
 
     folds: int
     epochs: int
+    """Epochs of each fold, at most."""
     examples: int
+    """Training examples of an epoch."""
     rate: float
+    """Training examples per second."""
     seconds: float
+    """Duration of the whole run."""
 
     def __str__(self) -> str:
         return (
@@ -35,18 +30,15 @@ class Cost(NamedTuple):
         )
 
 
-def estimate(learner: FoldLearner, rows: Fold, num_test: int) -> Cost:
+def estimate(learner: FoldLearner) -> Cost:
     """Time a few batches, and extrapolate to the whole run.
 
     Batches of the first, the middle and the last epoch are timed, because a schedule
     may change the cost: a merging network becomes deeper, and slower, by the epoch.
-
-    Args:
-        learner: learner of a fold, unusable afterwards.
-        rows: rows of the fold.
-        num_test: examples of the test set.
+    The learner is unusable afterwards.
     """
-    settings, size = learner.settings, learner.settings.batch_size
+    settings, rows, size = learner.settings, learner.rows, learner.settings.batch_size
+    # Warm up, then time.
     learner.learn(rows.train[:size])
     learned, measured = [], []
     for epoch in (0, settings.epochs // 2, settings.epochs - 1):
@@ -54,12 +46,13 @@ def estimate(learner: FoldLearner, rows: Fold, num_test: int) -> Cost:
         learned.append(learner.learn(rows.train[: BATCHES * size]))
         measured.append(learner.measure("train", rows.validation[: BATCHES * size]))
     each, measuring_each = _seconds_each(learned), _seconds_each(measured)
+    # Extrapolate, at most to the limit of a fold.
     epoch_seconds = each * len(rows.train)
     training, epochs = epoch_seconds * settings.epochs, float(settings.epochs)
     if settings.seconds_per_fold is not None and training > settings.seconds_per_fold:
         training = settings.seconds_per_fold
         epochs = training / epoch_seconds
-    measuring = measuring_each * (len(rows.validation) * epochs + num_test)
+    measuring = measuring_each * (len(rows.validation) * epochs + learner.task.num_test)
     whole = settings.folds * (training + measuring)
     return Cost(settings.folds, settings.epochs, len(rows.train), 1 / each, whole)
 

@@ -4,43 +4,35 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from typing_extensions import override
 
 from marl_pool.runs import Run
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
+from marl_pool.training.optimization import write_tensors
 from marl_pool.training.supervised.cost import Cost, estimate
-from marl_pool.training.supervised.folds import (
-    Fold,
-    fold_rows,
-    generator_of,
-    network_seed,
-)
-from marl_pool.training.supervised.learner import (
-    EpochMetrics,
-    FoldLearner,
-    Means,
-    is_finite,
-)
-from marl_pool.training.supervised.results import FoldResult, Results
-from marl_pool.training.supervised.saving import (
-    load_learner,
-    load_network,
-    save_learner,
+from marl_pool.training.supervised.folds import generator_of, network_seed
+from marl_pool.training.supervised.learner import FoldLearner, Means
+from marl_pool.training.supervised.results import (
+    FoldResult,
+    results_table,
+    write_results,
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
 from marl_pool.training.supervised.tasks import TASKS
-from marl_pool.training.tensor_io import write_tensors
 from marl_pool.utils.atomic import make_folder, new_file
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import add_to_manifest
+from marl_pool.utils.manifest import add_to_manifest, validate_intact
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
 
@@ -73,52 +65,39 @@ def make_task(config: FitConfig) -> Task:
     Raises:
         InputError: incompatible options.
     """
-    options = dict(config.task)
     context = {
-        "encoder": _part(config.encoder),
-        "pooling": _part(config.pooling),
+        "encoder": config.encoder.or_none,
+        "pooling": config.pooling.or_none,
         "dropout": config.fit.dropout,
         "init_std": config.fit.init_std,
         "data_dir": config.data_dir,
         "download": config.download,
     }
-    task: Task = build(options.pop("name"), TASKS, "task", Task, options, context)
+    name, options = config.task.name, config.task.arguments
+    task: Task = build(name, TASKS, "task", Task, options, context)
     return task
 
 
 def price(config: FitConfig, folder: Path) -> Cost:
     """Estimate the cost of a run from a few of its batches.
 
-    Args:
-        config: configuration of the run.
-        folder: folder for generated data.
-
-    Raises:
-        InputError: see `fit`.
+    Generated data go to ``folder``. Raises `InputError` where `fit` does.
     """
     torch.set_num_threads(config.threads)
     validate_gpu(config)
     task = make_task(config)
     task.preview(_data_folder(config, folder))
-    return _cost(task, config)
+    return estimate(FoldLearner(task, config, 0))
 
 
 def validate_data(config: FitConfig) -> None:
-    """Reject missing data before many runs start.
-
-    Raises:
-        InputError: see `fit`.
-    """
+    """Reject missing data before many runs start."""
     with tempfile.TemporaryDirectory() as folder:
         make_task(config).preview(_data_folder(config, Path(folder)))
 
 
 def validate_gpu(config: FitConfig) -> None:
-    """Reject a CUDA device that this machine lacks.
-
-    Raises:
-        InputError: no such device.
-    """
+    """Reject a CUDA device that this machine lacks."""
     device, count = torch.device(config.device), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         best = f"at most cuda:{count - 1}" if count else "cpu, because there is no GPU"
@@ -131,7 +110,7 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
     Raises:
         InputError: the run has no such network.
     """
-    file = run.path / NETWORKS / f"fold_{fold}.safetensors"
+    file = _network_file(run, fold)
     if not file.is_file():
         raise InputError(f"{run.path}: expected a network of fold {fold}, got none")
     config = FitConfig.from_plain(run.config)
@@ -142,19 +121,26 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
     return task, network.eval()
 
 
+def load_network(network: nn.Module, file: Path) -> None:
+    """Read a network's weights.
+
+    Raises:
+        InputError: a missing or damaged file, or weights of another network.
+    """
+    validate_intact(file.parent, only=file.name)
+    try:
+        network.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{file} cannot be read: {reason}") from error
+
+
 class FitMethod(TrainingMethod):
     """k-fold fit of a task's network; an iteration is an epoch.
 
     Each fold trains a network of its own on k - 1 parts of the training examples and
     keeps the weights of the lowest validation metric on the remaining part. These are
     measured on the hold-out test set; results are means over folds.
-
-    Args:
-        run: receives the results.
-        config: configuration of the run.
-
-    Raises:
-        InputError: see `fit`.
     """
 
     unit = "epochs"
@@ -165,11 +151,13 @@ class FitMethod(TrainingMethod):
         validate_gpu(config)
         self.task = make_task(config)
         self.task.prepare(_data_folder(config, run.path))
-        # Reject too few examples before training begins.
-        self._rows(0)
-        self.results = Results(run, self.task.metric)
-        self.fold = 0
-        self.learner = self._learner()
+        self.results: list[FoldResult] = []
+        self._begin(0)
+
+    def _begin(self, fold: int) -> None:
+        """Begin a fold with a new network."""
+        self.fold = fold
+        self.learner = FoldLearner(self.task, self.config, fold)
 
     @property
     @override
@@ -196,46 +184,26 @@ class FitMethod(TrainingMethod):
     @override
     def rounds(self) -> Iterator[None]:
         if not self.done:
-            print(_cost(self.task, self.config), flush=True)
+            print(estimate(FoldLearner(self.task, self.config, 0)), flush=True)
         yield
-        self._end_fold(self.learner)
+        self._end_fold()
         self._write_results()
 
     @override
     def step(self, iteration: int) -> Iteration:
-        # Begin the next fold with a new network.
+        # End a fold here and not after its last epoch: a killed run measures it again.
         if self.learner.is_done:
-            self._end_fold(self.learner)
-            self.fold += 1
-            self.learner = self._learner()
+            self._end_fold()
+            self._begin(self.fold + 1)
         # Train for an epoch, then measure the validation examples.
-        learner, rows = self.learner, self._rows(self.fold)
-        learned = learner.learn(rows.train)
-        measured = learner.measure("train", rows.validation)
-        if not is_finite(learned) or not is_finite(measured):
+        learner = self.learner
+        learned = learner.learn(learner.rows.train)
+        measured = learner.measure("train", learner.rows.validation)
+        if not (learned.is_finite and measured.is_finite):
             raise StepError("the loss is not finite")
         # Keep the best weights, or return to them.
         learner.end_epoch(measured.means[self.task.metric])
-        row = self._row(learner, learned, measured)
-        shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
-        return Iteration(row, {name: row[name] for name in shown})
-
-    def _learner(self) -> FoldLearner:
-        return FoldLearner(
-            self.task,
-            self.settings,
-            seed=self.config.seed,
-            number=self.fold,
-            device=self.config.device,
-        )
-
-    def _rows(self, number: int) -> Fold:
-        return fold_rows(self.task.num_train, number, self.config.seed, self.settings)
-
-    def _row(
-        self, learner: FoldLearner, learned: EpochMetrics, measured: EpochMetrics
-    ) -> dict[str, float]:
-        return {
+        row = {
             "fold": self.fold,
             "epoch": learner.epoch,
             "step": learner.step,
@@ -246,43 +214,49 @@ class FitMethod(TrainingMethod):
             "samples_per_second": learned.examples / learned.seconds,
             "measured_per_second": measured.examples / measured.seconds,
         }
+        shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
+        return Iteration(row, {name: row[name] for name in shown})
 
-    def _end_fold(self, learner: FoldLearner) -> None:
-        """Measure the best network of a fold on the test set, and save it."""
+    def _end_fold(self) -> None:
+        """Measure the best network of the fold on the test set, and save it."""
+        learner = self.learner
         learner.network.load_state_dict(learner.best)
         test = learner.measure("test", torch.arange(self.task.num_test))
-        folder = self.run.path / NETWORKS
+        file = _network_file(self.run, self.fold)
         with self._writing("the network"):
-            make_folder(folder)
-            write_tensors(learner.best, folder / f"fold_{self.fold}.safetensors")
-            add_to_manifest(folder, f"fold_{self.fold}.safetensors")
-        self.results.add(
-            FoldResult(
-                fold=self.fold,
-                epochs=learner.epoch,
-                best_epoch=learner.best_epoch + 1,
-                steps=learner.step,
-                seconds=learner.seconds,
-                validation=learner.losses[learner.best_epoch],
-                test=test.means,
-            )
+            make_folder(file.parent)
+            write_tensors(learner.best, file)
+            add_to_manifest(file.parent, file.name)
+        result = FoldResult(
+            fold=self.fold,
+            epochs=learner.epoch,
+            best_epoch=learner.best_epoch + 1,
+            steps=learner.step,
+            seconds=learner.seconds,
+            validation=min(learner.losses),
+            test=test.means,
         )
+        self.results.append(result)
 
     def _write_results(self) -> None:
         """Measure baselines, plot pictures and write all results."""
+        # Load the network whose predictions are plotted, that of the first fold.
         network = self.task.make_network(self.config.seed)
-        load_network(network, self.run.path / NETWORKS / "fold_0.safetensors")
+        load_network(network, _network_file(self.run, 0))
         folder = self.run.path / PICTURES
         with self._writing("the results"):
             make_folder(folder)
             generator = generator_of(self.config.seed, "pictures")
-            self.results.write(
+            document = write_results(
+                self.run,
+                self.results,
+                self.task.finish(network.eval(), folder, generator),
+                metric=self.task.metric,
                 parameters=sum(each.numel() for each in network.parameters()),
                 num_test=self.task.num_test,
                 baselines=self._baselines(),
-                pictures=self.task.finish(network.eval(), folder, generator),
             )
-        print(self.results.table(), flush=True)
+        print(results_table(document), flush=True)
 
     def _baselines(self) -> dict[str, float]:
         means = Means()
@@ -297,32 +271,24 @@ class FitMethod(TrainingMethod):
 
     @override
     def save(self, checkpoint: Path) -> None:
-        save_learner(self.learner, checkpoint)
-        state = {"fold": self.fold, "results": self.results.as_data()}
+        self.learner.save(checkpoint)
+        state = {"fold": self.fold, "results": list(map(asdict, self.results))}
         with new_file(checkpoint / PROGRESS) as out:
             json.dump(state, out)
 
     @override
     def restore(self, checkpoint: Path) -> None:
         state = json.loads((checkpoint / PROGRESS).read_text())
-        self.fold = state["fold"]
-        self.results.restore(state["results"])
-        if self.fold:
-            self.learner = self._learner()
-        load_learner(self.learner, checkpoint)
+        self.results = [FoldResult(**fold) for fold in state["results"]]
+        self._begin(state["fold"])
+        self.learner.restore(checkpoint)
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return writing(self.run, self.where(0), what)
 
 
-def _cost(task: Task, config: FitConfig) -> Cost:
-    rows = fold_rows(task.num_train, 0, config.seed, config.fit)
-    learner = FoldLearner(task, config.fit, seed=0, number=0, device=config.device)
-    return estimate(learner, rows, task.num_test)
-
-
-def _part(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return None if section["name"] == "none" else section
+def _network_file(run: Run, fold: int) -> Path:
+    return run.path / NETWORKS / f"fold_{fold}.safetensors"
 
 
 def _data_folder(config: FitConfig, run: Path) -> Path:

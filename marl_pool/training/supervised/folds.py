@@ -11,12 +11,7 @@ from marl_pool.utils.errors import InputError
 
 
 class Fold(NamedTuple):
-    """Row numbers of one fold.
-
-    Attributes:
-        train: ``(n,)``, training examples.
-        validation: ``(m,)``, validation examples, disjoint from ``train``.
-    """
+    """Row numbers ``(n,)`` and ``(m,)`` of a fold's examples, disjoint."""
 
     train: Tensor
     validation: Tensor
@@ -25,13 +20,8 @@ class Fold(NamedTuple):
 def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold:
     """Split ``count`` examples for the fold ``number``.
 
-    All folds share one permutation, so each example is in exactly one validation set.
-
-    Args:
-        count: number of examples.
-        number: number of the fold, from 0.
-        seed: seed of the permutation.
-        settings: number of folds and size of the validation set.
+    All folds share one permutation, which depends on ``seed`` alone, so each example
+    is in exactly one validation set. ``number`` counts from 0.
 
     Raises:
         InputError: fewer examples than folds, or than a batch.
@@ -42,6 +32,7 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
             f"got {settings.folds}"
         )
     shuffled = torch.randperm(count, generator=generator_of(seed, "folds"))
+    # One fold has a fraction for validation, several have a part each.
     if settings.folds == 1:
         size = max(1, round(count * settings.validation))
         validation, train = shuffled[:size], shuffled[size:]

@@ -1,36 +1,51 @@
 """Training of one fold: a network, its optimizer, and the best weights so far."""
 
-import copy
+import json
 import math
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from marl_pool.training.supervised.folds import generator_of, network_seed, number_of
+from marl_pool.training.optimization import (
+    descend,
+    load_moments,
+    moments,
+    read_parts,
+    write_parts,
+)
+from marl_pool.training.supervised.folds import (
+    fold_rows,
+    generator_of,
+    network_seed,
+    number_of,
+)
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
-from marl_pool.training.supervised.settings import FitSettings
-from marl_pool.training.supervised.task import Batch, LossAndMetrics, Split, Task
+from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.training.supervised.task import LossAndMetrics, Split, Task
+from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import InputError
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+STATE, COUNTS = "learner.safetensors", "learner.json"
+COUNTED = ("losses", "rate", "seconds", "step")
+"""Attributes of a learner that a checkpoint stores in addition to its tensors."""
 
 
 class EpochMetrics(NamedTuple):
-    """Metrics of one pass over examples.
-
-    Attributes:
-        means: means over the examples, by metric.
-        examples: number of examples.
-        seconds: duration.
-    """
+    """Metrics of one pass over examples."""
 
     means: dict[str, float]
+    """Means over the examples, by metric."""
     examples: int
     seconds: float
+
+    @property
+    def is_finite(self) -> bool:
+        """True if all means are finite."""
+        return all(map(math.isfinite, self.means.values()))
 
 
 class Means:
@@ -55,37 +70,26 @@ class Means:
 class FoldLearner:
     """The network of one fold, its optimizer and its best weights.
 
-    Args:
-        task: task of the run, prepared.
-        settings: settings of the fit.
-        seed: seed of the run.
-        number: number of the fold, from 0; part of the network's seed.
-        device: device of the network.
-
     Attributes:
+        rows: row numbers of the fold's examples.
         network: network in training.
         losses: validation metric of each epoch; after a return to the best weights
             theirs.
         best: weights of the best epoch.
+        best_moments: moments of the optimizer in that epoch, for back-tracking only.
         rate: factor of the learning rate by back-tracking.
         seconds: seconds of training so far.
         step: gradient steps so far.
         lr: learning rate of the last step.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        settings: FitSettings,
-        *,
-        seed: int,
-        number: int,
-        device: str = "cpu",
-    ) -> None:
-        self.task, self.settings, self.device = task, settings, torch.device(device)
-        self.seed, self.number = seed, number
-        self.network = task.make_network(network_seed(seed, number)).to(self.device)
-        self._compiled: nn.Module = self.network
+    def __init__(self, task: Task, config: FitConfig, number: int) -> None:
+        self.task, self.number, self.seed = task, number, config.seed
+        self.settings = settings = config.fit
+        self.device = torch.device(config.device)
+        self.rows = fold_rows(task.num_train, number, self.seed, settings)
+        network = task.make_network(network_seed(self.seed, number))
+        self.network = self._compiled = network.to(self.device)
         if settings.compile:
             self._compiled = cast(nn.Module, torch.compile(self.network))
         self.optimizer = OPTIMIZERS[settings.optimizer](
@@ -95,11 +99,9 @@ class FoldLearner:
             fused=True,
         )
         self.losses: list[float] = []
-        self.rate = 1.0
         self.best: dict[str, Tensor] = {}
-        self.seconds, self.step, self.lr = 0.0, 0, 0.0
-        # Optimizer state of the best epoch, for back-tracking only.
-        self.best_optimizer: dict[str, object] = {}
+        self.best_moments: dict[str, Tensor] = {}
+        self.rate, self.seconds, self.step, self.lr = 1.0, 0.0, 0, 0.0
 
     @property
     def epoch(self) -> int:
@@ -123,12 +125,7 @@ class FoldLearner:
         return self.epoch >= self.settings.epochs or self.is_out_of_time
 
     def learn(self, rows: Tensor) -> EpochMetrics:
-        """Train for one epoch: all rows once, shuffled.
-
-        Args:
-            rows: row numbers of the fold's training examples; an incomplete last batch
-                is dropped.
-        """
+        """Train for one epoch: all rows once, shuffled, but for an incomplete batch."""
         # Seed all randomness by fold and epoch: a resumed run repeats it.
         names = (self.number, self.epoch)
         order = torch.randperm(len(rows), generator=generator_of(self.seed, *names))
@@ -137,31 +134,22 @@ class FoldLearner:
         torch.manual_seed(number_of(self.seed, "dropout", *names))
         self.task.begin_epoch(self.network, self.epoch, self.settings.epochs)
         self.network.train()
-        means, began = Means(), self.seconds
-        for part in _batches(rows[order], self.settings.batch_size):
-            started = time.perf_counter()
+        # Take a step for each batch, and stop early if the fold is out of time.
+        means, before, size = Means(), self.seconds, self.settings.batch_size
+        began = time.perf_counter() - before
+        for part in rows[order][: len(rows) // size * size].split(size):
             outcome = self._evaluate("train", part, generator)
-            self._descend(outcome.loss, len(rows))
+            self.lr = self.rate * lr_at(self._progress(len(rows)), self.settings)
+            descend(self.optimizer, outcome.loss, self.lr, self.settings.grad_clip)
+            self.step += 1
             means.add({"loss": outcome.loss.expand(len(part)), **outcome.metrics})
-            self.seconds += time.perf_counter() - started
+            self.seconds = time.perf_counter() - began
             if self.is_out_of_time:
                 break
         # Reading the means waits for the GPU, so it belongs to the training time.
-        started = time.perf_counter()
         found = means.means()
-        self.seconds += time.perf_counter() - started
-        return EpochMetrics(found, means.examples, self.seconds - began)
-
-    def _descend(self, loss: Tensor, examples: int) -> None:
-        self.lr = self.rate * lr_at(self._progress(examples), self.settings)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.settings.grad_clip is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.grad_clip)
-        self.optimizer.step()
-        self.step += 1
+        self.seconds = time.perf_counter() - began
+        return EpochMetrics(found, means.examples, self.seconds - before)
 
     def _progress(self, examples: int) -> float:
         """Return the fraction of the fold completed at the middle of the next step."""
@@ -188,28 +176,33 @@ class FoldLearner:
         return EpochMetrics(found, means.examples, time.perf_counter() - began)
 
     def end_epoch(self, loss: float) -> None:
-        """Keep the weights if they are the best so far, or return to the best ones.
+        """Keep the weights if their validation ``loss`` is the best so far.
 
-        Args:
-            loss: validation metric of the epoch.
+        Otherwise, with back-tracking, return to the best ones if it is time.
         """
         self.losses.append(loss)
+        # Keep a copy of the best weights.
         if self.best_epoch == self.epoch - 1:
             self.best = _copied(self.network.state_dict())
             if self.settings.back_tracking:
-                self.best_optimizer = copy.deepcopy(self.optimizer.state_dict())
+                self.best_moments = _copied(moments(self.optimizer))
         elif self.settings.back_tracking and must_go_back(self.losses):
             # Count the epoch as the best one, because it has its weights.
             self.losses[-1] = min(self.losses)
             self.network.load_state_dict(self.best)
-            self.optimizer.load_state_dict(copy.deepcopy(self.best_optimizer))
+            load_moments(self.optimizer, self.best_moments)
             self.rate *= ALPHA
 
     def _evaluate(
         self, split: Split, rows: Tensor, generator: torch.Generator
     ) -> LossAndMetrics:
-        batch = on(self.task.batch(split, rows), self.device)
-        with self._precision():
+        # Move the batch to the device, then apply the network in the chosen precision.
+        batch = {
+            name: part.to(self.device, non_blocking=True)
+            for name, part in self.task.batch(split, rows).items()
+        }
+        mixed = self.settings.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
             outcome = self.task.evaluate(self._compiled, batch, generator)
         # A plug-in task may return something else.
         if not isinstance(outcome, LossAndMetrics):
@@ -219,23 +212,27 @@ class FoldLearner:
             )
         return outcome
 
-    def _precision(self) -> AbstractContextManager[object]:
-        kind, enabled = self.device.type, self.settings.bfloat16
-        return torch.autocast(kind, torch.bfloat16, enabled=enabled)
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and counts to a folder."""
+        parts = {
+            "network": self.network.state_dict(),
+            "best": self.best,
+            "adam": moments(self.optimizer),
+            "best_adam": self.best_moments,
+        }
+        write_parts(parts, folder / STATE)
+        with new_file(folder / COUNTS) as out:
+            json.dump({name: getattr(self, name) for name in COUNTED}, out)
 
-
-def on(batch: Batch, device: torch.device) -> Batch:
-    """Move a batch to a device."""
-    return {name: each.to(device, non_blocking=True) for name, each in batch.items()}
-
-
-def is_finite(measured: EpochMetrics) -> bool:
-    """Return True if all means are finite."""
-    return all(map(math.isfinite, measured.means.values()))
-
-
-def _batches(rows: Tensor, size: int) -> Iterator[Tensor]:
-    yield from rows[: len(rows) // size * size].split(size)
+    def restore(self, folder: Path) -> None:
+        """Restore what a learner of the same options has saved."""
+        parts = read_parts(folder / STATE, str(self.device))
+        self.network.load_state_dict(parts["network"])
+        load_moments(self.optimizer, parts["adam"])
+        self.best, self.best_moments = parts["best"], parts["best_adam"]
+        counts = json.loads((folder / COUNTS).read_text())
+        for name in COUNTED:
+            setattr(self, name, counts[name])
 
 
 def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 
 from marl_pool.training.supervised.settings import Decay, FitSettings
 
@@ -44,9 +45,5 @@ def must_go_back(losses: Sequence[float]) -> bool:
             which training returned to the best weights, their loss.
     """
     *earlier, current = losses
-    no_worse = 0
-    for loss in reversed(earlier):
-        if loss > current:
-            break
-        no_worse += 1
-    return no_worse > max(BETA * len(earlier), FIRST_EPOCHS)
+    no_worse = takewhile(lambda loss: loss <= current, reversed(earlier))
+    return len(list(no_worse)) > max(BETA * len(earlier), FIRST_EPOCHS)

@@ -11,12 +11,10 @@ from marl_pool.training.settings import (
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
-    Device,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Probability,
-    Seed,
     UnitInterval,
 )
 
@@ -31,9 +29,6 @@ class FitSettings:
     The defaults are those of the AdaPool paper (https://arxiv.org/abs/2506.09215, C.2)
     except ``epochs`` (100 there), ``folds`` (5 there), ``dropout`` (0.1 there) and
     ``validation_examples`` (all there).
-
-    Raises:
-        InputError: settings that contradict each other.
     """
 
     epochs: PositiveInt = 10
@@ -92,13 +87,8 @@ class FitSettings:
     def epochs_over(self, fold: int, epoch: int, seconds: float) -> int:
         """Count the epochs of all folds so far, for progress.
 
-        With a time limit the elapsed fraction of the seconds counts: 500 of 1000 epochs
-        after half of the seconds, however few they really were.
-
-        Args:
-            fold: number of the present fold, from 0.
-            epoch: epochs of this fold so far.
-            seconds: seconds of training in this fold so far.
+        With a time limit the elapsed fraction of the fold's ``seconds`` counts: 500 of
+        1000 epochs after half of the seconds, however few they really were.
         """
         limit = self.seconds_per_fold
         elapsed = 0.0 if limit is None else min(seconds / limit, 1.0)
@@ -106,7 +96,7 @@ class FitSettings:
 
 
 @dataclass(frozen=True)
-class FitRunSettings:
+class FitRunSettings(RunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     scale: Scale = "cpu"
@@ -116,14 +106,6 @@ class FitRunSettings:
     """Folder of data sets, also for generated data; None: a folder in the run."""
     download: bool = False
     """Download a data set that ``data_dir`` lacks, and verify its checksum."""
-    seed: Seed = 0
-    """Seed of folds, initial weights and the order of batches."""
-    time_limit: PositiveFloat | None = None
-    """Seconds after which the run ends and can be resumed; None: no limit."""
-    threads: PositiveInt = 2
-    """CPU threads of torch."""
-    device: Device = "cpu"
-    """Device of the network."""
     checkpoint: CheckpointSettings = field(
         default_factory=lambda: CheckpointSettings(every=1, keep=1)
     )
@@ -131,7 +113,7 @@ class FitRunSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitConfig(FitRunSettings, RunConfig):
+class FitConfig(FitRunSettings):
     """Configuration of a supervised run."""
 
     task: Options

@@ -18,15 +18,12 @@ Part = Mapping[str, Any]
 
 
 class LossAndMetrics(NamedTuple):
-    """Loss and metrics of a network on a batch.
-
-    Attributes:
-        loss: scalar to differentiate, the mean over the batch.
-        metrics: ``(B,)`` values for each example by name, without a gradient.
-    """
+    """Loss and metrics of a network on a batch."""
 
     loss: Tensor
+    """Scalar to differentiate, the mean over the batch."""
     metrics: dict[str, Tensor]
+    """``(B,)`` values for each example by name, without a gradient."""
 
 
 class Task(ABC):
@@ -52,10 +49,7 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, folder: Path) -> None:
-        """Generate or read the data.
-
-        Args:
-            folder: folder for large files, made if it is needed.
+        """Generate or read the data; large files go to ``folder``, made if needed.
 
         Raises:
             InputError: missing or damaged data.
@@ -65,12 +59,6 @@ class Task(ABC):
         """Prepare enough data to estimate the cost of a run; by default all of them.
 
         Rows of `batch` may then be other examples than after `prepare`.
-
-        Args:
-            folder: see `prepare`.
-
-        Raises:
-            InputError: see `prepare`.
         """
         self.prepare(folder)
 
@@ -86,25 +74,15 @@ class Task(ABC):
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
-        """Apply a network to a batch.
+        """Apply a network to a batch on its device; ``generator`` is on the CPU.
 
-        Args:
-            network: network of `make_network`; in training mode the loss is
-                differentiated, otherwise the metrics are averaged.
-            batch: examples, on the network's device.
-            generator: source of random numbers, on the CPU.
+        In training mode the loss is differentiated, otherwise the metrics are averaged.
         """
 
     def begin_epoch(  # noqa: B027 - most tasks have no schedule
         self, network: nn.Module, epoch: int, epochs: int
     ) -> None:
-        """Update the task's schedule; by default there is none.
-
-        Args:
-            network: network to train.
-            epoch: number of the epoch, from 0.
-            epochs: epochs of the fold.
-        """
+        """Update the schedule before an epoch, from 0, of a fold's ``epochs``."""
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """Score naive predictors; return ``(B,)`` values of ``metric`` by name."""
@@ -113,33 +91,22 @@ class Task(ABC):
     def finish(
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
-        """Plot or tabulate a trained network's predictions; return the files written.
+        """Plot or tabulate predictions in a folder; return the files written.
 
-        Args:
-            network: best network of the first fold, on the CPU.
-            folder: existing folder for the files.
-            generator: source of random numbers.
+        ``network`` is the best one of the first fold, on the CPU.
         """
         return []
 
 
 def require_part(kind: str, part: Part | None, task: str) -> Part:
-    """Return a part that the task requires.
-
-    Raises:
-        InputError: the part is none.
-    """
+    """Return a part that the task requires; reject none."""
     if part is None:
         raise InputError(f"{kind}: expected one with task={task}, got none")
     return part
 
 
 def validate_no_part(kind: str, part: Part | None, task: str) -> None:
-    """Reject a part that the task does not use.
-
-    Raises:
-        InputError: the part is not none.
-    """
+    """Reject a part that the task does not use."""
     if part is not None:
         raise InputError(
             f"{kind}: expected none, got {part['name']}: task={task} uses no {kind}"

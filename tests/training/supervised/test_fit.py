@@ -27,7 +27,7 @@ from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
 from marl_pool.training.supervised.folds import fold_rows, network_seed
 from marl_pool.training.supervised.learner import FoldLearner
-from marl_pool.training.supervised.results import Results, read_results, read_study
+from marl_pool.training.supervised.results import FoldResult, read_results, read_study
 from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.sweep.schedule import bundles, saved
@@ -55,6 +55,29 @@ def fitted(path: Path, *overrides: str) -> Run:
     fit(run, run.config)
     run.close()
     return run
+
+
+def stop_after(run: Run, epochs: int) -> None:
+    """Fit a run until some epochs are done."""
+    calls = iter(range(100))
+    fit(run, run.config, should_stop=lambda: next(calls) == epochs)
+
+
+def refusal(capsys, *words: str) -> str:
+    """The one line in which a command refuses."""
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err
+
+
+def learner_of(task: Line | None = None, **settings) -> FoldLearner:
+    """The learner of the first fold of a task, by default without noise."""
+    task = task or Line(noisy=False)
+    task.prepare(Path())
+    config = FitConfig(task={}, encoder={}, pooling={}, fit=FitSettings(**settings))
+    return FoldLearner(task, config, 0)
 
 
 # Folds
@@ -123,10 +146,7 @@ def transitions(learner: FoldLearner) -> list[torch.Tensor]:
 
 
 def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
-    task = Line(noisy=False)
-    task.prepare(Path())
-    settings = FitSettings(back_tracking=True, batch_size=8, lr=0.1)
-    learner = FoldLearner(task, settings, seed=0, number=0)
+    learner = learner_of(back_tracking=True, batch_size=8, lr=0.1)
     best, known = {}, []
     for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]):
         learner.learn(torch.arange(40))
@@ -185,17 +205,14 @@ def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
     assert one == two != other
 
 
-@pytest.mark.parametrize("stop_after", [1, 9, 16, 24])
+@pytest.mark.parametrize("epochs", [1, 9, 16, 24])
 @pytest.mark.parametrize("back_tracking", [False, True])
-def test_a_resumed_run_equals_one_that_was_not_stopped(
-    tmp_path, stop_after, back_tracking
-):
+def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, epochs, back_tracking):
     options = (f"fit.back_tracking={back_tracking}", "fit.lr=2.0", "fit.epochs=8")
     whole = fitted(tmp_path / "whole", *options)
     run = run_of(tmp_path / "stopped", *options)
-    calls = iter(range(100))
-    fit(run, run.config, should_stop=lambda: next(calls) == stop_after)
-    assert len(run.rows()) == stop_after
+    stop_after(run, epochs)
+    assert len(run.rows()) == epochs
     fit(run, run.config)
     assert read_results(run.path)["mean"] == read_results(whole.path)["mean"]
     clocks = {"seconds", "samples_per_second", "measured_per_second"}
@@ -239,13 +256,10 @@ def test_the_schedule_is_stretched_to_the_seconds(tmp_path, monkeypatch):
 
 
 def test_gradient_clipping_limits_a_step():
-    task = Line(noisy=False)
-    task.prepare(Path())
     moved = {}
     for clip in (None, 1e-9):
         # Adam divides by the gradient's size: only one near its epsilon shows.
-        settings = FitSettings(grad_clip=clip, batch_size=40, lr=0.1)
-        learner = FoldLearner(task, settings, seed=0, number=0)
+        learner = learner_of(grad_clip=clip, batch_size=40, lr=0.1)
         before = learner.network[1].weight.item()
         learner.learn(torch.arange(40))
         moved[clip] = abs(learner.network[1].weight.item() - before)
@@ -254,10 +268,7 @@ def test_gradient_clipping_limits_a_step():
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
-    task = Line(noisy=False)
-    task.prepare(Path())
-    settings = FitSettings(optimizer=optimizer, weight_decay=0.5, batch_size=40, lr=0.1)
-    learner = FoldLearner(task, settings, seed=0, number=0)
+    learner = learner_of(optimizer=optimizer, weight_decay=0.5, batch_size=40, lr=0.1)
     before = learner.network[1].weight.item()
     learner.learn(torch.arange(40))
     # Adam's first step is as long as the learning rate, here up, towards 3.
@@ -275,10 +286,8 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(mixed):
         def make_network(self, seed):
             return super().make_network(seed).float()
 
-    task, seen = Single(noisy=False), []
-    task.prepare(Path())
-    settings = FitSettings(bfloat16=mixed, batch_size=8)
-    learner = FoldLearner(task, settings, seed=0, number=0)
+    seen = []
+    learner = learner_of(Single(noisy=False), bfloat16=mixed, batch_size=8)
     learner.network[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
     learner.learn(torch.arange(40))
     learner.measure("test", torch.arange(10))
@@ -293,12 +302,8 @@ def test_what_learns_is_the_compiled_network(monkeypatch):
         return lambda x: calls.append(len(x)) or network(x)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    task = Line(noisy=False)
-    task.prepare(Path())
     for compile_it in (False, True):
-        settings = FitSettings(compile=compile_it, batch_size=8)
-        learner = FoldLearner(task, settings, seed=0, number=0)
-        learner.learn(torch.arange(40))
+        learner_of(compile=compile_it, batch_size=8).learn(torch.arange(40))
         assert calls == ([8] * 5 if compile_it else [])
 
 
@@ -329,8 +334,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_a_checkpoint(tmp_path)
 )
 def test_a_damaged_checkpoint_is_told(tmp_path, keep, way):
     run = run_of(tmp_path / "run", f"checkpoint.keep={keep}")
-    calls = iter(range(9))
-    fit(run, run.config, should_stop=lambda: next(calls) == 2)
+    stop_after(run, 2)
     assert len(run.checkpoints()) == keep
     (run.latest_checkpoint() / "learner.json").write_text("{")
     with pytest.raises(StoppedError, match=f"cannot be read: .*{way}"):
@@ -340,15 +344,15 @@ def test_a_damaged_checkpoint_is_told(tmp_path, keep, way):
 def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypatch):
     whole = fitted(tmp_path / "whole", "fit.lr=2.0")
     run = run_of(tmp_path / "killed", "fit.lr=2.0")
-    add, killed = Results.add, []
+    killed = []
 
-    def die(self, result):
-        if result.fold not in killed:
-            killed.append(result.fold)
+    def die(**result):
+        if result["fold"] not in killed:
+            killed.append(result["fold"])
             raise MemoryError
-        add(self, result)
+        return FoldResult(**result)
 
-    monkeypatch.setattr(Results, "add", die)
+    monkeypatch.setattr("marl_pool.training.supervised.fit.FoldResult", die)
     for _ in range(3):
         with pytest.raises(MemoryError):
             fit(run, run.config)
@@ -432,15 +436,11 @@ def test_presets_of_ones_own_are_refused_in_one_line(tmp_path, capsys, preset, m
     if preset:
         (folder / "mine.yaml").write_text(f"# @package _global_\n{preset}\n")
     given = ["fit", "experiment=mine", "--dry-run", "--config-dir", str(tmp_path)]
-    assert main(given) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in refusal(capsys, *given)
 
 
 def test_sizes_of_another_task_are_refused(capsys):
-    assert main(["fit", "task=clustering", "sizes=mixture_tiny", "--dry-run"]) == 2
-    err = capsys.readouterr().err
+    err = refusal(capsys, "fit", "task=clustering", "sizes=mixture_tiny", "--dry-run")
     assert err.startswith(
         "marl-pool: sizes: expected those of task=clustering, got mix"
     )
@@ -448,8 +448,7 @@ def test_sizes_of_another_task_are_refused(capsys):
 
 
 def test_options_of_no_encoder_are_refused(capsys):
-    assert main(["fit", "task=mixture", "encoder=none", "--dry-run"]) == 2
-    err = capsys.readouterr().err
+    err = refusal(capsys, "fit", "task=mixture", "encoder=none", "--dry-run")
     assert err == "marl-pool: encoder.dim: expected no options with encoder=none\n"
 
 
@@ -508,10 +507,7 @@ def test_what_a_task_of_ones_own_lacks_is_said_in_one_line(
 ):
     path = tmp_path / "run"
     words = [*FEW[1:], f"task={__name__}:{name}", "--run-dir", str(path)]
-    assert main(["fit", *words]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in refusal(capsys, "fit", *words)
     assert not path.exists()
 
 
@@ -553,17 +549,15 @@ def test_a_dry_run_prints_the_cost_and_makes_nothing(tmp_path, capsys, monkeypat
 def test_a_gpu_that_there_is_not_is_refused(tmp_path, capsys, monkeypatch, there, flag):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    assert main(["fit", *FEW, "device=cuda:2", flag]) == 2
     expected = "at most cuda:1" if there else "cpu, because there is no GPU"
-    err = capsys.readouterr().err
+    err = refusal(capsys, "fit", *FEW, "device=cuda:2", flag)
     assert err == f"marl-pool: device: expected {expected}, got cuda:2\n"
 
 
 def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
     path = str(tmp_path / "run")
     run = run_of(tmp_path / "run")
-    calls = iter(range(9))
-    fit(run, run.config, should_stop=lambda: next(calls) == 1)
+    stop_after(run, 1)
     run.close()
     assert main([*RESUME, path, "checkpoint.keep=2"]) == 0
     assert "results.json" in capsys.readouterr().out
@@ -598,38 +592,31 @@ def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
     if "device=cuda" in overrides and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     path = tmp_path / "run"
-    assert main(["fit", *FEW, *overrides, "--run-dir", str(path)]) == 2
-    err = capsys.readouterr().err
+    err = refusal(capsys, "fit", *FEW, *overrides, "--run-dir", str(path))
     assert message in err
-    assert err.count("\n") == 1
     assert not path.exists()
 
 
 def test_a_resumed_run_takes_run_control_only(tmp_path, capsys):
     run = fitted(tmp_path / "run")
-    assert main(["resume", str(run.path), "fit.epochs=9"]) == 2
-    assert "fit.epochs: a resumed run takes only" in capsys.readouterr().err
+    err = refusal(capsys, "resume", str(run.path), "fit.epochs=9")
+    assert "fit.epochs: a resumed run takes only" in err
 
 
 def test_what_makes_policies_refuses_none(capsys):
-    for verb in ("train", "sweep"):
-        assert (
-            main([verb, "encoder=none", "seed=0,1"][: 3 if verb == "sweep" else 2]) == 2
-        )
-        err = capsys.readouterr().err
+    for words in (["train"], ["sweep", "seed=0,1"]):
+        err = refusal(capsys, *words, "encoder=none")
         assert "encoder=none is made for fit" in err
 
 
 def test_another_verb_says_whose_group_it_is(capsys):
-    assert main(["train", "scale=tiny"]) == 2
-    err = capsys.readouterr().err
+    err = refusal(capsys, "train", "scale=tiny")
     assert "scale: a group of fit, not of train, whose groups are env, encoder" in err
 
 
 def test_a_folder_of_data_that_a_resumed_run_is_told_is_kept(tmp_path):
     run = run_of(tmp_path / "run")
-    calls = iter(range(9))
-    fit(run, run.config, should_stop=lambda: next(calls) == 1)
+    stop_after(run, 1)
     run.close()
     elsewhere = str(tmp_path / "elsewhere")
     assert main([*RESUME, str(run.path), f"data_dir='{elsewhere}'"]) == 0
@@ -700,11 +687,8 @@ def test_the_study_of_ones_own_in_the_docs_runs(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("verb", ["evaluate", "diagnose", "render", "report"])
 def test_what_needs_a_policy_says_that_a_fit_has_none(tmp_path, capsys, verb):
     run = fitted(tmp_path / "run")
-    capsys.readouterr()
-    assert main([verb, str(run.path)]) == 2
-    err = capsys.readouterr().err
+    err = refusal(capsys, verb, str(run.path))
     assert "made by fit: what it came to is in results.json" in err
-    assert err.count("\n") == 1
 
 
 # Sweeps
@@ -766,8 +750,8 @@ def test_trials_share_their_data_and_a_dry_run_leaves_none(
 def test_a_sweep_refuses_a_gpu_that_there_is_not(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.chdir(tmp_path)
-    assert main(["sweep", "--verb", "fit", *TINY[:3], "seed=0,1", "device=cuda"]) == 2
-    err = capsys.readouterr().err
+    given = [*TINY[:3], "seed=0,1", "device=cuda"]
+    err = refusal(capsys, "sweep", "--verb", "fit", *given)
     assert "device: expected cpu, because there is no GPU, got cuda (trial seed=" in err
     assert not list(tmp_path.iterdir())
 
@@ -775,13 +759,11 @@ def test_a_sweep_refuses_a_gpu_that_there_is_not(tmp_path, capsys, monkeypatch):
 def test_a_sweep_refuses_data_that_are_not_there_once(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["experiment=vit", "scale=tiny", "data_dir=/nowhere"]
-    assert main(["sweep", "--verb", "fit", *given]) == 2
-    err = capsys.readouterr().err
-    assert (
+    err = refusal(capsys, "sweep", "--verb", "fit", *given)
+    expected = (
         "data_dir: expected a folder with the files of fashion_mnist, got /nowhere"
-        in err
     )
-    assert err.count("\n") == 1
+    assert expected in err
     assert not list(tmp_path.iterdir())
 
 

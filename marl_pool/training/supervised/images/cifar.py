@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 in their public "Python" archives.
 
 The archives hold pickles. Loading a pickle can run code, and NumPy's own functions that
-restore an array trust their arguments. So each name in a pickle is replaced by a
-function of this module that accepts only bytes and a shape.
+restore an array trust their arguments. So names in a pickle only record what they are
+called with, from which this module restores arrays of bytes.
 """
 
 import gzip
@@ -10,7 +10,6 @@ import io
 import pickle
 import tarfile
 import zlib
-from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,15 +23,7 @@ SIDE, CHANNELS = 32, 3
 
 
 class Archive(NamedTuple):
-    """Layout of an archive.
-
-    Attributes:
-        folder: folder inside the archive.
-        train: names of the training files.
-        test: name of the test file.
-        labels: key of the labels.
-        num_classes: number of classes.
-    """
+    """Layout of an archive: its folder, names of files, and key of the labels."""
 
     folder: str
     train: tuple[str, ...]
@@ -89,98 +80,67 @@ class _DamagedError(Exception):
     """Invalid content of an archive."""
 
 
-class _Array:
-    """Stand-in for a pickled array, restored from its pickled state."""
+class _Call:
+    """Name in a pickle, or a call of it with the state that was set afterwards."""
 
-    __slots__ = ("array",)
+    __slots__ = ("arguments", "name", "state")
 
-    def __init__(self) -> None:
-        self.array: np.ndarray | None = None
-
-    def __setstate__(self, state: Any) -> None:
-        _version, shape, kind, in_columns, raw = state
-        self.array = _bytes(raw, kind, shape, "F" if in_columns else "C")
-
-
-class _Byte:
-    """Stand-in for the dtype of bytes, the only one accepted."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: Any) -> None:
-        _version, order, *rest = state
-        if order not in ("|", b"|") or rest[:6] != [None, None, None, -1, -1, 0]:
-            raise _DamagedError("refused: an array of another type than bytes")
-
-
-def _bytes(raw: Any, kind: Any, shape: Any, order: Any) -> np.ndarray:
-    """Build an array from validated bytes, element type, shape and memory order."""
-    if type(kind) is not _Byte or type(raw) not in (bytes, bytearray):
-        raise _DamagedError("refused: an array of another type than bytes")
-    if not isinstance(shape, tuple) or not all(
-        type(size) is int and size >= 0 for size in shape
-    ):
-        raise _DamagedError(f"expected the shape of an array, got {shape!r:.80}")
-    if len(raw) != prod(shape) or order not in ("C", "F"):
-        raise _DamagedError(f"expected {prod(shape)} bytes, got {len(raw)}")
-    return np.frombuffer(bytes(raw), np.uint8).reshape(shape, order=order)
-
-
-def _reconstruct(*_: Any) -> _Array:
-    """Replace NumPy's ``_reconstruct``: make an empty array, whose state follows."""
-    return _Array()
-
-
-def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> _Array:
-    """Replace NumPy's ``_frombuffer``, in use since pickle protocol 5."""
-    made = _Array()
-    made.array = _bytes(raw, kind, shape, order)
-    return made
-
-
-def _dtype(code: Any, *_: Any) -> _Byte:
-    """Replace NumPy's ``dtype``: accept only the type of bytes."""
-    if code not in ("u1", b"u1", "uint8", b"uint8", "|u1", b"|u1"):
-        raise _DamagedError("refused: an array of another type than bytes")
-    return _Byte()
-
-
-def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    """Replace ``codecs.encode``, by which Python 3 pickles bytes for Python 2."""
-    if type(text) is not str or encoding != "latin1":
-        raise _DamagedError("refused: text in another encoding than latin1")
-    return text.encode("latin1")
-
-
-class _Name:
-    """Name in a pickle that can be called but not modified."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+    def __init__(self, name: str, arguments: tuple[Any, ...] | None = None) -> None:
+        self.name, self.arguments = name, arguments
+        self.state: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
+        # Python 3 pickles bytes for Python 2 as text, also the keys of a dictionary.
+        if self.name == "encode":
+            text, encoding = arguments
+            if type(text) is not str or encoding != "latin1":
+                raise _DamagedError("refused: text in another encoding than latin1")
+            return text.encode("latin1")
+        return _Call(self.name, arguments)
 
     def __setstate__(self, state: Any) -> None:
-        raise _DamagedError("refused: it modifies the functions that build arrays")
+        if self.arguments is None:
+            raise _DamagedError("refused: it modifies the functions that build arrays")
+        if self.state is not None:
+            raise ValueError("it sets a state twice")
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        """Restore an array of bytes from validated type, shape and memory order."""
+        if self.name == "_frombuffer":
+            raw, kind, shape, order = self.arguments or ()
+        else:
+            _version, shape, kind, in_columns, raw = self.state
+            order = "F" if in_columns else "C"
+        if not _is_byte(kind) or type(raw) not in (bytes, bytearray):
+            raise _DamagedError("refused: an array of another type than bytes")
+        if not isinstance(shape, tuple) or not all(
+            type(size) is int and size >= 0 for size in shape
+        ):
+            raise _DamagedError(f"expected the shape of an array, got {shape!r:.80}")
+        if len(raw) != prod(shape) or order not in ("C", "F"):
+            raise _DamagedError(f"expected {prod(shape)} bytes, got {len(raw)}")
+        return np.frombuffer(bytes(raw), np.uint8).reshape(shape, order=order)
 
 
-NAMES: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): _reconstruct,
-    ("numpy", "dtype"): _dtype,
-    ("_codecs", "encode"): _encode,
-    **{
-        (f"numpy.{core}.{module}", name): stand_in
-        for core in ("core", "_core")
-        for module, name, stand_in in (
-            ("multiarray", "_reconstruct", _reconstruct),
-            ("numeric", "_frombuffer", _from_buffer),
-        )
-    },
+def _is_byte(kind: Any) -> bool:
+    """Return True for the record of ``numpy.dtype("u1")`` and the state of that."""
+    if not isinstance(kind, _Call) or kind.name != "dtype":
+        return False
+    code, *_ = kind.arguments or (None,)
+    _version, order, *rest = kind.state or (3, "|", None, None, None, -1, -1, 0)
+    plain = order in ("|", b"|") and rest[:6] == [None, None, None, -1, -1, 0]
+    return plain and code in ("u1", b"u1", "uint8", b"uint8", "|u1", b"|u1")
+
+
+NAMES = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+    *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
+    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
 }
-"""Replacements of the names in pickled arrays of bytes, of all versions of NumPy."""
+"""Names in pickled arrays of bytes, of all versions of NumPy."""
 
 
 class _BytesUnpickler(pickle._Unpickler):
@@ -195,7 +155,7 @@ class _BytesUnpickler(pickle._Unpickler):
             raise _DamagedError(
                 f"refused: it holds {module}.{name}, which no CIFAR archive needs"
             )
-        return _Name(NAMES[module, name])
+        return _Call(name)
 
 
 def _read(
@@ -208,25 +168,26 @@ def _read(
         raise _DamagedError(f"expected an archive with {path}, got none") from error
     if member is None:
         raise _DamagedError(f"expected a file {path}, got a folder")
-    content = _unpickled(path, member.read())
+    # Unpickle the content.
+    raw = io.BytesIO(member.read())
     try:
-        rows, given = content[b"data"].array, content[archive.labels]
-        if not isinstance(given, list) or any(
-            type(label) is not int for label in given
-        ):
-            raise _DamagedError(f"{path}: expected a list of integers as labels")
-        labels = np.array(given, np.uint8)
-        planes = rows.reshape(len(labels), CHANNELS, SIDE, SIDE)
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        raise _DamagedError(f"{path} is none of CIFAR's files: {error!r}") from error
-    return planes.transpose(0, 2, 3, 1), labels
-
-
-def _unpickled(path: str, content: bytes) -> Any:
-    try:
-        return _BytesUnpickler(io.BytesIO(content), encoding="bytes").load()
+        content = _BytesUnpickler(raw, encoding="bytes").load()
     except _DamagedError as error:
         raise _DamagedError(f"{path}: {error}") from error
     except Exception as error:
         # Damaged bytes can raise anything in the unpickler: blame the file.
         raise _DamagedError(f"{path} is damaged: {error!r}") from error
+    # Restore images and labels from it.
+    try:
+        rows, given = content[b"data"].array(), content[archive.labels]
+        if not isinstance(given, list) or any(
+            type(label) is not int for label in given
+        ):
+            raise _DamagedError("expected a list of integers as labels")
+        labels = np.array(given, np.uint8)
+        planes = rows.reshape(len(labels), CHANNELS, SIDE, SIDE)
+    except _DamagedError as error:
+        raise _DamagedError(f"{path}: {error}") from error
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise _DamagedError(f"{path} is none of CIFAR's files: {error!r}") from error
+    return planes.transpose(0, 2, 3, 1), labels

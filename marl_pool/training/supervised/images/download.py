@@ -15,15 +15,11 @@ TIMEOUT = 60
 
 
 class Source(NamedTuple):
-    """A public file.
-
-    Attributes:
-        url: address of the file.
-        md5: published MD5 checksum, hexadecimal; it detects damage, not an attack.
-    """
+    """A public file."""
 
     url: str
     md5: str
+    """Published MD5 checksum, hexadecimal; it detects damage, not an attack."""
 
     @property
     def name(self) -> str:
@@ -32,11 +28,7 @@ class Source(NamedTuple):
 
 
 def fetch(source: Source, folder: Path) -> Path:
-    """Download a file.
-
-    Args:
-        source: file to download.
-        folder: folder to write to, made if it is missing.
+    """Download a file to a folder, made if it is missing.
 
     Raises:
         InputError: a failed download, or a wrong checksum; no file is left.

@@ -16,13 +16,10 @@ UNSIGNED_BYTE = 8
 
 
 def read_idx(file: Path) -> np.ndarray:
-    """Read a file of bytes, gzip-compressed if its name ends in ``.gz``.
+    """Read an array of bytes, gzip-compressed if the name ends in ``.gz``, as uint8.
 
     The format: two zero bytes, the type of the elements, the number of dimensions, each
     dimension's size as a big-endian 32-bit integer, then the elements.
-
-    Returns:
-        Array of uint8.
 
     Raises:
         InputError: another format, or a truncated or corrupt file.
@@ -45,6 +42,7 @@ def _read(file: Path, opened: Any) -> np.ndarray:
             f"{file}: expected at most {ARRAY_BYTES:,} bytes, got a header with "
             f"{prod(shape):,}"
         )
+    # Read a byte more than there should be, to notice a longer file.
     content = opened.read(prod(shape) + 1)
     if len(content) != prod(shape):
         found = "more" if len(content) > prod(shape) else f"{len(content):,}"

@@ -51,12 +51,7 @@ OWN_ARCHIVES = {name: f"{name}.tar.gz" for name in ARCHIVES}
 
 
 class Normalization(NamedTuple):
-    """Constants that normalize the channels of an image with pixels in [0, 1].
-
-    Attributes:
-        mean: mean of each channel, to subtract.
-        std: standard deviation of each channel, to divide by.
-    """
+    """Constants that normalize the channels of an image with pixels in [0, 1]."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -74,15 +69,7 @@ of the other two are over all pixels of the 28 x 28 training images."""
 
 
 class Images(NamedTuple):
-    """A data set.
-
-    Attributes:
-        train: ``(n, H, W, C)`` uint8.
-        train_labels: ``(n,)`` int64, in [0, num_classes).
-        test: ``(m, H, W, C)`` uint8.
-        test_labels: ``(m,)`` int64.
-        num_classes: number of classes, K.
-    """
+    """A data set: images ``(n, H, W, C)`` uint8 and labels ``(n,)`` int64."""
 
     train: Tensor
     train_labels: Tensor
@@ -94,14 +81,11 @@ class Images(NamedTuple):
 def load_images(
     dataset: Dataset, data_dir: str | Path | None, download: bool = False
 ) -> Images:
-    """Read a data set.
+    """Read a data set from ``data_dir/dataset`` or, with less precedence, ``data_dir``.
 
-    Args:
-        dataset: name of the data set. MNIST and Fashion-MNIST are four IDX files,
-            compressed or not. CIFAR is one archive: the published one, whose checksum
-            is verified, or your own, named as in `OWN_ARCHIVES`.
-        data_dir: folder of the files; ``data_dir/dataset`` takes precedence.
-        download: download missing files into ``data_dir/dataset``.
+    MNIST and Fashion-MNIST are four IDX files, compressed or not. CIFAR is one archive:
+    the published one, whose checksum is verified, or your own, named as in
+    `OWN_ARCHIVES`. Missing files are downloaded into ``data_dir/dataset``, if asked.
 
     Raises:
         InputError: no folder given, missing, truncated or corrupt files, an archive
@@ -111,39 +95,31 @@ def load_images(
         raise InputError(
             f"data_dir: expected the folder with the files of {dataset}, got none"
         )
-    if not Path(data_dir).expanduser().is_dir() and not download:
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir() and not download:
         raise InputError(
             f"data_dir: expected a folder with the files of {dataset}, got {data_dir}; "
             "download=true downloads them"
         )
-    names = [source.name for source in SOURCES[dataset]]
-    files = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
-    missing = [
-        source
-        for source, file in zip(SOURCES[dataset], files, strict=True)
-        if file is None
-    ]
+    sources = SOURCES[dataset]
+    missing = [each for each in sources if _find(folder, dataset, each.name) is None]
     if missing and not download:
         raise InputError(
             f"data_dir: {data_dir} lacks {', '.join(each.name for each in missing)}, "
             f"also in its folder {dataset}; download=true downloads "
             f"{'them' if len(missing) > 1 else 'it'}"
         )
+    # Download what is missing, then read everything.
     for source in missing:
-        fetch(source, Path(data_dir).expanduser() / dataset)
-    whole = [_find(Path(data_dir).expanduser(), dataset, name) for name in names]
-    return _read(dataset, [file for file in whole if file is not None])
+        fetch(source, folder / dataset)
+    files = (_find(folder, dataset, source.name) for source in sources)
+    return _read(dataset, [file for file in files if file is not None])
 
 
 def first_images(
     images: Images, num_samples: int | None, num_test: int | None
 ) -> Images:
-    """Take the first training and test images of a data set.
-
-    Args:
-        images: the whole data set.
-        num_samples: training images to take; None: all.
-        num_test: test images to take; None: all.
+    """Take the first training and test images of a data set; None: all of them.
 
     Raises:
         InputError: more images than the data set has.
@@ -171,18 +147,12 @@ def resize(images: Tensor, size: int) -> Tensor:
 
     Images are padded on all sides to the next multiple of ``size``, at most by a
     quarter, and then averaged over squares. So 28 pixels become 28, 32 (padded), 14,
-    16 (padded to 32) and so on.
-
-    Args:
-        images: ``(n, H, H, C)`` uint8.
-        size: side of the result, in pixels.
-
-    Returns:
-        ``(n, size, size, C)`` uint8.
+    16 (padded to 32) and so on. Images are ``(n, H, H, C)`` uint8.
 
     Raises:
         InputError: a size that needs more padding.
     """
+    # Pad to the next multiple of the size.
     side = images.shape[1]
     factor = -(-side // size)
     target = factor * size
@@ -196,6 +166,7 @@ def resize(images: Tensor, size: int) -> Tensor:
     padded = torch.nn.functional.pad(images, (0, 0, before, after, before, after))
     if factor == 1:
         return padded
+    # Average over squares of pixels.
     squares = padded.unflatten(2, (size, factor)).unflatten(1, (size, factor))
     return squares.float().mean((2, 4)).round().to(torch.uint8)
 
@@ -209,14 +180,9 @@ def check_patch(size: int, patch: int) -> None:
 
 
 def patches(images: Tensor, patch: int) -> Tensor:
-    """Cut images into square patches, in row-major order.
+    """Cut images ``(n, H, W, C)`` into patches ``(n, N, patch * patch * C)``.
 
-    Args:
-        images: ``(n, H, W, C)``, H and W multiples of ``patch``.
-        patch: height and width in pixels.
-
-    Returns:
-        ``(n, N, patch * patch * C)``.
+    Patches are in row-major order; H and W are multiples of ``patch``.
     """
     height, width = (extent // patch for extent in images.shape[1:3])
     cut = images.unflatten(2, (width, patch)).unflatten(1, (height, patch))
@@ -224,6 +190,7 @@ def patches(images: Tensor, patch: int) -> Tensor:
 
 
 def _read(dataset: Dataset, files: list[Path]) -> Images:
+    folder = files[0].parent
     if dataset in ARCHIVES:
         _verify(dataset, files[0])
         parts = list(read_cifar(files[0], dataset))
@@ -231,38 +198,34 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     else:
         parts, classes = [read_idx(file) for file in files], 10
         parts = [part[..., None] if part.ndim == 3 else part for part in parts]
+    # Validate both parts: one label an image, squares of one size, known classes.
     for images, labels in (parts[:2], parts[2:]):
         if images.ndim != 4 or labels.shape != images.shape[:1]:
             raise InputError(
-                f"{files[0].parent}: expected a label for each image, got images "
+                f"{folder}: expected a label for each image, got images "
                 f"{images.shape} and labels {labels.shape}"
             )
         height, width, _ = shape = images.shape[1:]
         if height != width or shape != parts[0].shape[1:]:
             raise InputError(
-                f"{files[0].parent}: expected square images of one size, got "
+                f"{folder}: expected square images of one size, got "
                 f"{parts[0].shape} and {images.shape}"
             )
         if len(labels) and labels.max() >= classes:
             raise InputError(
-                f"{files[0].parent}: expected labels below {classes}, "
-                f"got {labels.max()}"
+                f"{folder}: expected labels below {classes}, got {labels.max()}"
             )
-    train, train_labels, test, test_labels = map(_tensor, parts)
+    # Copy the arrays: those that were read are not writable.
+    train, train_labels, test, test_labels = (
+        torch.from_numpy(np.array(part, order="C")) for part in parts
+    )
     return Images(train, train_labels.long(), test, test_labels.long(), classes)
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array).copy())
 
 
 def _verify(dataset: str, file: Path) -> None:
     """Reject an archive with the published one's name and another checksum."""
     (source,) = SOURCES[dataset]
-    if file.name != source.name:
-        return
-    found = md5(file)
-    if found != source.md5:
+    if file.name == source.name and (found := md5(file)) != source.md5:
         raise InputError(
             f"{file}: expected the published archive with MD5 checksum {source.md5}, "
             f"got {found}; name your own archive {OWN_ARCHIVES[dataset]}"
@@ -271,11 +234,7 @@ def _verify(dataset: str, file: Path) -> None:
 
 def _find(folder: Path, dataset: str, name: str) -> Path | None:
     """Find a file in the subfolder or the folder, compressed or not."""
-    choices = (name, name.removesuffix(".gz")) if "idx" in name else (name,)
-    if dataset in OWN_ARCHIVES:
-        choices = (name, OWN_ARCHIVES[dataset])
-    for place in (folder / dataset, folder):
-        for choice in choices:
-            if (place / choice).is_file():
-                return place / choice
-    return None
+    other = OWN_ARCHIVES.get(dataset, name.removesuffix(".gz"))
+    places = (folder / dataset, folder)
+    files = (place / choice for place in places for choice in (name, other))
+    return next((file for file in files if file.is_file()), None)

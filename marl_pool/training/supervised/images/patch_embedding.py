@@ -21,16 +21,8 @@ class PatchEmbedding(TokenEmbedding):
     Source: the published code of the AdaPool paper's image studies,
     https://arxiv.org/abs/2506.09215.
 
-    Args:
-        spec: specification of the patches, whose types are their positions.
-        dim: see `TokenEmbedding`.
-        type_embedding: ``"add"``; see `TokenEmbedding`.
-        activation: see `TokenEmbedding`.
-        normalization: constants of the channels, which vary fastest within a patch;
-            None leaves pixels in [0, 1].
-        norms: apply a LayerNorm before and after the projection.
-        dropout: probability that a feature of an embedded patch is dropped while
-            training, in [0, 1).
+    The types of the tokens are their positions. The channels of ``normalization`` vary
+    fastest within a patch. See `TokenEmbedding` for the other arguments.
     """
 
     def __init__(
@@ -45,6 +37,7 @@ class PatchEmbedding(TokenEmbedding):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(spec, dim, type_embedding, activation)
+        # Repeat the constants of the channels over the pixels of a patch.
         self.mean: Tensor | None
         self.std: Tensor | None
         for name in ("mean", "std"):
@@ -53,23 +46,20 @@ class PatchEmbedding(TokenEmbedding):
                 channels = torch.tensor(getattr(normalization, name))
                 values = channels.repeat(spec.num_features // len(channels))
             self.register_buffer(name, values, persistent=False)
-        self.norms: nn.ModuleList | None = None
-        if norms:
-            widths = (spec.num_features, self.dim_out)
-            self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths)
-        self.dropout = nn.Dropout(dropout) if dropout else None
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(width) if norms else nn.Identity()
+            for width in (spec.num_features, self.dim_out)
+        )
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Embed patches of batch ``(B,)`` as ``(B, N, D)``."""
         x = self.read(tokens)
         if self.mean is not None and self.std is not None:
             x = (x - self.mean) / self.std
-        if self.norms is not None:
-            x = self.norms[0](x)
+        x = self.norms[0](x)
         if self.project is not None:
             x = self.activate(self.project(x))
-        if self.norms is not None:
-            x = self.norms[1](x)
         assert self.types is not None
-        x = x + self.types(tokens.types)
-        return x if self.dropout is None else self.dropout(x)
+        embedded: Tensor = self.dropout(self.norms[1](x) + self.types(tokens.types))
+        return embedded

@@ -1,0 +1,87 @@
+"""Gradient steps, and networks and optimizers in a file of a checkpoint."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+from torch.optim import Optimizer
+
+from marl_pool.utils.atomic import new_binary_file
+
+Tensors = Mapping[str, Tensor]
+
+
+def descend(
+    optimizer: Optimizer, loss: Tensor, lr: float, grad_clip: float | None = None
+) -> Tensor:
+    """Take a gradient step; return the global norm of the gradient before clipping.
+
+    Args:
+        optimizer: optimizer of the parameters.
+        loss: scalar to minimise.
+        lr: learning rate of this step.
+        grad_clip: maximum global norm of the gradient; None: no limit.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    limit = torch.inf if grad_clip is None else grad_clip
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    optimizer.step()
+    return norm
+
+
+def moments(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the tensors of an optimizer's state, by parameter and name."""
+    return {
+        f"{number}/{name}": part
+        for number, own in optimizer.state_dict()["state"].items()
+        for name, part in own.items()
+    }
+
+
+def load_moments(optimizer: Optimizer, tensors: Tensors) -> None:
+    """Restore an optimizer's state from its `moments`, if there are any."""
+    state: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    for key, part in tensors.items():
+        number, _, name = key.partition("/")
+        # Clone it: the optimizer changes its state in place.
+        state[int(number)][name] = part.clone()
+    if state:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def write_tensors(tensors: Tensors, file: Path) -> None:
+    """Write tensors as safetensors, all of them or none."""
+    # Clone them: safetensors refuses tensors that share memory, as tied weights do.
+    on_cpu = {
+        name: part.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, part in tensors.items()
+    }
+    # Write by Python, so that a full disk is an OSError like any other.
+    with new_binary_file(file) as out:
+        out.write(save(on_cpu))
+
+
+def write_parts(parts: Mapping[str, Tensors], file: Path) -> None:
+    """Write the tensors of several parts under names of the form ``part/name``."""
+    nested = {
+        f"{part}/{name}": tensor
+        for part, tensors in parts.items()
+        for name, tensor in tensors.items()
+    }
+    write_tensors(nested, file)
+
+
+def read_parts(file: Path, device: str = "cpu") -> dict[str, dict[str, Tensor]]:
+    """Read what `write_parts` wrote; a part without tensors is empty."""
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for key, tensor in load_file(file, device=device).items():
+        part, _, name = key.partition("/")
+        parts[part][name] = tensor
+    return parts
