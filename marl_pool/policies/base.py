@@ -136,9 +136,9 @@ class SpecifiedPolicy(Policy):
             self.register_buffer(name, bounds, persistent=False)
 
     @property
-    @abstractmethod
     def recurrent(self) -> bool:
-        """True if decisions depend on the state."""
+        """True if decisions depend on the previous action and the memory."""
+        return False
 
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """Return the memory ``(batch, …)`` at an episode's start; () for none."""
