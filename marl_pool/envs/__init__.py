@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 ENVS: dict[str, str] = {
     "ant": "marl_pool.envs.ant.mujoco:Ant",
     "ant_bullet": "marl_pool.envs.ant.bullet:AntBullet",
-    "boxworld": "marl_pool.envs.boxworld.world:BoxWorld",
-    "car_racing": "marl_pool.envs.car_racing.world:CarRacing",
-    "cartpole": "marl_pool.envs.cartpole.world:CartPole",
-    "pettingzoo": "marl_pool.envs.pettingzoo.world:PettingZooEnv",
-    "pong": "marl_pool.envs.pong.world:Pong",
+    "boxworld": "marl_pool.envs.boxworld.env:BoxWorld",
+    "car_racing": "marl_pool.envs.car_racing.env:CarRacing",
+    "cartpole": "marl_pool.envs.cartpole.env:CartPole",
+    "pettingzoo": "marl_pool.envs.pettingzoo.env:PettingZooEnv",
+    "pong": "marl_pool.envs.pong.env:Pong",
     "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
     "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
 }
@@ -27,10 +27,10 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
     "cartpole": "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic",
     "pong": "marl_pool.envs.pong.heuristic:PongHeuristic",
-    "simple_centroid": "marl_pool.envs.particles.centroid_heuristic:CentroidHeuristic",
+    "simple_centroid": "marl_pool.envs.particles.heuristics:CentroidHeuristic",
     "simple_tag": {
-        "predator": "marl_pool.envs.particles.tag_heuristics:ChaseHeuristic",
-        "prey": "marl_pool.envs.particles.tag_heuristics:FleeHeuristic",
+        "predator": "marl_pool.envs.particles.heuristics:ChaseHeuristic",
+        "prey": "marl_pool.envs.particles.heuristics:FleeHeuristic",
     },
 }
 """By environment: one class, or one for each group of agents."""

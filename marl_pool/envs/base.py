@@ -122,16 +122,14 @@ class BatchedEnv(ABC):
 
     version: ClassVar[int] = 0
     """Part of the registered id; raised when the dynamics change."""
-
     steps_past_end: ClassVar[bool] = False
     """True if finished environments may keep being stepped; set it where a step is too
     cheap to skip."""
-
     simulated: ClassVar[bool] = False
     """True if each environment is a simulator of its own; a machine holds few."""
-
     patch_grid: PatchGrid | None = None
     """Position of the tokens in a `frame`, if they are patches of an image."""
+    _groups: dict[str, AgentGroup]
 
     def __init__(
         self,
@@ -156,21 +154,16 @@ class BatchedEnv(ABC):
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)
-        self.dynamics = Stream(
-            seed, self.env_ids, Purpose.DYNAMICS, dynamics_size, dtype=dtype
-        )
+        self.dynamics = self._dynamics_stream(dynamics_size)
 
     @property
-    @abstractmethod
     def groups(self) -> dict[str, AgentGroup]:
-        """The groups of agents, by name."""
+        """The groups of agents by name: ``self._groups``, unless overridden."""
+        return self._groups
 
     @property
     def active(self) -> dict[str, Tensor]:
-        """For each group, ``(num_envs, agents)`` bool, True for living agents.
-
-        By default all live all the time.
-        """
+        """For each group, ``(num_envs, agents)`` bool: living agents (all)."""
         return {
             name: torch.ones(
                 self.num_envs, group.num_agents, dtype=torch.bool, device=self.device
@@ -185,8 +178,8 @@ class BatchedEnv(ABC):
         ground truth for analyses; policies and perturbations must not use them.
 
         Returns:
-            For each group ``(num_envs, agents, N)`` bool, True for unpadded signal
-            tokens; an agent's own token is signal.
+            For each group ``(num_envs, agents, N)`` bool, False for padding. An agent's
+            own token is signal.
 
         Raises:
             UnfitTokensError: the environment does not define signal.
@@ -233,13 +226,10 @@ class BatchedEnv(ABC):
         """
         self.env_ids = env_ids.to(self.device)
         self.episodes = torch.full_like(self.env_ids, episode - 1)
-        self.dynamics = Stream(
-            self.seed,
-            self.env_ids,
-            Purpose.DYNAMICS,
-            self.dynamics.size,
-            dtype=self.dtype,
-        )
+        self.dynamics = self._dynamics_stream(self.dynamics.size)
+
+    def _dynamics_stream(self, size: int) -> Stream:
+        return Stream(self.seed, self.env_ids, Purpose.DYNAMICS, size, dtype=self.dtype)
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
         """Advance every environment by one step, also those whose episode has ended.
@@ -271,10 +261,8 @@ class BatchedEnv(ABC):
                     f"actions of {name!r}: expected the shape {shape}, "
                     f"got {tuple(action.shape)}"
                 )
-            if (
-                isinstance(space, spaces.Discrete)
-                and action.dtype not in DISCRETE_DTYPES
-            ):
+            discrete = isinstance(space, spaces.Discrete)
+            if discrete and action.dtype not in DISCRETE_DTYPES:
                 raise InputError(
                     f"actions of {name!r}: expected int64, got {action.dtype}"
                 )
@@ -382,5 +370,23 @@ class BatchedEnv(ABC):
 
         Returns:
             ``(size, size, 3)`` uint8 RGB.
+
+        Raises:
+            InputError: a wrong number of weights, or an environment without pictures.
         """
+        group = group or next(iter(self.groups))
+        if attention is None:
+            return self._draw(index, size, None, group, agent)
+        count = self.groups[group].tokens.num_tokens
+        if attention.shape != (count,):
+            raise InputError(
+                f"attention: expected one weight for each of {count} tokens, "
+                f"got the shape {tuple(attention.shape)}"
+            )
+        return self._draw(index, size, attention.double().cpu().numpy(), group, agent)
+
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
+    ) -> np.ndarray:
+        """Render one environment; the arguments of `frame` are complete and checked."""
         raise InputError(f"{type(self).__name__} cannot be rendered")

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from marl_pool.envs.ant.drawing import NUM_PARTS, draw
 from marl_pool.envs.base import AgentGroup, EnvOptions
+from marl_pool.envs.simulation.env import SimulatedEnv, push_frames
 from marl_pool.envs.simulation.simulator import SimulatorBackend
-from marl_pool.envs.simulation.world import SimulatedEnv, push_frames
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import PositiveInt
 
@@ -85,11 +85,6 @@ class AntEnv(SimulatedEnv):
         self._groups = {"agent": AgentGroup(1, spec, action)}
 
     @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``, of one agent."""
-        return self._groups
-
-    @property
     def readings(self) -> Tensor:
         """The newest readings, ``(num_envs, channels)``."""
         return self.observations[:, : len(self.channels)]
@@ -111,20 +106,13 @@ class AntEnv(SimulatedEnv):
         return list(self.channels)
 
     @override
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         return draw(
             self.parts[index].double().cpu().numpy(),
             text=f"step {int(self.steps[index])}",
-            num_tokens=len(self.channels),
-            attention=attention,
+            weights=weights,
             size=size,
         )
 

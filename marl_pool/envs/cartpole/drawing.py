@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from marl_pool.envs.cartpole.physics import POLE_LENGTH, TRACK
 from marl_pool.envs.drawing.canvas import (
@@ -17,8 +16,8 @@ from marl_pool.envs.drawing.canvas import (
     Color,
     Frame,
     blend,
+    write,
 )
-from marl_pool.utils.errors import InputError
 
 EXTENT = 2.8
 RAIL = 1.0
@@ -83,7 +82,7 @@ class CartPoleFrame(Frame):
         line = round(min(self.camera.size / 28, room))
         ((x, y),) = self.camera.project(np.array([(middle, FLOOR)]))
         start = round(x - 0.25 * line * len(name))
-        self._text(name, (start, round(y + line)), line)
+        write(self.image, name, (start, round(y + line)), line)
 
     def _stroke(
         self,
@@ -109,7 +108,7 @@ def draw(
     *,
     text: str,
     names: Sequence[str],
-    attention: Tensor | None,
+    weights: np.ndarray | None,
     size: int,
 ) -> np.ndarray:
     """Render the image of a cart and its pole.
@@ -119,23 +118,15 @@ def draw(
         angle: angle of the pole in radians from upright, growing to the left.
         text: text in the upper left.
         names: channel of each token.
-        attention: ``(N,)`` attention weights; None draws no bars.
+        weights: ``(N,)`` attention weights; None draws no bars.
         size: height and width in pixels.
 
     Returns:
         ``(size, size, 3)`` uint8 RGB.
-
-    Raises:
-        InputError: a wrong number of attention weights.
     """
     frame = CartPoleFrame(size)
     frame.cart(position, angle)
-    if attention is not None:
-        if attention.shape != (len(names),):
-            raise InputError(
-                f"attention: expected one weight for each of {len(names)} tokens, "
-                f"got the shape {tuple(attention.shape)}"
-            )
-        frame.bars(names, attention.double().cpu().numpy())
+    if weights is not None:
+        frame.bars(names, weights)
     frame.legend((), text)
     return frame.image

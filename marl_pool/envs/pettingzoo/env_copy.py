@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,6 @@ Factory = Callable[..., Any]
 
 def find_factory(module: str) -> Factory:
     """Return the callable that builds the environments of ``module``.
-
-    Args:
-        module: see `PettingZooEnv`.
 
     Raises:
         InputError: the module cannot be imported, has no such callable, or is named in
@@ -39,14 +37,13 @@ def find_factory(module: str) -> Factory:
         raise InputError(
             f"env.module: {path!r} cannot be imported: {reason(error)}{hint}"
         ) from error
-    factory = getattr(found, attribute, None)
+    factory: Factory | None = getattr(found, attribute, None)
     if not callable(factory):
         raise InputError(
             f"env.module: expected a module with parallel_env, or "
             f"package.module:callable; {path!r} has no {attribute!r}"
         )
-    made: Factory = factory
-    return made
+    return factory
 
 
 def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, Any]:
@@ -92,21 +89,19 @@ class ParallelStep(NamedTuple):
     """Agents that act in the next step."""
 
 
+@dataclass(eq=False)
 class EnvCopy:
     """One environment in the state at the end of its log.
 
-    Args:
+    Attributes:
         env: the environment, reset by `replay`.
         decode: converts a flat array to the action of each agent.
+        log: None before the first episode.
     """
 
-    def __init__(
-        self,
-        env: ParallelEnv[Any, Any, Any],
-        decode: Callable[[np.ndarray], dict[Any, Any]],
-    ) -> None:
-        self.env, self.decode = env, decode
-        self.log: ActionLog | None = None
+    env: ParallelEnv[Any, Any, Any]
+    decode: Callable[[np.ndarray], dict[Any, Any]]
+    log: ActionLog | None = None
 
     def replay(self, log: ActionLog) -> ParallelStep:
         """Reset, and repeat the actions of ``log``; later steps are added to it."""
@@ -129,9 +124,5 @@ class EnvCopy:
         if not acted:  # the episode is over
             return ParallelStep({})
         by_agent = self.decode(actions)
-        step = self.env.step({agent: by_agent[agent] for agent in acted})
-        observations, rewards, terminations, truncations, _ = step
-        agents = tuple(self.env.agents)
-        return ParallelStep(
-            observations, rewards, terminations, truncations, acted, agents
-        )
+        *results, _ = self.env.step({agent: by_agent[agent] for agent in acted})
+        return ParallelStep(*results, acted, tuple(self.env.agents))

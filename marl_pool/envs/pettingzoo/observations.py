@@ -1,4 +1,4 @@
-"""Adapters from the observations of PettingZoo environments to batched tokens."""
+"""Steps of several PettingZoo environments as arrays, and observations as tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.pettingzoo.agents import PettingZooTeam, token_spec
+from marl_pool.envs.pettingzoo.env_copy import ParallelStep
 from marl_pool.envs.tokenizers.base import Tokenizer
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -51,7 +52,7 @@ class FlatAdapter(ObservationAdapter):
 
     Args:
         tokenizer: tokenizer of the team.
-        name: name of the tokenizer, for messages.
+        name: its name, for messages.
         dtype: dtype of the stored observations.
 
     Raises:
@@ -81,24 +82,26 @@ class FlatAdapter(ObservationAdapter):
         return tokens.map(lambda part: part.unflatten(0, numbers.shape[:2]))
 
     def _validate(self, name: str) -> None:
-        size, device = self.tokenizer.observer.size, self.tokenizer.observer.device
-        where = f"env.tokenizer: {name} does not fit observations of {size} numbers"
+        observer, spec = self.tokenizer.observer, self.spec
+        where = f"env.tokenizer: {name} does not fit observations of {observer.size} "
+        where += "numbers"
         try:
-            tokens = self.tokenizer(torch.zeros(2, size, device=device))
+            zeros = torch.zeros(2, observer.size, device=observer.device)
+            tokens = self.tokenizer(zeros)
         except (RuntimeError, LookupError, ValueError) as error:
             first = str(error).partition("\n")[0]
             raise InputError(f"{where}: {first}") from error
-        spec = self.spec
+        shape = (2, spec.num_tokens)
         expected = {
-            "features": ((2, spec.num_tokens, spec.num_features), None),
-            "types": ((2, spec.num_tokens), torch.int64),
-            "padding": ((2, spec.num_tokens), torch.bool),
+            "features": ((*shape, spec.num_features), None),
+            "types": (shape, torch.int64),
+            "padding": (shape, torch.bool),
         }
         for part, tensor in tokens._asdict().items():
-            shape, dtype = expected[part]
-            if tensor.shape != shape or tensor.dtype != (dtype or tensor.dtype):
+            wanted, dtype = expected[part]
+            if tensor.shape != wanted or dtype not in (None, tensor.dtype):
                 raise InputError(
-                    f"{where}: expected {part} of shape {shape}"
+                    f"{where}: expected {part} of shape {wanted}"
                     f"{f' and {dtype}' if dtype else ''}, got {tuple(tensor.shape)} "
                     f"and {tensor.dtype}"
                 )
@@ -110,12 +113,7 @@ class FlatAdapter(ObservationAdapter):
 
 
 class TokenAdapter(ObservationAdapter):
-    """Observations that are tokens.
-
-    Args:
-        space: space of one observation.
-        dtype: dtype of stored features; uint8 features stay uint8.
-    """
+    """Observations that are tokens; uint8 features stay uint8."""
 
     def __init__(self, space: spaces.Dict, dtype: Any) -> None:
         spec = token_spec(space)
@@ -138,11 +136,72 @@ class TokenAdapter(ObservationAdapter):
         return Tokens(parts["features"], parts["types"], parts["padding"])
 
 
-def make_adapter(
-    team: PettingZooTeam, tokenizer: Tokenizer | None, name: str, dtype: Any
-) -> ObservationAdapter:
-    """Build the adapter of a team; a Dict of tokens needs no tokenizer."""
-    if tokenizer is None:
-        assert isinstance(team.observation, spaces.Dict)
-        return TokenAdapter(team.observation, dtype)
-    return FlatAdapter(tokenizer, name, dtype)
+class StepArrays:
+    """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        teams: Mapping[str, PettingZooTeam],
+        adapters: Mapping[str, ObservationAdapter],
+        dtype: Any,
+    ) -> None:
+        self.adapters = adapters
+        sizes = {name: len(team.agents) for name, team in teams.items()}
+        self.active = {n: np.zeros((num_envs, a), np.bool_) for n, a in sizes.items()}
+        self.rewards = {n: np.zeros((num_envs, a), dtype) for n, a in sizes.items()}
+        self.observations = {
+            n: adapters[n].zeros(num_envs, a) for n, a in sizes.items()
+        }
+        self.terminated = np.zeros(num_envs, np.bool_)
+        self.truncated = np.zeros(num_envs, np.bool_)
+        self._columns = {
+            agent: (name, i)
+            for name, team in teams.items()
+            for i, agent in enumerate(team.agents)
+        }
+
+    def write(self, row: int, step: ParallelStep) -> None:
+        """Write the step of one environment.
+
+        Raises:
+            InputError: an agent that is not in possible_agents, or an active agent
+                without an observation.
+        """
+        ended, late = step.terminations, step.truncations
+        active = [a for a in step.agents if not (ended.get(a) or late.get(a))]
+        # When the last agents leave, those that are truncated stay active, so that
+        # their values are bootstrapped.
+        timed_out = [a for a in step.acted if late.get(a) and not ended.get(a)]
+        self.terminated[row] = not active and not timed_out
+        self.truncated[row] = not active and bool(timed_out)
+        for agent in active or timed_out:
+            name, column = self._column(agent)
+            if agent not in step.observations:
+                raise InputError(
+                    f"env.module: expected an observation of agent {agent!r}, got none"
+                )
+            self.active[name][row, column] = True
+            observation = step.observations[agent]
+            self.adapters[name].write(self.observations[name], row, column, observation)
+        for agent in step.acted:
+            name, column = self._column(agent)
+            self.rewards[name][row, column] = step.rewards.get(agent, 0.0)
+
+    def tensors(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return active agents and observations, by ``group/part``."""
+        tensors = {}
+        for name, active in self.active.items():
+            tensors[f"{name}/active"] = torch.from_numpy(active).to(device)
+            for part, array in self.observations[name].items():
+                tensor = torch.from_numpy(array).to(device)
+                real = tensor.is_floating_point()
+                tensors[f"{name}/{part}"] = tensor.to(dtype) if real else tensor
+        return tensors
+
+    def _column(self, agent: Any) -> tuple[str, int]:
+        if agent not in self._columns:
+            raise InputError(
+                f"env.module: expected one of possible_agents, got agent {agent!r}"
+            )
+        return self._columns[agent]

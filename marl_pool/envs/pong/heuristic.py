@@ -1,17 +1,17 @@
 """A scripted Pong policy that finds ball and paddle in the pixels."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.pong.emulator import SCREEN
-from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
-from marl_pool.utils.randomness import Stream
 
 BACKGROUND = 87
 """Grey level of the field; ball and paddles are lighter."""
@@ -45,7 +45,7 @@ class BrightSpot(NamedTuple):
     """bool; without bright pixels the centre is undefined."""
 
 
-class PongHeuristic(Policy):
+class PongHeuristic(Heuristic):
     r"""Move the paddle to the predicted crossing of the ball, from the last two frames.
 
     A ball at column x and row y that moves by (u, v) pixels a step crosses the
@@ -64,7 +64,8 @@ class PongHeuristic(Policy):
     loses. `ValueTableTeacher`, which reads the console's memory, is stronger.
 
     The patches are assembled by their order, so a shuffle makes the frames
-    meaningless. Missing patches are background.
+    meaningless. Missing patches are background. `Decision.logits` are the distances of
+    the paddle to its target.
 
     Args:
         group: the agents' group, for its patches and actions.
@@ -76,27 +77,19 @@ class PongHeuristic(Policy):
     def __init__(
         self, group: AgentGroup, offset: float = -2.0, dead_zone: float = 1.5
     ) -> None:
-        super().__init__()
+        super().__init__(offset=offset, dead_zone=dead_zone)
         assert isinstance(group.action_space, spaces.Discrete)
         self.up, self.down = UP_AND_DOWN[int(group.action_space.n)]
         self.side = math.isqrt(group.tokens.num_tokens)
         self.offset, self.dead_zone = offset, dead_zone
-        self.config: dict[str, Any] = {"offset": offset, "dead_zone": dead_zone}
 
-    def act(
-        self,
-        tokens: Tokens,
-        state: State = (),
-        generator: Stream | None = None,
-        explore: bool = False,
-    ) -> Decision:
-        """Choose actions; ``logits`` are the distances. See `Policy.act`."""
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         distance = self.distance(tokens)
         action = torch.zeros_like(distance, dtype=torch.int64)
         action = action.masked_fill(distance < -self.dead_zone, self.up)
         action = action.masked_fill(distance > self.dead_zone, self.down)
-        none = torch.zeros_like(distance)
-        return Decision(action, none, none, distance[..., None], state)
+        return action, distance[..., None]
 
     def distance(self, tokens: Tokens) -> Tensor:
         """Compute the signed distance ``(*B,)`` of the paddle to its target."""

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from marl_pool.envs.pong.controller import GameStart, ValueController
 from marl_pool.envs.pong.emulator import UNKNOWN
+from marl_pool.envs.pong.env import Pong
 from marl_pool.envs.pong.features import TARGET_NAMES, privileged_targets
 from marl_pool.envs.pong.value_tables import DIRECTIONS
-from marl_pool.envs.pong.world import Pong
 from marl_pool.utils.errors import InputError
 
 SPARE = 32

@@ -41,9 +41,8 @@ def patch_group(
     action_space: spaces.Box | spaces.Discrete,
 ) -> AgentGroup:
     """Describe the one agent that observes `patch_tokens`."""
-    side = (grid.screen - grid.patch) // grid.stride + 1
     spec = TokenSpec(
-        side**2,
+        grid.side**2,
         num_frames * grid.patch**2 * colors,
         ("patch",),
         has_self=False,

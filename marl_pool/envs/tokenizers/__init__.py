@@ -9,19 +9,14 @@ if TYPE_CHECKING:
 
 TOKENIZERS: dict[str, str] = {
     "features": "marl_pool.envs.tokenizers.features:FeatureTokenizer",
-    "simple_adversary": (
-        "marl_pool.envs.tokenizers.simple_adversary:SimpleAdversaryTokenizer"
-    ),
-    "simple_push": "marl_pool.envs.tokenizers.simple_push:SimplePushTokenizer",
-    "simple_spread": "marl_pool.envs.tokenizers.simple_spread:SimpleSpreadTokenizer",
-    "simple_tag": "marl_pool.envs.tokenizers.simple_tag:SimpleTagTokenizer",
+    "simple_adversary": "marl_pool.envs.tokenizers.mpe:SimpleAdversaryTokenizer",
+    "simple_push": "marl_pool.envs.tokenizers.mpe:SimplePushTokenizer",
+    "simple_spread": "marl_pool.envs.tokenizers.mpe:SimpleSpreadTokenizer",
+    "simple_tag": "marl_pool.envs.tokenizers.mpe:SimpleTagTokenizer",
 }
 
 FITTING: dict[str, str] = {
-    "mpe2.simple_adversary_v3": "simple_adversary",
-    "mpe2.simple_push_v3": "simple_push",
-    "mpe2.simple_spread_v3": "simple_spread",
-    "mpe2.simple_tag_v3": "simple_tag",
+    f"mpe2.{name}_v3": name for name in TOKENIZERS if name != "features"
 }
 """Default tokenizer of a module."""
 

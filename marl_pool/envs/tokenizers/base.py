@@ -83,7 +83,7 @@ class SlotTokenizer(Tokenizer):
     """Tokenizer whose features have fixed positions in the observation.
 
     Args:
-        observer: the group of agents whose observations are converted.
+        observer: see `Tokenizer`.
         type_names: names of the types; the first is the type of the observing agent.
         slots: the tokens, in order.
         signal_types: names of the types that matter for the task; empty if unknown.

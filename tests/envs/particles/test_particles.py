@@ -52,7 +52,7 @@ class StandalonePolicy(ParticleEnv):
 
 
 def oracle(entities: Sequence[Entities], state: np.ndarray) -> OracleWorld:
-    """The same world in mpe2: movable entities are its agents."""
+    """The same environment in mpe2: movable entities are its agents."""
     env = OracleWorld()
     kinds = [kind for kind in entities for _ in range(kind.count)]
     for kind, (x, y, vx, vy) in zip(kinds, state, strict=True):
@@ -184,7 +184,7 @@ def test_a_movable_kind_after_an_immovable_one_is_refused() -> None:
         )
 
 
-def test_taken_worlds_go_their_own_way() -> None:
+def test_taken_envs_go_their_own_way() -> None:
     env = StandalonePolicy(3, CASES["all collide"])
     env.state.copy_(torch.linspace(-0.5, 0.5, 3 * 10 * 4).view(3, 10, 4))
     before = env.state.clone()

@@ -12,9 +12,13 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, EnvOptions, Step
 from marl_pool.envs.pettingzoo.agents import make_teams
-from marl_pool.envs.pettingzoo.batch import StepArrays
 from marl_pool.envs.pettingzoo.env_copy import EnvCopy, ParallelStep, build_env
-from marl_pool.envs.pettingzoo.observations import ObservationAdapter, make_adapter
+from marl_pool.envs.pettingzoo.observations import (
+    FlatAdapter,
+    ObservationAdapter,
+    StepArrays,
+    TokenAdapter,
+)
 from marl_pool.envs.pettingzoo.rendering import FrameRenderer, fit_square
 from marl_pool.envs.simulation.replay import ReplayCursor, ReplayedEnv, saved_logs
 from marl_pool.envs.simulation.simulator import ActionLog
@@ -104,11 +108,6 @@ class PettingZooEnv(ReplayedEnv):
         self._set_tensors(empty.tensors(self.device, self.dtype))
 
     @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The groups of the option ``groups``."""
-        return self._groups
-
-    @property
     def active(self) -> dict[str, Tensor]:
         """For each group, ``(num_envs, agents)`` bool: agents in the episode."""
         return {name: self._state[f"{name}/active"] for name in self._teams}
@@ -137,14 +136,8 @@ class PettingZooEnv(ReplayedEnv):
             )
 
     @override
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         cursor = self._cursors[index]
         if cursor is None:
@@ -220,34 +213,29 @@ class PettingZooEnv(ReplayedEnv):
     def _make_adapter(
         self, group: str, all_agents: tuple[str, ...], tokenizer: str | None
     ) -> ObservationAdapter:
-        team, built = self._teams[group], None
-        name = tokenizer or fitting(self.module)
+        team = self._teams[group]
         if isinstance(team.observation, spaces.Box):
+            name = tokenizer or fitting(self.module)
             agents = tuple(map(str, team.agents))
             size = team.observation.shape[0]
             observer = Observer(
                 group, agents, all_agents, size, self.options, self.device
             )
-            built = make_tokenizer(name, observer)
-        elif tokenizer is not None:
+            return FlatAdapter(make_tokenizer(name, observer), name, self._number)
+        if tokenizer is not None:
             raise InputError(
                 f"env.tokenizer: expected null, because group {group!r} observes "
                 f"tokens, got {tokenizer!r}"
             )
-        return make_adapter(team, built, name, self._number)
+        return TokenAdapter(team.observation, self._number)
 
     def _step_arrays(self, num_envs: int) -> StepArrays:
         return StepArrays(num_envs, self._teams, self._adapters, self._number)
 
     def _tokens(self, name: str) -> Tokens:
-        prefix = f"{name}/"
-        parts = {
-            key.removeprefix(prefix): tensor
-            for key, tensor in self._state.items()
-            if key.startswith(prefix)
-        }
-        active = parts.pop("active")
-        tokens = self._adapters[name].tokens(parts)
+        adapter = self._adapters[name]
+        parts = {part: self._state[f"{name}/{part}"] for part in adapter.parts}
+        tokens, active = adapter.tokens(parts), self._state[f"{name}/active"]
         return tokens._replace(padding=tokens.padding | ~active[..., None])
 
     @override
@@ -261,5 +249,4 @@ class PettingZooEnv(ReplayedEnv):
 
 def _equal(left: Tensor, right: Tensor) -> bool:
     """Return True if two tensors are equal, with NaN equal to NaN."""
-    arrays = left.cpu().numpy(), right.cpu().numpy()
-    return np.array_equal(*arrays, equal_nan=True)
+    return np.array_equal(left.cpu().numpy(), right.cpu().numpy(), equal_nan=True)

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.cartpole.drawing import draw
@@ -119,11 +120,6 @@ class CartPole(BatchedEnv):
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
 
     @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The one group, ``"agent"``, of one agent."""
-        return self._groups
-
-    @property
     def angle(self) -> Tensor:
         """Angle of the pole from upright in radians, ``(num_envs,)``; left positive."""
         return self.state[:, -1]
@@ -166,25 +162,16 @@ class CartPole(BatchedEnv):
         self.state[rows, -1] = angle
         self.past[rows] = self._channels()[rows, :, None]
 
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    @override
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        """Render one environment; see `BatchedEnv.frame`.
-
-        Attention is a bar for each token; the horizontal line is uniform attention.
-        """
         return draw(
             float(self._position[index]),
             float(self._angle[index]),
             text=f"step {int(self.steps[index])}",
             names=self.channel_names(),
-            attention=attention,
+            weights=weights,
             size=size,
         )
 

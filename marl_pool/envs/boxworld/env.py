@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.boxworld.codes import (
@@ -33,7 +34,6 @@ from marl_pool.envs.boxworld.codes import (
 from marl_pool.envs.boxworld.drawing import draw_grid
 from marl_pool.envs.boxworld.levels import LevelGenerator, LevelStock
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
@@ -167,11 +167,6 @@ class BoxWorld(BatchedEnv):
         tensors = {"codes": codes, "places": places.long()}
         self._set_tensors({k: v.to(self.device) for k, v in tensors.items()})
 
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The one group, ``"agent"``, of one agent."""
-        return self._groups
-
     def observe(self) -> dict[str, Tokens]:
         """Return tokens ``(num_envs, 1, N)``; see the class."""
         own = self.places[:, 0]
@@ -217,38 +212,19 @@ class BoxWorld(BatchedEnv):
         super().renumber(env_ids, episode)
         self._stock = None
 
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    @override
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        """Render one environment as in the paper's Figure 10; see `BatchedEnv.frame`.
-
-        The held key is in the upper left corner of the wall. Attention is an orange rim
-        around a cell, wider for a larger weight.
-        """
         colors = self._colors[self.codes[index, :-1], :3] * 255
-        weights = None
-        if attention is not None:
-            weights = self._by_place(attention, self.token_places(index))
+        by_place = None
+        if weights is not None:
+            places = self.token_places(index).cpu().numpy()
+            by_place = np.bincount(places, weights, self.n**2 + 2)[:-1]
         text = f"step {int(self.steps[index])}"
         return draw_grid(
-            colors.round().byte().cpu().numpy(), self.n, weights, text=text, size=size
+            colors.round().byte().cpu().numpy(), self.n, by_place, text=text, size=size
         )
-
-    def _by_place(self, attention: Tensor, places: Tensor) -> np.ndarray:
-        """Convert attention weights ``(N,)`` of tokens to ``(n² + 1,)`` of places."""
-        if attention.shape != places.shape:
-            raise InputError(
-                f"attention: expected one weight for each of {len(places)} tokens, "
-                f"got the shape {tuple(attention.shape)}"
-            )
-        weights = attention.new_zeros(self.n**2 + 2).index_add_(0, places, attention)
-        return weights[:-1].double().cpu().numpy()
 
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if self._stock is None:

@@ -11,12 +11,12 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, EnvOptions
+from marl_pool.envs.base import EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.drawing.patches import PatchGrid, draw
+from marl_pool.envs.simulation.env import SimulatedEnv, push_frames
 from marl_pool.envs.simulation.patches import patch_group, patch_tokens
 from marl_pool.envs.simulation.simulator import Simulators, extra
-from marl_pool.envs.simulation.world import SimulatedEnv, push_frames
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, UnitInterval
 
@@ -148,33 +148,16 @@ class CarRacing(SimulatedEnv):
         )
         self._groups = {"agent": agent}
 
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``, of one agent."""
-        return self._groups
-
     @override
     def observe(self) -> dict[str, Tokens]:
         return {"agent": patch_tokens(self.screens, self.patch_grid)}
 
     @override
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         (picture,) = self._replace_grass(self.observations[index : index + 1])
-        return draw(
-            picture.cpu().numpy(),
-            attention,
-            patch=self.patch_grid.patch,
-            stride=self.patch_grid.stride,
-            size=size,
-        )
+        return draw(picture.cpu().numpy(), weights, self.patch_grid, size)
 
     @override
     def _to_native(self, actions: Tensor) -> Tensor:

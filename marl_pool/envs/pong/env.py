@@ -10,9 +10,8 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
+from marl_pool.envs.base import BatchedEnv, EnvOptions
 from marl_pool.envs.drawing.patches import PatchGrid, draw
-from marl_pool.envs.options import validate_number
 from marl_pool.envs.pong.emulator import (
     NOOP,
     SCREEN,
@@ -126,8 +125,8 @@ class Pong(BatchedEnv):
         max_steps: PositiveInt = 27_000,
         **common: Unpack[EnvOptions],
     ) -> None:
-        divides = SCREEN % patch == 0
-        validate_number("patch", patch, divides, f"a divisor of {SCREEN}")
+        if SCREEN % patch:
+            raise InputError(f"env.patch: expected a divisor of {SCREEN}, got {patch}")
         vector_env()  # fail here if ale-py is missing
         super().__init__(num_envs, max_steps=max_steps, **common)
         self.num_frames, self.zero_rows = num_frames, zero_rows
@@ -158,11 +157,6 @@ class Pong(BatchedEnv):
             num_envs, 0, dtype=torch.uint8, device=self.device
         )
         self.noops = torch.full_like(self.env_ids, UNKNOWN)
-
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``, of one agent."""
-        return self._groups
 
     @property
     def game_seeds(self) -> Tensor:
@@ -205,18 +199,11 @@ class Pong(BatchedEnv):
             )
 
     @override
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         screen = self.screens[index, -1].cpu().numpy()
-        patch = self.patch_grid.patch
-        return draw(screen, attention, patch=patch, stride=patch, size=size)
+        return draw(screen, weights, self.patch_grid, size)
 
     @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
