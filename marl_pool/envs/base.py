@@ -19,17 +19,14 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 @dataclass(frozen=True)
 class AgentGroup:
-    """Agents with equal observation and action spaces, which may share a policy.
-
-    Attributes:
-        num_agents: A, the number of these agents in one environment.
-        tokens: shape and type names of one agent's observation.
-        action_space: actions of one agent.
-    """
+    """Agents with equal observation and action spaces, which may share a policy."""
 
     num_agents: int
+    """Number of these agents in one environment."""
     tokens: TokenSpec
+    """Shape and type names of one agent's observation."""
     action_space: spaces.Box | spaces.Discrete
+    """Actions of one agent."""
 
 
 class Step(NamedTuple):
@@ -61,7 +58,7 @@ class BatchedEnv(ABC):
     """A batch of independent multi-agent environments that advance together.
 
     The state is held in tensors whose first dimension is the environment. A subclass
-    writes `groups`, `observe` and three hooks: ``_place`` starts episodes,
+    sets ``_groups`` and writes `observe` and three hooks: ``_place`` starts episodes,
     ``_advance`` moves every environment by one step, and ``_tensors`` names the state,
     which makes `select`, `state_dict` and `load_state_dict` work. An agent on a line
     that has to reach the origin::
@@ -69,12 +66,9 @@ class BatchedEnv(ABC):
         class Line(BatchedEnv):
             def __init__(self, num_envs, *, max_steps=20, **common):
                 super().__init__(num_envs, max_steps=max_steps, **common)
-                self.x = torch.zeros(num_envs, 1)
-
-            @property
-            def groups(self):
                 spec, space = TokenSpec(1, 1, ("self",)), spaces.Box(-1, 1, (1,))
-                return {"agent": AgentGroup(1, spec, space)}
+                self._groups = {"agent": AgentGroup(1, spec, space)}
+                self.x = torch.zeros(num_envs, 1)
 
             def observe(self):
                 types = torch.zeros(self.num_envs, 1, 1, dtype=torch.int64)
@@ -97,14 +91,13 @@ class BatchedEnv(ABC):
     Two rules keep experiments comparable. `step` never resets: the caller decides when
     an ended environment begins its next episode. And all random numbers come from
     streams that are keyed by (seed, environment number, episode number, purpose), so
-    an environment plays the same episode alone and in a batch of thousands; take them
-    from `sample_uniform` in ``_place`` and from ``self.dynamics.next()`` in
-    ``_advance``.
+    an environment plays the same episode alone and among thousands: `sample_uniform`
+    in ``_place``, ``self.dynamics.next()`` in ``_advance``.
 
     Args:
-        num_envs: number of environments, at least 1.
-        max_steps: steps after which an episode is truncated, at least 1.
-        seed: seed of all random streams, at least 0.
+        num_envs: number of environments.
+        max_steps: steps after which an episode is truncated.
+        seed: seed of all random streams.
         first_env: number of the first environment; the others follow it.
         first_episode: number of the episode that the first reset begins.
         device: device of all tensors.
@@ -117,7 +110,7 @@ class BatchedEnv(ABC):
         steps: ``(num_envs,)`` int64 steps taken in them.
 
     Raises:
-        InputError: a number out of range, or a CUDA device that this machine lacks.
+        InputError: a CUDA device that this machine lacks.
     """
 
     version: ClassVar[int] = 0
@@ -172,14 +165,13 @@ class BatchedEnv(ABC):
         }
 
     def signal(self) -> dict[str, Tensor]:
-        """Return masks of the tokens that matter for the task.
+        """Return masks of the tokens that matter for the task, self included.
 
         By default these are the types in `TokenSpec.signal_types`. The masks are
         ground truth for analyses; policies and perturbations must not use them.
 
         Returns:
-            For each group ``(num_envs, agents, N)`` bool, False for padding. An agent's
-            own token is signal.
+            For each group ``(num_envs, agents, N)`` bool, False for padding.
 
         Raises:
             UnfitTokensError: the environment does not define signal.
@@ -198,11 +190,7 @@ class BatchedEnv(ABC):
         return masks
 
     def reset(self, where: Tensor | None = None) -> None:
-        """Begin the next episode.
-
-        Args:
-            where: ``(num_envs,)`` bool, environments to reset; None for all.
-        """
+        """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
         if where is None:
             rows = torch.arange(self.num_envs, device=self.device)
             self.episodes = self.episodes + 1
@@ -276,22 +264,20 @@ class BatchedEnv(ABC):
 
     @abstractmethod
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        """Begin an episode in some environments.
+        """Begin an episode in the environments ``rows`` ``(k,)`` int64.
 
-        Args:
-            rows: ``(k,)`` int64 indices of the environments.
-            keys: ``(k,)`` keys of their reset streams, for `sample_uniform`.
+        ``keys`` ``(k,)`` are those of their reset streams, for `sample_uniform`.
         """
 
     @abstractmethod
     def _advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Move every environment by one step.
+        """Move every environment by one step; `step` counts steps and truncates.
 
         Returns:
-            Rewards of each group ``(num_envs, agents)``, and ``terminated``
-            ``(num_envs,)`` bool. The base class counts steps and truncates.
+            Rewards of each group ``(num_envs, agents)``; ``terminated``
+            ``(num_envs,)`` bool.
         """
 
     @abstractmethod
@@ -307,15 +293,12 @@ class BatchedEnv(ABC):
         return stream_keys(self.seed, env_ids, episodes, Purpose.RESET)
 
     def sample_uniform(self, keys: Tensor, count: int, start: int = 0) -> Tensor:
-        """Sample uniform numbers in (0, 1), each row from the stream of its key.
+        """Sample numbers ``(k, count)`` in (0, 1), each row from the stream of its key.
 
         Args:
             keys: ``(k,)`` keys that ``_place`` receives.
             count: numbers of each stream.
             start: position of the first number in the stream.
-
-        Returns:
-            ``(k, count)`` in the environment's dtype.
         """
         return uniform(keys, count, start).to(self.dtype)
 
@@ -332,12 +315,11 @@ class BatchedEnv(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which an equal environment continues exactly."""
-        own = {name: tensor.clone() for name, tensor in self._tensors().items()}
         return {
             "episodes": self.episodes.clone(),
             "steps": self.steps.clone(),
             "dynamics": self.dynamics.state_dict(),
-            "tensors": own,
+            "tensors": {name: part.clone() for name, part in self._tensors().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -34,8 +34,7 @@ _descriptions: dict[object, EnvDescription] = {}
 def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
     """Describe the environment of some options.
 
-    One environment is built for each distinct set of options and discarded; the
-    description is kept as long as the process lives.
+    One environment is built for each distinct set of options and discarded.
 
     Args:
         env_config: ``{"name": …, **options}``, as for `make_batched_env`.

@@ -16,7 +16,7 @@ from helpers.worlds import CASES
 from marl_pool.envs import env_names, make_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
-from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, registered_id
+from marl_pool.envs.registration import VERSIONS, registered_id
 from marl_pool.envs.views.gymnasium import OneAgentView
 from marl_pool.envs.views.pettingzoo import ParallelView
 from marl_pool.utils.errors import InputError
@@ -81,7 +81,7 @@ def test_pettingzoo_checkers_accept_its_aec_form(
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [(name, options) for name in ONE_LEARNER for options in ACTIONS.get(name, [{}])],
+    [(name, options) for name in VERSIONS for options in ACTIONS.get(name, [{}])],
 )
 def test_gymnasium_checker_accepts_the_one_agent_view(
     name: str, options: dict[str, Any]

@@ -37,14 +37,11 @@ class AntEnv(SimulatedEnv):
     bar for each channel; the line across the bars is the uniform weight.
 
     Args:
-        num_envs: environments in the batch, with one ant each.
         simulators: their observations are the channels, then the positions of 13 parts.
         channels: names of the channels, in the order of the tokens.
-        num_frames: readings of a channel in its token, at least 1; they are the token's
-            features, the newest last.
+        num_frames: readings of a channel in its token; they are the token's features,
+            the newest last.
         channel_ids: give each channel a token type of its own.
-        max_steps: steps until truncation.
-        **common: see `BatchedEnv`.
     """
 
     frames: Tensor

@@ -33,9 +33,6 @@ def draw_grid(
         attention: ``(n² + 1,)`` attention weights, at least 0; None draws no rims.
         text: text in the lower wall.
         size: height and width in pixels.
-
-    Returns:
-        ``(size, size, 3)`` uint8 RGB.
     """
     side = size / (n + 2)
     image = np.full((size, size, 3), WALL, np.uint8)

@@ -14,6 +14,8 @@ from typing_extensions import override
 from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.boxworld.codes import (
     AGENT,
+    CODE_COLORS,
+    CODE_TYPES,
     CODES,
     FLOOR,
     GEM,
@@ -26,7 +28,6 @@ from marl_pool.envs.boxworld.codes import (
     NOTHING,
     TRAP,
     TYPE_NAMES,
-    describe_codes,
     entries,
     in_hand,
     reward_of,
@@ -39,18 +40,13 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Change of row and column by each action: up, down, left, right."""
 
-LEAST_N, MOST_N = 3, 32
-
 
 @dataclass(frozen=True)
 class BoxWorldGroup(AgentGroup):
-    """The agent of a BoxWorld.
-
-    Attributes:
-        n: cells along a side of its room; the unit of positions is n + 1 cells.
-    """
+    """The agent of a BoxWorld."""
 
     n: int
+    """Cells along a side of its room; the unit of positions is n + 1 cells."""
 
 
 class BoxWorld(BatchedEnv):
@@ -105,21 +101,17 @@ class BoxWorld(BatchedEnv):
     - The seed determines the level, and observations are float32, as in their space.
 
     Args:
-        num_envs: number of environments in the batch.
-        n: cells along a side, 3 to 32.
-        goal_length: number of keys and gem to collect, at least 2; the chain has one
-            box less.
-        num_distractors: branches that lead nowhere, at least 0.
-        distractor_length: boxes of a branch, at least 1. Opening the first ends the
-            episode, so the others are never reached.
+        n: cells along a side.
+        goal_length: number of keys and gem to collect; the chain has one box less.
+        num_distractors: branches that lead nowhere.
+        distractor_length: boxes of a branch; opening the first ends the episode, so the
+            others are never reached.
         random_distractors: True to sample the number of branches at each reset,
             uniformly from 0 to ``num_distractors``.
-        observation: ``"entities"`` or ``"pixels"``.
-        max_steps: steps until truncation.
+        observation: kind of the tokens, as above.
 
     Raises:
-        InputError: a number out of range, more boxes than fit into the room, or an
-            unknown observation.
+        InputError: more boxes than fit into the room.
     """
 
     codes: Tensor
@@ -133,7 +125,7 @@ class BoxWorld(BatchedEnv):
         self,
         num_envs: PositiveInt,
         *,
-        n: Annotated[int, Field(ge=LEAST_N, le=MOST_N)] = 7,
+        n: Annotated[int, Field(ge=3, le=32)] = 7,
         goal_length: Annotated[int, Field(ge=2)] = 2,
         num_distractors: NonNegativeInt = 2,
         distractor_length: PositiveInt = 1,
@@ -142,11 +134,7 @@ class BoxWorld(BatchedEnv):
         max_steps: PositiveInt = 30,
         **common: Unpack[EnvOptions],
     ) -> None:
-        super().__init__(
-            num_envs,
-            max_steps=max_steps,
-            **common,
-        )
+        super().__init__(num_envs, max_steps=max_steps, **common)
         self.n, self.pixels = n, observation == "pixels"
         self.generator = LevelGenerator(
             n,
@@ -156,19 +144,17 @@ class BoxWorld(BatchedEnv):
             random_distractors,
             self.device,
         )
-        boxes = self.generator.num_boxes
-        num_tokens = n**2 + 1 if self.pixels else 2 + 2 * boxes
+        num_tokens = n**2 + 1 if self.pixels else 2 + 2 * self.generator.num_boxes
         spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=(3, 4))
         group = BoxWorldGroup(1, spec, spaces.Discrete(len(MOVES)), n)
         self._groups: dict[str, AgentGroup] = {"agent": group}
         self._build_tables()
-        places = torch.zeros(num_envs, 1 if self.pixels else num_tokens)
-        codes = torch.full((num_envs, n**2 + 2), FLOOR)
-        tensors = {"codes": codes, "places": places.long()}
-        self._set_tensors({k: v.to(self.device) for k, v in tensors.items()})
+        places = self.env_ids.new_zeros(num_envs, 1 if self.pixels else num_tokens)
+        codes = self.env_ids.new_full((num_envs, n**2 + 2), FLOOR)
+        self._set_tensors({"codes": codes, "places": places})
 
+    @override
     def observe(self) -> dict[str, Tokens]:
-        """Return tokens ``(num_envs, 1, N)``; see the class."""
         own = self.places[:, 0]
         if self.pixels:
             codes = self.codes[:, :-1].flatten()
@@ -186,6 +172,7 @@ class BoxWorld(BatchedEnv):
             padding[..., 0] = False
         return {"agent": Tokens(features.view(*shape, 5), types, padding)}
 
+    @override
     def signal(self) -> dict[str, Tensor]:
         """Return masks of self, keys in hand or loose, and boxes on the path.
 
@@ -207,8 +194,8 @@ class BoxWorld(BatchedEnv):
             return torch.arange(self.n**2 + 1, device=self.device)
         return self.places[index]
 
+    @override
     def renumber(self, env_ids: Tensor, episode: int) -> None:
-        """See `BatchedEnv.renumber`."""
         super().renumber(env_ids, episode)
         self._stock = None
 
@@ -226,6 +213,7 @@ class BoxWorld(BatchedEnv):
             colors.round().byte().cpu().numpy(), self.n, by_place, text=text, size=size
         )
 
+    @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if self._stock is None:
             self._stock = LevelStock(
@@ -238,6 +226,7 @@ class BoxWorld(BatchedEnv):
             self.places[rows, 1] = levels.key
             self.places[rows, 2:] = levels.boxes.flatten(1)
 
+    @override
     def _advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
@@ -263,15 +252,15 @@ class BoxWorld(BatchedEnv):
         ends = _look_up(self._ends, entered)
         return {"agent": _look_up(self._rewards, entered)}, ends[:, 0]
 
+    @override
     def _reset_keys(self, rows: Tensor) -> Tensor:
         # The stock of levels computes the keys of many episodes at once.
         return rows
 
     def _build_tables(self) -> None:
-        about = describe_codes()
         # Tables hold whole tokens, so that one addition joins color and position.
-        self._colors = self._constant([(*code.color, 0, 0) for code in about]) / 255
-        types = [TYPE_NAMES.index(code.type_name) for code in about]
+        self._colors = self._constant([(*color, 0, 0) for color in CODE_COLORS]) / 255
+        types = [TYPE_NAMES.index(name) for name in CODE_TYPES]
         self._types = self._constant(types, torch.int64)
         # A token whose entity is gone is padding; the agent's cell is shown by its own
         # token only.
@@ -300,9 +289,11 @@ class BoxWorld(BatchedEnv):
     def _constant(self, values: object, dtype: torch.dtype | None = None) -> Tensor:
         return torch.tensor(values, dtype=dtype or self.dtype, device=self.device)
 
+    @override
     def _tensors(self) -> dict[str, Tensor]:
         return {"codes": self.codes, "places": self.places}
 
+    @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.codes, self.places = tensors["codes"], tensors["places"]
         self._stock = None  # the tensors may be of other environments

@@ -68,14 +68,7 @@ class BoxWorldHeuristic(Heuristic):
         return logits.argmax(-1), logits
 
     def steps_left(self, tokens: Tokens) -> Tensor:
-        """Compute the steps to the next goal after each of the four moves.
-
-        Args:
-            tokens: tokens with batch dimension ``(B,)``.
-
-        Returns:
-            ``(B, 4)`` int64, `FAR` if there is no way.
-        """
+        """Compute the steps ``(B, 4)`` to the next goal after each move, or `FAR`."""
         seen = self.read(tokens)
         goal = self.next_goal(seen)
         barred = (seen.items != NO_COLOR) | (seen.locks != NO_COLOR)

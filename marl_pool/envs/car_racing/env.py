@@ -49,51 +49,46 @@ class CarRacing(SimulatedEnv):
     are bytes; the embedding divides them by 255.
 
     All tokens have the same type, none represents the agent, and none contains its
-    position on the screen. The environment keeps the order: permutations
-    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
-    paper's test with orders that change within an episode needs
-    ``perturbation.scope=frame``.
+    position on the screen. Their order is fixed: permutations
+    (``perturbation=shuffle``; within an episode, as in the paper's test,
+    ``perturbation.scope=frame``) and missing patches (``occlude``) are perturbations.
 
     An action is three numbers in [-1, 1]: the steering, -1 for full left, and the gas
     and the brake, -1 for none and 1 for full. The reward is 1000 / tiles for each new
     tile of the track minus 0.1 a frame. An episode ends (terminated) with the lap, or
-    with a reward of -100 if the car leaves the field, and is truncated after
-    ``max_steps``.
+    with a reward of -100 if the car leaves the field.
 
     Simulators step one after the other, at some milliseconds each. They cannot save
     their state; see `SimulatedEnv`.
 
-    Source: CarRacing (Klimov, 2016) through Gymnasium,
-    https://gymnasium.farama.org/environments/box2d/car_racing, as in Tang and Ha, The
-    sensory neuron as a transformer (2021), section 4.4,
-    https://arxiv.org/abs/2109.02869. The published agents were trained and tested on
-    CarRacing-v0. Its screen is shrunk without averaging, as here by default; its lap
+    Source: `CarRacing <https://gymnasium.farama.org/environments/box2d/car_racing>`_
+    (Klimov, 2016) through Gymnasium, as in section 4.4 of `Tang and Ha, 2021
+    <https://arxiv.org/abs/2109.02869>`_. The published agents were trained and tested
+    on CarRacing-v0. Its screen is shrunk without averaging, as here by default; its lap
     ends when all tiles are visited (``lap_complete_percent=1``), on v3 at the start
     line after 95 % of them; its tracks of the same seed differ. In the published code
     four other pictures replace the grass, and mixtures of grass and road stay.
 
     Args:
-        num_envs: environments in the batch, each with its own track.
-        patch: height and width of a patch in pixels, 1 to 96.
-        stride: distance of neighbouring patches in pixels, 1 to 96.
-        num_frames: frames in a token, at least 1.
-        color: ``"grey"`` or ``"rgb"``.
-        zero_rows_bottom: rows of pixels at the bottom that are made black, 0 to 96; the
+        patch: height and width of a patch in pixels.
+        stride: distance of neighbouring patches in pixels.
+        num_frames: frames in a token.
+        color: colors of a pixel.
+        zero_rows_bottom: rows of pixels at the bottom that are made black; the
             instruments take 12.
         smooth: shrink the picture by averaging, as v3 does.
         background: ``"checkers"``, ``"clouds"``, ``"stripes"``, ``"sunset"`` or an
             image file, which is scaled to 96 × 96 pixels; ``"none"`` keeps the grass.
-        action_repeat: frames of one action, at least 1.
+        action_repeat: frames of one action.
         no_reward_limit: the episode terminates after more than this many consecutive
             steps with negative rewards; 0 for no limit. The published search uses 20,
             its tests none: ``experiment=car_racing_attention_neuron`` sets it in
             ``fitness_env``.
-        lap_complete_percent: share of visited tiles, 0 to 1, from which on the start
-            line ends the lap.
-        max_steps: steps until truncation.
+        lap_complete_percent: share of visited tiles from which on the start line ends
+            the lap.
 
     Raises:
-        InputError: a number out of range, an unknown choice, or an unreadable image.
+        InputError: an unreadable background.
         ModuleNotFoundError: Box2D or pygame, of the extra ``box2d``, is missing.
     """
 

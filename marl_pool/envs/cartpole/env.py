@@ -58,23 +58,17 @@ class CartPole(BatchedEnv):
     (footnote 3), as ``rescale_codes`` and ``suite=attention_neuron`` do here.
 
     Args:
-        num_envs: number of environments in the batch.
-        duplicates: number of copies of each channel, at least 1; all channels in
-            order, then all again.
-        noise_channels: number of further tokens of pure noise, at least 0.
-        noise_std: standard deviation of their Gaussian noise, sampled in each step, at
-            least 0.
+        duplicates: number of copies of each channel; all channels in order, then all
+            again.
+        noise_channels: number of further tokens of pure noise.
+        noise_std: standard deviation of their Gaussian noise, sampled in each step.
         num_frames: consecutive readings of a channel in a token's features, the newest
-            last, at least 1; the first reading of an episode pads the history.
+            last; the first reading of an episode pads the history.
         channel_ids: True to give each channel a type of its own; duplicates have equal
             types.
         start_speed: largest initial velocity, of the cart in m/s and of the pole in
-            rad/s, at least 0.
-        start_angle: largest initial angle from hanging, in [0, π] radians.
-        max_steps: steps until truncation.
-
-    Raises:
-        InputError: a number out of range.
+            rad/s.
+        start_angle: largest initial angle from hanging in radians.
     """
 
     steps_past_end = True

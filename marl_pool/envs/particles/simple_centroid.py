@@ -53,22 +53,17 @@ class SimpleCentroid(ParticleEnv):
     late), and all are truncated together.
 
     Args:
-        num_envs: number of environments in the batch.
         counts: numbers of agents, signal and noise entities, in the paper's notation.
-        num_agents: learning agents, at least 1; None uses ``counts``.
-        num_signal: signal entities, at least 1; None uses ``counts``.
-        num_noise: noise entities, at least 0; None uses ``counts``.
+        num_agents: learning agents; None uses ``counts``.
+        num_signal: signal entities; None uses ``counts``.
+        num_noise: noise entities; None uses ``counts``.
         continuous_actions: True for five numbers in [0, 1], of which the second to
             fifth push left, right, down and up; False for one of five choices: no-op,
             left, right, down, up.
-        reward_scale: factor c of the reward, positive.
-        noise_offset: largest length of the common offset of noise, at least 0.
+        reward_scale: factor c of the reward.
+        noise_offset: largest length of the common offset of noise.
         spread: half side of the starting square; None for
             ``max(log4(number of entities), 2)``.
-        max_steps: steps until truncation.
-
-    Raises:
-        InputError: a number out of range.
     """
 
     type_names = TYPE_NAMES

@@ -63,11 +63,10 @@ class SimpleTag(ParticleEnv):
     less than, not equal to, the sum of their radii; an episode has 25 steps.
 
     Args:
-        num_envs: number of environments in the batch.
         counts: numbers of predators, prey and obstacles, in the paper's notation.
-        num_predators: predators, at least 1; None uses ``counts``.
-        num_prey: prey, at least 1; None uses ``counts``.
-        num_obstacles: obstacles, at least 0; None uses ``counts``.
+        num_predators: predators; None uses ``counts``.
+        num_prey: prey; None uses ``counts``.
+        num_obstacles: obstacles; None uses ``counts``.
         prey: policy of the prey: ``"random"`` samples one of the five actions,
             ``"flee"`` flees from predators (`flight`), ``"learned"`` makes the prey a
             group of its own.
@@ -78,10 +77,6 @@ class SimpleTag(ParticleEnv):
         shared_reward: True if each predator receives the sum of all rewards.
         obstacle_spread: half side of the square of obstacles; None for
             ``max(log4(number of obstacles), 2)``.
-        max_steps: steps until truncation.
-
-    Raises:
-        InputError: a number out of range, or an unknown ``prey``.
     """
 
     type_names = TYPE_NAMES

@@ -20,17 +20,18 @@ from marl_pool.envs.pettingzoo.observations import (
     TokenAdapter,
 )
 from marl_pool.envs.pettingzoo.rendering import FrameRenderer, fit_square
-from marl_pool.envs.simulation.replay import ReplayCursor, ReplayedEnv, saved_logs
+from marl_pool.envs.simulation.replay import (
+    ReplayCursor,
+    ReplayedEnv,
+    reset_seeds,
+    saved_logs,
+)
 from marl_pool.envs.simulation.simulator import ActionLog
 from marl_pool.envs.tokenizers import fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import PositiveInt
-
-SEEDS = 1 << 31
-"""Number of seeds of an episode, counted from 0."""
 
 
 class PettingZooEnv(ReplayedEnv):
@@ -55,11 +56,10 @@ class PettingZooEnv(ReplayedEnv):
     *Pictures* are the environment's own, with ``render_mode="rgb_array"``. They show no
     attention, because the positions of tokens in them are unknown.
 
-    Source: PettingZoo's parallel API (Terry et al., 2021,
-    https://arxiv.org/abs/2009.14471).
+    Source: PettingZoo's parallel API (`Terry et al., 2021
+    <https://arxiv.org/abs/2009.14471>`_).
 
     Args:
-        num_envs: environments in the batch.
         module: a module with ``parallel_env`` such as ``mpe2.simple_spread_v3``,
             ``package.module:callable``, or an id of PettingZoo's registry, which
             contains a slash. It is imported.
@@ -146,9 +146,9 @@ class PettingZooEnv(ReplayedEnv):
 
     @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        seeds = (uniform(keys, 1)[:, 0] * SEEDS).long().tolist()
         arrays = self._step_arrays(len(rows))
-        for i, (row, seed) in enumerate(zip(rows.tolist(), seeds, strict=True)):
+        pairs = zip(rows.tolist(), reset_seeds(keys), strict=True)
+        for i, (row, seed) in enumerate(pairs):
             arrays.write(i, self._replay(row, ActionLog(seed)))
         state = {key: tensor.clone() for key, tensor in self._state.items()}
         for key, tensor in arrays.tensors(self.device, self.dtype).items():

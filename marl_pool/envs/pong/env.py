@@ -46,17 +46,15 @@ class Pong(BatchedEnv):
     a reset the first frame is repeated in place of earlier ones.
 
     All tokens have the same type, none represents the agent, and none contains its
-    position on the screen. A permutation-invariant policy without a memory therefore
-    cannot locate the ball. The environment keeps the order: permutations
-    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
-    paper's test with orders that change within an episode needs
-    ``perturbation.scope=frame``. The features are bytes; the embedding divides them by
-    255.
+    position on the screen, so a permutation-invariant policy without a memory cannot
+    locate the ball. Their order is fixed: permutations (``perturbation=shuffle``;
+    within an episode, as in the paper's test, ``perturbation.scope=frame``) and missing
+    patches (``occlude``) are perturbations. The features are bytes; the embedding
+    divides them by 255.
 
     The reward is 1 for a point won and -1 for a point lost; the game ends (terminated)
-    at 21 points. An episode is truncated after ``max_steps``: 27 000 steps of four
-    frames are the usual limit of 108 000 frames. After the end of a game its screen
-    and reward stay constant until the next reset.
+    at 21 points. 27 000 steps of four frames are the usual limit of 108 000 frames.
+    After the end of a game its screen and reward stay constant until the next reset.
 
     Without sticky actions the only random number of an episode is the number of no-ops
     before its first observation, uniform in 0, …, ``noop_max``. The game then depends
@@ -69,32 +67,29 @@ class Pong(BatchedEnv):
     and one made from it by `select` are stepped. Games that `select` leaves out
     continue with no-ops.
 
-    Source: PuzzlePong in Tang and Ha, The sensory neuron as a transformer (2021),
-    section 4.3, https://arxiv.org/abs/2109.02869, on the Arcade Learning Environment
-    (Bellemare et al., 2013, https://arxiv.org/abs/1207.4708) through ale-py. As in the
-    published code there are six actions and no sticky ones, the 10 rows with the score
-    are black, and the first frame is repeated. Frames and rewards are those of
-    Gymnasium's ``AtariPreprocessing`` of ``PongNoFrameskip-v4``, whose no-ops are 1 to
-    30.
+    Source: PuzzlePong in section 4.3 of `Tang and Ha, 2021
+    <https://arxiv.org/abs/2109.02869>`_, on the `Arcade Learning Environment
+    <https://arxiv.org/abs/1207.4708>`_ through ale-py. As in the published code there
+    are six actions and no sticky ones, the 10 rows with the score are black, and the
+    first frame is repeated. Frames and rewards are those of Gymnasium's
+    ``AtariPreprocessing`` of ``PongNoFrameskip-v4``, whose no-ops are 1 to 30.
 
     Args:
-        num_envs: games in the batch.
-        frame_skip: emulated frames of one action, at least 1.
-        num_frames: frames in a token, at least 1.
+        frame_skip: emulated frames of one action.
+        num_frames: frames in a token.
         patch: height and width of a patch in pixels, a divisor of 84.
-        noop_max: largest number of no-ops before the first observation, at least 0.
-        sticky_actions: probability in [0, 1) that an emulated frame repeats the
-            previous action; the usual values are 0 and 0.25.
-        zero_rows: rows of pixels at the top that are made black, 0 to 84; the first 10
-            contain the score.
+        noop_max: largest number of no-ops before the first observation.
+        sticky_actions: probability that an emulated frame repeats the previous action;
+            the usual values are 0 and 0.25.
+        zero_rows: rows of pixels at the top that are made black; the first 10 contain
+            the score.
         actions: ``"minimal"`` for Pong's six (no-op, fire, up, down, up and fire, down
             and fire), ``"moves"`` for no-op, up and down, which suffice.
         threads: CPU threads of the emulator; 0 for one a core. Use 1 where other
             processes occupy the cores.
-        max_steps: steps until truncation.
 
     Raises:
-        InputError: a number out of range, or an unknown choice.
+        InputError: a patch that does not divide the screen.
         ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
     """
 

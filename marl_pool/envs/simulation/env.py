@@ -3,6 +3,7 @@
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
@@ -11,34 +12,31 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import EnvOptions
-from marl_pool.envs.simulation.replay import ReplayCursor, ReplayedEnv, saved_logs
+from marl_pool.envs.simulation.replay import (
+    ReplayCursor,
+    ReplayedEnv,
+    reset_seeds,
+    saved_logs,
+)
 from marl_pool.envs.simulation.simulator import (
     ActionLog,
     SimulatorBackend,
     SimulatorStep,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import PositiveInt
 
-SEEDS = 1 << 31
-"""Number of seeds of a simulator's episodes, counted from 0."""
 
-
+@dataclass(eq=False)
 class PooledSimulator:
     """A simulator of a `SimulatorPool`, in the state at the end of its log."""
 
-    def __init__(self, id_: int) -> None:
-        self.id = id_
-        self.log: ActionLog | None = None
+    id: int
+    log: ActionLog | None = None
 
 
 class SimulatorPool:
-    """Simulators shared by a batch and the batches selected from it.
-
-    Args:
-        backend: runs the simulators.
-    """
+    """Simulators shared by a batch and the batches selected from it."""
 
     def __init__(self, backend: SimulatorBackend) -> None:
         self.backend = backend
@@ -66,12 +64,9 @@ class SimulatedEnv(ReplayedEnv):
     environment keeps its observation, with reward 0, until the next reset.
 
     Args:
-        num_envs: environments in the batch.
         simulators: runs the simulators, which are built at their first reset.
         shape: shape of an observation.
         observation_dtype: dtype of the observations.
-        max_steps: steps until truncation.
-        **common: see `BatchedEnv`.
     """
 
     observations: Tensor
@@ -125,9 +120,7 @@ class SimulatedEnv(ReplayedEnv):
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if not len(rows):
             return
-        seeds = (uniform(keys, 1)[:, 0] * SEEDS).long().tolist()
-        numbers = rows.tolist()
-        logs = [ActionLog(seed) for seed in seeds]
+        numbers, logs = rows.tolist(), [ActionLog(seed) for seed in reset_seeds(keys)]
         step = self._replay(numbers, self._simulators(numbers), logs)
         self.over = self.over.index_fill(0, rows, False)
         self._observe_step(rows, step, first=True)
@@ -151,12 +144,11 @@ class SimulatedEnv(ReplayedEnv):
 
     def _step(self, rows: list[int], actions: np.ndarray) -> SimulatorStep:
         simulators = self._simulators(rows)
-        cursors = [self._cursors[row] for row in rows]
         # Replay the episodes of rows whose simulator was stepped by another batch.
         lost = [
             (row, simulator, cursor.prefix())
-            for row, simulator, cursor in zip(rows, simulators, cursors, strict=True)
-            if cursor is not None and cursor.simulator is not simulator
+            for row, simulator in zip(rows, simulators, strict=True)
+            if (cursor := self._cursors[row]) and cursor.simulator is not simulator
         ]
         if lost:
             self._replay(*map(list, zip(*lost, strict=True)))
@@ -173,7 +165,7 @@ class SimulatedEnv(ReplayedEnv):
         simulators: list[PooledSimulator] = []
         for row in rows:
             cursor = self._cursors[row]
-            own = cursor.simulator if cursor is not None and cursor.in_sync else None
+            own = cursor.simulator if cursor and cursor.in_sync else None
             # Rows that were selected twice share a simulator until they step.
             if own is None or own in simulators:
                 own = self._pool.acquire()
@@ -181,10 +173,7 @@ class SimulatedEnv(ReplayedEnv):
         return simulators
 
     def _replay(
-        self,
-        rows: list[int],
-        simulators: list[PooledSimulator],
-        logs: list[ActionLog],
+        self, rows: list[int], simulators: list[PooledSimulator], logs: list[ActionLog]
     ) -> SimulatorStep:
         """Bring the simulators of ``rows`` to the ends of the logs."""
         step = self._pool.backend.replay([each.id for each in simulators], logs)

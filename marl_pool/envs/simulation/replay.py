@@ -4,20 +4,14 @@ The state of such an environment is the log of its episode, replayed when needed
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.simulation.simulator import ActionLog
-
-
-class LoggedSimulator(Protocol):
-    """A simulator in the state at the end of its log."""
-
-    log: ActionLog | None
-    """None before the first episode."""
+from marl_pool.utils.randomness import uniform
 
 
 class ReplayCursor(NamedTuple):
@@ -28,6 +22,7 @@ class ReplayCursor(NamedTuple):
     """
 
     simulator: Any
+    """An object whose ``log`` leads to its state; None before the first episode."""
     """`LoggedSimulator`."""
     log: ActionLog
     length: int
@@ -35,16 +30,20 @@ class ReplayCursor(NamedTuple):
     @property
     def in_sync(self) -> bool:
         """True if the simulator is in this state."""
-        simulator: LoggedSimulator = self.simulator
-        return simulator.log is self.log and len(self.log.actions) == self.length
+        return self.simulator.log is self.log and len(self.log.actions) == self.length
 
     def prefix(self) -> ActionLog:
-        """Copy the log up to this state."""
+        """Return a copy of the log up to this state."""
         return ActionLog(self.log.seed, self.log.actions[: self.length])
 
     def advanced(self) -> "ReplayCursor":
         """Return the cursor one action later."""
         return self._replace(length=self.length + 1)
+
+
+def reset_seeds(keys: Tensor) -> list[int]:
+    """Sample one seed in [0, 2^31) from each reset stream."""
+    return (uniform(keys, 1)[:, 0] * (1 << 31)).long().tolist()
 
 
 class ReplayedEnv(BatchedEnv):
